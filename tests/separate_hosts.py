@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -58,7 +59,8 @@ class Host:
         return (self.home / name).read_text()
 
     def _command(self, *arguments: str | Path) -> list[str | Path]:
-        return ["ip", "netns", "exec", self.namespace, sys.executable, *arguments]
+        python = (sys.executable, "-X", "faulthandler")
+        return ["ip", "netns", "exec", self.namespace, *python, *arguments]
 
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
@@ -66,9 +68,14 @@ class Host:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process as a supervisor would."""
+    """End a process as a supervisor would; one that does not end says in its log where it is."""
     process.terminate()
-    process.wait(PATIENCE_SECONDS)
+    try:
+        process.wait(PATIENCE_SECONDS / 2)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        process.wait()
+        raise
 
 
 @contextlib.contextmanager

@@ -37,13 +37,12 @@ from shoal_agent.telemetry.link import LinkMeter
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import Machine
 from shoal_agent.transport.activations import ActivationStore
-from shoal_agent.transport.addresses import advertised, reached_at
+from shoal_agent.transport.addresses import advertised
 from shoal_agent.transport.links import PeerLinks
 from shoal_agent.transport.serving import Peers
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol import PROTOCOL
 from shoal_protocol.bulk.local import LocalListener, listen
-from shoal_protocol.channels import open_channel
 from shoal_protocol.listener import Listener
 from shoal_protocol.services import SessionClient, add_peer_service
 from shoal_protocol.speeds import UNKNOWN_SPEED, speed_message
@@ -235,8 +234,7 @@ class Agent:
             settings.listen, settings.credentials, insecure=settings.insecure
         )
         self._local = listen(settings.listen, peers.receive, connections=_CONNECTIONS)
-        where = settings.advertise or reached_at(settings.listen, settings.coordinator)
-        self._address = advertised(where, port)
+        self._address = advertised(settings.advertise or settings.reached_at(), port)
         log.info("listening on %s", self._address)
         return listener
 
@@ -302,12 +300,7 @@ class Agent:
         shortest, longest = _BACKOFF_SECONDS
         delay = shortest
         while not self._drain.is_set():
-            channel = open_channel(
-                settings.coordinator,
-                settings.credentials,
-                insecure=settings.insecure,
-                server_name=settings.coordinator_name,
-            )
+            channel = settings.channel()
             try:
                 await self._settle(channel)
                 session = Session(

@@ -9,9 +9,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
+import grpc
+
 from shoal_agent import __version__
 from shoal_agent.enrolment.identity import Enrolment
 from shoal_agent.telemetry.machine import Machine
+from shoal_agent.transport.addresses import reached_at
 from shoal_protocol.arguments import (
     Parser,
     add_log_level,
@@ -23,7 +26,7 @@ from shoal_protocol.arguments import (
     positive_integer,
 )
 from shoal_protocol.arguments import credentials as credentials_of
-from shoal_protocol.channels import Credentials
+from shoal_protocol.channels import Credentials, open_channel
 from shoal_protocol.choices import Residency
 from shoal_protocol.identities import COORDINATOR
 from shoal_protocol.join_lines import JoinLine, parse_join_line
@@ -77,6 +80,21 @@ class Settings:
     drain_seconds: float
     log_level: str
     log_format: str
+
+    def channel(self) -> grpc.aio.Channel:
+        """A channel to the coordinator. Raises `AddressRefused`, `OSError`."""
+        return open_channel(
+            self.coordinator,
+            self.credentials,
+            insecure=self.insecure,
+            server_name=self.coordinator_name,
+        )
+
+    def reached_at(self) -> str:
+        """Where the agent is reached, as far as that is known before it listens. Raises `OSError`
+        where this machine has no way to the coordinator."""
+        assert self.listen is not None, "an agent that does not listen is not reached"
+        return reached_at(self.listen, self.coordinator)
 
 
 def parse(arguments: Sequence[str] | None = None) -> Settings:

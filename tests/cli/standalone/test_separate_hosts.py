@@ -22,6 +22,7 @@ SLOWLY = ("--link-latency-milliseconds", "100")
 pytestmark = [
     pytest.mark.real,
     pytest.mark.slow,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces"),
     pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2"),
 ]

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator
+from time import monotonic_ns, time
 from typing import Any, Final
 
 import grpc
@@ -20,6 +21,7 @@ from shoal_coordinator.server.sessions import Sessions
 from shoal_coordinator.server.wire import Malformed
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import DocumentRefused
+from shoal_protocol.units import Nanoseconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorServicer
 
@@ -155,6 +157,10 @@ class CoordinatorService(CoordinatorServicer):
         await self._roles.require(context, Role.CLIENT)
         digests = await asyncio.to_thread(self._store.digests)
         return pb.ListFragmentsResponse(digests=digests)
+
+    async def GetTimeline(self, request: pb.GetTimelineRequest, context: _Context) -> pb.Timeline:
+        await self._roles.require(context, Role.CLIENT)
+        return self._driver.timeline.read(Nanoseconds(monotonic_ns()), time())
 
     async def _find(self, name: str, context: _Context) -> Life:
         if (job := self._jobs.find(name)) is None:

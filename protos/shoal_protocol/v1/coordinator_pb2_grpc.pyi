@@ -56,6 +56,8 @@ class CoordinatorStub:
     ListDevices: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListDevicesRequest, _coordinator_pb2.ListDevicesResponse]
     ListFragments: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListFragmentsRequest, _coordinator_pb2.ListFragmentsResponse]
     """The fragments that are whole in the store."""
+    GetTimeline: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetTimelineRequest, _coordinator_pb2.Timeline]
+    """What the devices did over time."""
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -85,6 +87,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     ListDevices: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListDevicesRequest, _coordinator_pb2.ListDevicesResponse]  # type: ignore[assignment]
     ListFragments: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListFragmentsRequest, _coordinator_pb2.ListFragmentsResponse]  # type: ignore[assignment]
     """The fragments that are whole in the store."""
+    GetTimeline: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetTimelineRequest, _coordinator_pb2.Timeline]  # type: ignore[assignment]
+    """What the devices did over time."""
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -159,5 +163,13 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.ListFragmentsResponse, _abc.Awaitable[_coordinator_pb2.ListFragmentsResponse]]:
         """The fragments that are whole in the store."""
+
+    @_abc_1.abstractmethod
+    def GetTimeline(
+        self,
+        request: _coordinator_pb2.GetTimelineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.Timeline, _abc.Awaitable[_coordinator_pb2.Timeline]]:
+        """What the devices did over time."""
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from shoal_cli.commands import bench_device, copy, inspect, partition, plan, run
+from shoal_cli.commands import bench_device, copy, inspect, partition, plan, report, run
 from shoal_cli.commands.failures import INTERRUPTED, print_failure
 from shoal_cli.commands.options import help_of
 
@@ -40,6 +40,7 @@ def _add(command: Callable[..., None], **settings: Any) -> None:
 _add(run.run, no_args_is_help=True, epilog=run.EPILOG)
 _add(partition.partition, no_args_is_help=True, epilog=partition.EPILOG)
 _add(plan.plan, no_args_is_help=True, epilog=plan.EPILOG)
+_add(report.report, no_args_is_help=True, epilog=report.EPILOG)
 _add(bench_device.bench_device, no_args_is_help=True, epilog=bench_device.EPILOG)
 _add(inspect.inspect, no_args_is_help=True, epilog=inspect.EPILOG)
 _add(copy.copy, no_args_is_help=True, epilog=copy.EPILOG)

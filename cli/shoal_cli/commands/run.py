@@ -1,14 +1,13 @@
 """`shoal run`."""
 
 import asyncio
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
 
-from shoal_cli.commands import options
+from shoal_cli.commands import options, written
 from shoal_cli.commands.failures import INTERRUPTED
 from shoal_cli.local.cgroups import Enforce
 from shoal_protocol.choices import Mode, Policy, Residency
@@ -54,6 +53,7 @@ def run(
     verify: options.Verify = None,
     tolerance: options.Tolerance = 1e-4,
     report: options.Report = None,
+    html: written.Html = None,
     progress: options.Progress = "auto",
     quiet: options.Quiet = False,
 ) -> None:
@@ -68,6 +68,7 @@ def run(
     from shoal_cli.local.orders import bare_manifests, read_orders
     from shoal_cli.local.pool import RunOptions
     from shoal_cli.local.workspace import default_work_folder
+    from shoal_cli.page.writing import check_drawing
 
     volumes = options.parse_volumes(volume)
     if options.is_model(files):
@@ -93,8 +94,11 @@ def run(
             residency=residency,
         )
         manifests = options.load_files(files)
-    if report is not None:
-        _check_report(report)
+    for option, path in (("--report", report), ("--html", html)):
+        if path is not None:
+            written.check(option, path)
+    if html is not None:
+        check_drawing()
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     downloaded = asyncio.run(remote.download(manifests, folder, options.note))
     orders = read_orders(downloaded.manifests, volumes)
@@ -109,7 +113,8 @@ def run(
     )
     try:
         ran = _execute(orders, folder, how, None if quiet else progress)
-        status = _finish(ran, report, quiet=quiet, logs_stay=keep)
+        status = _finish(ran, quiet=quiet, logs_stay=keep)
+        _write(ran, folder, report, html)
         if status != INTERRUPTED:
             asyncio.run(remote.upload(downloaded, options.note))
         raise typer.Exit(status)
@@ -123,15 +128,6 @@ def _needed(path: Path | None, option: str) -> Path:
     if path is None:
         raise typer.BadParameter(f"a bare model needs {option} PATH")
     return path
-
-
-def _check_report(path: Path) -> None:
-    """Rather now than after the run. Raises `OSError` where its folder cannot be had."""
-    if path.is_dir():
-        raise typer.BadParameter(f"--report {path}: is a folder; name a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path.parent, os.W_OK):
-        raise typer.BadParameter(f"--report {path}: {path.parent} cannot be written")
 
 
 def _execute(
@@ -154,10 +150,22 @@ def _execute(
         return asyncio.run(run_orders(orders, workspace, how, observer))
 
 
-def _finish(report: "RunReport", path: Path | None, *, quiet: bool, logs_stay: bool) -> int:
-    """Print and write what the run did; the exit status."""
+def _write(ran: "RunReport", folder: Path, report: Path | None, html: Path | None) -> None:
+    """Write what the run did where it was asked for, and for `shoal report` in the work folder."""
+    from shoal_cli.local.report import REPORT_NAME, write_report
+    from shoal_cli.page.writing import write_page
+
+    if ran.devices:
+        write_report(ran, folder / REPORT_NAME)
+    if report is not None:
+        write_report(ran, report)
+    if html is not None:
+        write_page(ran, html)
+
+
+def _finish(report: "RunReport", *, quiet: bool, logs_stay: bool) -> int:
+    """Print what the run did; the exit status."""
     from shoal_cli.commands.tables import output, over_budget_line, print_summary
-    from shoal_cli.local.report import write_report
 
     if not quiet:
         print_summary(output(), report, logs_stay=logs_stay)
@@ -165,8 +173,6 @@ def _finish(report: "RunReport", path: Path | None, *, quiet: bool, logs_stay: b
         for device in report.devices:
             if not device.within_budget:
                 options.note(over_budget_line(device))
-    if path is not None:
-        write_report(report, path)
     if report.interrupted:
         done = sum(job.succeeded for job in report.jobs)
         total = sum(job.items for job in report.jobs)

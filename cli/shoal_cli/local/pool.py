@@ -29,6 +29,7 @@ from shoal_cli.local.report import (
     StageReport,
     TierHits,
 )
+from shoal_cli.local.run_record import Timeline, plan_report, timeline_of
 from shoal_cli.local.supervisor import ProcessSpec, Supervisor, tail
 from shoal_cli.local.verification import DEFAULT_TOLERANCE
 from shoal_cli.local.watch import DeviceTally, Watch
@@ -293,7 +294,13 @@ class PoolRun:
             outputs=str(job.order.outputs),
             verification=None,
             verification_error="",
+            plan=plan_report(job.plan, job.prepared.document, self.label),
         )
+
+    def timelines(self, run_started_seconds: float) -> list[Timeline]:
+        """What the devices did, in each life of the coordinator."""
+        found = self.watch.timelines.values()
+        return [timeline_of(each, run_started_seconds, self.label) for each in found]
 
     def device_reports(self) -> list[DeviceReport]:
         """The devices, in the manifest's order. Their processes have ended, their cgroups exist."""

@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from time import monotonic_ns, perf_counter
+from time import monotonic_ns, perf_counter, time
 from typing import Final, assert_never
 
 from shoal_coordinator.dispatch import events as ev
@@ -91,7 +91,7 @@ class Driver:
         """Give the dispatcher a job; `on_job_ended` follows, in the end."""
         now = self._now()
         if not self._dispatched:
-            self.timeline.begin(now)
+            self.timeline.begin(now, time())
         self._dispatched.add(spec.name)
         self.feed(ev.JobSubmitted(at=now, job=spec, completed=completed))
 

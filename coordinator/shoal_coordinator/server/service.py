@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator
-from time import monotonic_ns, time
+from time import monotonic_ns
 from typing import Any, Final
 
 import grpc
@@ -160,7 +160,7 @@ class CoordinatorService(CoordinatorServicer):
 
     async def GetTimeline(self, request: pb.GetTimelineRequest, context: _Context) -> pb.Timeline:
         await self._roles.require(context, Role.CLIENT)
-        return self._driver.timeline.read(Nanoseconds(monotonic_ns()), time())
+        return self._driver.timeline.read(Nanoseconds(monotonic_ns()))
 
     async def _find(self, name: str, context: _Context) -> Life:
         if (job := self._jobs.find(name)) is None:

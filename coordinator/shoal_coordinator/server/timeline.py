@@ -63,6 +63,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self._began: Nanoseconds | None = None
+        self._began_seconds = 0.0
         self._recording = False
         self._column = FIRST_COLUMN
         self._last = 0
@@ -70,9 +71,10 @@ class Timeline:
 
     # ---- recording -------------------------------------------------------------------------------
 
-    def begin(self, at: Nanoseconds) -> None:
-        """The first of the jobs was submitted: what was recorded before goes."""
-        self._began, self._recording = at, True
+    def begin(self, at: Nanoseconds, at_seconds: float) -> None:
+        """The first of the jobs was submitted: what was recorded before goes. `at_seconds` is `at`
+        by the wall clock, since 1970."""
+        self._began, self._began_seconds, self._recording = at, at_seconds, True
         self._column, self._last = FIRST_COLUMN, 0
         self._lanes.clear()
 
@@ -137,15 +139,15 @@ class Timeline:
 
     # ---- reading ---------------------------------------------------------------------------------
 
-    def read(self, now: Nanoseconds, now_seconds: float) -> api.Timeline:
-        """All of it; `now_seconds` is `now` by the wall clock, since 1970."""
+    def read(self, now: Nanoseconds) -> api.Timeline:
+        """All of it."""
         if self._began is None:
             return api.Timeline()
         if self._recording:
             self._settle(now)
         used = self._last + 1
         return api.Timeline(
-            began_seconds=now_seconds - seconds(Nanoseconds(now - self._began)),
+            began_seconds=self._began_seconds,
             column_seconds=seconds(self._column),
             devices=[
                 api.DeviceTimeline(

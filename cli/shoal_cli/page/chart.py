@@ -3,6 +3,8 @@
 They are readable on light and on dark ground. The page's style sheet colours axes and their text.
 """
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -39,6 +41,16 @@ class Chart:
     title: str
     text: str
     spec: Spec
+
+
+def compact(rows: Sequence[Mapping[str, object]]) -> Spec:
+    """Many rows of equal fields, as data that names the fields once."""
+    text = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, fieldnames=rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return {"values": text.getvalue(), "format": {"type": "csv"}}
 
 
 def colour(kinds: Sequence[str]) -> Spec:

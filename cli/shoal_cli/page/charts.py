@@ -7,14 +7,14 @@ from shoal_cli.local.report import DeviceReport, JobReport, RunReport
 from shoal_cli.page.chart import MIB, Chart, Spec, colour
 from shoal_cli.page.graph import cut_graph
 from shoal_cli.page.over_time import activity, memory, traffic
-from shoal_cli.page.series import MOST_DEVICES, MOVEMENTS, device_series
+from shoal_cli.page.series import MOST_DEVICES, MOVEMENTS, device_series, movements
 
 _TIERS: Final = ("resident", "cached", "idle", "evict")
 
 
 def charts(report: RunReport) -> tuple[Chart, ...]:
     """All that the report has data for, in the order of the page."""
-    series = device_series(report.timelines)
+    series = device_series(report.timelines, [device.name for device in report.devices])
     devices = report.devices[:MOST_DEVICES]
     jobs = [_job_charts(number, job) for number, job in enumerate(report.jobs)]
     found = (
@@ -22,7 +22,7 @@ def charts(report: RunReport) -> tuple[Chart, ...]:
         memory(series, devices),
         *(chart for charts in jobs for chart in charts),
         _planned_memory(report.jobs, devices),
-        traffic(report.timelines),
+        traffic(movements(report.timelines)),
         _transfers(devices),
         _tiers(devices),
     )
@@ -115,10 +115,10 @@ def _transfers(devices: Sequence[DeviceReport]) -> Chart | None:
 
 def _tiers(devices: Sequence[DeviceReport]) -> Chart | None:
     rows = [
-        {"row": device.name, "kind": tier, "value": getattr(device.tier_hits, tier)}
+        {"row": device.name, "kind": tier, "order": order, "value": hits}
         for device in devices
-        for tier in _TIERS
-        if getattr(device.tier_hits, tier)
+        for order, tier in enumerate(_TIERS)
+        if (hits := getattr(device.tier_hits, tier))
     ]
     if not rows:
         return None
@@ -138,7 +138,7 @@ def _tiers(devices: Sequence[DeviceReport]) -> Chart | None:
                     "field": "value", "type": "quantitative", "title": "tasks", "stack": "zero",
                 },
                 "color": colour(_TIERS),
-                "order": {"field": "kind"},
+                "order": {"field": "order"},
                 "tooltip": [{"field": "row"}, {"field": "kind"}, {"field": "value"}],
             },
         },

@@ -21,8 +21,9 @@ _HEIGHT: Final = 46
 """Of a fragment and the line below it."""
 _HALF: Final = 0.27
 """Half the height of a box, in nodes."""
-_LEFT, _RIGHT = 0.02, 0.66
-_MIDDLE: Final = (_LEFT + _RIGHT) / 2
+_LEFT: Final = 0.02
+_RIGHT: Final = 0.66
+"""Where boxes end if lines go around them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +52,20 @@ class Line:
 def cut_graph(plan: PlanReport) -> Mapping[str, object]:
     """The specification of the picture."""
     nodes, lines = layout(plan)
-    paths = [point for number, line in enumerate(lines) for point in _path(number, line)]
+    right = _RIGHT if any(line.end - line.begin > 1 for line in lines) else 1 - _LEFT
+    middle = (_LEFT + right) / 2
+    paths = [point for number, line in enumerate(lines) for point in _path(number, line, middle)]
     near = [line for line in lines if line.end - line.begin == 1]
     far = [line for line in lines if line.end - line.begin > 1]
-    words = [{"x": _MIDDLE, "y": line.begin + 0.5, "text": line.text} for line in near]
+    words = [{"x": middle, "y": line.begin + 0.5, "text": line.text} for line in near]
     words += [
         {"x": _bend(line), "y": (line.begin + line.end) / 2, "text": line.text} for line in far
     ]
     boxes = [
         {
             "x": _LEFT,
-            "x2": _RIGHT,
-            "middle": _MIDDLE,
+            "x2": right,
+            "middle": middle,
             "y": index - _HALF,
             "y2": index + _HALF,
             "row": index,
@@ -140,13 +143,13 @@ def _bend(line: Line) -> float:
     return _RIGHT + 0.3 * (1 - 1 / math.sqrt(line.end - line.begin))
 
 
-def _path(number: int, line: Line) -> Iterable[dict[str, object]]:
+def _path(number: int, line: Line, middle: float) -> Iterable[dict[str, object]]:
     """The points of a line, with how thick it is."""
     size = line.size_bytes or 0
     width = 1.2 + min(4.0, 0.4 * math.log2(1 + size / 4096))
     shared = {"line": number, "width": round(width, 2), "text": line.text}
     if line.end - line.begin == 1:
-        points = [(_MIDDLE, line.begin + _HALF), (_MIDDLE, line.end - _HALF)]
+        points = [(middle, line.begin + _HALF), (middle, line.end - _HALF)]
     else:
         bend = _bend(line)
         points = [

@@ -10,7 +10,7 @@ const config = {
 const drawn = Object.entries(specs).map(([name, spec]) =>
   vegaEmbed(
     document.getElementById(name),
-    { ...spec, width: "container", autosize: { type: "fit", contains: "padding" }, config },
+    { ...spec, width: "container", autosize: { type: "fit-x", contains: "padding" }, config },
     { mode: "vega-lite", renderer: "svg", actions: false, tooltip: { theme: dark ? "dark" : "light" } },
   ),
 );

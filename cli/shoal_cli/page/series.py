@@ -12,8 +12,12 @@ from typing import Final
 
 from shoal_cli.local.run_record import DeviceTimeline, Timeline
 
-MOST_CELLS: Final = 3000
+MOST_CELLS: Final = 2000
+MOST_COLUMNS: Final = 600
+"""Of what all devices do together."""
 MOST_DEVICES: Final = 64
+MOST_ABSENCES: Final = 8
+"""Of each device, the last ones; each loss is in the report."""
 ACTIVITIES: Final = ("compute", "load", "send", "wait")
 MOVEMENTS: Final = ("sent", "received", "fetched")
 _EXACTLY: Final = 3
@@ -39,10 +43,10 @@ class Cell:
     shares: Shares
     memory_bytes: int
 
-    def seconds(self, activity: str) -> float:
-        """Time of one of `ACTIVITIES`."""
+    def share(self, activity: str) -> float:
+        """Of the cell's time, that of one of `ACTIVITIES`."""
         share: float = getattr(self.shares, activity)
-        return share * (self.end - self.begin)
+        return share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +69,7 @@ class DeviceSeries:
 
     def seconds(self, activity: str) -> float:
         """Time of one of `ACTIVITIES`."""
-        return sum(cell.seconds(activity) for cell in self.cells)
+        return sum(cell.share(activity) * (cell.end - cell.begin) for cell in self.cells)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +82,19 @@ class Movement:
     received: float
     fetched: float
 
+    def rate(self, movement: str) -> float:
+        """Bytes a second of one of `MOVEMENTS`."""
+        moved: float = getattr(self, movement)
+        return moved / (self.end - self.begin)
 
-def device_series(timelines: Sequence[Timeline]) -> tuple[DeviceSeries, ...]:
-    """Each device, by name, the first `MOST_DEVICES`."""
-    names = sorted({device.name for timeline in timelines for device in timeline.devices})
-    shown = names[:MOST_DEVICES]
+
+def device_series(
+    timelines: Sequence[Timeline], order: Sequence[str] = ()
+) -> tuple[DeviceSeries, ...]:
+    """Each device, in that order and then by name; the first `MOST_DEVICES`."""
+    known = {device.name for timeline in timelines for device in timeline.devices}
+    first = [name for name in order if name in known]
+    shown = [*first, *sorted(known - {*first})][:MOST_DEVICES]
     columns = sum(_length(timeline) * len(timeline.devices) for timeline in timelines)
     factor = max(1, math.ceil(columns / max(1, MOST_CELLS - len(timelines) * len(shown))))
     return tuple(_series(name, timelines, factor) for name in shown)
@@ -90,7 +102,7 @@ def device_series(timelines: Sequence[Timeline]) -> tuple[DeviceSeries, ...]:
 
 def movements(timelines: Sequence[Timeline]) -> tuple[Movement, ...]:
     """What went over the links in each column, all devices together."""
-    factor = max(1, math.ceil(sum(map(_length, timelines)) / MOST_CELLS))
+    factor = max(1, math.ceil(sum(map(_length, timelines)) / MOST_COLUMNS))
     found = []
     for timeline in timelines:
         width, devices = factor * timeline.column_seconds, timeline.devices
@@ -109,14 +121,6 @@ def movements(timelines: Sequence[Timeline]) -> tuple[Movement, ...]:
     return tuple(found)
 
 
-def ended_at(timelines: Sequence[Timeline]) -> float:
-    """When the last timeline ends, in seconds of the run."""
-    return max(
-        (each.begun_seconds + _length(each) * each.column_seconds for each in timelines),
-        default=0.0,
-    )
-
-
 def _length(timeline: Timeline) -> int:
     return max((len(device.busy_seconds) for device in timeline.devices), default=0)
 
@@ -129,7 +133,7 @@ def _series(name: str, timelines: Sequence[Timeline], factor: int) -> DeviceSeri
             if device.name == name:
                 cells += _merged(_cells(device, timeline, factor))
                 absences += _absences(device, timeline)
-    return DeviceSeries(name=name, cells=tuple(cells), absences=tuple(absences))
+    return DeviceSeries(name=name, cells=tuple(cells), absences=tuple(absences[-MOST_ABSENCES:]))
 
 
 def _cells(device: DeviceTimeline, timeline: Timeline, factor: int) -> Iterable[Cell]:

@@ -164,7 +164,7 @@ def _devices(devices: Sequence[DeviceReport]) -> Table:
 
 def _times(report: RunReport) -> Table:
     """How each device spent its time."""
-    series = device_series(report.timelines)
+    series = device_series(report.timelines, [device.name for device in report.devices])
     rows = [
         (each.name, *(_seconds(each.seconds(activity)) for activity in ACTIVITIES))
         for each in series

@@ -119,6 +119,9 @@ class Timeline:
             case "loaded":
                 begun = Nanoseconds(at - wire.duration(reply.loaded.seconds))
                 self._spend(lane.sums["loading_seconds"], begun, at)
+            case "prefetched":
+                begun = Nanoseconds(at - wire.duration(reply.prefetched.seconds))
+                self._spend(lane.sums["loading_seconds"], begun, at)
             case "forwarded":
                 begun = Nanoseconds(at - wire.duration(reply.forwarded.seconds))
                 self._spend(lane.sums["sending_seconds"], begun, at)

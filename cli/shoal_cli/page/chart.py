@@ -28,8 +28,8 @@ COLOURS: Final = {
     "planned": "#a3aebb",
     "measured": "#2f7fb8",
     "within budget": "#12946f",
-    "over budget": "#c0262d",
-    "lost": "#c0262d",
+    "over budget": "#d0404a",
+    "lost": "#d0404a",
 }
 
 

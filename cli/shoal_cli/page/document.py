@@ -65,7 +65,8 @@ def _troubles(found: Iterable[str]) -> Iterable[str]:
 
 def _figure(chart: Chart) -> str:
     return (
-        f"<section><h2>{escape(chart.title)}</h2>\n<figure>"
+        f'<section class="figure">'
+        f"<h2>{escape(chart.title)}</h2>\n<figure>"
         f"<figcaption>{escape(chart.text)}</figcaption>"
         f'<div class="chart" id="{chart.name}" role="img" aria-label="{escape(chart.text)}"></div>'
         "</figure></section>"

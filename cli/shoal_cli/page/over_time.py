@@ -93,7 +93,7 @@ def activity(series: Sequence[DeviceSeries]) -> Chart | None:
     kinds = [*ACTIVITIES, *["lost"] * bool(lost)]
     layers = [axes.rectangles(rows, kinds)]
     if lost:
-        layers += [axes.rectangles(lost, kinds, opacity=0.3), _crosses(axes, lost)]
+        layers += [axes.rectangles(lost, kinds, opacity=0.3), _crosses(axes, series)]
     return Chart(
         name="activity",
         title="What each device did",
@@ -121,10 +121,14 @@ def _losses(index: int, absences: Iterable[Absence]) -> Iterable[Row]:
         yield _row(each.begin, each.end, index + _FOOT - _BAND, index + _FOOT, "lost", what)
 
 
-def _crosses(axes: Bands, lost: Sequence[Row]) -> Spec:
+def _crosses(axes: Bands, series: Sequence[DeviceSeries]) -> Spec:
+    moments = [
+        {"begin": round(absence.begin, 3), "middle": index + 0.5}
+        for index, each in enumerate(series)
+        for absence in each.absences
+    ]
     return {
-        "data": compact(lost),
-        "transform": [{"calculate": "(datum.top + datum.bottom) / 2", "as": "middle"}],
+        "data": {"values": moments},
         "mark": {"type": "text", "text": "✕", "fontSize": 17, "fontWeight": "bold"},
         "encoding": {
             "x": {"field": "begin", **axes.x},

@@ -23,7 +23,7 @@ from shoal_protocol.v1 import coordinator_pb2 as pb
 CALL_SECONDS: Final = 10.0
 POLL_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 0.25
-TIMELINE_SECONDS: Final = 5.0
+TIMELINE_SECONDS: Final = 2.0
 """What a coordinator has recorded is read so often: one that is killed takes the rest along."""
 WATCH_INTERVAL_SECONDS: Final = 0.25
 CANCEL_SECONDS: Final = 2.0

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import jsonschema
 import numpy as np
@@ -116,7 +117,7 @@ def test_a_run_writes_the_whole_models_results_and_a_second_one_does_nothing_aga
     for device in first.report["devices"]:  # type: ignore[attr-defined]
         assert 0 < device["peak_bytes_above_floor"] <= device["budget_bytes"]
         assert device["floor_bytes"] > device["budget_bytes"]
-    (timeline,) = first.report["timelines"]  # type: ignore[misc]
+    (timeline,) = cast(list[dict[str, Any]], first.report["timelines"])
     assert [each["name"] for each in timeline["devices"]] == ["one", "three", "two"]
     for each in timeline["devices"]:
         assert sum(each["computing_seconds"]) > 0

@@ -68,7 +68,6 @@ def run(
     from shoal_cli.local.orders import bare_manifests, read_orders
     from shoal_cli.local.pool import RunOptions
     from shoal_cli.local.workspace import default_work_folder
-    from shoal_cli.page.writing import check_drawing
 
     volumes = options.parse_volumes(volume)
     if options.is_model(files):
@@ -94,11 +93,7 @@ def run(
             residency=residency,
         )
         manifests = options.load_files(files)
-    for option, path in (("--report", report), ("--html", html)):
-        if path is not None:
-            written.check(option, path)
-    if html is not None:
-        check_drawing()
+    _check_written(report, html)
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     downloaded = asyncio.run(remote.download(manifests, folder, options.note))
     orders = read_orders(downloaded.manifests, volumes)
@@ -148,6 +143,17 @@ def _execute(
         observer.note(note)
     with open_workspace(folder) as workspace:
         return asyncio.run(run_orders(orders, workspace, how, observer))
+
+
+def _check_written(report: Path | None, html: Path | None) -> None:
+    """Rather now than after the run."""
+    from shoal_cli.page.writing import check_drawing
+
+    if report is not None:
+        written.check("--report", report)
+    if html is not None:
+        written.check("--html", html)
+        check_drawing()
 
 
 def _write(ran: "RunReport", folder: Path, report: Path | None, html: Path | None) -> None:

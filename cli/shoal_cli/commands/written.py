@@ -26,7 +26,7 @@ Run = Annotated[
 
 
 def check(option: str, path: Path) -> None:
-    """Rather now than after the run. Raises `OSError` where its folder cannot be had."""
+    """Refuse a file that cannot be written. Raises `OSError` where its folder cannot be had."""
     if path.is_dir():
         raise typer.BadParameter(f"{option} {path}: is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ class Shares:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """Seconds count from the run's start; `memory_bytes` is the most that was measured, or what was
-    measured last."""
+    measured last; 0: nothing."""
 
     begin: float
     end: float
@@ -131,18 +131,24 @@ def _series(name: str, timelines: Sequence[Timeline], factor: int) -> DeviceSeri
     for timeline in timelines:
         for device in timeline.devices:
             if device.name == name:
-                cells += _merged(_cells(device, timeline, factor))
-                absences += _absences(device, timeline)
+                lost = tuple(_absences(device, timeline))
+                cells += _merged(_cells(device, timeline, factor, lost))
+                absences += lost
     return DeviceSeries(name=name, cells=tuple(cells), absences=tuple(absences[-MOST_ABSENCES:]))
 
 
-def _cells(device: DeviceTimeline, timeline: Timeline, factor: int) -> Iterable[Cell]:
-    """A device's columns, `factor` of them folded into each cell."""
+def _cells(
+    device: DeviceTimeline, timeline: Timeline, factor: int, lost: Sequence[Absence]
+) -> Iterable[Cell]:
+    """A device's columns, `factor` of them folded into each cell. Memory stays as it was measured
+    until the next measurement, but a device that is lost has none."""
     width, memory = factor * timeline.column_seconds, 0
     for number in range(math.ceil(len(device.busy_seconds) / factor)):
         place = slice(factor * number, factor * (number + 1))
-        memory = max(device.memory_bytes[place], default=0) or memory
         begin = timeline.begun_seconds + number * width
+        if any(absence.begin <= begin < absence.end for absence in lost):
+            memory = 0
+        memory = max(device.memory_bytes[place], default=0) or memory
         yield Cell(
             begin=begin,
             end=begin + width,

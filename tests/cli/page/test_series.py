@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.page.recorded import device_timelines, long_timeline, timelines
-from shoal_cli.local.run_record import DeviceTimeline, Timeline
+from shoal_cli.local.run_record import DeviceTimeline, SessionChange, Timeline
 from shoal_cli.page.series import (
     ACTIVITIES,
     MOST_ABSENCES,
@@ -69,6 +69,28 @@ def test_every_loss_is_an_absence_that_ends_with_the_return_or_the_timeline(
         losses = [change for part in parts for change in part.changes if not change.joined]
         assert len(each.absences) == min(len(losses), MOST_ABSENCES)
         assert all(absence.end >= absence.begin for absence in each.absences)
+
+
+def test_a_device_that_is_lost_has_no_memory_until_it_is_back() -> None:
+    nothing = (0.0,) * 6
+    lost = DeviceTimeline(
+        name="pi-4",
+        busy_seconds=nothing,
+        computing_seconds=nothing,
+        loading_seconds=nothing,
+        sending_seconds=nothing,
+        memory_bytes=(5, 0, 0, 0, 0, 7),
+        sent_bytes=nothing,
+        received_bytes=nothing,
+        fetched_bytes=nothing,
+        changes=(
+            SessionChange(seconds=2.0, joined=False, reason="the stream ended"),
+            SessionChange(seconds=4.0, joined=True),
+        ),
+    )
+    (each,) = device_series((Timeline(begun_seconds=1.0, column_seconds=1.0, devices=(lost,)),))
+    shown = [(cell.begin, cell.end, cell.memory_bytes) for cell in each.cells]
+    assert shown == [(1.0, 3.0, 5), (3.0, 6.0, 0), (6.0, 7.0, 7)]
 
 
 @settings(max_examples=40, deadline=None)

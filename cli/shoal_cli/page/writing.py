@@ -1,5 +1,6 @@
 """Writes a page. The JavaScript in it comes with vl-convert-python, the optional extra `page`."""
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -27,12 +28,18 @@ def check_drawing() -> None:
         raise NothingDraws
 
 
+@cache
+def library() -> str:
+    """The JavaScript that draws. To bundle it takes seconds."""
+    from vl_convert import javascript_bundle  # noqa: PLC0415 - large, and optional
+
+    return javascript_bundle(_OFFERED)
+
+
 def write_page(report: RunReport, path: Path) -> int:
     """Write the page of a report; its bytes. A reader sees the old file or the new one."""
     check_drawing()
-    from vl_convert import javascript_bundle  # noqa: PLC0415 - large, and optional
-
-    page = document(report, javascript_bundle(_OFFERED)).encode()
+    page = document(report, library()).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, page)
     return len(page)

@@ -30,7 +30,7 @@ from shoal_cli.local.report import (
     TaskTime,
     TierHits,
 )
-from shoal_cli.local.run_record import Timeline, plan_report, timeline_of
+from shoal_cli.local.run_record import Timeline, cut_report, timeline_of
 from shoal_cli.local.speeds import speed_path
 from shoal_cli.local.supervisor import ProcessSpec, Supervisor, tail
 from shoal_cli.local.verification import DEFAULT_TOLERANCE
@@ -308,7 +308,7 @@ class PoolRun:
             outputs=str(job.order.outputs),
             verification=None,
             verification_error="",
-            plan=plan_report(job.plan, job.prepared.document, self.label),
+            cut=cut_report(job.plan, job.prepared.document, self.label),
         )
 
     def timelines(self, run_started_seconds: float) -> list[Timeline]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from shoal_cli.local.run_record import Death, PlanReport, Timeline
+from shoal_cli.local.run_record import CutReport, Death, Timeline
 from shoal_protocol.durable_files import replace_file
 
 VERSION: Final = 2
@@ -192,7 +192,7 @@ class JobReport:
     outputs: str
     verification: Verification | None
     verification_error: str = ""
-    plan: PlanReport | None = None
+    cut: CutReport | None = None
 
     def verified(self, found: Verification | str | None) -> "JobReport":
         """With the comparison, or why it failed; None where none was asked for."""

@@ -1,18 +1,17 @@
-"""Parts of a report: how a job was cut and what its plan predicts, and what the devices did over
-time, as the coordinator recorded it."""
+"""Parts of a report: how a job was cut, and what the devices did over time, as the coordinator
+recorded it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 if TYPE_CHECKING:
     from shoal_planner.outcome import Plan
 
-# ---- cut and plan --------------------------------------------------------------------------------
+# ---- the cut -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,46 +38,16 @@ class CutEdge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedStage:
-    """Consecutive fragments on the same devices, and what an item takes there by the plan."""
+class CutReport:
+    """How a job was cut."""
 
-    fragments: tuple[int, ...]
-    devices: tuple[str, ...]
-    compute_seconds: float | None
-    transfer_seconds: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedMemory:
-    """What a device holds at once by the plan."""
-
-    device: str
-    resident_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanReport:
-    """How a job was cut and placed. Predictions are None where a shape is unknown."""
-
-    items_per_second: float | None
-    latency_seconds: float | None
     fragments: tuple[PlannedFragment, ...]
     edges: tuple[CutEdge, ...]
-    stages: tuple[PlannedStage, ...]
-    memory: tuple[PlannedMemory, ...]
 
 
-def plan_report(
-    plan: "Plan", document: PartitionDocument, label: Callable[[str], str]
-) -> PlanReport:
-    """The report of a plan; `label` gives a device's name within the run."""
-    memory: dict[str, int] = {}
-    for stage in plan.stages:
-        for share in stage.shares:
-            memory[share.device] = memory.get(share.device, 0) + share.resident_bytes
-    return PlanReport(
-        items_per_second=plan.items_per_second,
-        latency_seconds=_seconds(plan.latency_nanoseconds),
+def cut_report(plan: "Plan", document: PartitionDocument, label: Callable[[str], str]) -> CutReport:
+    """The cut that a plan placed; `label` gives a device's name within the run."""
+    return CutReport(
         fragments=tuple(
             PlannedFragment(
                 index=each.index,
@@ -99,23 +68,7 @@ def plan_report(
             )
             for edge in document.edges
         ),
-        stages=tuple(
-            PlannedStage(
-                fragments=stage.fragments,
-                devices=tuple(map(label, stage.devices)),
-                compute_seconds=_seconds(stage.compute_nanoseconds),
-                transfer_seconds=_seconds(stage.transfer_nanoseconds),
-            )
-            for stage in plan.stages
-        ),
-        memory=tuple(
-            PlannedMemory(device=label(name), resident_bytes=size) for name, size in memory.items()
-        ),
     )
-
-
-def _seconds(nanoseconds: Nanoseconds | None) -> float | None:
-    return None if nanoseconds is None else seconds(nanoseconds)
 
 
 # ---- over time -----------------------------------------------------------------------------------

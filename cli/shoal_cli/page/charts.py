@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from shoal_cli.local.report import DeviceReport, JobReport, RunReport
+from shoal_cli.local.report import DeviceReport, JobReport, RunReport, StageReport, TaskTime
 from shoal_cli.page.chart import MIB, Chart, Spec, colour
 from shoal_cli.page.graph import cut_graph
 from shoal_cli.page.over_time import activity, memory, traffic
 from shoal_cli.page.series import MOST_DEVICES, MOVEMENTS, device_series, movements
 
+_MOST_ROWS: Final = 64
 _TIERS: Final = ("resident", "cached", "idle", "evict")
 
 
@@ -33,46 +34,45 @@ def charts(report: RunReport) -> tuple[Chart, ...]:
 
 
 def _job_charts(number: int, job: JobReport) -> Iterable[Chart]:
-    if job.plan is None:
-        return
-    yield Chart(
-        name=f"cut-{number}",
-        title=f"How {job.model} is cut",
-        text=f"{len(job.plan.fragments)} fragments in the order of the model, each with its memory "
-        "and the devices that the plan gives it; lines are the tensors between them.",
-        spec=cut_graph(job.plan),
-    )
-    times = {stage.index: stage.compute_seconds for stage in job.stages}
-    rows = []
-    for stage in job.plan.stages:
-        measured = sum(times.get(index, 0.0) for index in stage.fragments)
-        name = f"{_range(stage.fragments)} on {', '.join(stage.devices)}"
-        for kind, value in (("planned", stage.compute_seconds), ("measured", measured)):
-            if value:
-                rows.append({"row": name, "kind": kind, "value": round(1e3 * value, 4)})
+    if job.cut is not None:
+        yield Chart(
+            name=f"cut-{number}",
+            title=f"How {job.model} is cut",
+            text=f"{len(job.cut.fragments)} fragments in the order of the model, each with its "
+            "memory and the devices that the plan gives it; lines are the tensors between them.",
+            spec=cut_graph(job.cut),
+        )
+    rows = [
+        {"row": f"{stage.index} on {time.device}", "kind": kind, "value": round(1e3 * value, 4)}
+        for stage, time in _slowest(job.stages)
+        for kind, value in (
+            ("planned", time.predicted_seconds),
+            ("measured", time.measured_seconds),
+        )
+        if value
+    ]
     if rows:
         yield Chart(
             name=f"compute-{number}",
-            title=f"Computation of an item of {job.name}: planned and measured",
-            text="Per stage: milliseconds in ONNX Runtime as the plan predicts them for the "
-            "slowest device, and the median that was measured.",
-            spec=_bars(rows, ("planned", "measured"), "ms of an item"),
+            title=f"Tasks of {job.name}: planned and measured",
+            text="Per fragment and device: milliseconds of a task as the plan predicts them, and "
+            f"the mean of the last ones. Of more than {_MOST_ROWS}, the slowest.",
+            spec=_bars(rows, ("planned", "measured"), "ms of a task"),
         )
 
 
-def _range(fragments: Sequence[int]) -> str:
-    first, last = fragments[0], fragments[-1]
-    return f"fragment {first}" if first == last else f"fragments {first}-{last}"
+def _slowest(stages: Sequence[StageReport]) -> list[tuple[StageReport, TaskTime]]:
+    """The times that are shown, in the order of the model."""
+    times = [(stage, time) for stage in stages for time in stage.times]
+    times.sort(key=lambda each: each[1].measured_seconds, reverse=True)
+    return sorted(times[:_MOST_ROWS], key=lambda each: each[0].index)
 
 
 # ---- of devices ----------------------------------------------------------------------------------
 
 
 def _planned_memory(jobs: Sequence[JobReport], devices: Sequence[DeviceReport]) -> Chart | None:
-    planned: dict[str, int] = {}
-    for job in jobs:
-        for each in job.plan.memory if job.plan else ():
-            planned[each.device] = planned.get(each.device, 0) + each.resident_bytes
+    planned = _planned_bytes(jobs, devices)
     rows = [
         {"row": device.name, "kind": kind, "value": round(size / MIB, 3)}
         for device in devices
@@ -90,6 +90,23 @@ def _planned_memory(jobs: Sequence[JobReport], devices: Sequence[DeviceReport]) 
         "above the floor.",
         spec=_bars(rows, ("planned", "measured"), "MiB above the floor"),
     )
+
+
+def _planned_bytes(jobs: Sequence[JobReport], devices: Sequence[DeviceReport]) -> dict[str, int]:
+    """Per device, what the fragments that the plan gives it take: all that they need, or what they
+    were granted."""
+    granted = {
+        (device.name, held.partition, held.index): held.granted_bytes
+        for device in devices
+        for held in device.fragments
+    }
+    planned: dict[str, int] = {}
+    for job in jobs:
+        for each in job.cut.fragments if job.cut else ():
+            for name in each.devices:
+                size = granted.get((name, job.partition, each.index)) or each.resident_bytes
+                planned[name] = planned.get(name, 0) + size
+    return planned
 
 
 def _transfers(devices: Sequence[DeviceReport]) -> Chart | None:

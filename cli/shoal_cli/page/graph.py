@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_cli.local.run_record import PlannedFragment, PlanReport
+from shoal_cli.local.run_record import CutReport, PlannedFragment
 from shoal_protocol.partition import MODEL
 from shoal_protocol.units import format_bytes
 
@@ -49,9 +49,9 @@ class Line:
         return size if self.tensors == 1 else f"{size} in {self.tensors}"
 
 
-def cut_graph(plan: PlanReport) -> Mapping[str, object]:
+def cut_graph(cut: CutReport) -> Mapping[str, object]:
     """The specification of the picture."""
-    nodes, lines = layout(plan)
+    nodes, lines = layout(cut)
     right = _RIGHT if any(line.end - line.begin > 1 for line in lines) else 1 - _LEFT
     middle = (_LEFT + right) / 2
     paths = [point for number, line in enumerate(lines) for point in _path(number, line, middle)]
@@ -104,18 +104,18 @@ def cut_graph(plan: PlanReport) -> Mapping[str, object]:
     }
 
 
-def layout(plan: PlanReport) -> tuple[tuple[Node, ...], tuple[Line, ...]]:
+def layout(cut: CutReport) -> tuple[tuple[Node, ...], tuple[Line, ...]]:
     """Boxes in order, and the lines between them; lines between the same boxes are one."""
-    size = max(1, math.ceil(len(plan.fragments) / MOST_NODES))
-    groups = [plan.fragments[start : start + size] for start in range(0, len(plan.fragments), size)]
-    homes = list(dict.fromkeys(stage.devices for stage in plan.stages))
+    size = max(1, math.ceil(len(cut.fragments) / MOST_NODES))
+    groups = [cut.fragments[start : start + size] for start in range(0, len(cut.fragments), size)]
+    homes = list(dict.fromkeys(each.devices for each in cut.fragments))
     nodes = [
         Node(text="inputs", colour=_GREY),
         *(_node(group, homes) for group in groups),
         Node(text="outputs", colour=_GREY),
     ]
     summed: dict[tuple[int, int], Line] = {}
-    for edge in plan.edges:
+    for edge in cut.edges:
         begin = 0 if edge.producer == MODEL else 1 + edge.producer // size
         end = len(nodes) - 1 if edge.consumer == MODEL else 1 + edge.consumer // size
         if begin == end:
@@ -132,9 +132,8 @@ def _node(group: Sequence[PlannedFragment], homes: Sequence[tuple[str, ...]]) ->
     first, last = group[0], group[-1]
     name = f"{first.index}" if len(group) == 1 else f"{first.index}-{last.index}"
     size = format_bytes(sum(each.resident_bytes for each in group))
-    place = homes.index(first.devices) if first.devices in homes else 0
     devices = dict.fromkeys(device for each in group for device in each.devices)
-    colour = _COLOURS[place % len(_COLOURS)]
+    colour = _COLOURS[homes.index(first.devices) % len(_COLOURS)]
     return Node(text=f"{name}: {size} on {', '.join(devices)}", colour=colour)
 
 

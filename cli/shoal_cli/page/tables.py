@@ -119,7 +119,7 @@ def _failures(jobs: Sequence[JobReport]) -> Table:
 
 
 def _jobs(jobs: Sequence[JobReport]) -> Table:
-    headings = ("job", "state", "items", "failed", "retries", "items/s", "planned", "p50", "p99")
+    headings = ("job", "state", "items", "failed", "retries", "items/s", "p50", "p99")
     rows = [
         (
             job.name,
@@ -128,7 +128,6 @@ def _jobs(jobs: Sequence[JobReport]) -> Table:
             str(job.failed),
             str(job.retries),
             f"{job.items_per_second:.3g}",
-            _rate(job.plan.items_per_second if job.plan else None),
             _seconds(job.latency.p50_seconds),
             _seconds(job.latency.p99_seconds),
         )
@@ -175,9 +174,9 @@ def _times(report: RunReport) -> Table:
 
 def _links(job: JobReport) -> Table:
     """What goes between the fragments of a job for an item, and where these are."""
-    if job.plan is None:
+    if job.cut is None:
         return _table("", (), ())
-    homes = {each.index: ", ".join(each.devices) for each in job.plan.fragments}
+    homes = {each.index: ", ".join(each.devices) for each in job.cut.fragments}
     rows = [
         (
             "inputs" if edge.producer == MODEL else f"{edge.producer} on {homes[edge.producer]}",
@@ -185,7 +184,7 @@ def _links(job: JobReport) -> Table:
             str(edge.tensors),
             "unknown" if edge.bytes_per_item is None else format_bytes(edge.bytes_per_item),
         )
-        for edge in job.plan.edges
+        for edge in job.cut.edges
     ]
     title = f"Between the fragments of {job.model}"
     return _table(title, ("from", "to", "tensors", "bytes of an item"), rows, names=2)
@@ -197,7 +196,3 @@ def _share(device: DeviceReport) -> float:
 
 def _seconds(value: float) -> str:
     return duration(round(value * NANOSECONDS_PER_SECOND)) if value else NOTHING
-
-
-def _rate(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3g}"

@@ -146,21 +146,21 @@ def test_the_schema_names_every_field_that_is_written() -> None:
     assert set(document["jobs"][0]["verification"]) == set(verification["properties"])
 
 
-def test_the_schema_names_every_field_of_plans_and_timelines() -> None:
+def test_the_schema_names_every_field_of_cuts_and_timelines() -> None:
     schema, whole = json.loads(SCHEMA_PATH.read_text()), troubled()
     assert_follows_the_schema(whole)
     document = json.loads(json.dumps(to_json(whole)))
-    plan = schema["$defs"]["job"]["properties"]["plan"]["anyOf"][0]["properties"]
-    assert set(document["jobs"][0]["plan"]) == set(plan)
-    for name in ("fragments", "edges", "stages", "memory"):
-        assert set(document["jobs"][0]["plan"][name][0]) == set(plan[name]["items"]["properties"])
+    cut = schema["$defs"]["job"]["properties"]["cut"]["anyOf"][0]["properties"]
+    assert set(document["jobs"][0]["cut"]) == set(cut)
+    for name in ("fragments", "edges"):
+        assert set(document["jobs"][0]["cut"][name][0]) == set(cut[name]["items"]["properties"])
     death = schema["properties"]["deaths"]["items"]["properties"]
     assert set(document["deaths"][0]) == set(death)
     timeline = schema["$defs"]["timeline"]["properties"]
     assert set(document["timelines"][0]) == set(timeline)
-    device = timeline["devices"]["items"]["properties"]
-    assert set(document["timelines"][0]["devices"][1]) == set(device)
-    change = device["changes"]["items"]["properties"]
+    each = timeline["devices"]["items"]["properties"]
+    assert set(document["timelines"][0]["devices"][1]) == set(each)
+    change = each["changes"]["items"]["properties"]
     assert set(document["timelines"][0]["devices"][1]["changes"][0]) == set(change)
 
 

@@ -124,7 +124,7 @@ def test_a_run_writes_the_whole_models_results_and_a_second_one_does_nothing_aga
         assert sum(each["loading_seconds"]) > 0
         assert sum(each["busy_seconds"]) >= max(each["computing_seconds"])
         assert max(each["memory_bytes"]) > 0
-    assert [each["index"] for each in job["plan"]["fragments"]] == [0, 1, 2]  # type: ignore[index]
+    assert [each["index"] for each in job["cut"]["fragments"]] == [0, 1, 2]  # type: ignore[index]
     written = {path: path.stat().st_mtime_ns for path in bench.outputs.glob("*.npz")}
 
     second = bench.run("run", bench.manifest, "--report", bench.report)

@@ -12,16 +12,15 @@ from shoal_cli.local.report import (
     Latency,
     RunReport,
     StageReport,
+    TaskTime,
     TierHits,
 )
 from shoal_cli.local.run_record import (
     CutEdge,
+    CutReport,
     Death,
     DeviceTimeline,
     PlannedFragment,
-    PlannedMemory,
-    PlannedStage,
-    PlanReport,
     SessionChange,
     Timeline,
 )
@@ -110,14 +109,15 @@ def long_timeline(devices: int, columns: int = 512) -> Timeline:
     )
 
 
-def plan_of(fragments: int, devices: tuple[str, ...]) -> PlanReport:
+def homes(fragments: int, devices: tuple[str, ...]) -> list[str]:
+    return [devices[number * len(devices) // fragments] for number in range(fragments)]
+
+
+def cut_of(fragments: int, devices: tuple[str, ...]) -> CutReport:
     """A chain with a line around each pair of fragments."""
     edges = [(number - 1, number) for number in range(fragments)] + [(fragments - 1, -1)]
     edges += [(number, number + 2) for number in range(fragments - 2)]
-    homes = [(devices[number * len(devices) // fragments],) for number in range(fragments)]
-    return PlanReport(
-        items_per_second=12.5,
-        latency_seconds=0.2,
+    return CutReport(
         fragments=tuple(
             PlannedFragment(
                 index=number,
@@ -125,25 +125,14 @@ def plan_of(fragments: int, devices: tuple[str, ...]) -> PlanReport:
                 weight_bytes=3 * MIB,
                 resident_bytes=5 * MIB,
                 flops=None,
-                devices=homes[number],
+                devices=(name,),
             )
-            for number in range(fragments)
+            for number, name in enumerate(homes(fragments, devices))
         ),
         edges=tuple(
             CutEdge(producer=producer, consumer=consumer, tensors=1, bytes_per_item=400_000)
             for producer, consumer in edges
         ),
-        stages=tuple(
-            PlannedStage(
-                fragments=tuple(n for n in range(fragments) if homes[n] == (name,)),
-                devices=(name,),
-                compute_seconds=0.02,
-                transfer_seconds=None,
-            )
-            for name in devices
-            if (name,) in homes
-        ),
-        memory=tuple(PlannedMemory(device=name, resident_bytes=9 * MIB) for name in devices),
     )
 
 
@@ -169,7 +158,7 @@ def device(name: str, **fields: object) -> DeviceReport:
     return DeviceReport(**{**known, **fields})  # type: ignore[arg-type]
 
 
-def job(plan: PlanReport | None, **fields: object) -> JobReport:
+def job(fragments: int, devices: tuple[str, ...], **fields: object) -> JobReport:
     known: dict[str, object] = {
         "name": "ocr",
         "state": "Complete",
@@ -188,13 +177,19 @@ def job(plan: PlanReport | None, **fields: object) -> JobReport:
         "latency": Latency(p50_seconds=0.1, p90_seconds=0.2, p99_seconds=0.3),
         "tier_hits": TierHits(resident=20),
         "stages": tuple(
-            StageReport(index=each.index, devices=each.devices, finished=24, compute_seconds=0.01)
-            for each in (plan.fragments if plan else ())
+            StageReport(
+                index=number,
+                devices=(name,),
+                finished=24,
+                compute_seconds=0.01,
+                times=(TaskTime(device=name, measured_seconds=0.01, predicted_seconds=0.02),),
+            )
+            for number, name in enumerate(homes(fragments, devices))
         ),
         "failures": (),
         "outputs": "/out",
         "verification": None,
-        "plan": plan,
+        "cut": cut_of(fragments, devices) if fragments else None,
     }
     return JobReport(**{**known, **fields})  # type: ignore[arg-type]
 
@@ -235,13 +230,13 @@ def troubled() -> RunReport:
         )
         for name, each in zip(NAMES, timeline.devices, strict=True)
     )
-    plan = plan_of(6, NAMES)
     failed = tuple(
         FailedItem(item=number, input=f"{HOSTILE}{number}.npz", reason=f"wrong {HOSTILE}")
         for number in range(3)
     )
     whole = job(
-        plan,
+        6,
+        NAMES,
         name=HOSTILE,
         state="Failed",
         reason="ItemsFailed",

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 import browser
 from browser import Page
-from cli.page.recorded import HOSTILE, NAMES, device, job, plan_of, run, troubled
+from cli.page.recorded import HOSTILE, NAMES, device, job, run, troubled
 from cli.page.test_page import long_run
 from shoal_cli.page.charts import charts
 from shoal_cli.page.writing import write_page
@@ -101,7 +101,7 @@ async def test_on_paper_charts_are_no_wider_than_it(page: Page, troubled_page: P
 async def test_the_longest_run_and_one_without_a_timeline_are_drawn(
     page: Page, tmp_path: Path
 ) -> None:
-    bare = run((job(plan_of(3, NAMES)),), tuple(map(device, NAMES)))
+    bare = run((job(3, NAMES),), tuple(map(device, NAMES)))
     for report in (long_run(), bare):
         path = tmp_path / "page.html"
         write_page(report, path)

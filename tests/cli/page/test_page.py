@@ -12,10 +12,10 @@ from cli.page.recorded import (
     HOSTILE,
     MIB,
     NAMES,
+    cut_of,
     device,
     job,
     long_timeline,
-    plan_of,
     run,
     timelines,
     troubled,
@@ -58,8 +58,8 @@ def long_run() -> RunReport:
     failed = tuple(
         FailedItem(item=n, input=f"{n:07}.npz", reason="it does not fit " * 10) for n in range(1000)
     )
-    plan = plan_of(4096, tuple(each.name for each in devices))
-    million = job(plan, items=1_000_000, succeeded=999_000, failed=1000, failures=failed)
+    names = tuple(each.name for each in devices)
+    million = job(4096, names, items=1_000_000, succeeded=999_000, failed=1000, failures=failed)
     periods = tuple(long_timeline(devices=64) for _ in range(3))
     return run((million, million), devices, timelines=periods, seconds=1e5)
 
@@ -101,7 +101,7 @@ def test_whatever_was_recorded_there_is_a_page(
     found: tuple[Timeline, ...], planned: bool, devices: int
 ) -> None:
     whole = run(
-        (job(plan_of(4, NAMES) if planned else None),),
+        (job(4 if planned else 0, NAMES),),
         tuple(map(device, NAMES[:devices])),
         timelines=found,
     )
@@ -113,12 +113,12 @@ def test_whatever_was_recorded_there_is_a_page(
 @given(fragments=st.integers(1, 400))
 @settings(max_examples=30, deadline=None)
 def test_a_cut_of_any_length_has_few_boxes_and_lines_that_go_forward(fragments: int) -> None:
-    plan = plan_of(fragments, NAMES)
-    nodes, lines = layout(plan)
+    cut = cut_of(fragments, NAMES)
+    nodes, lines = layout(cut)
     assert len(nodes) <= MOST_NODES + 2
     assert all(0 <= line.begin < line.end < len(nodes) for line in lines)
     if fragments <= MOST_NODES:
-        assert sum(line.tensors for line in lines) == sum(edge.tensors for edge in plan.edges)
+        assert sum(line.tensors for line in lines) == sum(edge.tensors for edge in cut.edges)
 
 
 def test_a_report_that_is_read_again_is_the_same(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_file_that_is_no_report_is_refused_with_the_place(
 
 
 def test_a_report_from_before_timelines_has_a_page(tmp_path: Path) -> None:
-    whole = run((job(None),), (device("pi-4", peak_bytes_above_floor=MIB),))
+    whole = run((job(0, NAMES),), (device("pi-4", peak_bytes_above_floor=MIB),))
     path = tmp_path / "report.json"
     write_report(whole, path)
     text = path.read_text().replace('"timelines": []', '"later": 1').replace('"deaths": [],', "")

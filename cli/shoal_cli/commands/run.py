@@ -116,8 +116,12 @@ def run(
         raise typer.Exit(status)
     finally:
         if not keep:
-            for name in ("store", "cache", "state", "logs"):
-                shutil.rmtree(folder / name, ignore_errors=True)
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    for name in ("store", "cache", "state", "logs"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _needed(path: Path | None, option: str) -> Path:

@@ -42,9 +42,10 @@ def _job_charts(number: int, job: JobReport) -> Iterable[Chart]:
             "memory and the devices that the plan gives it; lines are the tensors between them.",
             spec=cut_graph(job.cut),
         )
+    times = _slowest(job.stages)
     rows = [
         {"row": f"{stage.index} on {time.device}", "kind": kind, "value": round(1e3 * value, 4)}
-        for stage, time in _slowest(job.stages)
+        for stage, time in times
         for kind, value in (
             ("planned", time.predicted_seconds),
             ("measured", time.measured_seconds),
@@ -56,7 +57,8 @@ def _job_charts(number: int, job: JobReport) -> Iterable[Chart]:
             name=f"compute-{number}",
             title=f"Tasks of {job.name}: planned and measured",
             text="Per fragment and device: milliseconds of a task as the plan predicts them, and "
-            f"the mean of the last ones. Of more than {_MOST_ROWS}, the slowest.",
+            "the mean of the last ones."
+            + (" The slowest are shown." if len(times) == _MOST_ROWS else ""),
             spec=_bars(rows, ("planned", "measured"), "ms of a task"),
         )
 

@@ -2,7 +2,7 @@
 # nothing but Python 3.11 or later and the package index that pip is configured for.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check style types borders e2e faults parity suite thorough fuzz bench cluster cluster-images cluster-down cluster-build protos generate docs lock clean
+.PHONY: help run check style types borders e2e faults parity suite thorough fuzz bench cluster cluster-images cluster-down cluster-build protos generate docs pictures lock clean
 
 PYTHON ?= python3
 EXAMPLE ?= ocr
@@ -91,6 +91,9 @@ generate: .venv/dev.stamp ## Write anew what declarations give: CRDs, reference 
 
 docs: .venv/dev.stamp ## Build the documentation as a site, out/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+pictures: .venv/dev.stamp ## Draw the pictures of docs/report.md anew (needs chromium)
+	PYTHONPATH=tests $(BIN)/python hack/report_pictures.py
 
 lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
 	$(COMPILE) pyproject.toml requirements/build.in --group operator --extra examples \

@@ -128,6 +128,10 @@ class PlayedCoordinator(CoordinatorServicer):
         """The fragments in the store."""
         return pb.ListFragmentsResponse(digests=sorted(self.fragments))
 
+    async def GetTimeline(self, request: pb.GetTimelineRequest, context: _Context) -> pb.Timeline:
+        """Nothing is recorded here."""
+        return pb.Timeline()
+
     async def Infer(
         self, requests: AsyncIterator[pb.InferRequest], context: _Context
     ) -> AsyncIterator[pb.InferAnswer]:

@@ -154,6 +154,12 @@ class CoordinatorClient:
         answer = await self._ask("ListDevices", self._jobs.ListDevices, request, seconds)
         return answer.devices
 
+    async def timeline(self, *, seconds: float | None = None) -> pb.Timeline:
+        """What the devices did over time."""
+        return await self._ask(
+            "GetTimeline", self._jobs.GetTimeline, pb.GetTimelineRequest(), seconds
+        )
+
     async def fragments(self, *, seconds: float | None = None) -> Sequence[str]:
         """The digests of the fragments in its store."""
         request = pb.ListFragmentsRequest()

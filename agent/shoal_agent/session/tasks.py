@@ -223,11 +223,14 @@ class Tasks:
                 self._store.drop([task])  # a newer epoch came meanwhile
             if not room:
                 await self._fragments.make_way(result.outputs)
+            began = steady_nanoseconds()
             reply = await self._outputs.hand_on(message, result)
             reply.instruction = message.instruction
             if reply.WhichOneof("outcome") == "executed":
-                total = seconds(Nanoseconds(steady_nanoseconds() - order.since))
+                ended = steady_nanoseconds()
+                total = seconds(Nanoseconds(ended - order.since))
                 reply.executed.total_seconds = total
+                reply.executed.sending_seconds = seconds(Nanoseconds(ended - began))
                 self._counters.compute.observe(result.compute_seconds)
                 self._counters.task.observe(total)
             self._answer(reply)

@@ -20,6 +20,7 @@ from shoal_cli.commands import (
     logs,
     partition,
     plan,
+    report,
     run,
     standalone,
     targets,
@@ -56,6 +57,7 @@ def _add(command: Callable[..., None], **settings: Any) -> None:
 _add(run.run, no_args_is_help=True, epilog=run.EPILOG)
 _add(partition.partition, no_args_is_help=True, epilog=partition.EPILOG)
 _add(plan.plan, no_args_is_help=True, epilog=plan.EPILOG)
+_add(report.report, no_args_is_help=True, epilog=report.EPILOG)
 _add(bench_device.bench_device, no_args_is_help=True, epilog=bench_device.EPILOG)
 _add(inspect.inspect, no_args_is_help=True, epilog=inspect.EPILOG)
 _add(copy.copy, no_args_is_help=True, epilog=copy.EPILOG)

@@ -44,6 +44,7 @@ def title_of(error: Exception) -> str | None:
         orders,
         pool,
         preparation,
+        report,
         runner,
         steps,
         supervisor,
@@ -51,6 +52,7 @@ def title_of(error: Exception) -> str | None:
         workspace,
     )
     from shoal_cli.local.manifests import ManifestErrors
+    from shoal_cli.page import writing
     from shoal_cli.transfer import places
     from shoal_cli.transfer.addresses import AddressRefused
     from shoal_compiler.errors import ModelRefused
@@ -69,6 +71,8 @@ def title_of(error: Exception) -> str | None:
         places.TransferRefused: "cannot be carried",
         places.TransferBroken: "carrying broke off",
         steps.StepCrashed: "a step failed",
+        report.ReportRefused: "report refused",
+        writing.NothingDraws: "no page can be written",
         runner.NoPlan: "does not fit",
         orders.JobRefused: "job refused",
         device_figures.NoItem: "no item to run",

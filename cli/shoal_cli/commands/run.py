@@ -1,7 +1,6 @@
 """`shoal run`."""
 
 import asyncio
-import os
 import shutil
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from shoal_cli.commands import options
+from shoal_cli.commands import options, written
 from shoal_cli.commands.coordinators import RunCoordinator
 from shoal_cli.commands.failures import INTERRUPTED
 from shoal_cli.local.cgroups import Enforce
@@ -63,6 +62,7 @@ def run(
     verify: options.Verify = None,
     tolerance: options.Tolerance = 1e-4,
     report: options.Report = None,
+    html: written.Html = None,
     progress: options.Progress = "auto",
     quiet: options.Quiet = False,
 ) -> None:
@@ -95,8 +95,7 @@ def run(
     manifests = _manifests(files, bare, [device.budget_bytes for device in devices_there])
     if there is not None:
         manifests = on_devices(manifests, devices_there)
-    if report is not None:
-        _check_report(report)
+    _check_written(report, html)
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     downloaded = asyncio.run(remote.download(manifests, folder, options.note))
     if there is None:
@@ -117,14 +116,19 @@ def run(
         if there is not None:
             start = partial(run_on_coordinator, coordinator=there, options=how, keep=keep)
         ran = _execute(orders, folder, start, None if quiet else progress)
-        status = _finish(ran, report, quiet=quiet, logs_stay=keep and there is None)
+        status = _finish(ran, quiet=quiet, logs_stay=keep and there is None)
+        _write(ran, folder, report, html)
         if status != INTERRUPTED:
             asyncio.run(remote.upload(downloaded, options.note))
         raise typer.Exit(status)
     finally:
         if not keep:
-            for name in ("store", "cache", "state", "logs"):
-                shutil.rmtree(folder / name, ignore_errors=True)
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    for name in ("store", "cache", "state", "logs"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _manifests(files: list[Path], bare: Mapping[str, Any], there: list[int]) -> "Manifests":
@@ -172,15 +176,6 @@ def _needed(path: Path | None, option: str) -> Path:
     return path
 
 
-def _check_report(path: Path) -> None:
-    """Rather now than after the run. Raises `OSError` where its folder cannot be had."""
-    if path.is_dir():
-        raise typer.BadParameter(f"--report {path}: is a folder; name a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path.parent, os.W_OK):
-        raise typer.BadParameter(f"--report {path}: {path.parent} cannot be written")
-
-
 def _execute(
     orders: "Orders",
     folder: Path,
@@ -203,10 +198,33 @@ def _execute(
         return asyncio.run(start(orders=orders, workspace=workspace, observer=observer))
 
 
-def _finish(report: "RunReport", path: Path | None, *, quiet: bool, logs_stay: bool) -> int:
-    """Print and write what the run did; the exit status."""
+def _check_written(report: Path | None, html: Path | None) -> None:
+    """Rather now than after the run."""
+    from shoal_cli.page.writing import check_drawing
+
+    if report is not None:
+        written.check("--report", report)
+    if html is not None:
+        written.check("--html", html)
+        check_drawing()
+
+
+def _write(ran: "RunReport", folder: Path, report: Path | None, html: Path | None) -> None:
+    """Write what the run did where it was asked for, and for `shoal report` in the work folder."""
+    from shoal_cli.local.report import REPORT_NAME, write_report
+    from shoal_cli.page.writing import write_page
+
+    if ran.devices:
+        write_report(ran, folder / REPORT_NAME)
+    if report is not None:
+        write_report(ran, report)
+    if html is not None:
+        write_page(ran, html)
+
+
+def _finish(report: "RunReport", *, quiet: bool, logs_stay: bool) -> int:
+    """Print what the run did; the exit status."""
     from shoal_cli.commands.tables import output, over_budget_line, print_summary
-    from shoal_cli.local.report import write_report
 
     if not quiet:
         print_summary(output(), report, logs_stay=logs_stay)
@@ -214,8 +232,6 @@ def _finish(report: "RunReport", path: Path | None, *, quiet: bool, logs_stay: b
         for device in report.devices:
             if not device.within_budget:
                 options.note(over_budget_line(device))
-    if path is not None:
-        write_report(report, path)
     if report.interrupted:
         done = sum(job.succeeded for job in report.jobs)
         total = sum(job.items for job in report.jobs)

@@ -16,6 +16,7 @@ from shoal_cli.local.report import (
     TaskTime,
     TierHits,
 )
+from shoal_cli.local.run_record import cut_report
 from shoal_cli.local.watch import DeviceTally
 from shoal_planner.explanation import sentences
 from shoal_planner.outcome import Plan
@@ -102,6 +103,7 @@ class PlannedJob:
             outputs=str(self.order.outputs),
             verification=None,
             verification_error="",
+            cut=cut_report(self.plan, self.prepared.document, label),
         )
 
 

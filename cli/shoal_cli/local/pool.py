@@ -19,6 +19,7 @@ from shoal_api.kinds.device_pool import LocalDevice
 from shoal_cli.local.cgroups import DeviceGroup, Enforce, Pressure, RunGroups
 from shoal_cli.local.planned_jobs import PlannedJob, device_report
 from shoal_cli.local.report import DeviceReport, JobReport
+from shoal_cli.local.run_record import Timeline, timeline_of
 from shoal_cli.local.speeds import speed_path
 from shoal_cli.local.supervisor import ProcessSpec, Supervisor, tail
 from shoal_cli.local.verification import DEFAULT_TOLERANCE
@@ -219,6 +220,11 @@ class PoolRun:
         """A job as it was reported last, Pending if never."""
         status = self.watch.jobs.get(job.order.name, pb.JobStatus(name=job.order.name))
         return job.report(status, self.label)
+
+    def timelines(self, run_started_seconds: float) -> list[Timeline]:
+        """What the devices did, in each life of the coordinator."""
+        found = self.watch.timelines.values()
+        return [timeline_of(each, run_started_seconds, self.label) for each in found]
 
     def device_reports(self) -> list[DeviceReport]:
         """The devices, in the manifest's order. Their processes have ended, their cgroups exist."""

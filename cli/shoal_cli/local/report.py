@@ -9,9 +9,12 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from shoal_cli.local.run_record import CutReport, Death, Timeline
 from shoal_protocol.durable_files import replace_file
 
 VERSION: Final = 2
+REPORT_NAME: Final = "report.json"
+"""In the work folder of a run."""
 SCHEMA_PATH: Final = Path(__file__).with_name("report.schema.json")
 
 
@@ -189,6 +192,7 @@ class JobReport:
     outputs: str
     verification: Verification | None
     verification_error: str = ""
+    cut: CutReport | None = None
 
     def verified(self, found: Verification | str | None) -> "JobReport":
         """With the comparison, or why it failed; None where none was asked for."""
@@ -225,6 +229,8 @@ class RunReport:
     jobs: tuple[JobReport, ...]
     devices: tuple[DeviceReport, ...]
     notes: tuple[str, ...] = ()
+    deaths: tuple[Death, ...] = ()
+    timelines: tuple[Timeline, ...] = ()
 
     @property
     def succeeded(self) -> bool:
@@ -266,8 +272,34 @@ def to_json(report: RunReport) -> dict[str, object]:
     }
 
 
+class ReportRefused(Exception):
+    """A file is no report that this version can read."""
+
+
+def read_report(path: Path) -> RunReport:
+    """Read what `write_report` wrote, of any run whose report has this `VERSION`: fields that are
+    not known are ignored, newer ones may be absent. Raises `ReportRefused`."""
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - takes a while, seldom used
+
+    try:
+        document = json.loads(path.read_bytes())
+        version = document.get("version") if isinstance(document, dict) else None
+        if version != VERSION:
+            raise ReportRefused(f"{path} is no report of version {VERSION} (docs/report.md)")
+        return TypeAdapter(RunReport).validate_python(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ReportRefused(f"{path} is no report: {where}: {first['msg']}") from error
+    except ValueError as error:
+        raise ReportRefused(f"{path} is no report: it is not JSON: {error}") from error
+
+
 def write_report(report: RunReport, path: Path) -> None:
-    """Write the JSON; a reader sees the old file or the new one, never a part."""
-    text = json.dumps(to_json(report), indent=2, allow_nan=False)
+    """Write the JSON; a reader sees the old file or the new one, never a part. The many numbers of
+    the timelines are on one line."""
+    document = to_json(report)
+    timelines = json.dumps(document.pop("timelines"), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(document, indent=2, allow_nan=False).removesuffix("\n}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, f"{text}\n".encode())
+    replace_file(path, f'{text},\n  "timelines": {timelines}\n}}\n'.encode())

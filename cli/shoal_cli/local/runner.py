@@ -20,6 +20,7 @@ from functools import partial
 from importlib import metadata
 from typing import Final
 
+from shoal_cli.local import supervisor
 from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
 from shoal_cli.local.finer_cuts import cut_finer, in_words, is_too_large, merged
 from shoal_cli.local.finished import find_finished, remember
@@ -41,8 +42,9 @@ from shoal_cli.local.report import (
     RunReport,
     Verification,
 )
+from shoal_cli.local.run_record import Death, Timeline
 from shoal_cli.local.steps import StepCrashed, StepRefused
-from shoal_cli.local.supervisor import Death, Supervisor
+from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.verification import VerificationRequest, verify
 from shoal_cli.local.workspace import Workspace
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
@@ -145,6 +147,8 @@ class _Run:
         self._finished: dict[str, JobReport] = {}
         self._devices: list[DeviceReport] = []
         self._notes: list[str] = []
+        self._deaths: list[Death] = []
+        self._timelines: list[Timeline] = []
         self._coordinator_restarts = 0
         self._enforcement = Enforcement(mode="none", reason="asked for with --enforce none")
         self._interrupted = False
@@ -176,6 +180,8 @@ class _Run:
             jobs=jobs,
             devices=merged(self._devices),
             notes=tuple(self._notes),
+            deaths=tuple(self._deaths),
+            timelines=tuple(self._timelines),
         )
 
     async def _run_jobs(self, orders: Sequence[JobOrder]) -> None:
@@ -350,6 +356,7 @@ class _Run:
     def _take_readings(self) -> None:
         for pool in self._pools:
             self._devices += pool.device_reports()
+            self._timelines += pool.timelines(self._start_time.timestamp())
             self._coordinator_restarts += self._supervisor.restarts(pool.coordinator)
 
     async def _verify(self, orders: Sequence[JobOrder]) -> dict[str, Verification | str]:
@@ -376,7 +383,9 @@ class _Run:
     def _on_snapshot(self) -> None:
         self._observer.running(snapshot(self._pools))
 
-    def _on_death(self, death: Death) -> None:
+    def _on_death(self, death: supervisor.Death) -> None:
+        now = round(time.monotonic() - self._started, 3)
+        self._deaths.append(Death(seconds=now, process=death.title, cause=death.cause))
         self._observer.note(f"{death.title} {death.cause}; starting it again")
 
     @contextlib.contextmanager

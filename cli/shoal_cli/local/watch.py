@@ -23,6 +23,8 @@ from shoal_protocol.v1 import coordinator_pb2 as pb
 CALL_SECONDS: Final = 10.0
 POLL_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 0.25
+TIMELINE_SECONDS: Final = 2.0
+"""What a coordinator has recorded is read so often: one that is killed takes the rest along."""
 WATCH_INTERVAL_SECONDS: Final = 0.25
 CANCEL_SECONDS: Final = 2.0
 WATCH_SECONDS: Final = 300.0
@@ -104,6 +106,8 @@ class Watch:
         self._tallies = {request.name: JobTally() for request in requests}
         self.jobs: dict[str, pb.JobStatus] = {}
         self.devices: dict[str, DeviceTally] = {}
+        self.timelines: dict[float, pb.Timeline] = {}
+        """What the devices did, by when it began: a coordinator that starts again begins anew."""
 
     async def wait_for_devices(self, names: Sequence[str], on_ready: Callable[[str], None]) -> None:
         """Until all named devices have a session; `on_ready(name)` once for each."""
@@ -133,6 +137,13 @@ class Watch:
         with contextlib.suppress(CallFailed):
             await self.poll()
 
+    async def read_timeline(self) -> None:
+        """Read what the devices did, if the coordinator still runs."""
+        with contextlib.suppress(CallFailed):
+            timeline = await self._client.timeline()
+            if timeline.began_seconds:
+                self.timelines[timeline.began_seconds] = timeline
+
     async def run(self, on_snapshot: Callable[[], None]) -> None:
         """Submit every job and watch all of them to their ends."""
         try:
@@ -145,14 +156,16 @@ class Watch:
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None  # the others were cancelled for it
         await self.last_poll()
+        await self.read_timeline()
         on_snapshot()
 
     async def cancel(self, reason: str) -> None:
         """Cancel the jobs that have not ended, if the coordinator still runs."""
-        for name in self._requests:
-            status = self.jobs.get(name)
-            if status is None or status.state in ENDED:
-                continue
+        names = [name for name in self._requests if name in self.jobs]
+        running = [name for name in names if self.jobs[name].state not in ENDED]
+        if running:
+            await self.read_timeline()
+        for name in running:
             with contextlib.suppress(CallFailed):
                 self._take(await self._client.cancel(name, reason, seconds=CANCEL_SECONDS))
 
@@ -160,8 +173,12 @@ class Watch:
         self.jobs[status.name] = self._tallies[status.name].add(status)
 
     async def _poll_forever(self, on_snapshot: Callable[[], None]) -> None:
+        due = monotonic() + TIMELINE_SECONDS
         while True:
             await self.poll()
+            if monotonic() >= due:
+                await self.read_timeline()
+                due = monotonic() + TIMELINE_SECONDS
             on_snapshot()
             await asyncio.sleep(POLL_SECONDS)
 

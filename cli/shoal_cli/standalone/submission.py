@@ -33,6 +33,7 @@ from shoal_cli.local.planned_jobs import PlannedJob, device_report
 from shoal_cli.local.pool import RunOptions
 from shoal_cli.local.preparation import partition_path
 from shoal_cli.local.report import DeviceReport, Enforcement, JobReport, RunReport
+from shoal_cli.local.run_record import timeline_of
 from shoal_cli.local.runner import Interrupted, check_folders, plan_on_pool, prepare_all
 from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_cli.local.verification import VerificationRequest, verify
@@ -170,6 +171,7 @@ class _Run:
     _reports: dict[str, JobReport] = field(default_factory=dict)
     _devices: tuple[DeviceReport, ...] = ()
     _notes: list[str] = field(default_factory=list)
+    _timelines: dict[float, pb.Timeline] = field(default_factory=dict)
     _interrupted: bool = False
 
     async def run(self, orders: Sequence[JobOrder]) -> RunReport:
@@ -198,6 +200,10 @@ class _Run:
             jobs=tuple(self._reports[each.name] for each in orders if each.name in self._reports),
             devices=self._devices,
             notes=tuple(self._notes),
+            timelines=tuple(
+                timeline_of(each, started.timestamp(), lambda device: device)
+                for each in self._timelines.values()
+            ),
         )
 
     async def _run_jobs(self, orders: Sequence[JobOrder]) -> None:
@@ -273,6 +279,7 @@ class _Run:
             await watch.run(show)
         finally:
             planned = [sent.job for sent in jobs]
+            self._timelines.update(watch.timelines)
             for sent in jobs:
                 status = watch.jobs.get(sent.name, pb.JobStatus())
                 named = replace(sent.job.report(status), name=sent.order.name)

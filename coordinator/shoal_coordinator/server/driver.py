@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from time import monotonic_ns, perf_counter
+from time import monotonic_ns, perf_counter, time
 from typing import Final, assert_never
 
 from shoal_coordinator.dispatch import events as ev
@@ -26,6 +26,7 @@ from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.routes import Relay, Routes
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_coordinator.server.task_results import Run
+from shoal_coordinator.server.timeline import Timeline
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.digests import Digest
 from shoal_protocol.frames import TransferError
@@ -71,6 +72,7 @@ class Driver:
         self.progressed_at = monotonic_ns()
         self.deliveries = Deliveries(self._delivery_failed)
         self.excesses = Excesses()
+        self.timeline = Timeline()
         self.on_corrupt: Callable[[Digest], None] = lambda _: None
         """Called with a fragment whose bytes a device found wrong, wherever it got them."""
         self._routes = Routes(sessions, relay, named_peers=named_peers)
@@ -87,8 +89,11 @@ class Driver:
 
     def submit(self, spec: ev.JobSpec, completed: frozenset[int]) -> None:
         """Give the dispatcher a job; `on_job_ended` follows, in the end."""
+        now = self._now()
+        if not self._dispatched:
+            self.timeline.begin(now, time())
         self._dispatched.add(spec.name)
-        self.feed(ev.JobSubmitted(at=self._now(), job=spec, completed=completed))
+        self.feed(ev.JobSubmitted(at=now, job=spec, completed=completed))
 
     def amend(self, spec: ev.JobSpec) -> None:
         """Change a job that the dispatcher has; nothing, if it has ended the job just now."""
@@ -182,6 +187,8 @@ class Driver:
     def _job_ended(self, name: str) -> None:
         if name in self._dispatched:
             self._dispatched.discard(name)
+            if not self._dispatched:
+                self.timeline.end(self._now())
             for on_ended in self.on_job_ended:
                 on_ended(name)
 
@@ -267,6 +274,7 @@ class Driver:
 
     def _instruct(self, order: wire.Answerable, message: pb.CoordinatorMessage) -> None:
         if (session := self._sessions.get(order.device)) is not None:
+            self.timeline.instructed(order.device, self._now())
             session.unanswered[order.instruction] = order
             self._send(order.device, message)
 
@@ -309,7 +317,9 @@ class Driver:
     # ---- messages of sessions --------------------------------------------------------------------
 
     def joined(self, session: DeviceSession) -> None:
-        self.feed(wire.device_joined(session.hello, session.number, self._now()))
+        now = self._now()
+        self.timeline.joined(session.device, now)
+        self.feed(wire.device_joined(session.hello, session.number, now))
 
     def left(self, session: DeviceSession, reason: str) -> None:
         """A session has ended, and its unanswered instructions are void."""
@@ -317,11 +327,9 @@ class Driver:
         for instruction in session.unanswered:
             self.deliveries.cancel(instruction)
         session.unanswered.clear()
-        self.feed(
-            ev.DeviceLost(
-                at=self._now(), device=session.device, session=session.number, reason=reason
-            )
-        )
+        now, device = self._now(), session.device
+        self.timeline.lost(device, now, reason)
+        self.feed(ev.DeviceLost(at=now, device=device, session=session.number, reason=reason))
 
     def receive(self, session: DeviceSession, message: pb.AgentMessage) -> None:
         """A device has sent a message. Raises `wire.Malformed`."""
@@ -332,6 +340,7 @@ class Driver:
             case "telemetry":
                 session.telemetry = message.telemetry
                 self.excesses.reported(session.hello, message.telemetry)
+                self.timeline.reported(device, message.telemetry, at)
                 telemetry = wire.telemetry_of(message.telemetry)
                 fetched = wire.size(message.telemetry.fetched_bytes)
                 self.feed(
@@ -358,6 +367,7 @@ class Driver:
         event = wire.answer(reply, order, at)
         self._routes.note(order, event, at)
         device = session.device
+        self.timeline.answered(device, reply, at, idle=not session.unanswered)
         match order, event:
             case ins.Execute(), ev.TaskFinished():
                 self._metrics.compute_seconds.observe(seconds(event.compute))

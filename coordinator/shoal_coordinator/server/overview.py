@@ -63,6 +63,10 @@ class Overviews:
         overview.omitted_jobs = len(names) - len(overview.jobs)
         return overview
 
+    def timeline(self) -> pb.Timeline:
+        """What the devices did over time."""
+        return self.driver.timeline.read(Nanoseconds(monotonic_ns()))
+
     # ---- devices ---------------------------------------------------------------------------------
 
     def devices(self) -> list[pb.DeviceStatus]:

@@ -148,6 +148,10 @@ class CoordinatorService(CoordinatorServicer):
         await self._roles.require(context, Role.CLIENT, Role.VIEWER)
         return self._overviews.get(request.job)
 
+    async def GetTimeline(self, request: pb.GetTimelineRequest, context: _Context) -> pb.Timeline:
+        await self._roles.require(context, Role.CLIENT)
+        return self._overviews.timeline()
+
     async def _find(self, name: str, context: _Context) -> Life:
         if (job := self._jobs.find(name)) is None:
             await abort(context, grpc.StatusCode.NOT_FOUND, f"there is no job {name[:80]!r} here")

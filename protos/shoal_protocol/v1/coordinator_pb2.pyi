@@ -519,3 +519,51 @@ class TaskTiming(_message.Message):
     ended_seconds: float
     compute_seconds: float
     def __init__(self, stage: _Optional[int] = ..., device: _Optional[str] = ..., ready_seconds: _Optional[float] = ..., given_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ...) -> None: ...
+
+class GetTimelineRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Timeline(_message.Message):
+    __slots__ = ("began_seconds", "column_seconds", "devices")
+    BEGAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    began_seconds: float
+    column_seconds: float
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceTimeline]
+    def __init__(self, began_seconds: _Optional[float] = ..., column_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[DeviceTimeline, _Mapping]]] = ...) -> None: ...
+
+class DeviceTimeline(_message.Message):
+    __slots__ = ("name", "busy_seconds", "computing_seconds", "loading_seconds", "sending_seconds", "memory_bytes", "sent_bytes", "received_bytes", "fetched_bytes", "changes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOADING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SENDING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    busy_seconds: _containers.RepeatedScalarFieldContainer[float]
+    computing_seconds: _containers.RepeatedScalarFieldContainer[float]
+    loading_seconds: _containers.RepeatedScalarFieldContainer[float]
+    sending_seconds: _containers.RepeatedScalarFieldContainer[float]
+    memory_bytes: _containers.RepeatedScalarFieldContainer[int]
+    sent_bytes: _containers.RepeatedScalarFieldContainer[float]
+    received_bytes: _containers.RepeatedScalarFieldContainer[float]
+    fetched_bytes: _containers.RepeatedScalarFieldContainer[float]
+    changes: _containers.RepeatedCompositeFieldContainer[SessionChange]
+    def __init__(self, name: _Optional[str] = ..., busy_seconds: _Optional[_Iterable[float]] = ..., computing_seconds: _Optional[_Iterable[float]] = ..., loading_seconds: _Optional[_Iterable[float]] = ..., sending_seconds: _Optional[_Iterable[float]] = ..., memory_bytes: _Optional[_Iterable[int]] = ..., sent_bytes: _Optional[_Iterable[float]] = ..., received_bytes: _Optional[_Iterable[float]] = ..., fetched_bytes: _Optional[_Iterable[float]] = ..., changes: _Optional[_Iterable[_Union[SessionChange, _Mapping]]] = ...) -> None: ...
+
+class SessionChange(_message.Message):
+    __slots__ = ("seconds", "joined", "reason")
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    joined: bool
+    reason: str
+    def __init__(self, seconds: _Optional[float] = ..., joined: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -79,6 +79,11 @@ class CoordinatorStub:
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.GetOverviewRequest.SerializeToString,
                 response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.Overview.FromString,
                 _registered_method=True)
+        self.GetTimeline = channel.unary_unary(
+                '/shoal.v1.Coordinator/GetTimeline',
+                request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.GetTimelineRequest.SerializeToString,
+                response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.Timeline.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -153,6 +158,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTimeline(self, request, context):
+        """What the devices did over time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -200,6 +212,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.GetOverview,
                     request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.GetOverviewRequest.FromString,
                     response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.Overview.SerializeToString,
+            ),
+            'GetTimeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTimeline,
+                    request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.GetTimelineRequest.FromString,
+                    response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.Timeline.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -445,6 +462,33 @@ class Coordinator:
             '/shoal.v1.Coordinator/GetOverview',
             shoal__protocol_dot_v1_dot_coordinator__pb2.GetOverviewRequest.SerializeToString,
             shoal__protocol_dot_v1_dot_coordinator__pb2.Overview.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTimeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Coordinator/GetTimeline',
+            shoal__protocol_dot_v1_dot_coordinator__pb2.GetTimelineRequest.SerializeToString,
+            shoal__protocol_dot_v1_dot_coordinator__pb2.Timeline.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,6 +58,8 @@ class CoordinatorStub:
     """The fragments that are whole in the store."""
     GetOverview: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetOverviewRequest, _coordinator_pb2.Overview]
     """Devices and jobs in detail, for people; changes nothing. An answer has at most 2 MiB: see Overview."""
+    GetTimeline: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetTimelineRequest, _coordinator_pb2.Timeline]
+    """What the devices did over time."""
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -89,6 +91,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """The fragments that are whole in the store."""
     GetOverview: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetOverviewRequest, _coordinator_pb2.Overview]  # type: ignore[assignment]
     """Devices and jobs in detail, for people; changes nothing. An answer has at most 2 MiB: see Overview."""
+    GetTimeline: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetTimelineRequest, _coordinator_pb2.Timeline]  # type: ignore[assignment]
+    """What the devices did over time."""
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -171,5 +175,13 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.Overview, _abc.Awaitable[_coordinator_pb2.Overview]]:
         """Devices and jobs in detail, for people; changes nothing. An answer has at most 2 MiB: see Overview."""
+
+    @_abc_1.abstractmethod
+    def GetTimeline(
+        self,
+        request: _coordinator_pb2.GetTimelineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.Timeline, _abc.Awaitable[_coordinator_pb2.Timeline]]:
+        """What the devices did over time."""
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

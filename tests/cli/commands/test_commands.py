@@ -20,6 +20,7 @@ COMMANDS = (
     "run",
     "partition",
     "plan",
+    "report",
     "bench-device",
     "top",
     "describe",

@@ -7,6 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from cli.page.recorded import troubled
 from shoal_cli.local.report import (
     SCHEMA_PATH,
     DeviceReport,
@@ -143,6 +144,24 @@ def test_the_schema_names_every_field_that_is_written() -> None:
     assert set(document["devices"][0]) == set(schema["$defs"]["device"]["properties"])
     verification = schema["$defs"]["job"]["properties"]["verification"]["anyOf"][0]
     assert set(document["jobs"][0]["verification"]) == set(verification["properties"])
+
+
+def test_the_schema_names_every_field_of_cuts_and_timelines() -> None:
+    schema, whole = json.loads(SCHEMA_PATH.read_text()), troubled()
+    assert_follows_the_schema(whole)
+    document = json.loads(json.dumps(to_json(whole)))
+    cut = schema["$defs"]["job"]["properties"]["cut"]["anyOf"][0]["properties"]
+    assert set(document["jobs"][0]["cut"]) == set(cut)
+    for name in ("fragments", "edges"):
+        assert set(document["jobs"][0]["cut"][name][0]) == set(cut[name]["items"]["properties"])
+    death = schema["properties"]["deaths"]["items"]["properties"]
+    assert set(document["deaths"][0]) == set(death)
+    timeline = schema["$defs"]["timeline"]["properties"]
+    assert set(document["timelines"][0]) == set(timeline)
+    each = timeline["devices"]["items"]["properties"]
+    assert set(document["timelines"][0]["devices"][1]) == set(each)
+    change = each["changes"]["items"]["properties"]
+    assert set(document["timelines"][0]["devices"][1]["changes"][0]) == set(change)
 
 
 def test_the_main_figures_of_a_verification_stand_in_the_job_and_are_null_without_one() -> None:

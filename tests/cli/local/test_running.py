@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import jsonschema
 import numpy as np
@@ -116,6 +117,14 @@ def test_a_run_writes_the_whole_models_results_and_a_second_one_does_nothing_aga
     for device in first.report["devices"]:  # type: ignore[attr-defined]
         assert 0 < device["peak_bytes_above_floor"] <= device["budget_bytes"]
         assert device["floor_bytes"] > device["budget_bytes"]
+    (timeline,) = cast(list[dict[str, Any]], first.report["timelines"])
+    assert [each["name"] for each in timeline["devices"]] == ["one", "three", "two"]
+    for each in timeline["devices"]:
+        assert sum(each["computing_seconds"]) > 0
+        assert sum(each["loading_seconds"]) > 0
+        assert sum(each["busy_seconds"]) >= max(each["computing_seconds"])
+        assert max(each["memory_bytes"]) > 0
+    assert [each["index"] for each in job["cut"]["fragments"]] == [0, 1, 2]  # type: ignore[index]
     written = {path: path.stat().st_mtime_ns for path in bench.outputs.glob("*.npz")}
 
     second = bench.run("run", bench.manifest, "--report", bench.report)
@@ -263,7 +272,10 @@ def test_a_killed_run_leaves_no_process_and_the_next_one_sweeps_and_resumes(
 
 @pytest.mark.slow
 def test_killed_agents_and_a_killed_coordinator_are_started_again(busy: Workbench) -> None:
-    process = busy.start("run", busy.manifest, "--report", busy.report, "--progress", "plain")
+    page = busy.folder / "page.html"
+    process = busy.start(
+        *("run", busy.manifest, "--report", busy.report, "--html", page, "--progress", "plain")
+    )
     until(lambda: len(list(busy.outputs.glob("*.npz"))) >= 2, process)
     os.kill(agents(busy.folder)[0], signal.SIGKILL)
     done = len(list(busy.outputs.glob("*.npz")))
@@ -277,6 +289,10 @@ def test_killed_agents_and_a_killed_coordinator_are_started_again(busy: Workbenc
     assert report["coordinator_restarts"] == 1
     assert report["jobs"][0]["items"] == report["jobs"][0]["succeeded"]
     assert report["jobs"][0]["resumed"] == 0, "nothing was there before the run"
+    jsonschema.validate(report, json.loads(SCHEMA_PATH.read_text()))
+    assert [death["cause"] for death in report["deaths"]] == ["killed by SIGKILL"] * 2
+    assert "coordinator killed by SIGKILL" in page.read_text()
+    assert report["timelines"], "what the second coordinator recorded is there at least"
     assert_results_are_the_whole_models(busy)
     assert_nothing_is_left(busy, process.pid)
 

@@ -1,0 +1,257 @@
+"""Charts of what happened over the run.
+
+A chart with one row per device has bands: the device with index i takes the y values from i to
+i + 1, the first on top. All have the same time from left to right.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shoal_cli.local.report import DeviceReport
+from shoal_cli.page.chart import COLOURS, MIB, Chart, Spec, colour, compact
+from shoal_cli.page.series import ACTIVITIES, MOVEMENTS, Absence, Cell, DeviceSeries, Movement
+from shoal_protocol.units import format_bytes
+
+_BAND: Final = 0.78
+"""Of a row, the part that is drawn on."""
+_FOOT: Final = 0.5 + _BAND / 2
+"""Where that part ends, from the top of the row."""
+_LIMIT: Final = COLOURS["over budget"]
+
+Row = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bands:
+    """The axes: time from left to right in seconds of the run, one band for each name."""
+
+    names: Sequence[str]
+    begin: float
+    end: float
+
+    @property
+    def x(self) -> dict[str, object]:
+        return _time_axis(self.begin, self.end)
+
+    @property
+    def y(self) -> dict[str, object]:
+        return {
+            "type": "quantitative",
+            "scale": {"domain": [0, len(self.names)], "reverse": True, "nice": False},
+            "axis": {
+                "values": [index + 0.5 for index in range(len(self.names))],
+                "labelExpr": f"{json.dumps(self.names)}[floor(datum.value)]",
+                "labelLimit": 110,
+                "title": None,
+                "grid": False,
+                "ticks": False,
+                "domain": False,
+            },
+        }
+
+    def rectangles(self, rows: Sequence[Row], kinds: Sequence[str], opacity: float = 1.0) -> Spec:
+        """From `begin` to `end` and from `top` to `bottom`, coloured by `kind`."""
+        return {
+            "data": compact(rows),
+            "mark": {"type": "rect", "opacity": opacity, "aria": False},
+            "encoding": {
+                "x": {"field": "begin", **self.x},
+                "x2": {"field": "end"},
+                "y": {"field": "top", **self.y},
+                "y2": {"field": "bottom"},
+                "color": colour(kinds),
+                "tooltip": [
+                    {"field": "begin", "type": "quantitative", "title": "second", "format": ".2f"},
+                    {"field": "kind", "title": " "},
+                    {"field": "what", "title": " "},
+                ],
+            },
+        }
+
+
+def bands(series: Sequence[DeviceSeries]) -> Bands:
+    """The axes for these devices."""
+    return Bands(
+        names=[each.name for each in series],
+        begin=min((cell.begin for each in series for cell in each.cells), default=0.0),
+        end=max((cell.end for each in series for cell in each.cells), default=1.0),
+    )
+
+
+# ---- what devices did ----------------------------------------------------------------------------
+
+
+def activity(series: Sequence[DeviceSeries]) -> Chart | None:
+    """What each device did; and when it was lost."""
+    axes = bands(series)
+    rows = [row for index, each in enumerate(series) for row in _stacks(index, each.cells)]
+    lost = [row for index, each in enumerate(series) for row in _losses(index, each.absences)]
+    if not rows and not lost:
+        return None
+    kinds = [*ACTIVITIES, *["lost"] * bool(lost)]
+    layers = [axes.rectangles(rows, kinds)]
+    if lost:
+        layers += [axes.rectangles(lost, kinds, opacity=0.3), _crosses(axes, series)]
+    return Chart(
+        name="activity",
+        title="What each device did",
+        text="The time of each device: computing, loading, sending, and waiting with work in hand; "
+        "where several went on at once, the first of these is shown."
+        + (" A cross says that the device was lost." if lost else ""),
+        spec={"height": 44 * len(series), "layer": layers},
+    )
+
+
+def _stacks(index: int, cells: Iterable[Cell]) -> Iterable[Row]:
+    """The parts of each cell, from the bottom of the band upwards."""
+    for cell in cells:
+        bottom = index + _FOOT
+        for kind in ACTIVITIES:
+            if share := cell.share(kind):
+                top = bottom - _BAND * share
+                yield _row(cell.begin, cell.end, top, bottom, kind, f"{share:.0%}")
+                bottom = top
+
+
+def _losses(index: int, absences: Iterable[Absence]) -> Iterable[Row]:
+    for each in absences:
+        what = each.reason + ("" if each.returned else "; it did not return")
+        yield _row(each.begin, each.end, index + _FOOT - _BAND, index + _FOOT, "lost", what)
+
+
+def _crosses(axes: Bands, series: Sequence[DeviceSeries]) -> Spec:
+    moments = [
+        {"begin": round(absence.begin, 3), "middle": index + 0.5}
+        for index, each in enumerate(series)
+        for absence in each.absences
+    ]
+    return {
+        "data": {"values": moments},
+        "mark": {"type": "text", "text": "✕", "fontSize": 17, "fontWeight": "bold"},
+        "encoding": {
+            "x": {"field": "begin", **axes.x},
+            "y": {"field": "middle", **axes.y},
+            "color": {"value": COLOURS["lost"]},
+        },
+    }
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def memory(series: Sequence[DeviceSeries], devices: Sequence[DeviceReport]) -> Chart | None:
+    """The memory of each device against its budget; a band is as high as the highest share."""
+    budgets = {each.name: each.budget_bytes for each in devices if each.budget_bytes}
+    known = [each for each in series if each.name in budgets]
+    shares = [cell.memory_bytes / budgets[each.name] for each in known for cell in each.cells]
+    if not any(shares):
+        return None
+    axes, scale = bands(known), _BAND / max(1.0, *shares)
+    rows = [
+        row
+        for index, each in enumerate(known)
+        for row in _levels(index, each.cells, budgets[each.name], scale)
+    ]
+    limits = [
+        {
+            "begin": axes.end,
+            "level": round(index + _FOOT - scale, 4),
+            "what": f"budget {format_bytes(budgets[each.name])}",
+        }
+        for index, each in enumerate(known)
+    ]
+    over = any(share > 1 for share in shares)
+    layers = [
+        axes.rectangles(rows, ["within budget", *["over budget"] * over]),
+        _budget_lines(axes, limits),
+        _budget_names(axes, limits),
+    ]
+    return Chart(
+        name="memory",
+        title="Memory against budget",
+        text="The most memory above the floor that was measured, for each device; the dashed line "
+        "is its budget." + (" Where it is red, the device was over it." if over else ""),
+        spec={"height": 62 * len(known), "layer": layers},
+    )
+
+
+def _levels(index: int, cells: Iterable[Cell], budget: int, scale: float) -> Iterable[Row]:
+    for cell in cells:
+        if cell.memory_bytes:
+            kind = "over budget" if cell.memory_bytes > budget else "within budget"
+            what = f"{format_bytes(cell.memory_bytes)} of {format_bytes(budget)}"
+            bottom = index + _FOOT
+            top = bottom - scale * cell.memory_bytes / budget
+            yield _row(cell.begin, cell.end, top, bottom, kind, what)
+
+
+def _budget_lines(axes: Bands, limits: Sequence[Row]) -> Spec:
+    return {
+        "data": {"values": list(limits)},
+        "mark": {"type": "rule", "color": _LIMIT, "strokeDash": [5, 3]},
+        "encoding": {"y": {"field": "level", **axes.y}},
+    }
+
+
+def _budget_names(axes: Bands, limits: Sequence[Row]) -> Spec:
+    mark = {"type": "text", "align": "right", "baseline": "bottom", "dy": -2, "color": _LIMIT}
+    return {
+        "data": {"values": list(limits)},
+        "mark": {**mark, "fontSize": 10},
+        "encoding": {
+            "x": {"field": "begin", **axes.x},
+            "y": {"field": "level", **axes.y},
+            "text": {"field": "what"},
+        },
+    }
+
+
+# ---- transfers -----------------------------------------------------------------------------------
+
+
+def traffic(found: Sequence[Movement]) -> Chart | None:
+    """What all devices together sent, received and fetched."""
+    rows = [
+        {"begin": round(each.begin, 3), "kind": kind, "rate": round(each.rate(kind) / MIB, 4)}
+        for each in found
+        for kind in MOVEMENTS
+    ]
+    if not any(row["rate"] for row in rows):
+        return None
+    return Chart(
+        name="traffic",
+        title="Transfers over time",
+        text="All devices together, in MiB a second: activations and results sent, activations and "
+        "inputs received, fragments fetched.",
+        spec={
+            "data": compact(rows),
+            "height": 150,
+            "mark": {"type": "area", "interpolate": "step-after", "opacity": 0.85, "aria": False},
+            "encoding": {
+                "x": {"field": "begin", **_time_axis(found[0].begin, found[-1].end)},
+                "y": {"field": "rate", "type": "quantitative", "title": "MiB/s", "stack": "zero"},
+                "color": colour(MOVEMENTS),
+            },
+        },
+    )
+
+
+def _time_axis(begin: float, end: float) -> dict[str, object]:
+    return {
+        "type": "quantitative",
+        "title": "seconds since the run began",
+        "scale": {"domain": [begin, end], "nice": False, "zero": False},
+    }
+
+
+def _row(begin: float, end: float, top: float, bottom: float, kind: str, what: str) -> Row:
+    return {
+        "begin": round(begin, 3),
+        "end": round(end, 3),
+        "top": round(top, 4),
+        "bottom": round(bottom, 4),
+        "kind": kind,
+        "what": what,
+    }

@@ -1,0 +1,157 @@
+"""The page as text: what it says, what it cannot be made to do, how large it gets."""
+
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli.page.recorded import (
+    HOSTILE,
+    MIB,
+    NAMES,
+    cut_of,
+    device,
+    job,
+    long_timeline,
+    run,
+    timelines,
+    troubled,
+)
+from shoal_cli.local.report import FailedItem, ReportRefused, RunReport, read_report, write_report
+from shoal_cli.local.run_record import Timeline
+from shoal_cli.page.charts import charts
+from shoal_cli.page.document import document
+from shoal_cli.page.graph import MOST_NODES, layout
+from shoal_cli.page.writing import write_page
+
+LIBRARY = "function vegaEmbed() {}"
+MOST_BYTES = 2_000_000
+
+
+class Elements(HTMLParser):
+    """The tags of a page with their attributes, and its text outside of scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[str] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+        self._inside = tag
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in {"script", "style"}:
+            self.text += f"{data}\n"
+
+
+def long_run() -> RunReport:
+    """As large as any: every device has a full timeline, many items failed, the model is long."""
+    devices = tuple(device(f"device-with-a-long-name-{number:03}") for number in range(100))
+    failed = tuple(
+        FailedItem(item=n, input=f"{n:07}.npz", reason="it does not fit " * 10) for n in range(1000)
+    )
+    names = tuple(each.name for each in devices)
+    million = job(4096, names, items=1_000_000, succeeded=999_000, failed=1000, failures=failed)
+    periods = tuple(long_timeline(devices=64) for _ in range(3))
+    return run((million, million), devices, timelines=periods, seconds=1e5)
+
+
+def test_nothing_is_fetched_and_no_name_becomes_markup() -> None:
+    page = document(troubled(), LIBRARY)
+    elements = Elements(page)
+    assert elements.tags.count("script") == 3
+    assert "b" not in elements.tags
+    assert not {"src", "href", "onerror", "a"} & {*elements.attributes}
+    assert HOSTILE in elements.text
+
+
+def test_everything_that_went_wrong_is_said() -> None:
+    said = Elements(document(troubled(), LIBRARY)).text
+    for text in (
+        "Failed",
+        "3 of 24 items failed",
+        "device pi-zero killed by SIGKILL, 9.0 s after the run began; it was started again",
+        "device pi-4 used 25 MiB of its 24 MiB",
+        "rec was cut finer: a fragment took more than planned",
+        f"wrong {HOSTILE}",
+    ):
+        assert text in said
+    drawn = {chart.name: chart for chart in charts(troubled())}
+    assert "the device was lost" in drawn["activity"].text
+    assert "killed; it did not return" in str(drawn["activity"].spec)
+    assert "over budget" in str(drawn["memory"].spec)
+
+
+def test_a_page_of_the_longest_run_is_small(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    assert write_page(long_run(), path) == path.stat().st_size <= MOST_BYTES
+
+
+@settings(max_examples=30, deadline=None)
+@given(found=timelines(), planned=st.booleans(), devices=st.integers(0, 3))
+def test_whatever_was_recorded_there_is_a_page(
+    found: tuple[Timeline, ...], planned: bool, devices: int
+) -> None:
+    whole = run(
+        (job(4 if planned else 0, NAMES),),
+        tuple(map(device, NAMES[:devices])),
+        timelines=found,
+    )
+    names = [chart.name for chart in charts(whole)]
+    assert len(names) == len(set(names))
+    assert all(f'id="{name}"' in document(whole, LIBRARY) for name in names)
+
+
+@given(fragments=st.integers(1, 400))
+@settings(max_examples=30, deadline=None)
+def test_a_cut_of_any_length_has_few_boxes_and_lines_that_go_forward(fragments: int) -> None:
+    cut = cut_of(fragments, NAMES)
+    nodes, lines = layout(cut)
+    assert len(nodes) <= MOST_NODES + 2
+    assert all(0 <= line.begin < line.end < len(nodes) for line in lines)
+    if fragments <= MOST_NODES:
+        assert sum(line.tensors for line in lines) == sum(edge.tensors for edge in cut.edges)
+
+
+def test_a_report_that_is_read_again_is_the_same(tmp_path: Path) -> None:
+    whole = replace(troubled(), timelines=(long_timeline(2),))
+    path = tmp_path / "report.json"
+    write_report(whole, path)
+    assert read_report(path) == whole
+    assert max(map(len, path.read_text().splitlines()[:-2])) < 200  # a person can read it
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "it is not JSON"),
+        ("[]", "is no report of version 2"),
+        ('{"version": 1}', "is no report of version 2"),
+        ('{"version": 2, "seconds": "long"}', "is no report: "),
+    ],
+)
+def test_a_file_that_is_no_report_is_refused_with_the_place(
+    text: str, why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    with pytest.raises(ReportRefused, match=why):
+        read_report(path)
+
+
+def test_a_report_from_before_timelines_has_a_page(tmp_path: Path) -> None:
+    whole = run((job(0, NAMES),), (device("pi-4", peak_bytes_above_floor=MIB),))
+    path = tmp_path / "report.json"
+    write_report(whole, path)
+    text = path.read_text().replace('"timelines": []', '"later": 1').replace('"deaths": [],', "")
+    path.write_text(text)
+    assert read_report(path) == whole
+    assert "1 MiB" in document(read_report(path), LIBRARY)

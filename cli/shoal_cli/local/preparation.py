@@ -18,6 +18,7 @@ from shoal_coordinator.storage.inputs import InputSet, InputsRefused, Shapes, sc
 from shoal_planner.advice import advise, in_words, largest
 from shoal_planner.costs import Holding, PoolDevice
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
 from shoal_planner.profile import Profile
@@ -166,8 +167,8 @@ def _best(order: CutOrder, choices: "Sequence[Cut]") -> "Cut":
         if isinstance(found, Infeasible):
             return (2,)
         reloads = any(stage.held(Holding.RELOADED) for stage in found.stages)
-        latency, period = found.latency_nanoseconds or 0, found.period_nanoseconds or 0
-        return (reloads, latency if order.objective is Objective.LATENCY else period)
+        goal = Goal(order.objective)
+        return (reloads, goal.value(found.period_nanoseconds or 0, found.latency_nanoseconds or 0))
 
     return choices[0] if len(choices) == 1 else min(choices, key=cost)
 

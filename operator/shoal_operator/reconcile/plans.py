@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, assert_never
+from typing import Final
 
 from shoal_api.kinds import Placement
 from shoal_api.kinds.placement import (
@@ -25,14 +25,14 @@ from shoal_api.kinds.placement import (
 )
 from shoal_operator.reconcile.conditions import shortened
 from shoal_planner.costs import Costs, Division, Holding, PoolDevice, Span
+from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
-from shoal_planner.placement import MAX_REJECTED, plan, shares
+from shoal_planner.placement import MAX_REJECTED, plan, stage_plan
 from shoal_planner.search import fits
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND
 
-_ITEMS: Final = 100
 _REMEMBERED: Final = 32
 """Plans: a thousand jobs of one partition on one pool need the same."""
 
@@ -119,7 +119,8 @@ def _served_by(site: Site, stage: StagePlan, names: tuple[str, ...]) -> StagePla
     """The stage on other devices of the same kinds: what each grants follows from its kind."""
     devices = {device.name: device for device in site.devices}
     costs, span = Costs(site.document), Span(stage.fragments[0], stage.fragments[-1] + 1)
-    return replace(stage, shares=shares(costs, span, [devices[name] for name in names]))
+    division = Division(span, tuple(devices[name] for name in names))
+    return stage_plan(costs, division, predictable=bool(stage.costs))
 
 
 def gain_percent(site: Site, previous: Stages, best: Plan) -> float | None:
@@ -135,8 +136,9 @@ def gain_percent(site: Site, previous: Stages, best: Plan) -> float | None:
         for device in division.devices
     ):
         return None
-    before = _worth(costs, old, best.objective)
-    after = _worth(costs, _divisions(best.stages, devices), best.objective)
+    goal = Goal(best.objective)
+    before = goal.value(*costs.totals(old))
+    after = goal.value(*costs.totals(_divisions(best.stages, devices)))
     return 100.0 * (before - after) / before if before > 0 else 0.0
 
 
@@ -148,20 +150,6 @@ def _divisions(stages: Stages, devices: Mapping[str, PoolDevice]) -> tuple[Divis
         )
         for stage in stages
     )
-
-
-def _worth(costs: Costs, divisions: Sequence[Division], objective: Objective) -> int:
-    """Nanoseconds of what the objective makes small."""
-    period, latency = costs.totals(divisions)
-    match objective:
-        case Objective.THROUGHPUT:
-            return period
-        case Objective.LATENCY:
-            return latency
-        case Objective.MAKESPAN:
-            return latency + (_ITEMS - 1) * period
-        case _:
-            assert_never(objective)
 
 
 def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:

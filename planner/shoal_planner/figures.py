@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shoal_planner.costs import DeviceCost
-from shoal_planner.outcome import Infeasible, Plan, Share, StagePlan
+from shoal_planner.outcome import Infeasible, Plan, Rejected, Share, StagePlan
 from shoal_protocol.units import NANOSECONDS_PER_SECOND
 
 
@@ -26,7 +26,7 @@ class DeviceFigures:
     """What an item of a stage takes one of its devices, in seconds, and what it holds at once.
 
     `share` is its part of the stage's items, `read_seconds` the reading of weights again. Times are
-    None where a shape is unknown.
+    None where a shape is unknown, `budget_bytes` where any model fits.
     """
 
     device: str
@@ -38,7 +38,7 @@ class DeviceFigures:
     send_seconds: float | None
     delay_seconds: float | None
     held_bytes: int
-    budget_bytes: int
+    budget_bytes: int | None
 
     @property
     def busy_seconds(self) -> float:
@@ -49,12 +49,15 @@ class DeviceFigures:
 class StageFigures:
     """Fragments and the devices that share their items; `period_seconds` is theirs together.
 
+    `received_bytes` come in with an item, and `sent_bytes` go out; None where nothing does.
     `measured_seconds`: what an item took in ONNX Runtime, of one device; the prediction is compute
     and reading, weighted by the devices' shares.
     """
 
     fragments: tuple[int, ...]
     devices: tuple[DeviceFigures, ...]
+    received_bytes: float | None
+    sent_bytes: float | None
     period_seconds: float | None
     predicted_seconds: float | None
     measured_seconds: float | None = None
@@ -71,10 +74,11 @@ class AlternativeFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFigures:
-    """A plan. `complete`: no plan is better by the prediction."""
+    """A plan. `gap`: by what part of the best one another could be better at most, by the
+    prediction; None where the search was cut short and does not know."""
 
     objective: str
-    complete: bool
+    gap: float | None
     predicted: Rates
     stages: tuple[StageFigures, ...]
     rejected: tuple[AlternativeFigures, ...]
@@ -94,23 +98,23 @@ class PlanFigures:
 def figures(plan: Plan) -> PlanFigures:
     return PlanFigures(
         objective=plan.objective.value,
-        complete=plan.complete,
-        predicted=Rates(
-            items_per_second=plan.items_per_second,
-            latency_seconds=seconds(plan.latency_nanoseconds),
-        ),
+        gap=0.0 if plan.complete else None,
+        predicted=predicted(plan),
         stages=tuple(map(_stage, plan.stages)),
         rejected=tuple(
             AlternativeFigures(
                 alternative=each.alternative,
                 reason=each.reason,
-                predicted=Rates(
-                    items_per_second=each.items_per_second,
-                    latency_seconds=seconds(each.latency_nanoseconds),
-                ),
+                predicted=predicted(each),
             )
             for each in plan.rejected
         ),
+    )
+
+
+def predicted(of: Plan | Rejected) -> Rates:
+    return Rates(
+        items_per_second=of.items_per_second, latency_seconds=seconds(of.latency_nanoseconds)
     )
 
 
@@ -163,6 +167,8 @@ def _stage(stage: StagePlan) -> StageFigures:
     return StageFigures(
         fragments=stage.fragments,
         devices=devices,
+        received_bytes=stage.received_bytes,
+        sent_bytes=stage.sent_bytes,
         period_seconds=seconds(stage.period_nanoseconds),
         predicted_seconds=mean if parts else None,
     )

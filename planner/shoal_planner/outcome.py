@@ -44,11 +44,14 @@ class StagePlan:
     """Consecutive fragments on the devices that share their items, fastest first.
 
     Times are per item, on the slowest of the devices: `transfer_nanoseconds` into the stage and
-    out of it; None where a shape is unknown. `period_nanoseconds` is that of all together.
+    out of it; None where a shape is unknown. `period_nanoseconds` is that of all together. The
+    bytes come in and go out with an item; None where nothing does.
     """
 
     fragments: tuple[int, ...]
     shares: tuple[Share, ...]
+    received_bytes: int | None
+    sent_bytes: int | None
 
     @property
     def devices(self) -> tuple[str, ...]:

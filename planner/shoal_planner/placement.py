@@ -199,6 +199,7 @@ def _planned(
 
 def stage_plan(costs: Costs, division: Division, *, predictable: bool) -> StagePlan:
     """What a plan says of one division; each of its devices must be able to hold the span."""
+    received, sent = costs.crossing(division.span)
     return StagePlan(
         fragments=division.span.fragments,
         shares=tuple(
@@ -212,4 +213,6 @@ def stage_plan(costs: Costs, division: Division, *, predictable: bool) -> StageP
             for device in division.devices
             for cost in (costs.on(division.span, device),)
         ),
+        received_bytes=received,
+        sent_bytes=sent,
     )

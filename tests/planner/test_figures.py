@@ -27,7 +27,7 @@ def test_the_figures_of_each_device_add_up_to_those_of_the_plan() -> None:
     for stage in of.stages:
         for each in stage.devices:
             assert each.compute_seconds is not None
-            assert each.held_bytes <= each.budget_bytes
+            assert each.held_bytes <= (each.budget_bytes or 0)
             total += sum(
                 getattr(each, f"{name}_seconds")
                 for name in ("compute", "read", "receive", "send", "delay")

@@ -385,6 +385,22 @@ def test_a_bare_model_is_planned_with_the_smallest_budget_that_works(bench: Work
     assert not bench.outputs.exists()
 
 
+def test_a_plan_is_given_to_programs_and_drawn(bench: Workbench) -> None:
+    picture = bench.folder / "plan.svg"
+    shown = bench.run("plan", bench.manifest, "--output", "json", "--svg", picture)
+    assert shown.status == 0, shown.err
+    (planned,) = json.loads(shown.out)["plans"]
+    assert planned["name"] == "InferenceJob job"
+    served = [each for stage in planned["plan"]["stages"] for each in stage["fragments"]]
+    assert served == [each["index"] for each in planned["fragments"]]
+    names = {each["name"] for each in planned["devices"]}
+    used = {each["device"] for s in planned["plan"]["stages"] for each in s["devices"]}
+    assert used <= names
+    assert planned["budgets"]["smallest_bytes"] > 0
+    assert planned["refusal"] is None
+    assert all(f">{name}<" in picture.read_text() for name in used)
+
+
 def test_a_partition_is_shown_and_kept_where_asked(bench: Workbench) -> None:
     store = bench.folder / "store"
     shown = bench.run("partition", bench.model, "--fragments", "3", "--out", store)

@@ -5,7 +5,7 @@ pictures are drawn from it. `dataclasses.asdict` makes JSON of it. Its size is b
 devices of its stages and `MAX_REJECTED` alternatives.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from shoal_planner.costs import DeviceCost
@@ -93,6 +93,17 @@ class PlanFigures:
             for stage in self.stages
         )
         return replace(self, measured=rates, stages=tuple(stages))
+
+    def renamed(self, name: Callable[[str], str]) -> "PlanFigures":
+        """With other names of its devices."""
+        stages = (
+            replace(
+                stage,
+                devices=tuple(replace(each, device=name(each.device)) for each in stage.devices),
+            )
+            for stage in self.stages
+        )
+        return replace(self, stages=tuple(stages))
 
 
 def figures(plan: Plan) -> PlanFigures:

@@ -33,6 +33,7 @@ from shoal_cli.local.supervisor import ProcessSpec, Supervisor, tail
 from shoal_cli.local.verification import DEFAULT_TOLERANCE
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
+from shoal_planner.figures import PlanFigures, Rates, figures
 from shoal_planner.outcome import Plan
 from shoal_protocol.channels import open_channel
 from shoal_protocol.partition import document_to_json
@@ -293,7 +294,17 @@ class PoolRun:
             outputs=str(job.order.outputs),
             verification=None,
             verification_error="",
+            plan=self._plan_report(job, status),
         )
+
+    def _plan_report(self, job: PlannedJob, status: pb.JobStatus) -> PlanFigures:
+        """The plan as predicted, beside what the coordinator measured of it."""
+        rates = Rates(
+            items_per_second=status.items_per_second or None,
+            latency_seconds=status.latency.p50_seconds or None,
+        )
+        measured = {each.index: each.compute_seconds for each in status.stages if each.finished}
+        return figures(job.plan).renamed(self.label).with_measured(rates, measured)
 
     def device_reports(self) -> list[DeviceReport]:
         """The devices, in the manifest's order. Their processes have ended, their cgroups exist."""

@@ -9,6 +9,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from shoal_planner.figures import PlanFigures
 from shoal_protocol.durable_files import replace_file
 
 VERSION: Final = 2
@@ -153,7 +154,8 @@ class JobReport:
 
     `state` is Complete only if every item succeeded; with failed items it is Failed, and `reason`
     ItemsFailed. `reason` is one word, `message` the same for people. `verification_error` says why
-    it could not be verified.
+    it could not be verified. `plan` is the one that it ran by, with what was predicted and what was
+    measured; None where nothing ran.
     """
 
     name: str
@@ -177,6 +179,7 @@ class JobReport:
     outputs: str
     verification: Verification | None
     verification_error: str = ""
+    plan: PlanFigures | None = None
 
     def verified(self, found: Verification | str | None) -> "JobReport":
         """With the comparison, or why it failed; None where none was asked for."""

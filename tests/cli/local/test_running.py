@@ -322,6 +322,13 @@ def test_several_jobs_on_several_pools_run_in_one_go(bench: Workbench) -> None:
         "single": 10,
     }
     assert len(jobs["again"]["stages"]) == 1, "the whole model fits every device"
+    (stage,) = jobs["again"]["plan"]["stages"]
+    assert {each["device"] for each in stage["devices"]} <= {
+        f"shelf.{n}" for n in ("one", "two", "three")
+    }
+    assert stage["predicted_seconds"] > 0
+    assert stage["measured_seconds"] > 0
+    assert jobs["again"]["plan"]["measured"]["items_per_second"] > 0
     devices = {device["name"]: device for device in ran.report["devices"]}  # type: ignore
     assert set(devices) == {"shelf.one", "shelf.two", "shelf.three", "loft.one"}
     assert devices["loft.one"]["evictions"] >= 2

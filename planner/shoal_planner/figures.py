@@ -111,7 +111,7 @@ def figures(plan: Plan) -> PlanFigures:
         objective=plan.objective.value,
         gap=0.0 if plan.complete else None,
         predicted=predicted(plan),
-        stages=tuple(map(_stage, plan.stages)),
+        stages=tuple(map(stage_figures, plan.stages)),
         rejected=tuple(
             AlternativeFigures(
                 alternative=each.alternative,
@@ -168,7 +168,7 @@ def item_shares(stage: StagePlan) -> tuple[float, ...]:
     return tuple(rate / sum(rates) for rate in rates)
 
 
-def _stage(stage: StagePlan) -> StageFigures:
+def stage_figures(stage: StagePlan) -> StageFigures:
     parts = item_shares(stage)
     devices = tuple(
         _device(share, part)

@@ -38,6 +38,7 @@ from shoal_operator.reconcile.plans import (
     in_force,
     status_of,
     with_fewest_moves,
+    with_measured,
 )
 from shoal_operator.reconcile.snapshot import DeviceState, PlacementSnapshot, Run, Unreachable
 from shoal_operator.reconcile.times import seconds_since
@@ -210,20 +211,29 @@ def _infeasible(snapshot: PlacementSnapshot, problem: Infeasible) -> Decision:
 def _decision(
     snapshot: PlacementSnapshot, status: PlacementStatus, updates: Sequence[ConditionUpdate]
 ) -> Decision:
-    measured = _measured(snapshot.measured, _before(snapshot).measured)
+    before, run = _before(snapshot), snapshot.measured
     budget = placement_budget(snapshot.placement, _used(status.stages), snapshot.view)
-    status = with_conditions(
-        replace(status, measured=measured), snapshot.placement, [*updates, budget], snapshot.now
+    counts = run is not None and _counts(run, before.measured)
+    by_this_plan = run is not None and counts and run.plan == status.epoch
+    seconds = dict(run.fragment_seconds) if run is not None and by_this_plan else {}
+    status = replace(
+        status,
+        measured=_cost(run) if run is not None and counts else before.measured,
+        stages=with_measured(status.stages, before.stages, seconds),
     )
+    status = with_conditions(status, snapshot.placement, [*updates, budget], snapshot.now)
     return Decision(status=print_placement(status))
 
 
-def _measured(run: Run | None, before: Cost | None) -> Cost | None:
-    """By the last job; while it runs only if nothing else is known, and not right away."""
-    if run is None or not run.succeeded or run.items_per_second <= 0:
-        return before
-    if not run.state.is_over and (before is not None or run.seconds < _MEASURED_AFTER_SECONDS):
-        return before
+def _counts(run: Run, before: Cost | None) -> bool:
+    """What is measured is that of the last job; while it runs only if nothing else is known, and
+    not right away."""
+    if not run.succeeded or run.items_per_second <= 0:
+        return False
+    return run.state.is_over or (before is None and run.seconds >= _MEASURED_AFTER_SECONDS)
+
+
+def _cost(run: Run) -> Cost:
     latency = run.latency_p50_seconds if run.latency_p50_seconds > 0 else None
     return Cost(latency_seconds=latency, items_per_second=run.items_per_second)
 

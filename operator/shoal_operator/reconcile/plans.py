@@ -25,13 +25,13 @@ from shoal_api.kinds.placement import (
 )
 from shoal_operator.reconcile.conditions import shortened
 from shoal_planner.costs import Costs, Division, Holding, PoolDevice, Span
+from shoal_planner.figures import seconds, stage_figures
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
 from shoal_planner.placement import MAX_REJECTED, plan, stage_plan
 from shoal_planner.search import fits
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import NANOSECONDS_PER_SECOND
 
 _REMEMBERED: Final = 32
 """Plans: a thousand jobs of one partition on one pool need the same."""
@@ -159,12 +159,15 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
             StageStatus(
                 fragments=stage.fragments,
                 devices=stage.devices,
-                compute_seconds=_seconds(stage.compute_nanoseconds),
-                transfer_seconds=_seconds(stage.transfer_nanoseconds),
+                compute_seconds=seconds(stage.compute_nanoseconds),
+                read_seconds=seconds(stage.read_nanoseconds),
+                transfer_seconds=seconds(stage.transfer_nanoseconds),
+                period_seconds=seconds(stage.period_nanoseconds),
+                predicted_seconds=figures.predicted_seconds,
                 resident_bytes=stage.resident_bytes,
                 in_blocks=_in_blocks(stage, document)[:MAX_GRANTS],
             )
-            for stage in of.stages
+            for stage, figures in zip(of.stages, map(stage_figures, of.stages), strict=True)
         ),
         fragments=tuple(
             FragmentMemory(
@@ -180,12 +183,13 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
             )
         ),
         predicted=Cost(
-            latency_seconds=_seconds(of.latency_nanoseconds), items_per_second=of.items_per_second
+            latency_seconds=seconds(of.latency_nanoseconds), items_per_second=of.items_per_second
         ),
         rejected=tuple(
             Rejected(
                 alternative=shortened(each.alternative, 512),
                 items_per_second=each.items_per_second,
+                latency_seconds=seconds(each.latency_nanoseconds),
                 reason=shortened(each.reason, 4096),
             )
             for each in of.rejected[:MAX_REJECTED]
@@ -203,5 +207,17 @@ def _in_blocks(stage: StagePlan, document: PartitionDocument) -> tuple[Grant, ..
     )
 
 
-def _seconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / NANOSECONDS_PER_SECOND
+def with_measured(
+    stages: Sequence[StageStatus], before: Sequence[StageStatus], fragments: Mapping[int, float]
+) -> tuple[StageStatus, ...]:
+    """Beside what a run measured of these stages, else what was known of them before."""
+    known = {(each.fragments, each.devices): each.measured_seconds for each in before}
+    return tuple(
+        replace(
+            stage,
+            measured_seconds=sum(fragments[each] for each in stage.fragments)
+            if fragments.keys() >= set(stage.fragments)
+            else known.get((stage.fragments, stage.devices)),
+        )
+        for stage in stages
+    )

@@ -43,6 +43,21 @@ class Contest:
                 seen.add(each)
                 yield self._weighed(name, each)
 
+    def from_scratch(self, ideal: Divisions) -> Rejected | None:
+        """The plan that would be the best if nothing had to move; None: it would be no better."""
+        value, chosen = self._value(ideal), self._value(self.best)
+        if value >= chosen:
+            return None
+        gain = 100 * (chosen - value) / chosen
+        period, latency = self.costs.totals(ideal)
+        predictable = self.costs.predictable(self.pool)
+        return Rejected(
+            alternative="best from scratch",
+            reason=f"gains {gain:.2g} %: not worth the fragments that would move",
+            period_nanoseconds=period if predictable else None,
+            latency_nanoseconds=latency if predictable else None,
+        )
+
     def _on_one_device(self) -> Divisions | Rejected:
         """All fragments on the device that is best with them."""
         costs, whole = self.costs, Span(0, len(self.costs.document.fragments))

@@ -11,7 +11,7 @@ model). It works in phases:
 5. say what the plan would give, and what its alternatives would have given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Final, Protocol
@@ -21,6 +21,7 @@ from shoal_planner.costs import Costs, Division, Holding, PoolDevice, Span
 from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions, by_memory, evenly, packed, with_spares
 from shoal_planner.outcome import Infeasible, Plan, Rejected, Share, StagePlan
+from shoal_planner.replanning import Situation, next_plan
 from shoal_planner.search import MAX_FOUND, Found, Wishes, fits, search
 from shoal_protocol.choices import Objective, PinPolicy
 from shoal_protocol.partition import PartitionDocument
@@ -39,6 +40,15 @@ class Pin(Protocol):
     def device(self) -> str: ...
     @property
     def policy(self) -> PinPolicy: ...
+
+
+class Served(Protocol):
+    """A stage of a plan in force, as a status describes it."""
+
+    @property
+    def fragments(self) -> tuple[int, ...]: ...
+    @property
+    def devices(self) -> tuple[str, ...]: ...
 
 
 def plan(
@@ -71,6 +81,45 @@ def plan(
             epoch = 1 + (previous.epoch if previous else 0)
             return _planned(contest, tuple(rejected), epoch, complete=found.complete)
     return Infeasible(problem=_PINS) if pins else _too_tight(costs, pool)
+
+
+def replan(
+    document: PartitionDocument,
+    pool: Sequence[PoolDevice],
+    best: Plan,
+    before: Sequence[Served],
+    pins: Sequence[Pin] = (),
+) -> Plan:
+    """The plan that follows the one in force: the best, or one that moves fewer fragments, where
+    what the best gains is not worth the difference (`replanning`)."""
+    costs, devices = Costs(document), {device.name: device for device in pool}
+    wishes = _wishes(None, pins)
+    situation = Situation(
+        costs=costs,
+        pool=pool,
+        goal=Goal(best.objective),
+        allow=wishes.allow,
+        before=_divisions(before, devices),
+        reloading=any(stage.held(Holding.RELOADED) for stage in best.stages),
+    )
+    ideal = _divisions(best.stages, devices)
+    chosen = next_plan(situation, ideal)
+    contest = Contest(costs=costs, pool=pool, goal=situation.goal, best=chosen)
+    rejected = best.rejected
+    if (lost := contest.from_scratch(ideal)) is not None:
+        rejected = tuple(islice((lost, *contest.rejected(None, ())), MAX_REJECTED))
+    return _planned(contest, rejected, best.epoch, complete=best.complete)
+
+
+def _divisions(stages: Sequence[Served], devices: Mapping[str, PoolDevice]) -> Divisions:
+    """Without devices that there are no more."""
+    return tuple(
+        Division(
+            Span(stage.fragments[0], stage.fragments[-1] + 1),
+            tuple(devices[name] for name in stage.devices if name in devices),
+        )
+        for stage in stages
+    )
 
 
 def _wishes(previous: Plan | None, pins: Sequence[Pin]) -> Wishes:

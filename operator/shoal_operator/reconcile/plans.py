@@ -1,9 +1,11 @@
 """Plans compared: the one in force as a status describes it, the best one, and the difference
 between them. Pure.
 
-The planner is asked without the plan in force, which would make a class of its own of each device
-that serves already, and its search grows with the classes. What the plan in force is worth, and
-that devices keep their fragments if others of their kind would do, is decided here.
+The planner searches without the plan in force, which would make a class of its own of each device
+that serves already, and its search grows with the classes. What follows the plan in force is
+decided afterwards: devices keep their fragments if others of their kind would do, and a plan that
+moves fewer fragments may do. All of that takes seconds where there is much to place, so it is a
+`Question` that the controller has answered in a thread of its own.
 """
 
 from collections import deque
@@ -24,12 +26,10 @@ from shoal_api.kinds.placement import (
     StageStatus,
 )
 from shoal_operator.reconcile.conditions import shortened
-from shoal_planner.costs import Costs, Division, Holding, PoolDevice, Span
+from shoal_planner.costs import Costs, Division, PoolDevice, Span
 from shoal_planner.figures import seconds, stage_figures
-from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
-from shoal_planner.placement import MAX_REJECTED, plan, stage_plan
-from shoal_planner.search import fits
+from shoal_planner.placement import MAX_REJECTED, plan, replan, stage_plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
 
@@ -37,7 +37,15 @@ _REMEMBERED: Final = 32
 """Plans: a thousand jobs of one partition on one pool need the same."""
 
 
-Stages = Sequence[StagePlan | StageStatus]
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What of a stage makes it another one."""
+
+    fragments: tuple[int, ...]
+    devices: tuple[str, ...]
+
+
+Stages = Sequence[StagePlan | StageStatus | Stage]
 """Of a plan that was made, or of one that a status describes."""
 
 
@@ -55,6 +63,29 @@ def best_plan(site: Site, objective: Objective, pins: tuple[Pin, ...]) -> Plan |
     return plan(site.document, site.devices, objective, None, pins)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be planned, and the assignment of the plan in force. Where the spec has changed,
+    `anew`, the best plan follows whatever it moves. Equal questions have equal answers."""
+
+    site: Site
+    objective: Objective
+    pins: tuple[Pin, ...]
+    previous: tuple[Stage, ...] = ()
+    anew: bool = False
+
+    def answer(self) -> Plan | Infeasible:
+        """The next plan. It may take seconds."""
+        best = best_plan(self.site, self.objective, self.pins)
+        if isinstance(best, Infeasible) or not self.previous:
+            return best
+        pinned = frozenset(pin.device for pin in self.pins)
+        best = with_fewest_moves(self.site, best, self.previous, pinned)
+        if self.anew:
+            return best
+        return replan(self.site.document, self.site.devices, best, self.previous, self.pins)
+
+
 def in_force(placement: Placement, document: PartitionDocument) -> tuple[StageStatus, ...]:
     """The stages that the status describes, if they are of this document's fragments."""
     status = placement.status
@@ -67,9 +98,9 @@ def in_force(placement: Placement, document: PartitionDocument) -> tuple[StageSt
     return stages if same else ()
 
 
-def assignment(stages: Stages) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]:
+def assignment(stages: Stages) -> tuple[Stage, ...]:
     """Which fragments are where: what makes two plans the same."""
-    return tuple((stage.fragments, stage.devices) for stage in stages)
+    return tuple(Stage(stage.fragments, stage.devices) for stage in stages)
 
 
 def with_fewest_moves(site: Site, best: Plan, previous: Stages, pinned: frozenset[str]) -> Plan:
@@ -121,35 +152,6 @@ def _served_by(site: Site, stage: StagePlan, names: tuple[str, ...]) -> StagePla
     costs, span = Costs(site.document), Span(stage.fragments[0], stage.fragments[-1] + 1)
     division = Division(span, tuple(devices[name] for name in names))
     return stage_plan(costs, division, predictable=bool(stage.costs))
-
-
-def gain_percent(site: Site, previous: Stages, best: Plan) -> float | None:
-    """By how much the best plan is better than the one in force; None: that one does not do."""
-    costs, devices = Costs(site.document), {device.name: device for device in site.devices}
-    if any(name not in devices for stage in previous for name in stage.devices):
-        return None
-    old = _divisions(previous, devices)
-    reloading = any(stage.held(Holding.RELOADED) for stage in best.stages)
-    if not all(
-        fits(costs, division.span, device, reloading=reloading)
-        for division in old
-        for device in division.devices
-    ):
-        return None
-    goal = Goal(best.objective)
-    before = goal.value(*costs.totals(old))
-    after = goal.value(*costs.totals(_divisions(best.stages, devices)))
-    return 100.0 * (before - after) / before if before > 0 else 0.0
-
-
-def _divisions(stages: Stages, devices: Mapping[str, PoolDevice]) -> tuple[Division, ...]:
-    return tuple(
-        Division(
-            Span(stage.fragments[0], stage.fragments[-1] + 1),
-            tuple(devices[name] for name in stage.devices),
-        )
-        for stage in stages
-    )
 
 
 def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:

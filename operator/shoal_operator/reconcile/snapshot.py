@@ -14,6 +14,7 @@ from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.names import job_id, pool_of
 from shoal_operator.reconcile.settings import OperatorSettings
+from shoal_planner.outcome import Infeasible, Plan
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes
 
@@ -315,7 +316,8 @@ class PlacementSnapshot(_Snapshot):
     """A Placement with what is to be placed and where.
 
     `measured` is the newest Run on it that its coordinator knows; the controller reconciles again
-    when such a Run ends. `cordoned` are the nodes where nothing new is to be placed.
+    when such a Run ends. `cordoned` are the nodes where nothing new is to be placed. `answer` is
+    that to its question, where it has one (`placement.question_of`).
     """
 
     placement: Placement
@@ -325,6 +327,7 @@ class PlacementSnapshot(_Snapshot):
     view: CoordinatorView | Unreachable
     measured: Run | None = None
     cordoned: frozenset[str] = frozenset()
+    answer: Plan | Infeasible | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

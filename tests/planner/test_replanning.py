@@ -1,17 +1,19 @@
 """The next plan after the one in force: it gains enough for what it moves."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fragment_pools import MIB, SECOND, device, partition, placed
+from shoal_api.kinds.placement import Pin
 from shoal_planner.alternatives import in_words
 from shoal_planner.costs import Costs, Division, PoolDevice, Span
 from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions
 from shoal_planner.outcome import Infeasible, Plan
-from shoal_planner.placement import plan
+from shoal_planner.placement import plan, replan
 from shoal_planner.replanning import GAIN, Situation, next_plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
@@ -152,3 +154,45 @@ def test_a_plan_in_force_stays_where_little_is_gained() -> None:
     document = partition([105 * 10**6, 10**8, 10**8, 95 * 10**6], [8 * MIB] * 4)
     pool = [device("a", budget=16 * MIB), device("b", budget=16 * MIB, flops=21 * SECOND // 20)]
     assert replanned("0-1 on a; 2-3 on b", document, pool) == "0-1 on a; 2-3 on b"
+
+
+def test_a_pin_is_kept_when_fragments_move() -> None:
+    document = partition([10**8] * 4, [8 * MIB] * 4)
+    pool = [device(name, budget=16 * MIB) for name in "abcd"]
+    pins = [Pin(fragment=0, device="a")]
+    before = placed(plan(document, pool[:3], Objective.THROUGHPUT, pins=pins))
+    left = [each for each in pool if each.name != before.homes()[3][0]]
+    best = placed(plan(document, left, Objective.THROUGHPUT, pins=pins))
+    after = replan(document, left, best, before.stages, pins)
+    assert after.homes()[0] == ("a",)
+
+
+def test_what_would_be_better_from_scratch_is_said_and_not_taken_for_little() -> None:
+    document = partition([10**8] * 4, [8 * MIB] * 4)
+    pool = [device("a", budget=24 * MIB), device("b", budget=24 * MIB, flops=21 * SECOND // 20)]
+    best = placed(plan(document, pool, Objective.LATENCY))
+    first, last = best.stages
+    swapped = (replace(first, shares=last.shares), replace(last, shares=first.shares))
+    after = replan(document, pool, best, swapped)
+    assert [stage.devices for stage in after.stages] == [stage.devices for stage in swapped]
+    lost = {each.alternative: each.reason for each in after.rejected}
+    assert lost["best from scratch"] == "gains 2.4 %: not worth the fragments that would move"
+
+
+def test_a_large_pool_that_loses_a_device_moves_few_fragments() -> None:
+    """The bounded search for the best would move most of them."""
+    document = partition(
+        [10**8 * (1 + i * 7 % 9) for i in range(48)], [(4 + i % 6) * MIB for i in range(48)]
+    )
+    pool = [
+        device(f"d{i:02}", budget=(40 + i % 8) * MIB, flops=SECOND * (1 + i % 8)) for i in range(24)
+    ]
+    before = placed(plan(document, pool, Objective.THROUGHPUT))
+    left = [each for each in pool if each.name != before.homes()[0][0]]
+    best = placed(plan(document, left, Objective.THROUGHPUT))
+    after = replan(document, left, best, before.stages)
+    old, new, ideal = (divisions(each, left) for each in (before, after, best))
+    assert moves(old, new) <= 12
+    assert value(Costs(document), Goal(Objective.THROUGHPUT), new) * (1 - GAIN) <= value(
+        Costs(document), Goal(Objective.THROUGHPUT), ideal
+    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from shoal_planner.costs import DeviceCost
 from shoal_planner.outcome import Infeasible, Plan, Rejected, Share, StagePlan
-from shoal_protocol.units import NANOSECONDS_PER_SECOND
+from shoal_protocol.units import Nanoseconds, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ def figures(plan: Plan) -> PlanFigures:
 
 def predicted(of: Plan | Rejected) -> Rates:
     return Rates(
-        items_per_second=of.items_per_second, latency_seconds=seconds(of.latency_nanoseconds)
+        items_per_second=of.items_per_second, latency_seconds=known_seconds(of.latency_nanoseconds)
     )
 
 
@@ -180,7 +180,7 @@ def stage_figures(stage: StagePlan) -> StageFigures:
         devices=devices,
         received_bytes=stage.received_bytes,
         sent_bytes=stage.sent_bytes,
-        period_seconds=seconds(stage.period_nanoseconds),
+        period_seconds=known_seconds(stage.period_nanoseconds),
         predicted_seconds=mean if parts else None,
     )
 
@@ -191,15 +191,15 @@ def _device(share: Share, part: float | None) -> DeviceFigures:
         device=share.device,
         holding=share.holding.value,
         share=part,
-        compute_seconds=None if cost is None else seconds(cost.compute),
-        read_seconds=None if cost is None else seconds(cost.read),
-        receive_seconds=None if cost is None else seconds(cost.receive),
-        send_seconds=None if cost is None else seconds(cost.send),
-        delay_seconds=None if cost is None else seconds(cost.delay),
+        compute_seconds=None if cost is None else known_seconds(cost.compute),
+        read_seconds=None if cost is None else known_seconds(cost.read),
+        receive_seconds=None if cost is None else known_seconds(cost.receive),
+        send_seconds=None if cost is None else known_seconds(cost.send),
+        delay_seconds=None if cost is None else known_seconds(cost.delay),
         held_bytes=share.resident_bytes,
         budget_bytes=share.budget_bytes,
     )
 
 
-def seconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / NANOSECONDS_PER_SECOND
+def known_seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else seconds(Nanoseconds(nanoseconds))

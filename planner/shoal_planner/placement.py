@@ -258,6 +258,7 @@ def stage_plan(costs: Costs, division: Division, *, predictable: bool) -> StageP
                 holding=cost.holding,
                 granted_bytes=costs.grants(division.span, device),
                 cost=cost if predictable else None,
+                predicted=costs.times(division.span, device) if costs.known else (),
             )
             for device in division.devices
             for cost in (costs.on(division.span, device),)

@@ -133,6 +133,14 @@ class StageStatus:
         default=None,
         example=0.006,
     )
+    device_seconds: tuple[float, ...] = member(
+        Items(of=Number(), max_items=MAX_DEVICES),
+        "Per item, computing and reading, on each of the devices, in their order; empty where that "
+        "cannot be predicted.",
+        unit="seconds",
+        default=[],
+        example=[0.021],
+    )
     transfer_seconds: float | None = member(
         Number(),
         "Per item, into the stage and out of it.",

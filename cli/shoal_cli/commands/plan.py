@@ -105,11 +105,12 @@ def _of_model(
     shapes: Mapping[str, tuple[int, ...]],
 ) -> "PlanOrder":
     from shoal_cli.local.orders import bare_placement, read_orders
+    from shoal_cli.local.speeds import machine_speed
 
     made = bare_placement(
         model, budgets=budgets, fragments=fragments, residency=residency, shapes=shapes
     )
-    ((_, order),) = read_orders(made, {}).placements
+    ((_, order),) = read_orders(made, {}, machine_speed()).placements
     return order
 
 
@@ -125,9 +126,10 @@ def _of_manifests(
 ) -> "list[tuple[str, PlanOrder]]":
     from shoal_cli.local import remote
     from shoal_cli.local.orders import read_orders
+    from shoal_cli.local.speeds import machine_speed
 
     downloaded = asyncio.run(remote.download(options.load_files(files), folder, options.note))
-    orders = read_orders(downloaded.manifests, volumes)
+    orders = read_orders(downloaded.manifests, volumes, machine_speed())
     wanted = [(f"Placement {name}", order) for name, order in orders.placements]
     wanted += [(f"InferenceJob {order.name}", order.plan) for order in orders.jobs]
     if not wanted:

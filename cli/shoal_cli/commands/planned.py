@@ -14,7 +14,7 @@ from shoal_cli.commands.charts import draw
 from shoal_cli.commands.options import Format
 from shoal_cli.commands.plan_pictures import Links, link_words, panels
 from shoal_cli.commands.tables import explained_table, output
-from shoal_cli.local.orders import PlanOrder, planned_devices
+from shoal_cli.local.orders import PlanOrder
 from shoal_cli.local.preparation import Prepared
 from shoal_planner.budgets import explain_budgets, with_other_budgets
 from shoal_planner.costs import PoolDevice
@@ -23,6 +23,7 @@ from shoal_planner.figures import InfeasibleFigures, PlanFigures, figures, infea
 from shoal_planner.layers import plans as layer_plans
 from shoal_planner.layers.graph import LayerGraph, Pool
 from shoal_planner.outcome import Infeasible, Plan
+from shoal_planner.speeds import devices_table
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.units import NANOSECONDS_PER_SECOND
 
@@ -61,7 +62,7 @@ class Planned:
 
 def of_order(name: str, order: PlanOrder, prepared: Prepared, answer: Plan | Infeasible) -> Planned:
     """What was found for a Placement, a job or a bare model."""
-    pool, document = planned_devices(order.pool), prepared.document
+    pool, document = order.cut.devices, prepared.document
     others = with_other_budgets(document, pool, order.objective)
     tables = explain(answer, document) if isinstance(answer, Plan) else explain_refusal(answer)
     return Planned(
@@ -70,7 +71,7 @@ def of_order(name: str, order: PlanOrder, prepared: Prepared, answer: Plan | Inf
         refusal=None
         if isinstance(answer, Plan)
         else infeasible_figures(answer, answer.message(order.cut.name, prepared.advice)),
-        tables=(*tables, explain_budgets(others)),
+        tables=(devices_table(pool), *tables, explain_budgets(others)),
         facts={
             "devices": [asdict(device) for device in pool],
             "fragments": [

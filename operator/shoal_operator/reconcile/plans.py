@@ -27,11 +27,12 @@ from shoal_api.kinds.placement import (
 )
 from shoal_operator.reconcile.conditions import shortened
 from shoal_planner.costs import Costs, Division, PoolDevice, Span
-from shoal_planner.figures import seconds, stage_figures
+from shoal_planner.figures import known_seconds, stage_figures
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
 from shoal_planner.placement import MAX_REJECTED, plan, replan, stage_plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.units import Nanoseconds, seconds
 
 _REMEMBERED: Final = 32
 """Plans: a thousand jobs of one partition on one pool need the same."""
@@ -161,10 +162,15 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
             StageStatus(
                 fragments=stage.fragments,
                 devices=stage.devices,
-                compute_seconds=seconds(stage.compute_nanoseconds),
-                read_seconds=seconds(stage.read_nanoseconds),
-                transfer_seconds=seconds(stage.transfer_nanoseconds),
-                period_seconds=seconds(stage.period_nanoseconds),
+                compute_seconds=known_seconds(stage.compute_nanoseconds),
+                read_seconds=known_seconds(stage.read_nanoseconds),
+                device_seconds=tuple(
+                    seconds(Nanoseconds(sum(share.predicted)))
+                    for share in stage.shares
+                    if share.predicted
+                ),
+                transfer_seconds=known_seconds(stage.transfer_nanoseconds),
+                period_seconds=known_seconds(stage.period_nanoseconds),
                 predicted_seconds=figures.predicted_seconds,
                 resident_bytes=stage.resident_bytes,
                 in_blocks=_in_blocks(stage, document)[:MAX_GRANTS],
@@ -185,13 +191,14 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
             )
         ),
         predicted=Cost(
-            latency_seconds=seconds(of.latency_nanoseconds), items_per_second=of.items_per_second
+            latency_seconds=known_seconds(of.latency_nanoseconds),
+            items_per_second=of.items_per_second,
         ),
         rejected=tuple(
             Rejected(
                 alternative=shortened(each.alternative, 512),
                 items_per_second=each.items_per_second,
-                latency_seconds=seconds(each.latency_nanoseconds),
+                latency_seconds=known_seconds(each.latency_nanoseconds),
                 reason=shortened(each.reason, 4096),
             )
             for each in of.rejected[:MAX_REJECTED]

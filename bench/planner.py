@@ -1,25 +1,29 @@
 """What the planner of layers finds, against published results and rules of thumb, and how fast.
 
-    .venv/bin/python bench/planner.py [--quick] [--json FILE]
+    .venv/bin/python bench/planner.py [--quick] [--json FILE] [--pictures FOLDER]
 
-- PipeDream's graphs: the straight pipelines of its optimiser, with the same costs (training, links
-  that never limit, one device per stage). `PUBLISHED` has its bottlenecks.
+- PipeDream's graphs on 2, 4 and 8 devices: the straight pipelines of its optimiser, with the same
+  costs (training, one device per stage), with links that never limit and with links of 1 GB/s.
+  `PUBLISHED` has its bottlenecks where they were published; elsewhere its recurrence, written again
+  in the plainest way, gives them.
 - Scission's machines: every pair and triple, both of its networks, images that come from where the
   Raspberry Pi is, against an even split, the best single machine and Asteroid's heuristic: the
   worst ratio must not be above one.
-- Chains of many layers on unequal devices: processor time, and the gap to a bound that no plan can
-  beat.
+- Chains of many layers on unequal devices, for each objective: processor time, and the gap to a
+  bound that no plan can beat. With `--pictures`, how both grow with layers and devices.
 """
 
 import random
 import time
-from collections.abc import Iterator
-from itertools import combinations
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations, product
 from pathlib import Path
 from typing import Final
 
-from measurement import RATIO, VALUE, Measurement, Report, parse_arguments
+from measurement import RATIO, VALUE, Arguments, Measurement, Report, argument_parser
 
+from shoal_cli.commands.charts import Line, Panel, draw
 from shoal_planner.layers.documents import PIPEDREAM_KIND, pipedream, read_profile
 from shoal_planner.layers.graph import COORDINATOR, Device, Layer, LayerGraph, Link, Pool, Tensor
 from shoal_planner.layers.planning import plan, straight
@@ -34,6 +38,10 @@ PUBLISHED: Final = {
     ("resnet50", 2): 0.22193,
     ("resnet50", 4): 0.11150,
 }
+PIPEDREAM: Final = ("alexnet", "resnet50", "squeezenet1_0", "vgg16")
+"""Those of its graphs whose cuts can all be tried, in its recurrence as well."""
+FREE: Final = Link()
+LINKS: Final = {FREE: "free links", Link(1e9): "links of 1 GB/s"}
 PI: Final = "raspberry-pi-4"
 MACHINES: Final = (PI, "vm-2core", "desktop-2500", "desktop-6700k-cpu", "desktop-6700k-gpu")
 FAR: Final = Link(50e6 / 8, 0.020)
@@ -44,33 +52,91 @@ RULES: Final = ("even split", "single device", "row by memory")
 
 def main() -> None:
     """Print a table."""
-    arguments = parse_arguments(__doc__)
-    report = Report(arguments)
+    parser = argument_parser(__doc__)
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw the cost of planning")
+    options = parser.parse_args()
+    report = Report(Arguments(json=options.json, quick=options.quick))
     for measurement in (*published(), *machines()):
         report.add(measurement)
-    sizes = [(213, 6, 0.0), (430, 16, 0.1)] + [(1250, 50, 0.15)] * (not arguments.quick)
-    for layers, devices, gap in sizes:
-        for measurement in chains(layers, devices, gap):
-            report.add(measurement)
+    for size in SIZES[: 2 if options.quick else None]:
+        for objective in Objective:
+            for measurement in chains(size, objective):
+                report.add(measurement)
+    if options.pictures is not None:
+        (options.pictures / "planner.svg").write_text(picture())
     report.finish()
 
 
 def published() -> Iterator[Measurement]:
     """The bottlenecks of straight pipelines, in seconds of a batch forward and back."""
-    for (model, devices), theirs in PUBLISHED.items():
+    for model, (link, links) in product(PIPEDREAM, LINKS.items()):
         text = (PROFILES / "pipedream" / f"{model}.txt").read_text()
         graph = pipedream(text, training=True)
-        alike = tuple(Device(name=f"gpu-{i}", kind=PIPEDREAM_KIND) for i in range(devices))
-        ours = straight(graph, Pool(alike), Objective.THROUGHPUT)
-        assert ours is not None
-        yield Measurement(
-            name=f"{model}, bottleneck on {devices}",
-            value=ours.period,
-            unit="s",
-            peer=theirs,
-            ratio=ours.period / theirs,
-            goal=RATIO <= 1.0002,  # published with four or five digits
+        theirs = pipedream_bottlenecks(graph, link)
+        for devices in (2, 4, 8):
+            alike = tuple(Device(name=f"gpu-{i}", kind=PIPEDREAM_KIND) for i in range(devices))
+            ours = straight(graph, Pool(alike, link=link), Objective.THROUGHPUT)
+            assert ours is not None
+            known = PUBLISHED.get((model, devices)) if link == FREE else None
+            peer = theirs[devices] if known is None else known
+            yield Measurement(
+                name=f"{model}, {links}: bottleneck on {devices}",
+                value=ours.period,
+                unit="s",
+                peer=peer,
+                ratio=ours.period / peer,
+                goal=RATIO <= 1.0002,  # published with four or five digits
+            )
+
+
+def pipedream_bottlenecks(graph: LayerGraph, link: Link) -> dict[int, float]:
+    """By number of devices, what PipeDream's recurrence finds: the best pipeline of some layers on
+    one device more is the best of fewer layers, and one stage with the others."""
+    seconds = [layer.seconds[PIPEDREAM_KIND] for layer in graph.layers]
+    before = _sets_with_their_producers(graph)
+    crossing = {
+        each: sum(
+            tensor.bytes
+            for tensor in graph.tensors
+            if tensor.producer in each and any(c not in each for c in tensor.consumers)
         )
+        / link.bytes_per_second
+        for each in before
+    }
+    best = {each: sum(seconds[layer] for layer in each) for each in before}
+    found = {1: best[before[-1]]}
+    for devices in range(2, 9):
+        best = {
+            whole: min(
+                [best[whole]]
+                + [
+                    max(best[part], crossing[part], sum(seconds[i] for i in whole - part))
+                    for part in before
+                    if part and part < whole
+                ]
+            )
+            for whole in before
+        }
+        found[devices] = best[before[-1]]
+    return found
+
+
+def _sets_with_their_producers(graph: LayerGraph) -> list[frozenset[int]]:
+    """All sets of layers that have the producers of all their members, the smaller ones first."""
+    needs = {
+        index: {one for one, other in graph.edges if other == index}
+        for index in range(len(graph.layers))
+    }
+    level, found = {frozenset[int]()}, list[frozenset[int]]()
+    while level:
+        found += level
+        level = {
+            each | {layer}
+            for each in level
+            for layer, wanted in needs.items()
+            if layer not in each and wanted <= each
+        }
+    return found
 
 
 def machines() -> Iterator[Measurement]:
@@ -115,16 +181,98 @@ def pool_of(chosen: tuple[str, ...], link: Link) -> Pool:
     return Pool(devices, links, FAR)
 
 
-def chains(layers: int, devices: int, gap: float) -> Iterator[Measurement]:
-    """Of throughput."""
+@dataclass(frozen=True)
+class Size:
+    """A question, within how many seconds it is to be answered, and with which gaps."""
+
+    layers: int
+    devices: int
+    seconds: float
+    gaps: Mapping[Objective, float]
+
+
+def _gaps(throughput: float, latency: float, makespan: float) -> Mapping[Objective, float]:
+    return dict(zip(Objective, (throughput, latency, makespan), strict=True))
+
+
+SIZES: Final = (
+    Size(213, 6, 1.0, _gaps(0.0, 0.0, 0.0)),
+    Size(430, 16, 10.0, _gaps(0.1, 0.25, 0.1)),
+    Size(1250, 50, 30.0, _gaps(0.15, 0.25, 0.35)),
+)
+ITEMS: Final = 100
+
+
+def chains(size: Size, objective: Objective) -> Iterator[Measurement]:
+    took, gap = planned(size.layers, size.devices, objective)
+    name = f"{size.layers} layers on {size.devices} unequal devices, {objective}"
+    yield Measurement(
+        name=f"{name}, processor time", value=took, unit="s", goal=size.seconds >= VALUE
+    )
+    yield Measurement(name=f"{name}, gap", value=gap, unit="", goal=size.gaps[objective] >= VALUE)
+
+
+def planned(layers: int, devices: int, objective: Objective) -> tuple[float, float]:
+    """Processor time in seconds, and the gap that was stated."""
     graph, pool = random_chain(layers), random_pool(devices)
     started = time.process_time()
-    answer = plan(graph, pool, Objective.THROUGHPUT)
+    answer = plan(graph, pool, objective, ITEMS)
     took = time.process_time() - started
     assert isinstance(answer, LayerPlan)
-    name = f"{layers} layers on {devices} unequal devices"
-    yield Measurement(name=f"{name}, processor time", value=took, unit="s")
-    yield Measurement(name=f"{name}, gap", value=answer.gap, unit="", goal=gap >= VALUE)
+    return took, answer.gap
+
+
+def picture() -> str:
+    """How processor time grows with layers and with devices, and the gap with devices."""
+    layers, devices = (50, 100, 213, 430, 800, 1250), (2, 4, 6, 8, 12, 16, 32, 50)
+    colours = dict(zip(Objective, "cbd", strict=True))
+    by_layers = [
+        Line(
+            name=f"{count} devices",
+            colour=colour,
+            points=[(each, planned(each, count, Objective.THROUGHPUT)[0]) for each in layers],
+        )
+        for count, colour in ((6, "b"), (16, "c"), (50, "d"))
+    ]
+    by_devices = {
+        objective: [(count, planned(430, count, objective)) for count in devices]
+        for objective in Objective
+    }
+
+    def lines(place: int, scale: float) -> list[Line]:
+        return [
+            Line(
+                name=objective,
+                colour=colours[objective],
+                points=[(count, scale * found[place]) for count, found in points],
+            )
+            for objective, points in by_devices.items()
+        ]
+
+    return draw(
+        "The cost of planning layers",
+        "Chains of layers that differ a hundredfold, on unequal devices and links; one processor",
+        [
+            Panel(
+                title="Throughput: time by layers",
+                x_title="layers",
+                y_title="seconds",
+                lines=by_layers,
+            ),
+            Panel(
+                title="430 layers: time by devices",
+                x_title="devices",
+                y_title="seconds",
+                lines=lines(0, 1.0),
+            ),
+            Panel(
+                title="430 layers: by how much a plan could be better at most",
+                x_title="devices",
+                y_title="gap, %",
+                lines=lines(1, 100.0),
+            ),
+        ],
+    )
 
 
 def random_chain(count: int) -> LayerGraph:

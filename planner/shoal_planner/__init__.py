@@ -4,7 +4,9 @@
     cuts, advice                 where to cut; what to change where no cut fits
     finer_cuts                   what to cut for where a fragment, as measured, fits on no device
     costs, search, placement     which devices serve which fragments
-    alternatives, explanation    why other placements lost
+    replanning                   the plan that follows the one in force
+    alternatives, explanation    why other placements lost, in tables
+    figures, schedule            the same for programs and pictures: seconds, bytes, what is when
     budgets                      what other budgets would give
     layers/                      cuts and devices chosen together, from measured layers
 

@@ -1,62 +1,123 @@
 """What else there was: the divisions that one would think of first, and why they lost."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from shoal_planner.costs import Costs, Division, PoolDevice, Span
-from shoal_planner.heuristics import Divisions, evenly
-from shoal_planner.outcome import Rejected, duration
+from shoal_planner.goal import Goal
+from shoal_planner.heuristics import Divisions, by_memory, evenly
+from shoal_planner.outcome import EVEN_SPLIT, Rejected, duration
+from shoal_protocol.choices import Objective
 from shoal_protocol.units import format_bytes
 
 
-def even_split(costs: Costs, pool: Sequence[PoolDevice], best: Divisions) -> Rejected | None:
-    """Equal numbers of fragments on each device; None where the best division is just that."""
-    even = evenly(costs, pool)
-    if even == best:
-        return None
-    for division in even:
-        device = division.devices[0]
-        if costs.holding(division.span, device) is None:
-            need = format_bytes(costs.least_in_turn(division.span))
-            have = format_bytes(device.budget_bytes)
-            reason = f"a fragment for {device.name} needs {need}; it has {have}"
-            return Rejected(alternative="even split", reason=reason)
-    return rejected(costs, even, "even split", best, pool)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """The best division, by a goal, on a pool. The others are weighed against it."""
 
+    costs: Costs
+    pool: Sequence[PoolDevice]
+    goal: Goal
+    best: Divisions
 
-def on_one_device(costs: Costs, pool: Sequence[PoolDevice], best: Divisions) -> Rejected | None:
-    """All fragments on the device that is fastest with them; None where the best is just that."""
-    whole = Span(0, len(costs.document.fragments))
-    able = [device for device in pool if costs.at_once(whole, device)]
-    if not able:
-        roomiest = max(pool, key=lambda each: each.budget_bytes)
+    def rejected(
+        self, without_replicas: Divisions | None, others: Sequence[Divisions]
+    ) -> Iterator[Rejected]:
+        """Those that differ from the best, each once. `others` are the next best, in order."""
+        named: list[tuple[str, Divisions | Rejected]] = [
+            (EVEN_SPLIT, evenly(self.costs, self.pool)),
+            ("one device", self._on_one_device()),
+            ("split by memory", by_memory(self.costs, self.pool)),
+        ]
+        if without_replicas is not None:
+            named.append(("without replicas", without_replicas))
+        named += [
+            (f"next best: {in_words(each)}" if place == 0 else in_words(each), each)
+            for place, each in enumerate(others)
+        ]
+        seen = {self.best}
+        for name, each in named:
+            if isinstance(each, Rejected):
+                yield each
+            elif each not in seen:
+                seen.add(each)
+                yield self._weighed(name, each)
+
+    def from_scratch(self, ideal: Divisions) -> Rejected | None:
+        """The plan that would be the best if nothing had to move; None: it would be no better."""
+        value, chosen = self._value(ideal), self._value(self.best)
+        if value >= chosen:
+            return None
+        gain = 100 * (chosen - value) / chosen
+        period, latency = self.costs.totals(ideal)
+        predictable = self.costs.predictable(self.pool)
+        return Rejected(
+            alternative="best from scratch",
+            reason=f"gains {gain:.2g} %: not worth the fragments that would move",
+            period_nanoseconds=period if predictable else None,
+            latency_nanoseconds=latency if predictable else None,
+        )
+
+    def _on_one_device(self) -> Divisions | Rejected:
+        """All fragments on the device that is best with them."""
+        costs, whole = self.costs, Span(0, len(self.costs.document.fragments))
+        able = [(Division(whole, (each,)),) for each in self.pool if costs.at_once(whole, each)]
+        if able:
+            return min(able, key=lambda each: (self._value(each), each[0].devices[0].name))
+        roomiest = max(self.pool, key=lambda each: each.budget_bytes)
         need, have = _together(costs, whole), format_bytes(roomiest.budget_bytes)
         reason = f"all fragments need {need}; {roomiest.name} has {have}"
         if roomiest.single:
             reason = f"{roomiest.name} holds one fragment at a time"
         return Rejected(alternative="one device", reason=reason)
-    fastest = min(able, key=lambda each: (costs.on(whole, each).period, each.name))
-    alone = (Division(whole, (fastest,)),)
-    return None if alone == best else rejected(costs, alone, f"all on {fastest.name}", best, pool)
+
+    def _value(self, divisions: Divisions) -> int:
+        return self.goal.value(*self.costs.totals(divisions))
+
+    def _weighed(self, name: str, lost: Divisions) -> Rejected:
+        """A division that lost, with what it would have given."""
+        if len(lost) == 1 and len(lost[0].devices) == 1:
+            name = f"all on {lost[0].devices[0].name}"
+        for division in lost:
+            device = division.devices[0]
+            if self.costs.holding(division.span, device) is None:
+                need = format_bytes(self.costs.least_in_turn(division.span))
+                have = format_bytes(device.budget_bytes)
+                reason = f"a fragment for {device.name} needs {need}; it has {have}"
+                return Rejected(alternative=name, reason=reason)
+        reason = _would_reload(self.costs, lost)
+        if not self.costs.predictable(self.pool):
+            return Rejected(alternative=name, reason=reason or "is less balanced")
+        period, latency = self.costs.totals(lost)
+        return Rejected(
+            alternative=name,
+            reason=reason or self._slower(lost),
+            period_nanoseconds=period,
+            latency_nanoseconds=latency,
+        )
+
+    def _slower(self, lost: Divisions) -> str:
+        (period, latency), best = self.costs.totals(lost), self.costs.totals(self.best)
+        best_period, best_latency = best
+        match self.goal.objective:
+            case Objective.MAKESPAN if self._value(lost) > self._value(self.best):
+                times = [duration(self._value(each)) for each in (lost, self.best)]
+                return f"{self.goal.items} items would take {times[0]}, against {times[1]}"
+            case Objective.LATENCY if latency > best_latency:
+                return _item_takes(latency, best_latency)
+        if period > best_period:
+            slowest = max(lost, key=self.costs.period)
+            names = ", ".join(device.name for device in slowest.devices)
+            return f"{names} would need {duration(period)} an item, against {duration(best_period)}"
+        if latency > best_latency:
+            return _item_takes(latency, best_latency)
+        if len(lost) != len(self.best):
+            return f"is as good, with {len(lost)} stages in the place of {len(self.best)}"
+        return "is as good; ties go to fewer moves, then fewer devices, then smaller names"
 
 
-def rejected(
-    costs: Costs,
-    lost: Divisions,
-    alternative: str,
-    best: Divisions,
-    pool: Sequence[PoolDevice],
-) -> Rejected:
-    """A division that lost against the best, with what it would have given."""
-    reason = _would_reload(costs, lost)
-    if not costs.predictable(pool):
-        return Rejected(alternative=alternative, reason=reason or "is less balanced")
-    period, latency = costs.totals(lost)
-    return Rejected(
-        alternative=alternative,
-        reason=reason or _slower(costs, lost, best),
-        period_nanoseconds=period,
-        latency_nanoseconds=latency,
-    )
+def _item_takes(latency: int, best: int) -> str:
+    return f"an item would take {duration(latency)}, against {duration(best)}"
 
 
 def _would_reload(costs: Costs, lost: Divisions) -> str:
@@ -78,19 +139,6 @@ def _together(costs: Costs, span: Span) -> str:
     if least == costs.resident(span):
         return f"{format_bytes(least)} together"
     return f"at least {format_bytes(least)} together, in blocks"
-
-
-def _slower(costs: Costs, lost: Divisions, best: Divisions) -> str:
-    (period, latency), (best_period, best_latency) = costs.totals(lost), costs.totals(best)
-    if period > best_period:
-        slowest = max(lost, key=costs.period)
-        names = ", ".join(device.name for device in slowest.devices)
-        return f"{names} would need {duration(period)} an item, against {duration(best_period)}"
-    if latency > best_latency:
-        return f"an item would take {duration(latency)}, against {duration(best_latency)}"
-    if len(lost) != len(best):
-        return f"is as good, with {len(lost)} stages in the place of {len(best)}"
-    return "is as good; ties go to fewer moves, then fewer devices, then smaller names"
 
 
 def in_words(divisions: Sequence[Division]) -> str:

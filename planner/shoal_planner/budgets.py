@@ -5,16 +5,17 @@ cut it otherwise, and do better. All devices have the same budget here.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal_planner.costs import Costs, Holding, PoolDevice, Span
 from shoal_planner.explanation import Table, rate
+from shoal_planner.figures import Rates, predicted
 from shoal_planner.outcome import Infeasible, Plan, duration
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import Bytes, format_bytes, format_upwards
+from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, format_bytes, format_upwards
 
 _SHOWN: Final = 6
 
@@ -42,29 +43,63 @@ def _runs(need: Callable[[Span], int], fragments: int, most: int) -> int:
     return count
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtBudget:
+    """What the plan gives where each device has this budget. Rates are None where unknown."""
+
+    budget_bytes: int
+    predicted: Rates
+    holding: Holding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherBudgets:
+    """Plans at budgets from where all is resident down to the smallest that works; for each of so
+    many devices. `smallest_bytes` hold all fragments at once, `smallest_in_turn_bytes` one."""
+
+    devices: int
+    smallest_bytes: int
+    smallest_in_turn_bytes: int
+    plans: tuple[AtBudget, ...]
+
+
 def with_other_budgets(
     document: PartitionDocument, pool: Sequence[PoolDevice], objective: Objective
-) -> Table:
-    """The plan at budgets from where all is resident down to the smallest that works."""
+) -> OtherBudgets:
+    """What these fragments would do on devices that differ in their budget alone."""
     costs, fragments, count = Costs(document), len(document.fragments), len(pool)
     at_once = smallest_budget(costs.least, fragments, count)
     in_turn = max(costs.least(Span(index, index + 1)) for index in range(fragments))
     if count == 1:
         in_turn = costs.least_in_turn(Span(0, fragments))
     ample = smallest_budget(costs.resident, fragments, count)
-    where = "the device" if count == 1 else f"each of {count} devices"
-    title = f"Smallest budget that works, cut as it is: {format_upwards(at_once)} on {where}"
-    if in_turn < at_once:
-        title += f"; {format_upwards(in_turn)} where fragments are loaded in turn"
-    rows = []
+    plans = []
     for budget in _steps(ample, in_turn):
         devices = [replace(device, budget_bytes=budget) for device in pool]
         answer = plan(document, devices, objective)
         if not isinstance(answer, Infeasible):
-            rows.append(_row(budget, answer))
+            plans.append(_at_budget(budget, answer))
+    return OtherBudgets(
+        devices=count,
+        smallest_bytes=at_once,
+        smallest_in_turn_bytes=min(at_once, in_turn),
+        plans=tuple(plans),
+    )
+
+
+def explain_budgets(others: OtherBudgets) -> Table:
+    """The smallest that works, and the plan at several."""
+    where = "the device" if others.devices == 1 else f"each of {others.devices} devices"
+    at_once, in_turn = others.smallest_bytes, others.smallest_in_turn_bytes
+    title = f"Smallest budget that works, cut as it is: {format_upwards(at_once)} on {where}"
+    if in_turn < at_once:
+        title += f"; {format_upwards(in_turn)} where fragments are loaded in turn"
     numbers = ("budget", "an item takes", "items/s")
     return Table(
-        title=title, headings=(*numbers, "fragments"), rows=tuple(rows), numbers=frozenset(numbers)
+        title=title,
+        headings=(*numbers, "fragments"),
+        rows=tuple(map(_row, others.plans)),
+        numbers=frozenset(numbers),
     )
 
 
@@ -75,20 +110,22 @@ def _steps(most: int, least: int) -> list[Bytes]:
     return [Bytes(size) for size in dict.fromkeys((most, *between, least))]
 
 
-def _row(budget: Bytes, answer: Plan) -> tuple[str, ...]:
-    held = next(
-        (each for each in (Holding.RELOADED, Holding.IN_BLOCKS) if _held(answer, each)),
-        Holding.WHOLE,
+def _at_budget(budget: Bytes, answer: Plan) -> AtBudget:
+    held = {share.holding for stage in answer.stages for share in stage.shares}
+    ways = (Holding.RELOADED, Holding.IN_BLOCKS, Holding.WHOLE)
+    return AtBudget(
+        budget_bytes=budget,
+        predicted=predicted(answer),
+        holding=next(each for each in ways if each in held),
     )
+
+
+def _row(at: AtBudget) -> tuple[str, ...]:
     how = {Holding.WHOLE: "whole", Holding.IN_BLOCKS: "in blocks", Holding.RELOADED: "in turn"}
-    latency = answer.latency_nanoseconds
+    latency = at.predicted.latency_seconds
     return (
-        format_bytes(budget),
-        "?" if latency is None else duration(latency),
-        rate(answer.items_per_second),
-        how[held],
+        format_bytes(at.budget_bytes),
+        "?" if latency is None else duration(round(latency * NANOSECONDS_PER_SECOND)),
+        rate(at.predicted.items_per_second),
+        how[at.holding],
     )
-
-
-def _held(answer: Plan, holding: Holding) -> bool:
-    return any(stage.held(holding) for stage in answer.stages)

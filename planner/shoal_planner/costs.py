@@ -6,8 +6,10 @@ and goes out over the device's own link. A message is charged to both ends, whic
 takes and an upper bound for a direct route; that way the cost of a stage depends on its own devices
 alone. Computing, receiving and sending overlap between items, so that
 
-    period  = max(compute, receive, send)        one item every so often, in the long run
-    latency = compute + receive + send + delays   of one item
+    period  = max(compute + read, receive, send)         one item every so often, in the long run
+    latency = compute + read + receive + send + delays   of one item
+
+where `read` is weights that are read again.
 
 Replicas add their rates. Where a fragment's `work` is known, and a device's rates were measured,
 computing takes the sum of the fragment's convolutions, products and traffic, each by its rate. Else
@@ -129,16 +131,32 @@ class Division:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCost:
-    """What one item of a span costs on one device."""
+    """What one item of a span costs on one device. `read` is weights, from the page cache or, where
+    fragments are reloaded, from the disk; `delay` is the links' latency."""
 
-    compute: Nanoseconds
-    transfer: Nanoseconds
-    period: Nanoseconds
     holding: Holding
+    compute: Nanoseconds
+    read: Nanoseconds
+    receive: Nanoseconds
+    send: Nanoseconds
+    delay: Nanoseconds
+
+    @property
+    def busy(self) -> Nanoseconds:
+        """How long the processor has to do with an item."""
+        return Nanoseconds(self.compute + self.read)
+
+    @property
+    def transfer(self) -> Nanoseconds:
+        return Nanoseconds(self.receive + self.send + self.delay)
+
+    @property
+    def period(self) -> Nanoseconds:
+        return Nanoseconds(max(self.busy, self.receive, self.send, 1))
 
     @property
     def latency(self) -> Nanoseconds:
-        return Nanoseconds(self.compute + self.transfer)
+        return Nanoseconds(self.busy + self.transfer)
 
 
 @dataclass(frozen=True)
@@ -298,12 +316,12 @@ class Costs:
         assert holding is not None, f"{span} has no room on {device.name}"
         match holding:
             case Holding.IN_BLOCKS:
-                compute += _time(self._paged(span, device), device.page_bytes_per_second)
+                read = _time(self._paged(span, device), device.page_bytes_per_second)
             case Holding.RELOADED:
                 weights = self._weights[span.end] - self._weights[span.start]
-                compute += _time(weights, device.reload_bytes_per_second)
+                read = _time(weights, device.reload_bytes_per_second)
             case Holding.WHOLE:
-                pass
+                read = 0
         receive, send, delays = 0, 0, 0
         for number, crossing in enumerate(self.crossing(span)):
             if crossing is None:
@@ -313,10 +331,12 @@ class Costs:
             duration = _time(crossing, link) if link else 0
             receive, send = (duration, send) if number == 0 else (receive, duration)
         return DeviceCost(
-            compute=Nanoseconds(compute),
-            transfer=Nanoseconds(receive + send + delays),
-            period=Nanoseconds(max(compute, receive, send, 1)),
             holding=holding,
+            compute=Nanoseconds(compute),
+            read=Nanoseconds(read),
+            receive=Nanoseconds(receive),
+            send=Nanoseconds(send),
+            delay=Nanoseconds(delays),
         )
 
     def period(self, division: Division) -> Nanoseconds:

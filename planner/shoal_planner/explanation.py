@@ -1,13 +1,29 @@
 """A plan in words and tables: what `shoal plan` prints, and the one line of an event."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
 
 from shoal_planner.costs import Holding
-from shoal_planner.outcome import SHORTEST_PERIOD, Plan, Rejected, StagePlan, duration
+from shoal_planner.figures import item_shares
+from shoal_planner.outcome import (
+    SHORTEST_PERIOD,
+    Infeasible,
+    Plan,
+    Rejected,
+    Share,
+    StagePlan,
+    duration,
+)
 from shoal_protocol.partition import Fragment, PartitionDocument
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import format_bytes, format_upwards
 
-_UNKNOWN = "?"
+_UNKNOWN: Final = "?"
+_HELD: Final = {
+    Holding.WHOLE: "",
+    Holding.IN_BLOCKS: " (in blocks)",
+    Holding.RELOADED: " (in turn)",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +43,57 @@ def explain(plan: Plan, document: PartitionDocument) -> tuple[Table, ...]:
     return tuple(table for table in tables if table.rows)
 
 
+def explain_refusal(answer: Infeasible) -> tuple[Table, ...]:
+    """What each device lacks for the fragment that fits nowhere; empty where size is no trouble."""
+    if answer.need_bytes is None:
+        return ()
+    rows = tuple(
+        (name, format_bytes(budget), format_upwards(max(0, answer.need_bytes - budget)))
+        for name, budget in answer.budgets
+    )
+    numbers = frozenset(("has", "lacks"))
+    title = f"Fragment {answer.fragment} needs at least {format_upwards(answer.need_bytes)}"
+    return (
+        Table(title=title, headings=("device", *numbers), rows=rows, numbers=frozenset(numbers)),
+    )
+
+
 def _stages(plan: Plan) -> Table:
-    numbers = ("memory", "compute", "transfer", "an item every")
+    numbers = ("share", "compute", "reads again", "transfer", "memory", "an item every")
     title = summary(plan)
     if plan.latency_nanoseconds is not None and plan.items_per_second is not None:
         title += f"; an item takes {duration(plan.latency_nanoseconds)}"
     return Table(
         title=title,
         headings=("stage", "fragments", "devices", *numbers),
-        rows=tuple(_stage_row(index, stage) for index, stage in enumerate(plan.stages)),
+        rows=tuple(row for index, stage in enumerate(plan.stages) for row in _rows(index, stage)),
         numbers=frozenset(("stage", *numbers)),
     )
+
+
+def _rows(index: int, stage: StagePlan) -> Iterator[tuple[str, ...]]:
+    """One for the devices that are alike; what is the stage's is in the first."""
+    parts = item_shares(stage) or (None,) * len(stage.shares)
+    alike: dict[tuple[Share, float | None], list[str]] = {}
+    for share, part in zip(stage.shares, parts, strict=True):
+        alike.setdefault((replace(share, device=""), part), []).append(share.device)
+    first, last = stage.fragments[0], stage.fragments[-1]
+    own = (str(index), f"{first}" if first == last else f"{first}-{last}")
+    period = _period(stage.period_nanoseconds)
+    for (share, part), devices in alike.items():
+        cost = share.cost
+        yield (
+            *own,
+            ", ".join(devices),
+            _UNKNOWN if part is None else f"{100 * part:.0f} %",
+            _duration(None if cost is None else cost.compute),
+            _duration(cost.read) if cost is not None and cost.read else "",
+            _duration(None if cost is None else cost.transfer),
+            f"{format_bytes(share.resident_bytes)} of {format_bytes(share.budget_bytes)}"
+            + _HELD[share.holding],
+            period,
+        )
+        own, period = ("", ""), ""
 
 
 def _memory(plan: Plan, document: PartitionDocument) -> Table:
@@ -73,13 +129,20 @@ def _granted(fragment: Fragment, stage: StagePlan) -> str:
 
 
 def _rejected(plan: Plan) -> Table:
+    numbers = ("items/s", "an item takes")
     return Table(
         title="Rejected",
-        headings=("alternative", "items/s", "because"),
+        headings=("alternative", *numbers, "because"),
         rows=tuple(
-            (each.alternative, rate(each.items_per_second), each.reason) for each in plan.rejected
+            (
+                each.alternative,
+                rate(each.items_per_second),
+                _duration(each.latency_nanoseconds),
+                each.reason,
+            )
+            for each in plan.rejected
         ),
-        numbers=frozenset({"items/s"}),
+        numbers=frozenset(numbers),
     )
 
 
@@ -112,25 +175,6 @@ def _why_lost(rejected: Rejected) -> str:
     known = rejected.items_per_second
     gives = "" if known is None else f" would give {rate(known)} items/s"
     return f"{rejected.alternative}{gives}: {rejected.reason}"
-
-
-def _stage_row(index: int, stage: StagePlan) -> tuple[str, ...]:
-    first, last = stage.fragments[0], stage.fragments[-1]
-    return (
-        str(index),
-        f"{first}" if first == last else f"{first}-{last}",
-        ", ".join(stage.devices),
-        format_bytes(stage.resident_bytes) + _how(stage),
-        _duration(stage.compute_nanoseconds),
-        _duration(stage.transfer_nanoseconds),
-        _period(stage.period_nanoseconds),
-    )
-
-
-def _how(stage: StagePlan) -> str:
-    if stage.held(Holding.RELOADED):
-        return " (in turn)"
-    return " (in blocks)" * stage.held(Holding.IN_BLOCKS)
 
 
 def _duration(nanoseconds: int | None) -> str:

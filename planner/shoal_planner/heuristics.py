@@ -1,7 +1,7 @@
 """Divisions by rule of thumb: where a search must be cut short, and to be compared with."""
 
 from collections.abc import Container, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from shoal_planner.costs import Costs, Division, Holding, PoolDevice, Span, shared_period
 from shoal_planner.search import Wishes
@@ -14,11 +14,31 @@ def evenly(costs: Costs, pool: Sequence[PoolDevice]) -> Divisions:
 
     Whether they fit there is not asked.
     """
-    count = len(costs.document.fragments)
-    shares = min(count, len(pool))
-    borders = [count * share // shares for share in range(shares + 1)]
+    shares = min(len(costs.document.fragments), len(pool))
+    return _in_proportion(costs, pool[:shares], [1] * shares)
+
+
+def by_memory(costs: Costs, pool: Sequence[PoolDevice]) -> Divisions:
+    """Numbers of fragments in proportion to the devices' memory, the roomiest first (exo's rule).
+
+    Whether they fit there is not asked.
+    """
+    roomiest = sorted(pool, key=lambda each: (-each.budget_bytes, each.name))
+    most = costs.resident(Span(0, len(costs.document.fragments)))
+    return _in_proportion(costs, roomiest, [min(each.budget_bytes, most) for each in roomiest])
+
+
+def _in_proportion(
+    costs: Costs, devices: Sequence[PoolDevice], amounts: Sequence[int]
+) -> Divisions:
+    count, total = len(costs.document.fragments), sum(amounts)
+    borders = [0, *(count * amount // total for amount in accumulate(amounts))]
     spans = (Span(start, end) for start, end in pairwise(borders))
-    return tuple(Division(span, (each,)) for span, each in zip(spans, pool, strict=False))
+    return tuple(
+        Division(span, (each,))
+        for span, each in zip(spans, devices, strict=True)
+        if span.end > span.start
+    )
 
 
 def packed(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_planner.costs import Holding
+from shoal_planner.costs import DeviceCost, Holding, shared_period
 from shoal_protocol.choices import Objective
 from shoal_protocol.units import (
     NANOSECONDS_PER_SECOND,
@@ -15,18 +15,22 @@ from shoal_protocol.units import (
 
 SHORTEST_PERIOD: Final = Nanoseconds(100_000)
 """To hand an item over takes longer. A plan that promises more knows nothing of the work."""
+EVEN_SPLIT: Final = "even split"
 _NAMED_DEVICES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """How a device holds the fragments of its stage: what it grants each of them while that is
-    resident. With less than its `resident_bytes` a fragment runs in blocks.
+    resident. With less than its `resident_bytes` a fragment runs in blocks. `cost` is what an item
+    takes it; None where times cannot be predicted.
     """
 
     device: str
+    budget_bytes: Bytes
     holding: Holding
     granted_bytes: tuple[Bytes, ...]
+    cost: DeviceCost | None
     predicted: tuple[Nanoseconds, ...] = ()
     """How long a task of each takes there; empty: that cannot be predicted."""
 
@@ -41,19 +45,40 @@ class Share:
 class StagePlan:
     """Consecutive fragments on the devices that share their items, fastest first.
 
-    Times are per item on the slowest of the devices: `transfer_nanoseconds` into the stage and out
-    of it; None where a shape is unknown.
+    Times are per item, on the slowest of the devices: `transfer_nanoseconds` into the stage and
+    out of it; None where a shape is unknown. `period_nanoseconds` is that of all together. The
+    bytes come in and go out with an item; None where nothing does.
     """
 
     fragments: tuple[int, ...]
     shares: tuple[Share, ...]
-    compute_nanoseconds: Nanoseconds | None
-    transfer_nanoseconds: Nanoseconds | None
-    period_nanoseconds: Nanoseconds | None
+    received_bytes: int | None
+    sent_bytes: int | None
 
     @property
     def devices(self) -> tuple[str, ...]:
         return tuple(share.device for share in self.shares)
+
+    @property
+    def costs(self) -> tuple[DeviceCost, ...]:
+        """What an item takes each device; empty where times cannot be predicted."""
+        return tuple(share.cost for share in self.shares if share.cost is not None)
+
+    @property
+    def compute_nanoseconds(self) -> Nanoseconds | None:
+        return max((cost.compute for cost in self.costs), default=None)
+
+    @property
+    def read_nanoseconds(self) -> Nanoseconds | None:
+        return max((cost.read for cost in self.costs), default=None)
+
+    @property
+    def transfer_nanoseconds(self) -> Nanoseconds | None:
+        return max((cost.transfer for cost in self.costs), default=None)
+
+    @property
+    def period_nanoseconds(self) -> Nanoseconds | None:
+        return shared_period([cost.period for cost in self.costs]) if self.costs else None
 
     @property
     def resident_bytes(self) -> Bytes:
@@ -88,8 +113,8 @@ class Rejected:
 class Plan:
     """Stages in order, what they give, and what else there was.
 
-    `complete`: every division was weighed; otherwise a better one may exist. `even_split` is what a
-    split into equal numbers of fragments would give. Predictions are None where a shape is unknown.
+    `complete`: every division was weighed; otherwise a better one may exist. Predictions are None
+    where a shape is unknown.
     """
 
     epoch: int
@@ -97,13 +122,17 @@ class Plan:
     stages: tuple[StagePlan, ...]
     period_nanoseconds: Nanoseconds | None
     latency_nanoseconds: Nanoseconds | None
-    even_split: Rejected | None
     rejected: tuple[Rejected, ...]
     complete: bool
 
     @property
     def items_per_second(self) -> float | None:
         return _rate(self.period_nanoseconds)
+
+    @property
+    def even_split(self) -> Rejected | None:
+        """What a split into equal numbers of fragments would give; None where this plan is that."""
+        return next((each for each in self.rejected if each.alternative == EVEN_SPLIT), None)
 
     def homes(self) -> tuple[tuple[str, ...], ...]:
         """Per fragment, the devices that serve it, best first: what a job is submitted with."""

@@ -11,14 +11,18 @@ model). It works in phases:
 5. say what the plan would give, and what its alternatives would have given.
 """
 
-from collections.abc import Sequence
-from typing import Final, Protocol, assert_never
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Final, Protocol
 
-from shoal_planner.alternatives import even_split, in_words, on_one_device, rejected
+from shoal_planner.alternatives import Contest
 from shoal_planner.costs import Costs, Division, Holding, PoolDevice, Span
-from shoal_planner.heuristics import Divisions, evenly, packed, with_spares
-from shoal_planner.outcome import Infeasible, Plan, Share, StagePlan
-from shoal_planner.search import MAX_FOUND, Found, Wishes, Worth, fits, search
+from shoal_planner.goal import Goal
+from shoal_planner.heuristics import Divisions, by_memory, evenly, packed, with_spares
+from shoal_planner.outcome import Infeasible, Plan, Rejected, Share, StagePlan
+from shoal_planner.replanning import Situation, next_plan
+from shoal_planner.search import MAX_FOUND, Found, Wishes, fits, search
 from shoal_protocol.choices import Objective, PinPolicy
 from shoal_protocol.partition import PartitionDocument
 
@@ -38,6 +42,15 @@ class Pin(Protocol):
     def policy(self) -> PinPolicy: ...
 
 
+class Served(Protocol):
+    """A stage of a plan in force, as a status describes it."""
+
+    @property
+    def fragments(self) -> tuple[int, ...]: ...
+    @property
+    def devices(self) -> tuple[str, ...]: ...
+
+
 def plan(
     document: PartitionDocument,
     pool: Sequence[PoolDevice],
@@ -55,31 +68,58 @@ def plan(
     refused = _misfit(costs, pool, pins)
     if refused is not None:
         return refused
-    wishes = _wishes(previous, pins)
-    worth = _worth(objective, items)
+    wishes, goal = _wishes(previous, pins), Goal(objective, items)
     for reloading in (False, True):
-        found = search(costs, pool, wishes, worth, reloading=reloading)
+        found = search(costs, pool, wishes, goal, reloading=reloading)
         if not found.complete:
-            found = _mended(costs, found, pool, wishes, worth, reloading=reloading)
+            found = _mended(costs, found, pool, wishes, goal, reloading=reloading)
         if found.divisions:
-            return _planned(costs, found, pool, objective, 1 + (previous.epoch if previous else 0))
+            best, *others = found.divisions
+            contest = Contest(costs=costs, pool=pool, goal=goal, best=best)
+            alone = _without_replicas(contest, wishes, reloading=reloading)
+            rejected = islice(contest.rejected(alone, others), MAX_REJECTED)
+            epoch = 1 + (previous.epoch if previous else 0)
+            return _planned(contest, tuple(rejected), epoch, complete=found.complete)
     return Infeasible(problem=_PINS) if pins else _too_tight(costs, pool)
 
 
-def _worth(objective: Objective, items: int) -> Worth:
-    match objective:
-        case Objective.THROUGHPUT:
-            return lambda period, latency, penalty: (period, penalty, latency)
-        case Objective.LATENCY:
-            return lambda period, latency, penalty: (latency, penalty, period)
-        case Objective.MAKESPAN:
-            return lambda period, latency, penalty: (
-                latency + (items - 1) * period,
-                penalty,
-                latency,
-            )
-        case _:
-            assert_never(objective)
+def replan(
+    document: PartitionDocument,
+    pool: Sequence[PoolDevice],
+    best: Plan,
+    before: Sequence[Served],
+    pins: Sequence[Pin] = (),
+) -> Plan:
+    """The plan that follows the one in force: the best, or one that moves fewer fragments, where
+    what the best gains is not worth the difference (`replanning`)."""
+    costs, devices = Costs(document), {device.name: device for device in pool}
+    wishes = _wishes(None, pins)
+    situation = Situation(
+        costs=costs,
+        pool=pool,
+        goal=Goal(best.objective),
+        allow=wishes.allow,
+        before=_divisions(before, devices),
+        reloading=any(stage.held(Holding.RELOADED) for stage in best.stages),
+    )
+    ideal = _divisions(best.stages, devices)
+    chosen = next_plan(situation, ideal)
+    contest = Contest(costs=costs, pool=pool, goal=situation.goal, best=chosen)
+    rejected = best.rejected
+    if (lost := contest.from_scratch(ideal)) is not None:
+        rejected = tuple(islice((lost, *contest.rejected(None, ())), MAX_REJECTED))
+    return _planned(contest, rejected, best.epoch, complete=best.complete)
+
+
+def _divisions(stages: Sequence[Served], devices: Mapping[str, PoolDevice]) -> Divisions:
+    """Without devices that there are no more."""
+    return tuple(
+        Division(
+            Span(stage.fragments[0], stage.fragments[-1] + 1),
+            tuple(devices[name] for name in stage.devices if name in devices),
+        )
+        for stage in stages
+    )
 
 
 def _wishes(previous: Plan | None, pins: Sequence[Pin]) -> Wishes:
@@ -145,13 +185,14 @@ def _mended(
     found: Found,
     pool: Sequence[PoolDevice],
     wishes: Wishes,
-    worth: Worth,
+    goal: Goal,
     *,
     reloading: bool,
 ) -> Found:
     """A search that was cut short, with rules of thumb beside what it found, and spares used."""
     whole, at_once = {Holding.WHOLE}, {Holding.WHOLE, Holding.IN_BLOCKS}
-    rules = [evenly(costs, pool), *(packed(costs, pool, each) or () for each in (whole, at_once))]
+    rules = [evenly(costs, pool), by_memory(costs, pool)]
+    rules += [rule for each in (whole, at_once) if (rule := packed(costs, pool, each))]
     admissible = [
         rule
         for rule in rules
@@ -166,7 +207,7 @@ def _mended(
             wishes.penalty(each.span, [device.name for device in each.devices])
             for each in divisions
         )
-        return worth(*costs.totals(divisions), penalty)
+        return goal.order(*costs.totals(divisions), penalty)
 
     return Found(tuple(sorted(distinct, key=order)[:MAX_FOUND]), complete=False)
 
@@ -178,47 +219,50 @@ def _serves(costs: Costs, division: Division, wishes: Wishes, *, reloading: bool
     )
 
 
+def _without_replicas(contest: Contest, wishes: Wishes, *, reloading: bool) -> Divisions | None:
+    """The best division with one device for each stage; None where the best of all is one, or there
+    is none."""
+    if all(len(division.devices) == 1 for division in contest.best):
+        return None
+    alone = replace(wishes, replicas=False)
+    found = search(contest.costs, contest.pool, alone, contest.goal, reloading=reloading)
+    return found.divisions[0] if found.divisions else None
+
+
 def _planned(
-    costs: Costs, found: Found, pool: Sequence[PoolDevice], objective: Objective, epoch: int
+    contest: Contest, rejected: tuple[Rejected, ...], epoch: int, *, complete: bool
 ) -> Plan:
-    best, *others = found.divisions
-    predictable = costs.predictable(pool)
+    costs, best = contest.costs, contest.best
+    predictable = costs.predictable(contest.pool)
     period, latency = costs.totals(best)
-    even = even_split(costs, pool, best)
-    lost = [even, on_one_device(costs, pool, best)]
-    lost += [rejected(costs, other, in_words(other), best, pool) for other in others]
     return Plan(
         epoch=epoch,
-        objective=objective,
-        stages=tuple(_stage(costs, each, predictable=predictable) for each in best),
+        objective=contest.goal.objective,
+        stages=tuple(stage_plan(costs, each, predictable=predictable) for each in best),
         period_nanoseconds=period if predictable else None,
         latency_nanoseconds=latency if predictable else None,
-        even_split=even,
-        rejected=tuple(each for each in lost if each is not None)[:MAX_REJECTED],
-        complete=found.complete,
+        rejected=rejected,
+        complete=complete,
     )
 
 
-def _stage(costs: Costs, division: Division, *, predictable: bool) -> StagePlan:
-    """What a plan says of one division."""
-    each = [costs.on(division.span, device) for device in division.devices]
+def stage_plan(costs: Costs, division: Division, *, predictable: bool) -> StagePlan:
+    """What a plan says of one division; each of its devices must be able to hold the span."""
+    received, sent = costs.crossing(division.span)
     return StagePlan(
         fragments=division.span.fragments,
-        shares=shares(costs, division.span, division.devices),
-        compute_nanoseconds=max(cost.compute for cost in each) if predictable else None,
-        transfer_nanoseconds=max(cost.transfer for cost in each) if predictable else None,
-        period_nanoseconds=costs.period(division) if predictable else None,
-    )
-
-
-def shares(costs: Costs, span: Span, devices: Sequence[PoolDevice]) -> tuple[Share, ...]:
-    """How each of the devices holds a span; each must be able to."""
-    return tuple(
-        Share(
-            device=device.name,
-            holding=costs.on(span, device).holding,
-            granted_bytes=costs.grants(span, device),
-            predicted=costs.times(span, device) if costs.known else (),
-        )
-        for device in devices
+        shares=tuple(
+            Share(
+                device=device.name,
+                budget_bytes=device.budget_bytes,
+                holding=cost.holding,
+                granted_bytes=costs.grants(division.span, device),
+                cost=cost if predictable else None,
+                predicted=costs.times(division.span, device) if costs.known else (),
+            )
+            for device in division.devices
+            for cost in (costs.on(division.span, device),)
+        ),
+        received_bytes=received,
+        sent_bytes=sent,
     )

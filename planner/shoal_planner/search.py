@@ -17,7 +17,7 @@ is then a good division rather than the best, and says so (`complete`). No clock
 questions get equal answers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from heapq import nsmallest
@@ -32,6 +32,7 @@ from shoal_planner.costs import (
     Span,
     shared_period,
 )
+from shoal_planner.goal import Goal
 
 MAX_STEPS: Final = 200_000
 MAX_LABELS: Final = 32
@@ -54,12 +55,14 @@ class Wishes:
     """What a division must keep to, and what it should rather do.
 
     `required`: fragment -> device. `preferred`: (fragment, device). `present`: (fragment, device)
-    of the plan that is in force: what stays need not move.
+    of the plan that is in force: what stays need not move. Without `replicas` each stage has one
+    device.
     """
 
     required: dict[int, str]
     preferred: frozenset[tuple[int, str]]
     present: frozenset[tuple[int, str]]
+    replicas: bool = True
 
     def role(self, device: str) -> str:
         """What is particular about a device; "" if nothing is."""
@@ -70,6 +73,8 @@ class Wishes:
 
     def allow(self, span: Span, devices: Sequence[str]) -> bool:
         """Whether every pinned fragment of the span is on its device alone."""
+        if len(devices) > 1 and not self.replicas:
+            return False
         pinned = {self.required[each] for each in span.fragments if each in self.required}
         return not pinned or (len(pinned) == 1 and set(devices) == pinned)
 
@@ -115,12 +120,8 @@ class Found:
     complete: bool
 
 
-Worth = Callable[[int, int, int], tuple[int, ...]]
-"""(period, latency, penalty) -> what is compared; less is better."""
-
-
 def search(
-    costs: Costs, pool: Sequence[PoolDevice], wishes: Wishes, worth: Worth, *, reloading: bool
+    costs: Costs, pool: Sequence[PoolDevice], wishes: Wishes, goal: Goal, *, reloading: bool
 ) -> Found:
     """The divisions of least worth.
 
@@ -129,8 +130,8 @@ def search(
     spans = _spans(costs, pool, reloading=reloading)
     classes, whole = _affordable(_classes(pool, wishes), len(spans))
     choices = {span: _choices(costs, span, classes, wishes, reloading) for span in spans}
-    labels, uncut = _all_labels(len(costs.document.fragments), spans, choices, classes, worth)
-    ordered = nsmallest(MAX_FOUND, labels, key=lambda label: _order(label, worth))
+    labels, uncut = _all_labels(len(costs.document.fragments), spans, choices, classes, goal)
+    ordered = nsmallest(MAX_FOUND, labels, key=lambda label: _order(label, goal))
     return Found(tuple(_named(label, classes) for label in ordered), whole and uncut)
 
 
@@ -140,10 +141,15 @@ def fits(costs: Costs, span: Span, device: PoolDevice, *, reloading: bool) -> bo
     return holding(span, device) is not None
 
 
-def _order(label: Label, worth: Worth) -> tuple[object, ...]:
+def _order(label: Label, goal: Goal) -> tuple[object, ...]:
     devices = sum(sum(step.chosen) for step in label.steps)
     trace = tuple((step.span.end, tuple(-count for count in step.chosen)) for step in label.steps)
-    return (worth(label.period, label.latency, label.penalty), len(label.steps), devices, trace)
+    return (
+        goal.order(label.period, label.latency, label.penalty),
+        len(label.steps),
+        devices,
+        trace,
+    )
 
 
 def _spans(costs: Costs, pool: Sequence[PoolDevice], *, reloading: bool) -> list[Span]:
@@ -277,7 +283,7 @@ def _all_labels(
     spans: Sequence[Span],
     choices: dict[Span, dict[Counts, Label]],
     classes: Sequence[DeviceClass],
-    worth: Worth,
+    goal: Goal,
 ) -> tuple[list[Label], bool]:
     """The labels of whole divisions, and whether none was dropped for want of room."""
     sizes = tuple(len(each.devices) for each in classes)
@@ -302,7 +308,7 @@ def _all_labels(
                 for label in _extended(before, part):
                     _insert(labels, label)
                 if len(labels) > MAX_LABELS:
-                    labels.sort(key=lambda label: _order(label, worth))
+                    labels.sort(key=lambda label: _order(label, goal))
                     del labels[MAX_LABELS:]
                     uncut = False
     return [label for labels in reached[count].values() for label in labels], uncut

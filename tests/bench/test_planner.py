@@ -3,11 +3,13 @@
 import pytest
 
 import planner as bench
+from shoal_planner.layers.documents import pipedream
+from shoal_protocol.choices import Objective
 
 
 def test_no_straight_pipeline_has_a_larger_bottleneck_than_the_published_one() -> None:
     found = list(bench.published())
-    assert len(found) == len(bench.PUBLISHED)
+    assert len(found) == 3 * len(bench.PIPEDREAM) * len(bench.LINKS)
     assert [each.name for each in found if not each.met] == []
 
 
@@ -18,7 +20,23 @@ def test_no_rule_of_thumb_is_better_on_measured_machines() -> None:
     assert min(each.value for each in found) < 0.99, "the rules are never beaten"
 
 
-@pytest.mark.parametrize(("layers", "devices", "gap"), [(213, 6, 0.0), (430, 16, 0.1)])
-def test_many_layers_on_many_devices_keep_their_gap(layers: int, devices: int, gap: float) -> None:
-    _, stated = bench.chains(layers, devices, gap)
+def test_the_recurrence_of_pipedream_finds_what_it_published() -> None:
+    text = (bench.PROFILES / "pipedream" / "vgg16.txt").read_text()
+    found = bench.pipedream_bottlenecks(pipedream(text, training=True), bench.FREE)
+    for (model, devices), bottleneck in bench.PUBLISHED.items():
+        if model == "vgg16":
+            assert found[devices] == pytest.approx(bottleneck, rel=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "objective"),
+    [
+        *((bench.SIZES[0], each) for each in Objective),
+        (bench.SIZES[1], Objective.THROUGHPUT),
+        pytest.param(bench.SIZES[1], Objective.LATENCY, marks=pytest.mark.minutes),
+        pytest.param(bench.SIZES[1], Objective.MAKESPAN, marks=pytest.mark.minutes),
+    ],
+)
+def test_many_layers_on_many_devices_keep_their_gap(size: bench.Size, objective: Objective) -> None:
+    _, stated = bench.chains(size, objective)
     assert stated.met

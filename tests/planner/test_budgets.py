@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragment_pools import MIB, device, partition, placed
-from shoal_planner.budgets import smallest_budget, with_other_budgets
+from shoal_planner.budgets import explain_budgets, smallest_budget, with_other_budgets
 from shoal_planner.costs import Costs, Holding
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
@@ -39,7 +39,7 @@ def test_with_the_smallest_budget_there_is_a_plan_and_with_a_byte_less_only_one_
 def test_the_table_goes_from_all_resident_to_the_smallest_and_says_what_each_costs() -> None:
     document = partition([10**9] * 4, [20 * MIB] * 4, least=[7 * MIB, 5 * MIB, 6 * MIB, 8 * MIB])
     pool = [device("a"), device("b")]
-    table = with_other_budgets(document, pool, Objective.THROUGHPUT)
+    table = explain_budgets(with_other_budgets(document, pool, Objective.THROUGHPUT))
     assert table.title == (
         "Smallest budget that works, cut as it is: 14 MiB on each of 2 devices; "
         "8 MiB where fragments are loaded in turn"
@@ -50,6 +50,7 @@ def test_the_table_goes_from_all_resident_to_the_smallest_and_says_what_each_cos
 
 
 def test_a_model_that_needs_all_it_needs_has_one_budget() -> None:
-    table = with_other_budgets(partition([10**8], [20 * MIB]), [device("a")], Objective.LATENCY)
+    document = partition([10**8], [20 * MIB])
+    table = explain_budgets(with_other_budgets(document, [device("a")], Objective.LATENCY))
     assert table.title.endswith("20 MiB on the device")
     assert [row[0] for row in table.rows] == ["20 MiB"]

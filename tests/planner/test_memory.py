@@ -21,7 +21,7 @@ def test_no_way_to_grant_memory_reads_fewer_weights(data: st.DataObject) -> None
     one, span = device("one", budget=budget), range(len(sizes))
     answer = placed(plan(document, [one], Objective.LATENCY))
     read = read_again(document, span, one, moved=0)
-    assert answer.stages[0].compute_nanoseconds == ceil(read * SECOND, PAGE_BYTES_PER_SECOND)
+    assert answer.stages[0].read_nanoseconds == ceil(read * SECOND, PAGE_BYTES_PER_SECOND)
 
 
 def test_a_model_a_little_larger_than_the_fast_device_stays_there_in_blocks() -> None:
@@ -79,7 +79,11 @@ def test_the_explanation_says_what_each_fragment_needs_and_what_it_is_granted() 
         "; where memory is short, fragments run in blocks and read weights again"
     )
     stages, memory, _ = explain(answer, document)
-    assert stages.rows[0][:4] == ("0", "0-1", "a, b, c", "36 MiB (in blocks)")
+    assert [(*row[:3], row[-2]) for row in stages.rows] == [
+        ("0", "0-1", "a", "36 MiB of 36 MiB"),
+        ("", "", "b, c", "22.5 MiB of 24 MiB (in blocks)"),
+    ]
+    assert [row[5].endswith("ms") for row in stages.rows] == [False, True], "weights read again"
     assert memory.headings == ("fragment", "at least", "resident", "granted")
     assert memory.rows == (
         ("0", "6 MiB", "18 MiB", "all on a; 16.5 MiB in blocks on b, c"),

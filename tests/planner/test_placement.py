@@ -19,9 +19,10 @@ from fragment_pools import (
     reloads,
 )
 from shoal_api.kinds.placement import Pin
-from shoal_planner.advice import CutAdvice, in_words
+from shoal_planner import advice
+from shoal_planner.advice import CutAdvice
 from shoal_planner.costs import PAGE_BYTES_PER_SECOND, Holding, PoolDevice
-from shoal_planner.explanation import explain, sentences, summary
+from shoal_planner.explanation import explain, explain_refusal, sentences, summary
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective, PinPolicy
@@ -251,7 +252,7 @@ def test_what_is_unknown_is_balanced_by_size_and_not_predicted() -> None:
     assert answer.items_per_second is None
     assert answer.stages[0].compute_nanoseconds is None
     (stages,) = [table for table in explain(answer, document) if table.title == summary(answer)]
-    assert stages.rows[0][-3:] == ("?", "?", "?")
+    assert stages.rows[0] == ("0", "0", "a", "?", "?", "", "?", "10 MiB of 24 MiB", "?")
 
 
 def test_an_unknown_size_on_an_unlimited_link_spoils_no_prediction() -> None:
@@ -266,10 +267,17 @@ def test_a_fragment_that_fits_nowhere_is_refused_with_needs_budgets_and_advice()
     answer = plan(document, pool, Objective.THROUGHPUT)
     assert isinstance(answer, Infeasible)
     assert answer.fragment == 1
-    advice = in_words(CutAdvice(5, int(22.8 * MIB)))
-    assert answer.message("ppocr-rec-3", advice) == (
+    todo = advice.in_words(CutAdvice(5, int(22.8 * MIB)))
+    assert answer.message("ppocr-rec-3", todo) == (
         "fragment 1 of ppocr-rec-3 needs 41.2 MiB resident; pi-zero has 24 MiB, pi-4 24 MiB, "
         "jetson 32 MiB; cut finer (fragments: 5 would need 22.8 MiB) or raise the budget"
+    )
+    (missing,) = explain_refusal(answer)
+    assert missing.title == "Fragment 1 needs at least 41.2 MiB"
+    assert missing.rows == (
+        ("pi-zero", "24 MiB", "17.2 MiB"),
+        ("pi-4", "24 MiB", "17.2 MiB"),
+        ("jetson", "32 MiB", "9.2 MiB"),
     )
 
 
@@ -331,14 +339,28 @@ def test_the_explanation_shows_stages_and_why_alternatives_lost() -> None:
     )
     stages, memory, rejected = explain(answer, document)
     assert stages.title.startswith(summary(answer) + "; an item takes ")
-    assert [row[:3] for row in stages.rows] == [("0", "0", "pi-4, pi-zero"), ("1", "1-2", "jetson")]
-    assert rejected.headings == ("alternative", "items/s", "because")
+    assert [row[:5] for row in stages.rows] == [
+        ("0", "0", "pi-4", "67 %", "75 ms"),
+        ("", "", "pi-zero", "33 %", "150 ms"),
+        ("1", "1-2", "jetson", "100 %", "62.5 ms"),
+    ]
+    assert rejected.headings == ("alternative", "items/s", "an item takes", "because")
+    costs = {row[0]: row[1:] for row in rejected.rows}
+    assert costs["one device"] == (
+        "?",
+        "?",
+        "all fragments need 36 MiB together; jetson has 32 MiB",
+    )
+    assert costs["even split"][:2] == ("13.3", "175 ms")
+    assert costs["split by memory"][:2] == ("5", "262 ms")
+    assert costs["without replicas"] == (
+        "13.3",
+        "138 ms",
+        "pi-4 would need 75 ms an item, against 62.5 ms",
+    )
     assert sentences(answer)[0] == summary(answer)
     one = "one device: all fragments need 36 MiB together; jetson has 32 MiB"
     assert one in sentences(answer)
-    reasons = {row[0]: row[2] for row in rejected.rows}
-    assert reasons["one device"] == "all fragments need 36 MiB together; jetson has 32 MiB"
-    assert "even split" in reasons
     assert memory.rows[0] == ("0", "14 MiB", "14 MiB", "all on pi-4, pi-zero")
     for table in (stages, memory, rejected):
         assert table.numbers <= set(table.headings)

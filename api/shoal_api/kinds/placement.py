@@ -121,14 +121,22 @@ class StageStatus:
     )
     compute_seconds: float | None = member(
         Number(),
-        "Per item, on the slowest of them.",
+        "Per item on its slowest device, with all weights in memory.",
         unit="seconds",
         default=None,
         example=0.021,
     )
+    read_seconds: float | None = member(
+        Number(),
+        "Per item, for weights that are read again.",
+        unit="seconds",
+        default=None,
+        example=0.006,
+    )
     device_seconds: tuple[float, ...] = member(
         Items(of=Number(), max_items=MAX_DEVICES),
-        "Per item, on each of the devices, in their order; empty where that cannot be predicted.",
+        "Per item, computing and reading, on each of the devices, in their order; empty where that "
+        "cannot be predicted.",
         unit="seconds",
         default=[],
         example=[0.021],
@@ -139,6 +147,27 @@ class StageStatus:
         unit="seconds",
         default=None,
         example=0.004,
+    )
+    period_seconds: float | None = member(
+        Number(),
+        "An item every so often, by all of its devices together.",
+        unit="seconds",
+        default=None,
+        example=0.027,
+    )
+    predicted_seconds: float | None = member(
+        Number(),
+        "Per item in ONNX Runtime on one of its devices, as was predicted.",
+        unit="seconds",
+        default=None,
+        example=0.024,
+    )
+    measured_seconds: float | None = member(
+        Number(),
+        "The same as the last job by this plan measured it.",
+        unit="seconds",
+        default=None,
+        example=0.026,
     )
     resident_bytes: int = member(
         COUNT, "What one of the devices holds at once, at most.", unit="bytes", example=14680064
@@ -170,6 +199,13 @@ class Rejected:
     alternative: str = member(Text(max_length=512), "The plan, in words.", example="even split")
     items_per_second: float | None = member(
         Number(), "What it would give.", unit="items per second", default=None, example=21.3
+    )
+    latency_seconds: float | None = member(
+        Number(),
+        "What one item would take.",
+        unit="seconds",
+        default=None,
+        example=0.091,
     )
     reason: str = member(MESSAGE, "Why it lost.", example="stage 1 would take twice as long")
 

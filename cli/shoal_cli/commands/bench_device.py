@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from shoal_cli.commands import options
+from shoal_cli.commands.picture_files import check_picture
 from shoal_cli.local.cgroups import Enforce
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def bench_device(
     from shoal_cli.local.device_bench import BenchOrder
 
     choose = _chosen(budget, budgets)
-    target = _picture_file(picture, model)
+    target = check_picture("--picture", picture or Path(f"{model.stem}.memory.svg"))
     made = BenchOrder(
         model=model,
         item=_item(model, inputs, options.parse_shapes(shape)),
@@ -103,17 +104,6 @@ def _end(text: str) -> "Callable[[Fragment], int]":
         case _:
             size = options.parse_budget(text, "--budgets")
             return lambda fragment: size
-
-
-def _picture_file(picture: Path | None, model: Path) -> Path:
-    path = picture or Path(f"{model.stem}.memory.svg")
-    if path.suffix != ".svg":
-        raise typer.BadParameter(f"--picture {path}: pictures are SVG; name a file in .svg")
-    if path.is_dir():
-        raise typer.BadParameter(f"--picture {path}: is a folder; name a file")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise typer.BadParameter(f"--picture {path}: {path.parent} cannot be written")
-    return path
 
 
 def _item(

@@ -6,15 +6,15 @@ A chart is a value, and `draw` is a function of it. Positions are in user units 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 from xml.sax.saxutils import escape
 
 WIDTH: Final = 920
 _LEFT: Final = 74
-_RIGHT: Final = 26
-_PLOT_WIDTH: Final = WIDTH - _LEFT - _RIGHT
+RIGHT: Final = 26
+_PLOT_WIDTH: Final = WIDTH - _LEFT - RIGHT
 _HEAD: Final = 66
 """Height of what is above the first panel: title and subtitle."""
 _TITLE: Final = 32
@@ -29,7 +29,8 @@ _ROOM: Final = 1.08
 """The axis goes on a little beyond the largest value."""
 
 _STYLE: Final = """\
-text { fill: #1f2933; } .soft { fill: #5b6b7a; font-size: 12px; } .name { font-weight: 600; }
+text { fill: #1f2933; } .box { fill: #f5f8fa; stroke: #8896a5; } .way { stroke: #b9c4cf; }
+.soft { fill: #5b6b7a; font-size: 12px; } .name { font-weight: 600; }
 .ground { fill: #fff; } .grid { stroke: #e3e9ef; } .axis { stroke: #8896a5; }
 .a { fill: #b9c4cf; stroke: #b9c4cf; } .b { fill: #12946f; stroke: #12946f; }
 .c { fill: #2f7fb8; stroke: #2f7fb8; } .d { fill: #c2591c; stroke: #c2591c; }
@@ -39,7 +40,8 @@ path.area, rect.area { stroke: none; fill-opacity: 0.85; }
 path.line { fill: none; stroke-width: 2; stroke-linejoin: round; } .level { stroke-width: 1.6; }
 .dashed { stroke-dasharray: 6 4; } .spread { stroke-width: 1.4; }
 @media (prefers-color-scheme: dark) {
-text { fill: #e6edf3; } .soft { fill: #9fb0c0; }
+text { fill: #e6edf3; } .box { fill: #1a222a; stroke: #7d8c9b; } .way { stroke: #55636f; }
+.soft { fill: #9fb0c0; }
 .ground { fill: #10161c; } .grid { stroke: #28323c; } .axis { stroke: #7d8c9b; }
 .a { fill: #55636f; stroke: #55636f; } .b { fill: #3fbf97; stroke: #3fbf97; }
 .c { fill: #58a6dd; stroke: #58a6dd; } .d { fill: #ec8a4b; stroke: #ec8a4b; }
@@ -91,22 +93,33 @@ class Panel:
     height: int = 220
     logarithmic: bool = False
 
+    def drawn(self, top: float) -> tuple[Iterable[str], float]:
+        plot = _Plot(self, top)
+        return plot.elements(), plot.bottom + _FOOT
 
-def draw(title: str, subtitle: str, panels: Sequence[Panel]) -> str:
+
+class Drawable(Protocol):
+    """What a picture is made of: panels, Gantt charts, topologies."""
+
+    def drawn(self, top: float) -> tuple[Iterable[str], float]:
+        """Its elements, where there is room for it from `top` on; and where the next one begins."""
+        ...
+
+
+def draw(title: str, subtitle: str, panels: Sequence[Drawable]) -> str:
     """The chart as the text of an SVG file."""
     top, parts = float(_HEAD), list[str]()
     for panel in panels:
-        plot = _Plot(panel, top)
-        parts += plot.elements()
-        top = plot.bottom + _FOOT
+        elements, top = panel.drawn(top)
+        parts += elements
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top:.0f}" role="img" '
         f'aria-labelledby="title summary" font-family="{_FONTS}" font-size="13">'
     )
     named = f'<title id="title">{escape(title)}</title><desc id="summary">{escape(subtitle)}</desc>'
     ground = f'<rect class="ground" width="{WIDTH}" height="{top:.0f}"/>'
-    heading = f'<text class="name" x="{_RIGHT}" y="30" font-size="17">{escape(title)}</text>'
-    below = f'<text class="soft" x="{_RIGHT}" y="51">{escape(subtitle)}</text>'
+    heading = f'<text class="name" x="{RIGHT}" y="30" font-size="17">{escape(title)}</text>'
+    below = f'<text class="soft" x="{RIGHT}" y="51">{escape(subtitle)}</text>'
     style = f"<style>{_STYLE}</style>"
     return "\n".join((head, named, style, ground, heading, below, *parts, "</svg>\n"))
 
@@ -177,18 +190,18 @@ class _Plot:
         return self._top + self._panel.height * (1 - value / self._highest)
 
     def _grid(self) -> Iterator[str]:
-        panel, bottom, right = self._panel, self._top + self._panel.height, WIDTH - _RIGHT
+        panel, bottom, right = self._panel, self._top + self._panel.height, WIDTH - RIGHT
         for value in ticks(0, self._highest):
             y = self._y(value)
             yield f'<path class="grid" d="M{_LEFT} {y:.1f}H{right}"/>'
             label = f"{value:g}"
-            yield _text(_LEFT - 8, y + 4, label, anchor="end")
+            yield text(_LEFT - 8, y + 4, label, anchor="end")
         for value in ticks(self._least, self._most, logarithmic=panel.logarithmic):
             x = self._x(value)
             yield f'<path class="axis" d="M{x:.1f} {bottom:.1f}v5"/>'
-            yield _text(x, bottom + 19, f"{value:g}", anchor="middle")
+            yield text(x, bottom + 19, f"{value:g}", anchor="middle")
         yield f'<path class="axis" d="M{_LEFT} {bottom:.1f}H{right}"/>'
-        yield _text(_LEFT + _PLOT_WIDTH / 2, bottom + 37, panel.x_title, anchor="middle")
+        yield text(_LEFT + _PLOT_WIDTH / 2, bottom + 37, panel.x_title, anchor="middle")
         x, y = 20, self._top + panel.height / 2
         yield (
             f'<text class="soft" text-anchor="middle" transform="translate({x} {y:.1f}) '
@@ -203,7 +216,7 @@ class _Plot:
     def _level(self, level: Level) -> str:
         y, dashed = self._y(level.value), " dashed" * level.dashed
         kind = f"line level {level.colour}{dashed}"
-        return f'<path class="{kind}" d="M{_LEFT} {y:.1f}H{WIDTH - _RIGHT}"/>'
+        return f'<path class="{kind}" d="M{_LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
 
     def _line(self, line: Line) -> Iterator[str]:
         places = [(self._x(x), self._y(y)) for x, y in line.points]
@@ -228,7 +241,7 @@ class _Plot:
                 case Level():
                     kind = f"line level {entry.colour}{' dashed' * entry.dashed}"
                     yield f'<path class="{kind}" d="M{x:.1f} {y - 4:.1f}h14"/>'
-            yield _text(x + 19, y, entry.name)
+            yield text(x + 19, y, entry.name)
 
 
 def _legend(panel: Panel) -> Iterator[tuple[Area | Line | Level, int, float]]:
@@ -247,6 +260,14 @@ def _dot(colour: str, x: float, y: float) -> str:
     return f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>'
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "start") -> str:
+def text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "soft") -> str:
+    """Words whose base line begins, ends or has its middle at a point."""
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text class="soft" {place}>{escape(text)}</text>'
+    return f'<text class="{kind}" {place}>{escape(words)}</text>'
+
+
+def shortened(words: str, most: int) -> str:
+    """So many letters at most; the middle goes."""
+    if len(words) <= most:
+        return words
+    return f"{words[: most // 2]}…{words[len(words) - (most - 1) // 2 :]}"

@@ -6,6 +6,7 @@ Below them is what several commands do with what they were given.
 """
 
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
@@ -159,17 +160,6 @@ Quiet = Annotated[bool, _show("--quiet", "-q", help="No progress and no summary.
 
 # ---- shoal plan ----------------------------------------------------------------------------------
 
-PlanFiles = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="FILE...",
-        help="Manifests, or folders of manifests, or one [bold].onnx[/bold] file.",
-        show_default=False,
-    ),
-]
-PlanInputs = Annotated[
-    Path | None, _bare(help="Folder of .npz and .npy files, whose shapes are planned for.")
-]
 BareShapes = Annotated[
     list[str] | None,
     _bare(
@@ -178,11 +168,6 @@ BareShapes = Annotated[
         help="The shape of an input with dynamic axes, to plan for. Repeatable.",
     ),
 ]
-PlanWork = Annotated[
-    Path | None,
-    typer.Option(help="Folder for fragments. [dim]Default: the one that `shoal run` uses[/dim]"),
-]
-
 # ---- shoal bench-device --------------------------------------------------------------------------
 
 BenchModel = Annotated[
@@ -281,6 +266,21 @@ CopyTarget = Annotated[
         metavar="TARGET",
         help="A folder, pvc://CLAIM/PATH, s3://BUCKET/PREFIX, or coordinator://HOST:PORT/jobs/JOB/in.",
     ),
+]
+
+# ---- what is shown -------------------------------------------------------------------------------
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Output = Annotated[
+    Format,
+    typer.Option("--output", "-o", case_sensitive=False, help="For people, or for programs."),
 ]
 
 # ---- what is fetched -----------------------------------------------------------------------------

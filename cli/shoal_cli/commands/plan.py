@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
 
-from shoal_cli.commands import layer_plans, options
+from shoal_cli.commands import options, plan_options
+from shoal_cli.commands.picture_files import check_picture
 from shoal_protocol.choices import Objective, Residency
 
 if TYPE_CHECKING:
+    from shoal_cli.commands.planned import Planned
     from shoal_cli.local.orders import PlanOrder
     from shoal_protocol.partition import PartitionDocument
 
@@ -20,31 +22,40 @@ EPILOG: Final = (
     "What manifests ask for:  shoal plan examples/ocr\n\n"
     "A bare model:  shoal plan model.onnx --devices 3 --budget 64Mi\n\n"
     "Measured layers:  shoal plan --profile vgg16.json --devices devices.json\n\n"
+    "For programs, and drawn:  shoal plan examples/ocr --output json --svg plan.svg\n\n"
     "Placements and jobs are planned as `shoal run` would; nothing runs. Times are predictions."
 )
 
 
 def plan(
-    files: options.PlanFiles = None,
+    files: plan_options.PlanFiles = None,
     volume: options.Volumes = None,
-    inputs: options.PlanInputs = None,
+    inputs: plan_options.PlanInputs = None,
     shape: options.BareShapes = None,
-    devices: layer_plans.PlanDevices = None,
+    devices: plan_options.PlanDevices = None,
     budget: options.Budgets = None,
     fragments: options.Fragments = None,
     residency: options.Residency = None,
-    profile: layer_plans.Profile = None,
-    objective: layer_plans.Objective = None,
-    items: layer_plans.Items = None,
-    work: options.PlanWork = None,
+    profile: plan_options.Profile = None,
+    objective: plan_options.Objective = None,
+    items: plan_options.Items = None,
+    work: plan_options.PlanWork = None,
+    form: options.Output = options.Format.TEXT,
+    svg: plan_options.PlanPicture = None,
 ) -> None:
     """Print which devices would serve which fragments, and why the alternatives lost.
 
     Then the smallest budget that works, with these fragments, and what other budgets would give.
     With --profile: which devices would run which layers, with cuts and devices chosen together.
     """
+    shown = _Shown(form, None if svg is None else check_picture("--svg", svg))
     if profile is not None:
-        _of_profile(files, profile, devices, objective, items)
+        if files:
+            raise typer.BadParameter("a profile, or manifests or a model, not both")
+        from shoal_cli.commands import layer_plans
+
+        goal = objective or Objective.THROUGHPUT
+        shown.show([layer_plans.plan_layers(profile, devices, goal, items or 100)])
         return
     if not files:
         raise typer.BadParameter("nothing to plan: give manifests, a model or --profile")
@@ -54,13 +65,13 @@ def plan(
 
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     if options.is_model(files):
-        count = layer_plans.parse_device_count(devices)
+        count = plan_options.parse_device_count(devices)
         budgets = options.parse_budgets(budget or ["64Mi"], count)
         shapes = options.parse_shapes(shape)
         order = _of_model(files[0], budgets, fragments, residency or Residency.ADAPTIVE, shapes)
         if inputs is not None:
             order = _shaped_by(order, inputs)
-        _print([(f"{files[0].name} on {_count(len(budgets))}", order)], folder)
+        _plan([(f"{files[0].name} on {_count(len(budgets))}", order)], folder, shown)
         return
     options.refuse_with_manifests(
         inputs=inputs,
@@ -70,19 +81,20 @@ def plan(
         fragments=fragments,
         residency=residency,
     )
-    _print(_of_manifests(files, options.parse_volumes(volume), folder), folder)
+    _plan(_of_manifests(files, options.parse_volumes(volume), folder), folder, shown)
 
 
-def _of_profile(
-    files: Sequence[Path] | None,
-    profile: Path,
-    devices: str | None,
-    objective: Objective | None,
-    items: int | None,
-) -> None:
-    if files:
-        raise typer.BadParameter("a profile, or manifests or a model, not both")
-    layer_plans.print_layer_plan(profile, devices, objective or Objective.THROUGHPUT, items or 100)
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """How it is to be shown."""
+
+    form: options.Format
+    picture: Path | None
+
+    def show(self, planned: "Sequence[Planned]") -> None:
+        from shoal_cli.commands.planned import show
+
+        show(planned, self.form, self.picture)
 
 
 def _of_model(
@@ -125,16 +137,15 @@ def _of_manifests(
     return wanted
 
 
-def _print(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path) -> None:
-    """Cut what is to be planned, plan it, and print the plans."""
+def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path, shown: _Shown) -> None:
+    """Cut what is to be planned, plan it, and show the plans. Raises `NoPlan` for the first that
+    there is none for, after all are shown."""
+    from shoal_cli.commands.planned import of_order
     from shoal_cli.commands.progress import choose_progress
-    from shoal_cli.commands.tables import errors, explained_table, output, plan_table
-    from shoal_cli.local.runner import plan_on_pool, prepare_all
+    from shoal_cli.commands.tables import errors
+    from shoal_cli.local.runner import NoPlan, find_plan, prepare_all
     from shoal_cli.local.workspace import open_workspace
-    from shoal_planner.budgets import with_other_budgets
-    from shoal_planner.speeds import devices_table
 
-    console = output()
     observer = choose_progress("auto", errors())
     with open_workspace(folder) as workspace:
         try:
@@ -142,14 +153,16 @@ def _print(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path) -> None:
             prepared = asyncio.run(prepare_all(cuts, workspace, observer))
         finally:
             observer.ended()
+    planned = []
     for name, order in wanted:
-        document = prepared[order.cut.name].document
-        if any(fragment.flops is None for fragment in document.fragments):
-            options.note(f"{name}: {_unknown(document)}")
-        console.print(explained_table(devices_table(order.cut.devices)))
-        console.print(plan_table(name, plan_on_pool(order, prepared[order.cut.name]), document))
-        others = with_other_budgets(document, order.cut.devices, order.objective)
-        console.print(explained_table(others))
+        found = prepared[order.cut.name]
+        if any(fragment.flops is None for fragment in found.document.fragments):
+            options.note(f"{name}: {_unknown(found.document)}")
+        planned.append(of_order(name, order, found, find_plan(order, found)))
+    shown.show(planned)
+    for each in planned:
+        if each.refusal is not None:
+            raise NoPlan(each.refusal.problem)
 
 
 def _unknown(document: "PartitionDocument") -> str:

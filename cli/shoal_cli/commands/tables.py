@@ -25,8 +25,6 @@ from shoal_cli.local.report import (
     Verification,
 )
 from shoal_planner.explanation import Table as Explained
-from shoal_planner.explanation import explain
-from shoal_planner.outcome import Plan
 from shoal_planner.profile import Profile
 from shoal_protocol.partition import MODEL, Fragment, PartitionDocument
 from shoal_protocol.units import format_bytes
@@ -233,12 +231,6 @@ def inspection_table(name: str, profile: Profile) -> RenderableType:
             axes = ("?" if axis is None else str(axis) for axis in spec.shape or ("...",))
             tensors.add_row(label, spec.name, spec.dtype, f"[{', '.join(axes)}]")
     return Group(titled(name, facts), Text(), titled("Tensors", tensors))
-
-
-def plan_table(name: str, plan: Plan, document: PartitionDocument) -> RenderableType:
-    """What `explain` says of a plan, under the name of what was planned."""
-    tables = map(explained_table, explain(plan, document))
-    return Group(Text(name, style="bold underline"), *tables)
 
 
 def explained_table(explained: Explained) -> RenderableType:

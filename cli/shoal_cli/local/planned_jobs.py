@@ -19,6 +19,7 @@ from shoal_cli.local.report import (
 from shoal_cli.local.run_record import cut_report
 from shoal_cli.local.watch import DeviceTally
 from shoal_planner.explanation import sentences
+from shoal_planner.figures import PlanFigures, Rates, figures
 from shoal_planner.outcome import Plan
 from shoal_protocol.partition import document_to_json
 from shoal_protocol.units import seconds
@@ -104,7 +105,17 @@ class PlannedJob:
             verification=None,
             verification_error="",
             cut=cut_report(self.plan, self.prepared.document, label),
+            plan=self._plan_report(status, label),
         )
+
+    def _plan_report(self, status: pb.JobStatus, label: Callable[[str], str]) -> PlanFigures:
+        """The plan as predicted, beside what the coordinator measured of it."""
+        rates = Rates(
+            items_per_second=status.items_per_second or None,
+            latency_seconds=status.latency.p50_seconds or None,
+        )
+        measured = {each.index: each.compute_seconds for each in status.stages if each.finished}
+        return figures(self.plan).renamed(label).with_measured(rates, measured)
 
 
 def _task_time(time: pb.TaskTime, device: str) -> TaskTime:

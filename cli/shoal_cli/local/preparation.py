@@ -25,6 +25,7 @@ from shoal_coordinator.storage.inputs import (
 from shoal_planner.advice import advise, in_words, largest
 from shoal_planner.costs import Holding, PoolDevice
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
+from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
 from shoal_planner.profile import Profile
@@ -174,8 +175,8 @@ def _best(order: CutOrder, model: "Source", suited: "_Suited") -> "Cut":
         if isinstance(found, Infeasible):
             return (2,)
         reloads = any(stage.held(Holding.RELOADED) for stage in found.stages)
-        latency, period = found.latency_nanoseconds or 0, found.period_nanoseconds or 0
-        return (reloads, latency if order.objective is Objective.LATENCY else period)
+        goal = Goal(order.objective)
+        return (reloads, goal.value(found.period_nanoseconds or 0, found.latency_nanoseconds or 0))
 
     cuts = [Cut(model, suited.profile, each) for each in suited.choices]
     return cuts[0] if len(cuts) == 1 else min(cuts, key=cost)

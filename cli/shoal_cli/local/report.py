@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal_cli.local.run_record import CutReport, Death, Timeline
+from shoal_planner.figures import PlanFigures
 from shoal_protocol.durable_files import replace_file
 
 VERSION: Final = 2
@@ -168,7 +169,8 @@ class JobReport:
 
     `state` is Complete only if every item succeeded; with failed items it is Failed, and `reason`
     ItemsFailed. `reason` is one word, `message` the same for people. `verification_error` says why
-    it could not be verified.
+    it could not be verified. `plan` is the one that it ran by, with what was predicted and what was
+    measured; None where nothing ran.
     """
 
     name: str
@@ -193,6 +195,7 @@ class JobReport:
     verification: Verification | None
     verification_error: str = ""
     cut: CutReport | None = None
+    plan: PlanFigures | None = None
 
     def verified(self, found: Verification | str | None) -> "JobReport":
         """With the comparison, or why it failed; None where none was asked for."""

@@ -100,9 +100,14 @@ async def prepare_all(
     return prepared
 
 
+def find_plan(order: PlanOrder, prepared: Prepared) -> Plan | Infeasible:
+    """The placement of a partition, or why there is none."""
+    return plan(prepared.document, order.cut.devices, order.objective, pins=order.pins)
+
+
 def plan_on_pool(order: PlanOrder, prepared: Prepared) -> Plan:
     """The placement of a partition; raises `NoPlan`."""
-    found = plan(prepared.document, order.cut.devices, order.objective, pins=order.pins)
+    found = find_plan(order, prepared)
     if isinstance(found, Infeasible):
         raise NoPlan(found.message(order.cut.name, prepared.advice))
     return found

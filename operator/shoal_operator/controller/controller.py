@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from shoal_api.kinds import InferenceJob
@@ -11,9 +13,12 @@ from shoal_operator.controller.cache import ObjectName, Own
 from shoal_operator.controller.children import NameTaken
 from shoal_operator.controller.coordinators import CoordinatorFailed
 from shoal_operator.controller.event_router import EventRouter
+from shoal_operator.controller.planning import Planning
 from shoal_operator.controller.snapshots import Snapshots
 from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.reconcile.deciding import decide
+from shoal_operator.reconcile.placement import question_of
+from shoal_operator.reconcile.snapshot import PlacementSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +35,13 @@ class Controller:
         event_router: EventRouter,
         snapshots: Snapshots,
         actions: Actions,
+        planning: Planning,
         metrics: OperatorMetrics,
     ) -> None:
         self._event_router = event_router
         self._snapshots = snapshots
         self._actions = actions
+        self._planning = planning
         self._metrics = metrics
 
     async def run(self) -> None:
@@ -93,6 +100,14 @@ class Controller:
         reader = self._event_router.reader(name)
         snapshot = await self._snapshots.build(own.value, reader)
         self._event_router.has_read(name, reader)
+        if isinstance(snapshot, PlacementSnapshot):
+            question = question_of(snapshot)
+            if question is not None:
+                when_made = partial(self._event_router.queue.add, name)
+                answer = self._planning.answer(question, when_made)
+                if answer is None:
+                    return
+                snapshot = replace(snapshot, answer=answer)
         decision = decide(snapshot, self._actions.applied(own))
         changed = await self._actions.carry_out(own, decision)
         for seconds in (decision.requeue_seconds, reader.requeue_seconds):

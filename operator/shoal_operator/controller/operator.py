@@ -30,6 +30,7 @@ from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.health import Health, HealthLimits
 from shoal_operator.controller.lease import Lease, LeaseTimes
 from shoal_operator.controller.login import log_in
+from shoal_operator.controller.planning import Planning
 from shoal_operator.controller.snapshots import Snapshots
 from shoal_operator.controller.telemetry import Telemetry
 from shoal_operator.controller.watches import Watches
@@ -130,6 +131,7 @@ class _Operator:
             settings,
             enrolment_authority=lambda: enrolling.trusted,
         )
+        self._planning = Planning()
         actions = Actions(
             api,
             router.cache,
@@ -138,7 +140,7 @@ class _Operator:
             self._coordinators,
             leads=lambda: lease.leads,
         )
-        self._controller = Controller(router, snapshots, actions, self._metrics)
+        self._controller = Controller(router, snapshots, actions, self._planning, self._metrics)
 
     async def run(self) -> int:
         """Run until SIGTERM or SIGINT; the exit status."""
@@ -172,6 +174,7 @@ class _Operator:
         for task in failed:
             logger.error("%s has failed", task.get_name(), exc_info=task.exception())
         await self._lost()
+        self._planning.close()
         await self._coordinators.close()
         for task in tasks:
             task.cancel()

@@ -1,13 +1,16 @@
 """Placement: the plan in force, and when another one takes its place. Pure.
 
 A plan is made from the partition's document and the devices that the pool's coordinator reports
-with their budgets, and with what they and their links were measured to do. A new plan costs: items
-under way start over, fragments move. So the plan in force stays
+with their budgets, and with what they and their links were measured to do. Planning takes a while,
+so the controller has it done first, in a thread of its own (`question_of`), and reconciles when
+there is an answer. A new plan costs: items under way start over, fragments move. So the plan in
+force stays
 
 - while a device of it is silent, or away for less than `GRACE_SECONDS` (Ready is False meanwhile);
 - while its coordinator cannot be reached (Ready is Unknown);
 - while a node of it is cordoned, though a new plan does without cordoned nodes;
-- while the best plan gains less than a tenth over it.
+- while the best plan gains less than a tenth over it. Where it gains more, or devices were lost, a
+  plan that moves fewer fragments may follow instead (`shoal_planner.replanning`).
 
 Only a plan with other stages is a new epoch.
 """
@@ -30,14 +33,13 @@ from shoal_operator.reconcile.conditions import (
 from shoal_operator.reconcile.decision import Decision, Note
 from shoal_operator.reconcile.partition import current_document
 from shoal_operator.reconcile.plans import (
+    Question,
     Site,
     Stages,
     assignment,
-    best_plan,
-    gain_percent,
     in_force,
     status_of,
-    with_fewest_moves,
+    with_measured,
 )
 from shoal_operator.reconcile.snapshot import DeviceState, PlacementSnapshot, Run, Unreachable
 from shoal_operator.reconcile.times import seconds_since
@@ -49,13 +51,30 @@ from shoal_protocol.choices import Residency
 
 GRACE_SECONDS: Final = 30.0
 """What a pod needs to be started again on its node."""
-_GAIN_PERCENT: Final = 10
 _MEASURED_AFTER_SECONDS: Final = 10.0
 _NAMED: Final = 8
 
 
 def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
-    """What is to be done about a Placement."""
+    """What is to be done about a Placement. The snapshot has the answer to its question."""
+    question = _question(snapshot)
+    if isinstance(question, Decision):
+        return question
+    answer = snapshot.answer
+    assert answer is not None, "the question was not answered"
+    if isinstance(answer, Infeasible):
+        return _infeasible(snapshot, answer)
+    return _planned(snapshot, question.site, answer)
+
+
+def question_of(snapshot: PlacementSnapshot) -> Question | None:
+    """What has to be planned before it can be reconciled; None: nothing."""
+    question = _question(snapshot)
+    return question if isinstance(question, Question) else None
+
+
+def _question(snapshot: PlacementSnapshot) -> Question | Decision:
+    """What to plan, or what to do where there is nothing to plan now."""
     site = _site(snapshot)
     if isinstance(site, Cause):
         return _blocked(snapshot, site)
@@ -65,8 +84,7 @@ def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
         if since is None or since < GRACE_SECONDS:
             return _in_grace_period(snapshot, missing, GRACE_SECONDS - (since or 0.0))
     spec = snapshot.placement.spec
-    pinned = frozenset(pin.device for pin in spec.pins)
-    cordoned = snapshot.cordoned - pinned
+    cordoned = snapshot.cordoned - frozenset(pin.device for pin in spec.pins)
     if snapshot.placement.holds("Planned") and cordoned & _used(previous):
         return _unchanged(snapshot)
     site = replace(site, devices=tuple(d for d in site.devices if d.name not in cordoned))
@@ -74,11 +92,13 @@ def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
         text = f"every connected device of {spec.pool_ref.name} is on a cordoned node"
         text = f"{text}; kubectl uncordon {min(cordoned)}"
         return _blocked(snapshot, Cause("WaitingForDevices", text))
-    best = best_plan(site, spec.objective, spec.pins)
-    if isinstance(best, Infeasible):
-        return _infeasible(snapshot, best)
-    best = with_fewest_moves(site, best, previous, pinned)
-    return _planned(snapshot, site, previous, best)
+    return Question(
+        site=site,
+        objective=spec.objective,
+        pins=spec.pins,
+        previous=assignment(previous),
+        anew=not snapshot.placement.holds("Planned"),
+    )
 
 
 # ---- what can be planned with --------------------------------------------------------------------
@@ -133,16 +153,13 @@ def _missing_since(snapshot: PlacementSnapshot) -> float | None:
 # ---- the plan in force, or another ---------------------------------------------------------------
 
 
-def _planned(snapshot: PlacementSnapshot, site: Site, previous: Stages, best: Plan) -> Decision:
+def _planned(snapshot: PlacementSnapshot, site: Site, best: Plan) -> Decision:
+    previous = in_force(snapshot.placement, site.document)
     text = summary(best)
     epoch = _before(snapshot).epoch or 0
     if assignment(previous) == assignment(best.stages):
         status = replace(status_of(best, site.document), epoch=epoch)
         return _decision(snapshot, status, _good(text))
-    if previous and snapshot.placement.holds("Planned"):
-        gain = gain_percent(site, previous, best)
-        if gain is not None and gain < _GAIN_PERCENT:
-            return _unchanged(snapshot)
     # A Placement that was deleted under a run continues the epochs of the run's plan.
     of_the_run = 0 if snapshot.measured is None else snapshot.measured.plan
     status = replace(status_of(best, site.document), epoch=max(epoch, of_the_run) + 1)
@@ -211,20 +228,29 @@ def _infeasible(snapshot: PlacementSnapshot, problem: Infeasible) -> Decision:
 def _decision(
     snapshot: PlacementSnapshot, status: PlacementStatus, updates: Sequence[ConditionUpdate]
 ) -> Decision:
-    measured = _measured(snapshot.measured, _before(snapshot).measured)
+    before, run = _before(snapshot), snapshot.measured
     budget = placement_budget(snapshot.placement, _used(status.stages), snapshot.view)
-    status = with_conditions(
-        replace(status, measured=measured), snapshot.placement, [*updates, budget], snapshot.now
+    counts = run is not None and _counts(run, before.measured)
+    by_this_plan = run is not None and counts and run.plan == status.epoch
+    seconds = dict(run.fragment_seconds) if run is not None and by_this_plan else {}
+    status = replace(
+        status,
+        measured=_cost(run) if run is not None and counts else before.measured,
+        stages=with_measured(status.stages, before.stages, seconds),
     )
+    status = with_conditions(status, snapshot.placement, [*updates, budget], snapshot.now)
     return Decision(status=print_placement(status))
 
 
-def _measured(run: Run | None, before: Cost | None) -> Cost | None:
-    """By the last job; while it runs only if nothing else is known, and not right away."""
-    if run is None or not run.succeeded or run.items_per_second <= 0:
-        return before
-    if not run.state.is_over and (before is not None or run.seconds < _MEASURED_AFTER_SECONDS):
-        return before
+def _counts(run: Run, before: Cost | None) -> bool:
+    """What is measured is that of the last job; while it runs only if nothing else is known, and
+    not right away."""
+    if not run.succeeded or run.items_per_second <= 0:
+        return False
+    return run.state.is_over or (before is None and run.seconds >= _MEASURED_AFTER_SECONDS)
+
+
+def _cost(run: Run) -> Cost:
     latency = run.latency_p50_seconds if run.latency_p50_seconds > 0 else None
     return Cost(latency_seconds=latency, items_per_second=run.items_per_second)
 

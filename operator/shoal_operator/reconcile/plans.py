@@ -1,16 +1,18 @@
 """Plans compared: the one in force as a status describes it, the best one, and the difference
 between them. Pure.
 
-The planner is asked without the plan in force, which would make a class of its own of each device
-that serves already, and its search grows with the classes. What the plan in force is worth, and
-that devices keep their fragments if others of their kind would do, is decided here.
+The planner searches without the plan in force, which would make a class of its own of each device
+that serves already, and its search grows with the classes. What follows the plan in force is
+decided afterwards: devices keep their fragments if others of their kind would do, and a plan that
+moves fewer fragments may do. All of that takes seconds where there is much to place, so it is a
+`Question` that the controller has answered in a thread of its own.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, assert_never
+from typing import Final
 
 from shoal_api.kinds import Placement
 from shoal_api.kinds.placement import (
@@ -24,20 +26,27 @@ from shoal_api.kinds.placement import (
     StageStatus,
 )
 from shoal_operator.reconcile.conditions import shortened
-from shoal_planner.costs import Costs, Division, Holding, PoolDevice, Span
+from shoal_planner.costs import Costs, Division, PoolDevice, Span
+from shoal_planner.figures import known_seconds, stage_figures
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
-from shoal_planner.placement import MAX_REJECTED, plan, shares
-from shoal_planner.search import fits
+from shoal_planner.placement import MAX_REJECTED, plan, replan, stage_plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds, seconds
 
-_ITEMS: Final = 100
 _REMEMBERED: Final = 32
 """Plans: a thousand jobs of one partition on one pool need the same."""
 
 
-Stages = Sequence[StagePlan | StageStatus]
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What of a stage makes it another one."""
+
+    fragments: tuple[int, ...]
+    devices: tuple[str, ...]
+
+
+Stages = Sequence[StagePlan | StageStatus | Stage]
 """Of a plan that was made, or of one that a status describes."""
 
 
@@ -55,6 +64,29 @@ def best_plan(site: Site, objective: Objective, pins: tuple[Pin, ...]) -> Plan |
     return plan(site.document, site.devices, objective, None, pins)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be planned, and the assignment of the plan in force. Where the spec has changed,
+    `anew`, the best plan follows whatever it moves. Equal questions have equal answers."""
+
+    site: Site
+    objective: Objective
+    pins: tuple[Pin, ...]
+    previous: tuple[Stage, ...] = ()
+    anew: bool = False
+
+    def answer(self) -> Plan | Infeasible:
+        """The next plan. It may take seconds."""
+        best = best_plan(self.site, self.objective, self.pins)
+        if isinstance(best, Infeasible) or not self.previous:
+            return best
+        pinned = frozenset(pin.device for pin in self.pins)
+        best = with_fewest_moves(self.site, best, self.previous, pinned)
+        if self.anew:
+            return best
+        return replan(self.site.document, self.site.devices, best, self.previous, self.pins)
+
+
 def in_force(placement: Placement, document: PartitionDocument) -> tuple[StageStatus, ...]:
     """The stages that the status describes, if they are of this document's fragments."""
     status = placement.status
@@ -67,9 +99,9 @@ def in_force(placement: Placement, document: PartitionDocument) -> tuple[StageSt
     return stages if same else ()
 
 
-def assignment(stages: Stages) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]:
+def assignment(stages: Stages) -> tuple[Stage, ...]:
     """Which fragments are where: what makes two plans the same."""
-    return tuple((stage.fragments, stage.devices) for stage in stages)
+    return tuple(Stage(stage.fragments, stage.devices) for stage in stages)
 
 
 def with_fewest_moves(site: Site, best: Plan, previous: Stages, pinned: frozenset[str]) -> Plan:
@@ -119,49 +151,8 @@ def _served_by(site: Site, stage: StagePlan, names: tuple[str, ...]) -> StagePla
     """The stage on other devices of the same kinds: what each grants follows from its kind."""
     devices = {device.name: device for device in site.devices}
     costs, span = Costs(site.document), Span(stage.fragments[0], stage.fragments[-1] + 1)
-    return replace(stage, shares=shares(costs, span, [devices[name] for name in names]))
-
-
-def gain_percent(site: Site, previous: Stages, best: Plan) -> float | None:
-    """By how much the best plan is better than the one in force; None: that one does not do."""
-    costs, devices = Costs(site.document), {device.name: device for device in site.devices}
-    if any(name not in devices for stage in previous for name in stage.devices):
-        return None
-    old = _divisions(previous, devices)
-    reloading = any(stage.held(Holding.RELOADED) for stage in best.stages)
-    if not all(
-        fits(costs, division.span, device, reloading=reloading)
-        for division in old
-        for device in division.devices
-    ):
-        return None
-    before = _worth(costs, old, best.objective)
-    after = _worth(costs, _divisions(best.stages, devices), best.objective)
-    return 100.0 * (before - after) / before if before > 0 else 0.0
-
-
-def _divisions(stages: Stages, devices: Mapping[str, PoolDevice]) -> tuple[Division, ...]:
-    return tuple(
-        Division(
-            Span(stage.fragments[0], stage.fragments[-1] + 1),
-            tuple(devices[name] for name in stage.devices),
-        )
-        for stage in stages
-    )
-
-
-def _worth(costs: Costs, divisions: Sequence[Division], objective: Objective) -> int:
-    """Nanoseconds of what the objective makes small."""
-    period, latency = costs.totals(divisions)
-    match objective:
-        case Objective.THROUGHPUT:
-            return period
-        case Objective.LATENCY:
-            return latency
-        case Objective.MAKESPAN:
-            return latency + (_ITEMS - 1) * period
-        case _:
-            assert_never(objective)
+    division = Division(span, tuple(devices[name] for name in names))
+    return stage_plan(costs, division, predictable=bool(stage.costs))
 
 
 def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
@@ -171,17 +162,20 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
             StageStatus(
                 fragments=stage.fragments,
                 devices=stage.devices,
-                compute_seconds=_seconds(stage.compute_nanoseconds),
+                compute_seconds=known_seconds(stage.compute_nanoseconds),
+                read_seconds=known_seconds(stage.read_nanoseconds),
                 device_seconds=tuple(
                     seconds(Nanoseconds(sum(share.predicted)))
                     for share in stage.shares
                     if share.predicted
                 ),
-                transfer_seconds=_seconds(stage.transfer_nanoseconds),
+                transfer_seconds=known_seconds(stage.transfer_nanoseconds),
+                period_seconds=known_seconds(stage.period_nanoseconds),
+                predicted_seconds=figures.predicted_seconds,
                 resident_bytes=stage.resident_bytes,
                 in_blocks=_in_blocks(stage, document)[:MAX_GRANTS],
             )
-            for stage in of.stages
+            for stage, figures in zip(of.stages, map(stage_figures, of.stages), strict=True)
         ),
         fragments=tuple(
             FragmentMemory(
@@ -197,12 +191,14 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
             )
         ),
         predicted=Cost(
-            latency_seconds=_seconds(of.latency_nanoseconds), items_per_second=of.items_per_second
+            latency_seconds=known_seconds(of.latency_nanoseconds),
+            items_per_second=of.items_per_second,
         ),
         rejected=tuple(
             Rejected(
                 alternative=shortened(each.alternative, 512),
                 items_per_second=each.items_per_second,
+                latency_seconds=known_seconds(each.latency_nanoseconds),
                 reason=shortened(each.reason, 4096),
             )
             for each in of.rejected[:MAX_REJECTED]
@@ -220,5 +216,17 @@ def _in_blocks(stage: StagePlan, document: PartitionDocument) -> tuple[Grant, ..
     )
 
 
-def _seconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else seconds(Nanoseconds(nanoseconds))
+def with_measured(
+    stages: Sequence[StageStatus], before: Sequence[StageStatus], fragments: Mapping[int, float]
+) -> tuple[StageStatus, ...]:
+    """Beside what a run measured of these stages, else what was known of them before."""
+    known = {(each.fragments, each.devices): each.measured_seconds for each in before}
+    return tuple(
+        replace(
+            stage,
+            measured_seconds=sum(fragments[each] for each in stage.fragments)
+            if fragments.keys() >= set(stage.fragments)
+            else known.get((stage.fragments, stage.devices)),
+        )
+        for stage in stages
+    )

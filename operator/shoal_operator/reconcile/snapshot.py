@@ -14,6 +14,7 @@ from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.names import job_id, pool_of
 from shoal_operator.reconcile.settings import OperatorSettings
+from shoal_planner.outcome import Infeasible, Plan
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, Link, Speed
 from shoal_protocol.units import Bytes
@@ -197,7 +198,8 @@ class Run:
     `reason` is the coordinator's one word for why it failed or was cancelled. `plan` and `terms`
     are what it was submitted with last. `completing`: every item has ended, and the results are
     being completed. `started_seconds`: when its first task started, by the coordinator's clock,
-    since 1970; 0: none has.
+    since 1970; 0: none has. `fragment_seconds`: of those that ran, their index and the median time
+    of a task in ONNX Runtime.
     """
 
     job: str
@@ -217,6 +219,7 @@ class Run:
     reason: str = ""
     completing: bool = False
     started_seconds: float = 0.0
+    fragment_seconds: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +319,8 @@ class PlacementSnapshot(_Snapshot):
     """A Placement with what is to be placed and where.
 
     `measured` is the newest Run on it that its coordinator knows; the controller reconciles again
-    when such a Run ends. `cordoned` are the nodes where nothing new is to be placed.
+    when such a Run ends. `cordoned` are the nodes where nothing new is to be placed. `answer` is
+    that to its question, where it has one (`placement.question_of`).
     """
 
     placement: Placement
@@ -326,6 +330,7 @@ class PlacementSnapshot(_Snapshot):
     view: CoordinatorView | Unreachable
     measured: Run | None = None
     cordoned: frozenset[str] = frozenset()
+    answer: Plan | Infeasible | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 from math import inf
 
+from shoal_planner.costs import Holding
 from shoal_planner.explanation import Table, rate
+from shoal_planner.figures import (
+    AlternativeFigures,
+    DeviceFigures,
+    PlanFigures,
+    Rates,
+    StageFigures,
+)
 from shoal_planner.layers.costs import Costs
 from shoal_planner.layers.search import Stages, Times
 from shoal_planner.outcome import duration
@@ -21,6 +29,7 @@ class Part:
     seconds: float
     reading_seconds: float
     held_bytes: float
+    budget_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +39,8 @@ class StagePlan:
 
     layers: tuple[int, ...]
     parts: tuple[Part, ...]
+    received_bytes: float
+    sent_bytes: float
     period_seconds: float
     transfer_seconds: float
 
@@ -103,6 +114,7 @@ def stage_plans(costs: Costs, stages: Stages) -> tuple[StagePlan, ...]:
                     seconds=costs.takes(place, *at),
                     reading_seconds=beyond / like.reload_bytes_per_second,
                     held_bytes=min(float(costs.resident[at]), like.budget_bytes),
+                    budget_bytes=like.budget_bytes,
                 )
                 for _ in range(count)
             ]
@@ -111,6 +123,8 @@ def stage_plans(costs: Costs, stages: Stages) -> tuple[StagePlan, ...]:
             StagePlan(
                 layers=costs.cuts.layers(*at),
                 parts=tuple(sorted(parts, key=lambda part: part.seconds)),
+                received_bytes=float(costs.cuts.crossing[stage.start]),
+                sent_bytes=float(costs.cuts.crossing[stage.end]),
                 period_seconds=costs.together(stage.group, *at)[0],
                 transfer_seconds=slowest * float(costs.cuts.crossing[stage.start]) + delay,
             )
@@ -143,6 +157,54 @@ def summary(plan: LayerPlan) -> str:
         else "no plan is better"
     )
     return "; ".join(parts)
+
+
+def figures(plan: LayerPlan) -> PlanFigures:
+    """For programs; the `fragments` of a stage are its layers."""
+    return PlanFigures(
+        objective=plan.objective.value,
+        gap=None if plan.gap == inf else plan.gap,
+        predicted=_rates(plan.times),
+        stages=tuple(map(_stage_figures, plan.stages)),
+        rejected=tuple(
+            AlternativeFigures(
+                alternative=each.name, reason=each.reason, predicted=_rates(each.times)
+            )
+            for each in plan.rejected
+        ),
+    )
+
+
+def _rates(times: Times | None) -> Rates:
+    if times is None:
+        return Rates(items_per_second=None, latency_seconds=None)
+    per_second = 1 / times.period if times.period else None
+    return Rates(items_per_second=per_second, latency_seconds=times.first)
+
+
+def _stage_figures(stage: StagePlan) -> StageFigures:
+    return StageFigures(
+        fragments=stage.layers,
+        devices=tuple(
+            DeviceFigures(
+                device=part.device,
+                holding=(Holding.IN_BLOCKS if part.reading_seconds else Holding.WHOLE).value,
+                share=part.share,
+                compute_seconds=part.seconds - part.reading_seconds,
+                read_seconds=part.reading_seconds,
+                receive_seconds=stage.transfer_seconds,
+                send_seconds=0.0,
+                delay_seconds=0.0,
+                held_bytes=round(part.held_bytes),
+                budget_bytes=None if part.budget_bytes == inf else round(part.budget_bytes),
+            )
+            for part in stage.parts
+        ),
+        received_bytes=stage.received_bytes,
+        sent_bytes=stage.sent_bytes,
+        period_seconds=stage.period_seconds,
+        predicted_seconds=sum(part.share * part.seconds for part in stage.parts),
+    )
 
 
 def _stages(plan: LayerPlan, names: tuple[str, ...]) -> Table:

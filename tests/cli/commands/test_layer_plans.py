@@ -34,6 +34,21 @@ def test_a_profile_is_planned_and_explained(devices: Path, objective: str) -> No
     assert "edge" in shown.stdout
 
 
+def test_a_profile_is_planned_for_programs_and_drawn(devices: Path, tmp_path: Path) -> None:
+    profile, picture = PROFILES / "scission" / "vgg16.json", tmp_path / "plan.svg"
+    given = ("--profile", profile, "--devices", devices, "--objective", "latency")
+    shown = shoal("plan", *given, "--output", "json", "--svg", picture)
+    assert shown.returncode == 0, shown.stderr
+    (planned,) = json.loads(shown.stdout)["plans"]
+    plan = planned["plan"]
+    assert plan["gap"] == 0
+    served = [layer for stage in plan["stages"] for layer in stage["fragments"]]
+    assert served == list(range(len(planned["layers"])))
+    assert {each["alternative"] for each in plan["rejected"]} >= {"even split", "split by memory"}
+    assert ">edge<" in picture.read_text()
+    assert "20 ms" in picture.read_text() or len(plan["stages"]) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -43,6 +58,7 @@ def test_a_profile_is_planned_and_explained(devices: Path, objective: str) -> No
         (("--profile", "x.json", "--devices", "devices.json", "model.onnx"), "not both"),
         (("--objective", "latency", "model.onnx"), "go with --profile"),
         (("model.onnx", "--devices", "65"), "a number from 1 to 64"),
+        (("model.onnx", "--svg", "plan.png"), "pictures are SVG; name a file in .svg"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(

@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 
 from cli.page.recorded import troubled
+from fragment_pools import MIB, device, partition, placed
 from shoal_cli.local.report import (
     SCHEMA_PATH,
     DeviceReport,
@@ -24,6 +25,9 @@ from shoal_cli.local.report import (
     to_json,
     write_report,
 )
+from shoal_planner.figures import Rates, figures
+from shoal_planner.placement import plan
+from shoal_protocol.choices import Objective
 
 VERIFICATION = Verification(
     items=8,
@@ -94,6 +98,16 @@ DEVICE = DeviceReport(
     out_of_memory_kills=0,
 )
 IN_BLOCKS = replace(DEVICE.fragments[0], granted_bytes=8 << 20)
+PLAN = figures(
+    placed(
+        plan(
+            partition([10**8] * 2, [14 * MIB] * 2),
+            [device("pi-4"), device("pi-5")],
+            Objective.LATENCY,
+        )
+    )
+).with_measured(Rates(items_per_second=4.0, latency_seconds=0.3), {0: 0.1, 1: 0.2})
+PLANNED = replace(JOB, plan=PLAN)
 REPORT = RunReport(
     shoal_version="0.1.0",
     started="2026-01-31T12:00:00+00:00",
@@ -102,7 +116,7 @@ REPORT = RunReport(
     enforcement=Enforcement(mode="cgroup v1", reason=""),
     coordinator_restarts=0,
     interrupted=False,
-    jobs=(JOB,),
+    jobs=(PLANNED,),
     devices=(DEVICE,),
 )
 FAILED = replace(
@@ -127,6 +141,7 @@ def assert_follows_the_schema(report: RunReport) -> None:
     "report",
     [
         REPORT,
+        replace(REPORT, jobs=(JOB,)),
         replace(REPORT, jobs=(FAILED,), interrupted=True),
         replace(REPORT, devices=(replace(DEVICE, limit_bytes=None),)),
         replace(REPORT, devices=(replace(DEVICE, fragments=(IN_BLOCKS,)),)),
@@ -144,6 +159,12 @@ def test_the_schema_names_every_field_that_is_written() -> None:
     assert set(document["devices"][0]) == set(schema["$defs"]["device"]["properties"])
     verification = schema["$defs"]["job"]["properties"]["verification"]["anyOf"][0]
     assert set(document["jobs"][0]["verification"]) == set(verification["properties"])
+    planned = schema["$defs"]["job"]["properties"]["plan"]["anyOf"][0]
+    assert set(document["jobs"][0]["plan"]) == set(planned["properties"])
+    stage, stages = document["jobs"][0]["plan"]["stages"][0], planned["properties"]["stages"]
+    assert set(stage) == set(stages["items"]["properties"])
+    devices = stages["items"]["properties"]["devices"]
+    assert set(stage["devices"][0]) == set(devices["items"]["properties"])
 
 
 def test_the_schema_names_every_field_of_cuts_and_timelines() -> None:

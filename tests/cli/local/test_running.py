@@ -338,6 +338,13 @@ def test_several_jobs_on_several_pools_run_in_one_go(bench: Workbench) -> None:
         "single": 10,
     }
     assert len(jobs["again"]["stages"]) == 1, "the whole model fits every device"
+    (stage,) = jobs["again"]["plan"]["stages"]
+    assert {each["device"] for each in stage["devices"]} <= {
+        f"shelf.{n}" for n in ("one", "two", "three")
+    }
+    assert stage["predicted_seconds"] > 0
+    assert stage["measured_seconds"] > 0
+    assert jobs["again"]["plan"]["measured"]["items_per_second"] > 0
     devices = {device["name"]: device for device in ran.report["devices"]}  # type: ignore
     assert set(devices) == {"shelf.one", "shelf.two", "shelf.three", "loft.one"}
     assert devices["loft.one"]["evictions"] >= 2
@@ -399,6 +406,22 @@ def test_a_bare_model_is_planned_with_the_smallest_budget_that_works(bench: Work
     assert "at least" in shown.out
     assert "Smallest budget that works, cut as it is: " in shown.out
     assert not bench.outputs.exists()
+
+
+def test_a_plan_is_given_to_programs_and_drawn(bench: Workbench) -> None:
+    picture = bench.folder / "plan.svg"
+    shown = bench.run("plan", bench.manifest, "--output", "json", "--svg", picture)
+    assert shown.status == 0, shown.err
+    (planned,) = json.loads(shown.out)["plans"]
+    assert planned["name"] == "InferenceJob job"
+    served = [each for stage in planned["plan"]["stages"] for each in stage["fragments"]]
+    assert served == [each["index"] for each in planned["fragments"]]
+    names = {each["name"] for each in planned["devices"]}
+    used = {each["device"] for s in planned["plan"]["stages"] for each in s["devices"]}
+    assert used <= names
+    assert planned["budgets"]["smallest_bytes"] > 0
+    assert planned["refusal"] is None
+    assert all(f">{name}<" in picture.read_text() for name in used)
 
 
 def test_a_partition_is_shown_and_kept_where_asked(bench: Workbench) -> None:

@@ -13,9 +13,11 @@ from shoal_api.schema import parse
 from shoal_operator.reconcile import deciding
 from shoal_operator.reconcile.deciding import subject
 from shoal_operator.reconcile.decision import Applied, Decision, Manifest
+from shoal_operator.reconcile.placement import question_of
 from shoal_operator.reconcile.snapshot import (
     ModelSnapshot,
     PartitionSnapshot,
+    PlacementSnapshot,
     Snapshot,
     Unreachable,
 )
@@ -42,9 +44,18 @@ def decide(snapshot: Snapshot, *refused: str) -> Decision:
     """
     generation = subject(snapshot).metadata.generation or 0
     applied = Applied(generation=generation, refused=refused)
+    snapshot = answered(snapshot)
     decision = deciding.decide(snapshot, applied)
     check(snapshot, applied, decision)
     return decision
+
+
+def answered(snapshot: S) -> S:
+    """With the plan that the controller has made before it reconciles a Placement."""
+    if not isinstance(snapshot, PlacementSnapshot):
+        return snapshot
+    question = question_of(snapshot)
+    return replace(snapshot, answer=None if question is None else question.answer())
 
 
 def with_status(snapshot: S, decision: Decision) -> S:
@@ -91,7 +102,7 @@ def check(snapshot: Snapshot, applied: Applied | None, decision: Decision) -> No
         assert decision.calls == (), "an unreachable coordinator is called"
     _check_the_end(about, decision)
     assert deciding.decide(snapshot, applied) == decision, "the same is decided about the same"
-    again = deciding.decide(with_status(snapshot, decision), applied)
+    again = deciding.decide(answered(with_status(snapshot, decision)), applied)
     assert again.status == status, "the status alone changes nothing"
     if not _just_ended(about, decision):
         assert (again.children, again.removals) == (decision.children, decision.removals)

@@ -249,6 +249,21 @@ def test_what_the_last_job_measured_is_told() -> None:
     assert status.measured == Cost(latency_seconds=0.25, items_per_second=12.0)
 
 
+def test_each_stage_says_what_was_predicted_and_what_a_job_by_this_plan_measured() -> None:
+    view, times = devices("a", "b", "c"), ((0, 0.1), (1, 0.2), (2, 0.4))
+    of, _, status = see(placement(), view)
+    assert [stage.measured_seconds for stage in status.stages] == [None] * 3
+    assert all((stage.predicted_seconds or 0) > 0 for stage in status.stages)
+    assert all((stage.period_seconds or 0) > 0 for stage in status.stages)
+    assert all(each.latency_seconds for each in status.rejected if each.items_per_second)
+    run = replace(MEASURED, fragment_seconds=times)
+    of, _, status = see(of, view, measured=run)
+    assert [stage.measured_seconds for stage in status.stages] == [0.1, 0.2, 0.4]
+    other = replace(MEASURED, plan=7, fragment_seconds=((0, 9.0), (1, 9.0), (2, 9.0)))
+    _, _, status = see(of, view, now=LATER, measured=other)
+    assert [stage.measured_seconds for stage in status.stages] == [0.1, 0.2, 0.4]
+
+
 @pytest.mark.parametrize(
     ("missing", "reason"),
     [

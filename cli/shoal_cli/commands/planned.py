@@ -1,0 +1,149 @@
+"""What `shoal plan` shows of a plan, or of why there is none: tables, JSON, a picture."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+import typer
+from rich.console import Group
+from rich.text import Text
+
+from shoal_cli.commands.charts import draw
+from shoal_cli.commands.options import Format
+from shoal_cli.commands.plan_pictures import Links, link_words, panels
+from shoal_cli.commands.tables import explained_table, output
+from shoal_cli.local.orders import PlanOrder
+from shoal_cli.local.preparation import Prepared
+from shoal_planner.budgets import explain_budgets, with_other_budgets
+from shoal_planner.costs import PoolDevice
+from shoal_planner.explanation import Table, explain, explain_refusal
+from shoal_planner.figures import InfeasibleFigures, PlanFigures, figures, infeasible_figures
+from shoal_planner.layers import plans as layer_plans
+from shoal_planner.layers.graph import LayerGraph, Pool
+from shoal_planner.outcome import Infeasible, Plan
+from shoal_planner.speeds import devices_table
+from shoal_protocol.durable_files import replace_file
+from shoal_protocol.units import NANOSECONDS_PER_SECOND
+
+VERSION: Final = 1
+"""Of the JSON: grows when a field goes or changes its meaning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan, or why there is none, under the name of what was planned. `facts` are what else the
+    JSON says."""
+
+    name: str
+    plan: PlanFigures | None
+    refusal: InfeasibleFigures | None
+    tables: tuple[Table, ...]
+    facts: Mapping[str, object] = field(default_factory=dict)
+    links: Links
+    devices: tuple[str, ...]
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Devices that the plan does without."""
+        stages = () if self.plan is None else self.plan.stages
+        used = {each.device for stage in stages for each in stage.devices}
+        return tuple(name for name in self.devices if name not in used)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "plan": None if self.plan is None else asdict(self.plan),
+            "refusal": None if self.refusal is None else asdict(self.refusal),
+            **self.facts,
+        }
+
+
+def of_order(name: str, order: PlanOrder, prepared: Prepared, answer: Plan | Infeasible) -> Planned:
+    """What was found for a Placement, a job or a bare model."""
+    pool, document = order.cut.devices, prepared.document
+    others = with_other_budgets(document, pool, order.objective)
+    tables = explain(answer, document) if isinstance(answer, Plan) else explain_refusal(answer)
+    return Planned(
+        name=name,
+        plan=figures(answer) if isinstance(answer, Plan) else None,
+        refusal=None
+        if isinstance(answer, Plan)
+        else infeasible_figures(answer, answer.message(order.cut.name, prepared.advice)),
+        tables=(devices_table(pool), *tables, explain_budgets(others)),
+        facts={
+            "devices": [asdict(device) for device in pool],
+            "fragments": [
+                {
+                    "index": each.index,
+                    "flops": each.flops,
+                    "weight_bytes": each.weight_bytes,
+                    "least_bytes": each.least_bytes,
+                    "resident_bytes": each.resident_bytes,
+                }
+                for each in document.fragments
+            ],
+            "budgets": asdict(others),
+        },
+        links=_own_links(pool),
+        devices=tuple(device.name for device in pool),
+    )
+
+
+def of_layers(name: str, graph: LayerGraph, pool: Pool, answer: layer_plans.LayerPlan) -> Planned:
+    """What was found for a profile."""
+
+    def between(one: str, other: str) -> str:
+        link = pool.between(one, other)
+        return link_words(link.bytes_per_second, link.latency_seconds)
+
+    names = tuple(layer.name for layer in graph.layers)
+    return Planned(
+        name=name,
+        plan=layer_plans.figures(answer),
+        refusal=None,
+        tables=layer_plans.explain(answer, names),
+        facts={"layers": names},
+        links=Links(between=between),
+        devices=tuple(device.name for device in pool.devices),
+    )
+
+
+def _own_links(pool: Sequence[PoolDevice]) -> Links:
+    """Each device has a link of its own: between two, the slower one limits, and both delay."""
+    links = {
+        each.name: (each.link_bytes_per_second, each.latency_nanoseconds / NANOSECONDS_PER_SECOND)
+        for each in pool
+    }
+
+    def between(one: str, other: str) -> str:
+        (rate, delay), (other_rate, other_delay) = links[one], links[other]
+        known = [each for each in (rate, other_rate) if each is not None]
+        return link_words(min(known, default=None), delay + other_delay)
+
+    return Links(own={name: link_words(*link) for name, link in links.items()}, between=between)
+
+
+def show(planned: Sequence[Planned], form: Format, picture: Path | None) -> None:
+    """Print what was planned, and draw it."""
+    if picture is not None:
+        drawn = [
+            each
+            for found in planned
+            if found.plan is not None
+            for each in panels(found.name, found.plan, found.links, found.idle)
+        ]
+        title = f"Plan of {', '.join(each.name for each in planned)}"
+        drawing = draw(title, "As predicted: nothing has run.", drawn)
+        replace_file(picture, drawing.encode())
+    if form is Format.JSON:
+        plans = [each.to_json() for each in planned]
+        typer.echo(json.dumps({"version": VERSION, "plans": plans}, indent=2, allow_nan=False))
+        return
+    console = output()
+    for each in planned:
+        heading = Text(each.name, style="bold underline")
+        console.print(Group(heading, *map(explained_table, each.tables)))
+    if picture is not None:
+        console.print(f"\npicture: {picture}", soft_wrap=True, highlight=False)

@@ -1,0 +1,31 @@
+"""What a plan makes small."""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from shoal_protocol.choices import Objective
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """An objective; `items` matter to a makespan only."""
+
+    objective: Objective
+    items: int = 100
+
+    def value(self, period: int, latency: int) -> int:
+        """Nanoseconds; less is better."""
+        match self.objective:
+            case Objective.THROUGHPUT:
+                return period
+            case Objective.LATENCY:
+                return latency
+            case Objective.MAKESPAN:
+                return latency + (self.items - 1) * period
+            case _:
+                assert_never(self.objective)
+
+    def order(self, period: int, latency: int, penalty: int = 0) -> tuple[int, int, int]:
+        """What is compared: of equal values fewer penalties win, then the other time."""
+        other = period if self.objective is Objective.LATENCY else latency
+        return self.value(period, latency), penalty, other

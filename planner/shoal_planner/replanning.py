@@ -1,0 +1,194 @@
+"""From the plan in force to the next: no more fragments move than the gain is worth. Pure.
+
+Each fragment that a device has to get costs a transfer, a preparation and items that start over. So
+the best plan takes the place of the one in force only where that is worse by `GAIN`. Where it is,
+or where devices were lost, there is a third candidate: the plan in force, changed by *local moves*
+(Asteroid, "lightweight pipeline replay"): a border between two stages moves, a device goes to
+another stage, to one of its own or to rest, two devices change places. Each step is the one that
+helps most, first what does not fit, then the goal. Of all candidates that the best one does not
+beat by `GAIN`, the one that moves the fewest fragments is the next plan.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
+
+from shoal_planner.costs import Costs, Division, PoolDevice, Span
+from shoal_planner.goal import Goal
+from shoal_planner.heuristics import Divisions
+from shoal_planner.search import fits
+
+GAIN: Final = 0.1
+"""Of the value of the plan in force."""
+MAX_TRIES: Final = 30_000
+"""Plans that are weighed for local moves."""
+_STEP: Final = 0.01
+"""A move that gains less is not worth its fragments."""
+
+Allow = Callable[[Span, Sequence[str]], bool]
+"""Whether these devices may serve a span; pins forbid some."""
+Key = tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What plans are made for. `before` is the one in force, without the devices that were lost, so
+    that a stage may have none left. With `reloading` a device may load the fragments of its stage
+    in turn."""
+
+    costs: Costs
+    pool: Sequence[PoolDevice]
+    goal: Goal
+    allow: Allow
+    before: Divisions
+    reloading: bool = False
+
+
+def next_plan(situation: Situation, best: Divisions) -> Divisions:
+    """The best plan, the one before, or that with local moves."""
+    weighing, before = _Weighing(situation), situation.before
+    enough = weighing.value(best)
+
+    def near(each: Divisions) -> bool:
+        return weighing.unfit(each) == 0 and weighing.value(each) * (1 - GAIN) < enough
+
+    if before == best or near(before):
+        return before
+    changed = _improved(weighing, before, situation.pool)
+    candidates = (changed, best) if near(changed) else (best,)
+    return min(candidates, key=lambda each: (weighing.moves(each), weighing.value(each)))
+
+
+class _Weighing:
+    """What divisions are worth, and how many fragments move for them."""
+
+    def __init__(self, situation: Situation) -> None:
+        self._of = situation
+        self._held = {device.name: set[int]() for device in situation.pool}
+        for division in situation.before:
+            for device in division.devices:
+                self._held[device.name].update(division.span.fragments)
+        self._unfit = cache(self._excess)
+        self._times = cache(lambda division: situation.costs.totals((division,)))
+
+    def moves(self, divisions: Divisions) -> int:
+        """Fragments that devices have to get."""
+        return sum(
+            len(set(division.span.fragments) - self._held[device.name])
+            for division in divisions
+            for device in division.devices
+        )
+
+    def unfit(self, divisions: Divisions) -> int:
+        """Bytes that have no room; 0: every device holds its fragments at once."""
+        return sum(map(self._unfit, divisions))
+
+    def value(self, divisions: Divisions) -> int:
+        times = [self._times(division) for division in divisions]
+        return self._of.goal.value(max(each for each, _ in times), sum(each for _, each in times))
+
+    def key(self, divisions: Divisions) -> Key:
+        """What is to be small."""
+        unfit = self.unfit(divisions)
+        return (unfit, 0 if unfit else self.value(divisions), self.moves(divisions))
+
+    def _excess(self, division: Division) -> int:
+        of, span, devices = self._of, division.span, division.devices
+        least = of.costs.least_in_turn(span) if of.reloading else of.costs.least(span)
+        if not devices or not of.allow(span, [device.name for device in devices]):
+            return max(1, least)
+        return sum(
+            0
+            if fits(of.costs, span, device, reloading=of.reloading)
+            else max(1, least - device.budget_bytes)
+            for device in devices
+        )
+
+
+def _improved(weighing: _Weighing, before: Divisions, pool: Sequence[PoolDevice]) -> Divisions:
+    """After the best move of each round; until none helps, or too many were tried."""
+    now, key, left = before, weighing.key(before), MAX_TRIES
+    while left > 0:
+        found, best = now, key
+        for each in _moved(now, pool):
+            left -= 1
+            if (other := weighing.key(each)) < best:
+                found, best = each, other
+            if left <= 0:
+                break
+        helps = best[0] < key[0] or (best[0] == key[0] and best[1] < key[1] * (1 - _STEP))
+        if not helps:
+            return now
+        now, key = found, best
+    return now
+
+
+def _moved(now: Divisions, pool: Sequence[PoolDevice]) -> Iterator[Divisions]:
+    used = {device.name for division in now for device in division.devices}
+    spares: dict[PoolDevice, PoolDevice] = {}
+    for device in pool:
+        if device.name not in used:  # of those that are alike, one is enough
+            spares.setdefault(replace(device, name=""), device)
+    yield from _with_other_borders(now)
+    for place, division in enumerate(now):
+        for device in division.devices:
+            rest = tuple(each for each in division.devices if each != device)
+            without = _replaced(now, place, Division(division.span, rest))
+            if rest:
+                yield without
+            yield from _joined(without, device, but=place)
+    for spare in spares.values():
+        yield from _joined(now, spare, but=None)
+        yield from _with_a_stage_more(now, spare)
+    yield from _with_two_exchanged(now)
+
+
+def _with_other_borders(now: Divisions) -> Iterator[Divisions]:
+    for place in range(len(now) - 1):
+        one, other = now[place], now[place + 1]
+        for border in range(one.span.start, other.span.end + 1):
+            if border != one.span.end:
+                parts = (
+                    Division(Span(one.span.start, border), one.devices),
+                    Division(Span(border, other.span.end), other.devices),
+                )
+                left = tuple(each for each in parts if each.span.start < each.span.end)
+                yield (*now[:place], *left, *now[place + 2 :])
+
+
+def _joined(now: Divisions, device: PoolDevice, but: int | None) -> Iterator[Divisions]:
+    """The device in each stage but one."""
+    for place, division in enumerate(now):
+        if place != but:
+            yield _replaced(now, place, Division(division.span, (*division.devices, device)))
+
+
+def _with_a_stage_more(now: Divisions, device: PoolDevice) -> Iterator[Divisions]:
+    """The device takes the first or the last fragments of a stage."""
+    for place, division in enumerate(now):
+        span = division.span
+        for border in range(span.start + 1, span.end):
+            first, last = Span(span.start, border), Span(border, span.end)
+            for devices in ((division.devices, (device,)), ((device,), division.devices)):
+                parts = (Division(first, devices[0]), Division(last, devices[1]))
+                yield (*now[:place], *parts, *now[place + 1 :])
+
+
+def _with_two_exchanged(now: Divisions) -> Iterator[Divisions]:
+    for one in range(len(now)):
+        for other in range(one + 1, len(now)):
+            for mine in now[one].devices:
+                for its in now[other].devices:
+                    first = _exchanged(now[one], mine, its)
+                    second = _exchanged(now[other], its, mine)
+                    yield _replaced(_replaced(now, one, first), other, second)
+
+
+def _exchanged(division: Division, one: PoolDevice, other: PoolDevice) -> Division:
+    devices = tuple(other if each == one else each for each in division.devices)
+    return Division(division.span, devices)
+
+
+def _replaced(now: Divisions, place: int, by: Division) -> Divisions:
+    return (*now[:place], by, *now[place + 1 :])

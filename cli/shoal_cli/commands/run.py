@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from shoal_cli.local.orders import Orders
     from shoal_cli.local.pool import RunOptions
     from shoal_cli.local.report import RunReport
-    from shoal_cli.local.speeds import machine_speed
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
@@ -68,6 +67,7 @@ def run(
     from shoal_cli.local import remote
     from shoal_cli.local.orders import bare_manifests, read_orders
     from shoal_cli.local.pool import RunOptions
+    from shoal_cli.local.speeds import machine_speed
     from shoal_cli.local.workspace import default_work_folder
 
     volumes = options.parse_volumes(volume)

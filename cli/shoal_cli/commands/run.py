@@ -64,10 +64,9 @@ def run(
     budgets, every device keeps within its own, and results are written as they come. Running the
     same command again does what is missing.
     """
-    from shoal_cli.local import remote
+    from shoal_cli.local import remote, speeds
     from shoal_cli.local.orders import bare_manifests, read_orders
     from shoal_cli.local.pool import RunOptions
-    from shoal_cli.local.speeds import machine_speed
     from shoal_cli.local.workspace import default_work_folder
 
     volumes = options.parse_volumes(volume)
@@ -98,7 +97,7 @@ def run(
         _check_report(report)
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     downloaded = asyncio.run(remote.download(manifests, folder, options.note))
-    orders = read_orders(downloaded.manifests, volumes, machine_speed())
+    orders = read_orders(downloaded.manifests, volumes, speeds.machine_speed())
     how = RunOptions(
         enforce=enforce,
         relay=relay,

@@ -28,7 +28,8 @@ from shoal_agent.runtime.process_memory import (
 )
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.runtime.rehearsal import rehearse_transfers
-from shoal_agent.session.control import Session, SessionBroken
+from shoal_agent.session.control import Session
+from shoal_agent.session.greeting import SessionBroken
 from shoal_agent.session.tasks import Tasks
 from shoal_agent.settings import Settings
 from shoal_agent.telemetry import pressure

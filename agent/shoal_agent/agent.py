@@ -377,8 +377,7 @@ class Agent:
         raise SessionBroken(
             f"the idle agent takes {format_bytes(floor)}; the limit of {format_bytes(limit)} "
             f"leaves {format_bytes(max(0, limit - budget))} beside the budget of "
-            f"{format_bytes(budget)}: "
-            f"raise the limit by {format_bytes(floor + budget - limit)}, or lower the budget"
+            f"{format_bytes(budget)}: raise the limit by {format_bytes(floor + budget - limit)}, or lower the budget"
         )
 
     async def _follow_limit(self) -> None:

@@ -65,6 +65,13 @@ async def connected(folder: Path, echo: Echo) -> AsyncIterator[LocalTransport]:
         await listener.stop()
 
 
+async def note(stream: AgentsEnd, heard: list[int]) -> None:
+    """Note the numbers that come, until the stream ends."""
+    async with asyncio.timeout(20):
+        async for messages in stream.received():
+            heard += [message.probe.nonce for message in messages]
+
+
 async def test_messages_come_in_order_and_the_end_says_why(tmp_path: Path) -> None:
     echo = Echo(answers=300)
     async with connected(tmp_path, echo) as transport:
@@ -79,9 +86,7 @@ async def test_messages_come_in_order_and_the_end_says_why(tmp_path: Path) -> No
             )
         heard: list[int] = []
         with pytest.raises(TransportBroken, match="that is all"):
-            async with asyncio.timeout(20):
-                async for messages in stream.received():
-                    heard += [message.probe.nonce for message in messages]
+            await note(stream, heard)
     assert heard == list(numbers)
     assert echo.devices == ["pi-4"]
 
@@ -114,9 +119,7 @@ async def test_rubbish_ends_the_stream_with_a_reason(tmp_path: Path, frame: Fram
         await transport.write([frame])
         stream: AgentsEnd = LocalControl(transport, CoordinatorMessage.FromString)
         with pytest.raises(TransportBroken):
-            async with asyncio.timeout(20):
-                async for messages in stream.received():
-                    assert not messages
+            await note(stream, [])
     assert [type(error) for error in echo.failed] == [MalformedFrame]
 
 

@@ -367,18 +367,17 @@ class Agent:
 
     def _check_limit(self, floor: int) -> None:
         """A container's limit is what the idle agent is allowed plus the budget. One that takes
-        more would be killed in the midst of its work: it says so, and takes none.
-
-        In local mode (`exit_with_parent`) the runner measures the floor first and sets the limit.
+        more would be killed in the midst of its work: it says so, and takes none. In local mode
+        (`exit_with_parent`) the runner measures the floor first and sets the limit.
         """
         limit, budget = self._machine.memory_limit_bytes(), self.settings.budget
         if limit is None or self.settings.exit_with_parent or floor + budget <= limit:
             return
-        have, more = max(0, limit - budget), floor + budget - limit
         raise SessionBroken(
             f"the idle agent takes {format_bytes(floor)}; the limit of {format_bytes(limit)} "
-            f"leaves {format_bytes(have)} beside the budget of {format_bytes(budget)}: "
-            f"raise the limit by {format_bytes(more)}, or lower the budget"
+            f"leaves {format_bytes(max(0, limit - budget))} beside the budget of "
+            f"{format_bytes(budget)}: raise the limit by "
+            f"{format_bytes(floor + budget - limit)}, or lower the budget"
         )
 
     async def _follow_limit(self) -> None:

@@ -1,6 +1,7 @@
 """Tasks of one session: the queue decides; this runs them, stores their outputs and sends them."""
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
@@ -9,6 +10,7 @@ from shoal_agent.execution import queue as execution
 from shoal_agent.execution.queue import Assignment, Effect, Need, Sent, TaskQueue
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import RunResult
+from shoal_agent.session import eager
 from shoal_agent.session.answers import EXPECTED, failure, failure_of, refusal
 from shoal_agent.session.outputs import Outputs, made
 from shoal_agent.telemetry.counters import Counters
@@ -60,6 +62,8 @@ class Tasks:
         self._queue = TaskQueue()
         self._orders: dict[int, _Order] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self._starts: deque[execution.Start] = deque()
+        self._starting = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = Nanoseconds(0)
         self._outputs = Outputs(device, fragments, store, sink.deliver, counters)
@@ -116,7 +120,7 @@ class Tasks:
         return instruction in self._orders
 
     def forward(self, message: pb.Forward) -> None:
-        self._spawn(self._forward(message))
+        self._begin(self._forward(message))
 
     def release(self, tasks: Iterable[pb.Task]) -> None:
         self._do(self._queue.release(made(task) for task in tasks))
@@ -177,7 +181,7 @@ class Tasks:
         for effect in effects:
             match effect:
                 case execution.Start():
-                    self._spawn(self._run(effect))
+                    self._starts.append(effect)
                 case execution.Stop():
                     self._fragments.stop_run()
                 case execution.Refused(instruction=instruction, reason=reason, message=message):
@@ -186,6 +190,18 @@ class Tasks:
                     self._store.drop(keys)
                 case _:
                     assert_never(effect)
+        if self._starts and not self._starting:
+            self._start_all()
+
+    def _start_all(self) -> None:
+        """Run what may run, one after the other: one that ends at once lets the next one begin. So
+        what light tasks send leaves together."""
+        self._starting = True
+        try:
+            while self._starts:
+                self._begin(self._run(self._starts.popleft()))
+        finally:
+            self._starting = False
 
     async def _run(self, start: execution.Start) -> None:
         """One task, from its inputs to its answer."""
@@ -275,10 +291,15 @@ class Tasks:
         if not self._closed:
             self._sink.reply(reply)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._finished)
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        try:
+            task = eager.begin(work)
+        except Exception as error:
+            self._sink.fail(error)
+            return
+        if task is not None:
+            self._background.add(task)
+            task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)

@@ -19,12 +19,14 @@ from shoal_agent.telemetry.machine import steady_nanoseconds
 from shoal_agent.transport.activations import ActivationStore, SpillFull, StoreBuffer
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.bulk.link import OutboundActivation
-from shoal_protocol.tensors import ActivationKey, Array
+from shoal_protocol.tensors import ActivationKey, Array, memory_bytes
 from shoal_protocol.units import Nanoseconds, nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 
 _ENDLESS_SECONDS: Final = 10.0**9
 """A deadline that is no earlier is none."""
+_SMALL_BYTES: Final = 16 << 10
+"""Outputs that are no larger leave with others, and take next to no memory meanwhile."""
 
 
 class ReplySink(Protocol):
@@ -234,7 +236,8 @@ class Tasks:
             )
             return
         with self._outputs.room(message, result.outputs, kept) as room, self._store.lend(task):
-            await self._computed(start, kept, in_the_way=not room)
+            small = sum(map(memory_bytes, result.outputs.values())) <= _SMALL_BYTES
+            await self._computed(start, kept, in_the_way=not room, small=small)
             if not self._queue.holds(task):
                 self._store.drop([task])  # a newer epoch came meanwhile
             if not room:
@@ -249,11 +252,16 @@ class Tasks:
             self._answer(reply)
 
     async def _computed(
-        self, start: execution.Start, kept: tuple[str, ...] = (), *, in_the_way: bool = False
+        self,
+        start: execution.Start,
+        kept: tuple[str, ...] = (),
+        *,
+        in_the_way: bool = False,
+        small: bool = False,
     ) -> None:
         """Continue with the queue; inputs that other tasks need too get places of their own."""
         instruction = start.assignment.instruction
-        self._do(self._queue.computed(instruction, kept, in_the_way=in_the_way))
+        self._do(self._queue.computed(instruction, kept, in_the_way=in_the_way, small=small))
         for key, _ in start.inputs:
             try:
                 await self._store.uncover(key)

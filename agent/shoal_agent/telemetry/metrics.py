@@ -35,6 +35,14 @@ GAUGES: Final = {
     "queued_tasks": "Tasks that wait or are ready.",
     "peer_links": "Streams to peers.",
     "session_connected": "1 while the agent has a session.",
+    "processors": "Undisturbed threads that the device's processors amount to, as measured.",
+    "convolution_flops_per_second": "Operations of convolutions, of one thread.",
+    "product_flops_per_second": "Operations of matrix products, of one thread.",
+    "memory_bytes_per_second": "Bytes that one thread reads from memory.",
+    "page_bytes_per_second": "Bytes that one thread maps again and reads.",
+    "disk_bytes_per_second": "Bytes that the disk reads.",
+    "link_bytes_per_second": "Bytes that the link carries, in the fastest of the last transfers.",
+    "link_round_trip_seconds": "The shortest of the last round trips to the coordinator.",
 }
 SHARES: Final = {
     "granted_bytes": "Bytes that a fragment in blocks may take now.",

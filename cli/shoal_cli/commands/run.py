@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shoal_cli.local.orders import Orders
     from shoal_cli.local.pool import RunOptions
     from shoal_cli.local.report import RunReport
+    from shoal_cli.local.speeds import machine_speed
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
@@ -97,7 +98,7 @@ def run(
         _check_report(report)
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     downloaded = asyncio.run(remote.download(manifests, folder, options.note))
-    orders = read_orders(downloaded.manifests, volumes)
+    orders = read_orders(downloaded.manifests, volumes, machine_speed())
     how = RunOptions(
         enforce=enforce,
         relay=relay,

@@ -10,7 +10,10 @@ from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch import views
 from shoal_coordinator.dispatch.state import State
 from shoal_coordinator.server.exchange import ExchangeHub
+from shoal_protocol.units import Nanoseconds, seconds
 
+_SHOWN: Final = 12
+"""Digits of a fragment's digest."""
 _STEP_BUCKETS: Final = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.1, 1)
 
 
@@ -50,6 +53,13 @@ class CoordinatorMetrics:
         self._inputs = self._gauge("input_bytes_in_flight", "Inputs read and not delivered yet.")
         self._results = self._gauge("result_bytes_in_flight", "Results being received.")
         self._by_tier = {tier: self._tasks.labels(tier=tier.name.lower()) for tier in ins.Tier}
+        measured, predicted = "measured by its device", "predicted by the plan"
+        self._task_seconds = {
+            name: self._gauge(
+                f"task_{name}_seconds", f"Time of a task, as {text}.", "device", "fragment"
+            )
+            for name, text in (("measured", measured), ("predicted", predicted))
+        }
         self._full = self._counter(
             "full_queues", "Transfers that had to wait because a device's queue was full."
         )
@@ -78,6 +88,7 @@ class CoordinatorMetrics:
         }
         for phase, count in counts.items():
             self._devices.labels(state=phase.value).set(count)
+        self._compare_times(state)
         self._inputs.set(input_bytes)
         self._results.set(hub.receiving_bytes)
         traffic = hub.traffic
@@ -89,6 +100,18 @@ class CoordinatorMetrics:
         ):
             counter.inc(total - self._counted[counter])
             self._counted[counter] = total
+
+    def _compare_times(self, state: State) -> None:
+        """What plans predict beside what devices measure, of the fragments of jobs that run."""
+        measured, predicted = self._task_seconds["measured"], self._task_seconds["predicted"]
+        measured.clear()
+        predicted.clear()
+        for queue in (queue for job in state.jobs.values() for queue in job.queues):
+            fragment = queue.spec.digest.removeprefix("sha256:")[:_SHOWN]
+            for device, time in queue.time_on.items():
+                measured.labels(device=device, fragment=fragment).set(seconds(Nanoseconds(time)))
+            for device, time in queue.spec.predicted:
+                predicted.labels(device=device, fragment=fragment).set(seconds(time))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"shoal_coordinator_{name}", text, labels, registry=self.registry)

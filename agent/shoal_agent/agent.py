@@ -29,7 +29,8 @@ from shoal_agent.runtime.process_memory import (
 )
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.runtime.rehearsal import rehearse_transfers
-from shoal_agent.session.control import Session, SessionBroken
+from shoal_agent.session.control import Session
+from shoal_agent.session.greeting import SessionBroken
 from shoal_agent.session.tasks import Tasks
 from shoal_agent.settings import Settings
 from shoal_agent.telemetry.counters import Counters
@@ -381,9 +382,8 @@ class Agent:
 
     def _check_limit(self, floor: int) -> None:
         """A container's limit is what the idle agent is allowed plus the budget. One that takes
-        more would be killed in the midst of its work: it says so, and takes none.
-
-        In local mode (`exit_with_parent`) the runner measures the floor first and sets the limit.
+        more would be killed in the midst of its work: it says so, and takes none. In local mode
+        (`exit_with_parent`) the runner measures the floor first and sets the limit.
         """
         limit, budget = self._machine.memory_limit_bytes(), self.settings.budget
         if limit is None or self.settings.exit_with_parent or floor + budget <= limit:
@@ -391,8 +391,8 @@ class Agent:
         raise SessionBroken(
             f"the idle agent takes {format_bytes(floor)}; the limit of {format_bytes(limit)} "
             f"leaves {format_bytes(max(0, limit - budget))} beside the budget of "
-            f"{format_bytes(budget)}: "
-            f"raise the limit by {format_bytes(floor + budget - limit)}, or lower the budget"
+            f"{format_bytes(budget)}: raise the limit by "
+            f"{format_bytes(floor + budget - limit)}, or lower the budget"
         )
 
     async def _rest(self) -> None:

@@ -64,14 +64,7 @@ class Pace:
 class Outbox(Generic[Message]):
     """Messages that wait for a control stream, in order and bounded."""
 
-    def __init__(
-        self,
-        join: Callable[[Sequence[Message]], Message],
-        *,
-        limit: int = UNSENT_MESSAGES,
-    ) -> None:
-        """`join` makes one message of several."""
-        self._join = join
+    def __init__(self, *, limit: int = UNSENT_MESSAGES) -> None:
         self._limit = limit
         self._unsent: deque[Message] = deque()
         self._filled = asyncio.Event()
@@ -97,10 +90,15 @@ class Outbox(Generic[Message]):
         await self._emptied.wait()
 
     async def write_all(
-        self, write: Callable[[Message], Awaitable[object]], busy: Callable[[], bool]
+        self,
+        write: Callable[[Sequence[Message]], Awaitable[object]],
+        busy: Callable[[], bool],
+        *,
+        longest_seconds: float = LONGEST_SECONDS,
     ) -> None:
-        """Write what waits, for ever; raises what `write` raises. `busy`: see `Pace`."""
-        pace = Pace()
+        """Write what waits, `BATCHED_MESSAGES` at once at most, for ever; raises what `write`
+        raises. `busy` and `longest_seconds`: see `Pace`."""
+        pace = Pace(longest_seconds)
         while True:
             await self._filled.wait()
             await pace.turn(busy=busy())
@@ -108,7 +106,7 @@ class Outbox(Generic[Message]):
             messages = [self._unsent.popleft() for _ in range(count)]
             pace.leave(count)
             self._writing_since = monotonic()
-            await write(messages[0] if count == 1 else self._join(messages))
+            await write(messages)
             self._writing_since = math.inf
             if not self._unsent:
                 self._filled.clear()

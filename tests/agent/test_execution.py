@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from shoal_agent.execution.queue import (
     DELIVERING_LIMIT,
+    SMALL_LIMIT,
     UNCLAIMED_LIFETIME,
     Assignment,
     Drop,
@@ -132,6 +133,22 @@ def test_at_most_so_many_tasks_deliver_at_once() -> None:
         assert started(queue.computed(instruction)) == [instruction + 1]
     assert started(queue.computed(DELIVERING_LIMIT - 1)) == []
     assert started(queue.delivered(0)) == [DELIVERING_LIMIT]
+
+
+def test_small_outputs_hold_up_nothing_until_many_are_on_their_way() -> None:
+    queue = TaskQueue()
+    for instruction in range(SMALL_LIMIT + DELIVERING_LIMIT + 1):
+        queue.submit(assignment(instruction, instruction))
+    for instruction in range(SMALL_LIMIT - 1):
+        assert started(queue.computed(instruction, small=True)) == [instruction + 1]
+    for instruction in range(SMALL_LIMIT - 1, SMALL_LIMIT + DELIVERING_LIMIT - 2):
+        assert started(queue.computed(instruction)) == [instruction + 1]
+    last = SMALL_LIMIT + DELIVERING_LIMIT - 2
+    assert started(queue.computed(last, small=True)) == [], "as many as there may be of both"
+    assert started(queue.delivered(0)) == [last + 1]
+    assert started(queue.computed(last + 1)) == []
+    assert started(queue.delivered(1)) == [], "of the large ones there are enough"
+    assert started(queue.delivered(last + 1)) == [last + 2]
 
 
 def test_a_cancelled_task_is_answered_once_wherever_it_is() -> None:

@@ -26,7 +26,8 @@ from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.session import control
-from shoal_agent.session.control import Session, SessionBroken
+from shoal_agent.session.control import Session
+from shoal_agent.session.greeting import SessionBroken
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.link import LinkMeter
 from shoal_agent.transport import activations
@@ -242,9 +243,9 @@ async def test_instructions_are_not_read_while_the_outbox_is_full(
             super().__init__(*arguments, **options)
             outboxes.append(self)
 
-        async def write_all(self, *arguments: Any) -> None:
+        async def write_all(self, *arguments: Any, **options: Any) -> None:
             await reads.wait()
-            await super().write_all(*arguments)
+            await super().write_all(*arguments, **options)
 
     monkeypatch.setattr(control, "Outbox", partial(Unread, limit=8))
     async with open_channel(f"unix:{folder}/c.sock") as channel:

@@ -1,9 +1,10 @@
 """What travels on the control streams: small inputs and results, several messages as one."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +17,10 @@ from shoal_coordinator.storage.inputs import InputSet, scan_inputs
 from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.prefetch import InputPrefetch
 from shoal_protocol.channels import MAXIMUM_MESSAGE_BYTES
+from shoal_protocol.control import coordinators_stream
 from shoal_protocol.pacing import BATCHED_MESSAGES
-from shoal_protocol.services import ConnectContext
 from shoal_protocol.v1 import coordinator_pb2 as api
-from shoal_protocol.v1.session_pb2 import CoordinatorMessage, Execute, Hello, Probe
+from shoal_protocol.v1.session_pb2 import AgentMessage, CoordinatorMessage, Execute, Hello, Probe
 
 
 async def test_small_inputs_and_results_need_no_bulk_stream(world: World) -> None:
@@ -116,9 +117,15 @@ class Context:
         self.written.append(message)
 
 
+async def no_requests() -> AsyncIterator[AgentMessage]:
+    return
+    yield
+
+
 async def test_messages_that_wait_go_together_in_order_and_within_the_limits() -> None:
     session, context = DeviceSession(number=1, hello=Hello(device="a")), Context()
-    writing = asyncio.create_task(session.write_all(cast(ConnectContext, context)))
+    stream = coordinators_stream(no_requests(), context.write)
+    writing = asyncio.create_task(session.write_all(stream))
     frame = bytes(INLINE_BYTES)
     for number in range(300):
         session.send(CoordinatorMessage(execute=Execute(instruction=number, input_frame=frame)))

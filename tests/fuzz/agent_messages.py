@@ -22,7 +22,8 @@ from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.runtime.processor import Processor
-from shoal_agent.session.control import Session, SessionBroken
+from shoal_agent.session.control import Session
+from shoal_agent.session.greeting import SessionBroken
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.link import LinkMeter
 from shoal_agent.transport.activations import ActivationStore

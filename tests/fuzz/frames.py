@@ -14,7 +14,8 @@ from shoal_protocol.assembly import Limits, ReceivedActivation
 from shoal_protocol.bulk.link import BulkLink
 from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.receiving import Intake
-from shoal_protocol.bulk.transport import Received, read_message
+from shoal_protocol.bulk.transport import Received, TransportBroken, read_message
+from shoal_protocol.control import LocalControl
 from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
     Frame,
@@ -28,6 +29,13 @@ from shoal_protocol.frames import (
 )
 from shoal_protocol.tensors import DTYPES, ActivationKey, encode_activation
 from shoal_protocol.v1 import tensors_pb2 as pb
+from shoal_protocol.v1.session_pb2 import (
+    AgentMessage,
+    CoordinatorMessage,
+    Hello,
+    ProbeReply,
+    Reply,
+)
 
 LIMITS = Limits(decoded_bytes=16 << 20)
 CODECS = (pb.NONE, pb.LZ4, pb.ZSTD, pb.ZLIB, pb.FP16)
@@ -72,6 +80,40 @@ async def _receive_locally(data: bytes) -> None:
     with contextlib.suppress(MalformedFrame):
         await running
     near.close()
+
+
+def receive_control(data: bytes) -> None:
+    """A local control stream gives messages, or ends with a reason."""
+    event_loop().run(_receive_control(data))
+
+
+async def _receive_control(data: bytes) -> None:
+    near, far = socket.socketpair(socket.AF_UNIX)
+    near.setblocking(False)
+    far.setblocking(False)
+    transport = LocalTransport(far)
+    stream: LocalControl[CoordinatorMessage, AgentMessage] = LocalControl(
+        transport, AgentMessage.FromString
+    )
+    sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(near, data))
+    sending.add_done_callback(lambda _: near.shutdown(socket.SHUT_WR))
+    with contextlib.suppress(MalformedFrame, TransportBroken):
+        async for messages in stream.received():
+            assert all(isinstance(message, AgentMessage) for message in messages)
+    await transport.close()
+    await asyncio.gather(sending, return_exceptions=True)
+    near.close()
+
+
+def control_seeds() -> Iterable[bytes]:
+    """Messages of an agent, as they are written to a local control stream."""
+    for message in (
+        AgentMessage(hello=Hello(device="a")),
+        AgentMessage(reply=Reply(instruction=1)),
+        AgentMessage(probe_reply=ProbeReply(nonce=7)),
+    ):
+        header = pb.FrameHeader(message=message.SerializeToString()).SerializeToString()
+        yield struct.pack("<II", len(header), 0) + header
 
 
 def local_seeds() -> Iterable[bytes]:

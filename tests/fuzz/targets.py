@@ -36,6 +36,7 @@ TARGETS: Final = {
     "frames": Target(run=frames.split, seeds=frames.seeds),
     "tensors": Target(run=frames.receive, seeds=frames.seeds, message=tensors_pb2.Frame),
     "local": Target(run=frames.receive_locally, seeds=frames.local_seeds),
+    "control": Target(run=frames.receive_control, seeds=frames.control_seeds),
     "arrays": Target(run=stored_files.read_inputs, seeds=stored_files.input_seeds),
     "parts": Target(run=stored_files.recover_part, seeds=stored_files.part_seeds),
     "journal": Target(run=stored_files.open_results, seeds=stored_files.journal_seeds),

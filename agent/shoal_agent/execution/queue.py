@@ -12,8 +12,9 @@ Rules:
 
 - Ready tasks run in the order in which they came; a waiting one never holds up a ready one.
 - At most `DELIVERING_LIMIT` tasks deliver at once: a slow link holds up the processor, not the
-  memory. Outputs that found no room of their own lie in their fragment's share until they are
-  delivered, and nothing runs meanwhile.
+  memory. Those with small outputs, of which many leave as one message, have a limit of their own,
+  `SMALL_LIMIT`. Outputs that found no room of their own lie in their fragment's share until they
+  are delivered, and nothing runs meanwhile.
 - Tensors come in two ways. *Received*: sent here for one consumer, used up by its task. *Kept*:
   made here, needed by any number of consumers, until they are released.
 - Epochs: a message of a job's newer epoch voids everything of its older ones; a message of an older
@@ -34,6 +35,7 @@ from typing import Final
 from shoal_protocol.units import Nanoseconds
 
 DELIVERING_LIMIT: Final = 4
+SMALL_LIMIT: Final = 24
 UNCLAIMED_LIFETIME: Final = Nanoseconds(600_000_000_000)
 """How long received tensors wait for a task that takes them."""
 _KNOWN_JOBS: Final = 4096
@@ -147,6 +149,7 @@ class TaskQueue:
     _ready: set[int] = field(default_factory=set)
     _running: _Running | None = None
     _delivering: dict[int, Made] = field(default_factory=dict)
+    _small: set[int] = field(default_factory=set)
     _in_the_way: set[int] = field(default_factory=set)
     _held: dict[Key, _Held] = field(default_factory=dict)
     _consumers: dict[Made, set[int]] = field(default_factory=dict)
@@ -212,11 +215,17 @@ class TaskQueue:
         return effects + self._next()
 
     def computed(
-        self, instruction: int, kept: Iterable[str] = (), *, in_the_way: bool = False
+        self,
+        instruction: int,
+        kept: Iterable[str] = (),
+        *,
+        in_the_way: bool = False,
+        small: bool = False,
     ) -> list[Effect]:
         """The running task has run, or failed; `kept` are the outputs that later stages need.
 
         `in_the_way`: what it delivers has no room of its own, so nothing runs until it has.
+        `small`: it is little.
         """
         running = self._running
         assert running is not None
@@ -226,6 +235,8 @@ class TaskQueue:
         self._delivering[instruction] = running.assignment.task
         if in_the_way:
             self._in_the_way.add(instruction)
+        if small:
+            self._small.add(instruction)
         effects = self._use_up(running.assignment)
         names = frozenset(kept)
         task = running.assignment.task
@@ -237,6 +248,7 @@ class TaskQueue:
     def delivered(self, instruction: int) -> list[Effect]:
         self._delivering.pop(instruction, None)
         self._in_the_way.discard(instruction)
+        self._small.discard(instruction)
         return self._next()
 
     def stopped_because(self, instruction: int) -> Reason | None:
@@ -362,7 +374,8 @@ class TaskQueue:
     def _next(self) -> list[Effect]:
         if self._running is not None or self._in_the_way:
             return []
-        if len(self._delivering) >= DELIVERING_LIMIT:
+        small = len(self._small)
+        if len(self._delivering) - small >= DELIVERING_LIMIT or small >= SMALL_LIMIT:
             return []
         while self._ready:
             first = next(each for each in self._queued if each in self._ready)

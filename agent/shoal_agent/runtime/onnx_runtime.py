@@ -52,6 +52,7 @@ from shoal_agent.runtime.failures import (
     failure_of,
 )
 from shoal_agent.runtime.guard import READ_BYTES, Guard
+from shoal_agent.runtime.in_passing import InPassing
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, input_spec
 from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
 from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
@@ -59,7 +60,6 @@ from shoal_agent.runtime.mapped_weights import Weights
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter, clean_pages, trim
 from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
-from shoal_agent.runtime.watchdog import Watchdog
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
 from shoal_protocol.manifest import MODEL, weight_files
@@ -133,8 +133,7 @@ class Runtime:
         self._open: dict[str, OpenFragment] = {}
         self._prepared: dict[str, Prepared] = {}
         self._blocks: dict[str, Blocks] = {}
-        self._in_passing: Stopper | None = None
-        self._watchdog = Watchdog(self._stop_in_passing)
+        self._passing = InPassing(meter)
         onnxruntime.set_default_logger_severity(4)
         limit_bytes -= limit_bytes % (2 * _ARENA_GRANULE)
         self._limit_bytes = limit_bytes
@@ -274,7 +273,7 @@ class Runtime:
             # Items of other sizes may have left the arena in pieces: once more, in an empty one.
             self.shrink()
             outputs, compute_seconds = _run(fragment, feed, stopper)
-        return self._result(fragment, outputs, compute_seconds)
+        return self._measured(fragment, outputs, compute_seconds)
 
     def _run_guarded(
         self,
@@ -294,7 +293,7 @@ class Runtime:
                 peak = max(self._meter.peak_since_begin_bytes(), limit_bytes + 1)
                 self.shrink()
                 raise exceeded(error, peak, limit_bytes) from error
-        result = self._result(fragment, outputs, compute_seconds)
+        result = self._measured(fragment, outputs, compute_seconds)
         return replace(result, squeezed=guard.dropped)
 
     def open_and_try(
@@ -328,19 +327,12 @@ class Runtime:
 
     def run_in_passing(self, digest: str, tensors: Mapping[str, Array]) -> RunResult | None:
         """Run a fragment that takes next to no time, in the event loop's own thread, while nothing
-        else runs. The peak is that since the last run of the other kind: to read it would take
-        longer. None: it took long for once, or much, and is to be run the other way; else as `run`.
+        else runs. The peak is that since the last run of the other kind, and not always the newest.
+        None: it took long for once, or much, and is to be run the other way; else as `run`.
         """
         fragment, feed = self._prepare(digest, tensors)
-        try:
-            with self._watchdog:
-                self._in_passing = Stopper()
-                outputs, compute_seconds = _run(fragment, feed, self._in_passing)
-        except (Terminated, OutOfBudget):
-            return None
-        finally:
-            self._in_passing = None
-        return self._result(fragment, outputs, compute_seconds)
+        ran = self._passing.run(partial(_run, fragment, feed))
+        return None if ran is None else _result(fragment, *ran, self._passing.peak_bytes())
 
     def _prepare(
         self, digest: str, tensors: Mapping[str, Array]
@@ -351,18 +343,11 @@ class Runtime:
         check_inputs(fragment.inputs, tensors)
         return fragment, {spec.name: tensors[spec.name] for spec in fragment.inputs}
 
-    def _result(
+    def _measured(
         self, fragment: OpenFragment, outputs: list[Array], compute_seconds: float
     ) -> RunResult:
-        return RunResult(
-            outputs=dict(zip(fragment.outputs, outputs, strict=True)),
-            compute_seconds=compute_seconds,
-            peak_bytes=self._meter.peak_since_begin_bytes(),
-        )
-
-    def _stop_in_passing(self) -> None:
-        if (stopper := self._in_passing) is not None:
-            stopper.stop()
+        self._passing.begin_peak()
+        return _result(fragment, outputs, compute_seconds, self._meter.peak_since_begin_bytes())
 
     def close(self, digest: str) -> int:
         """Give a fragment up; the bytes that came back. Its memory is back on return."""
@@ -442,3 +427,13 @@ def _run(
     started = perf_counter()
     outputs = fragment.run(feed, stopper)
     return outputs, perf_counter() - started
+
+
+def _result(
+    fragment: OpenFragment, outputs: list[Array], compute_seconds: float, peak_bytes: int
+) -> RunResult:
+    return RunResult(
+        outputs=dict(zip(fragment.outputs, outputs, strict=True)),
+        compute_seconds=compute_seconds,
+        peak_bytes=peak_bytes,
+    )

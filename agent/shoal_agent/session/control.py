@@ -12,12 +12,17 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Final, Protocol
 
-import grpc
-
 from shoal_agent.cache.fetching import FragmentUnavailable, Source
 from shoal_agent.memory.residency import short
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.session.answers import EXPECTED, failure, failure_of, refused_inputs
+from shoal_agent.session.greeting import (
+    Instructions,
+    SessionBroken,
+    Stream,
+    introduce,
+    open_stream,
+)
 from shoal_agent.session.tasks import Tasks
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.link import LinkMeter
@@ -29,25 +34,20 @@ from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
 from shoal_protocol.bulk.local import connect
 from shoal_protocol.bulk.receiving import Intake
-from shoal_protocol.bulk.transport import STREAM_ERRORS, GrpcTransport, Held, describe
+from shoal_protocol.bulk.transport import GrpcTransport, Held, TransportBroken
 from shoal_protocol.digests import is_digest
 from shoal_protocol.frames import MalformedFrame, TransferError, split_frame
-from shoal_protocol.pacing import Outbox
-from shoal_protocol.services import Connection, SessionClient
+from shoal_protocol.pacing import LONGEST_SECONDS, Outbox
+from shoal_protocol.services import SessionClient
 from shoal_protocol.tensors import UnsupportedTensor
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
-_WELCOME_SECONDS: Final = 10.0
 _FLUSH_SECONDS: Final = 2.0
 _DEFAULT_TELEMETRY_SECONDS: Final = 2.0
 _ROOM_SECONDS: Final = 0.05
 """How often inputs that came with their task are tried again where there was no room."""
 _COORDINATOR: Final = "coordinator"
-
-
-class SessionBroken(Exception):
-    """The session is over; says why."""
 
 
 class Device(Protocol):
@@ -81,7 +81,7 @@ class Session:
         self._client = client
         self._address = address
         self._interval_seconds = interval_seconds
-        self._outbox: Outbox[pb.AgentMessage] = Outbox(_batch)
+        self._outbox: Outbox[pb.AgentMessage] = Outbox()
         self._work: dict[int, asyncio.Task[None]] = {}
         self._late: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -101,10 +101,13 @@ class Session:
 
     async def run(self, on_open: Callable[[], None]) -> None:
         """Open, serve until the session breaks, clean up. Raises `SessionBroken`."""
-        call = self._client.connect()
+        hello = self._device.hello()
+        stream = open_stream(self._client, self._address, hello)
+        incoming = stream.received()
         parts: list[asyncio.Task[None]] = []
         try:
-            welcome = await self._introduce(call)
+            welcome, first = await introduce(hello, stream, incoming)
+            self.number, self.tasks.ticket_key = welcome.session, welcome.ticket_key
             intake = self._intake()
             bulk = self._bulk = self._open_bulk(intake)
             on_open()
@@ -114,8 +117,8 @@ class Session:
                 or _DEFAULT_TELEMETRY_SECONDS
             )
             for part in (
-                self._read(call),
-                self._write(call),
+                self._read(first, incoming),
+                self._write(stream),
                 self._serve_bulk(bulk, intake),
                 self._report(interval),
                 self._ping(interval, bulk),
@@ -123,7 +126,7 @@ class Session:
                 parts.append(asyncio.create_task(self._guard(part)))
             reason = await self._broken
         finally:
-            await self._close(call, parts)
+            await self._close(stream, parts)
         raise SessionBroken(reason)
 
     async def drain(self) -> None:
@@ -182,39 +185,27 @@ class Session:
 
     # ---- the streams -------------------------------------------------------------------------
 
-    async def _introduce(self, call: Connection) -> pb.Welcome:
-        try:
-            async with asyncio.timeout(_WELCOME_SECONDS):
-                await call.write(pb.AgentMessage(hello=self._device.hello()))
-                answer = await anext(aiter(call), None)
-        except TimeoutError as error:
-            raise SessionBroken(f"no welcome within {_WELCOME_SECONDS:.0f} s") from error
-        except STREAM_ERRORS as error:
-            raise SessionBroken(describe(error)) from error
-        if answer is None:
-            raise SessionBroken(await _status(call) or "the coordinator closed the stream")
-        if answer.WhichOneof("message") != "welcome":
-            raise SessionBroken("the coordinator's first message is no welcome")
-        self.number = answer.welcome.session
-        self.tasks.ticket_key = answer.welcome.ticket_key
-        return answer.welcome
-
-    async def _read(self, call: Connection) -> None:
-        async for message in call:
+    async def _read(self, first: Sequence[pb.CoordinatorMessage], incoming: Instructions) -> None:
+        for each in first:
+            self._take(each)
+        async for messages in incoming:
             self.last_contact = perf_counter()
-            for each in message.batch.messages or (message,):
+            for each in messages:
                 self._take(each)
             if self._outbox.full:
                 self._device.counters.full_queues["outbox"] += 1
                 await self._outbox.sent()
-        self.end(await _status(call) or "the coordinator closed the stream")
+        self.end("the coordinator closed the stream")
 
-    async def _write(self, call: Connection) -> None:
-        async def write(message: pb.AgentMessage) -> None:
-            await call.write(message)
+    async def _write(self, stream: Stream) -> None:
+        async def write(messages: Sequence[pb.AgentMessage]) -> None:
+            await stream.write(messages)
             self.last_contact = perf_counter()
 
-        await self._outbox.write_all(write, lambda: self.tasks.unanswered > 0)
+        longest = 0.0 if stream.local else LONGEST_SECONDS
+        await self._outbox.write_all(
+            write, lambda: self.tasks.unanswered > 0, longest_seconds=longest
+        )
 
     def _open_bulk(self, intake: Intake) -> BulkLink:
         device = self._device
@@ -265,20 +256,20 @@ class Session:
         """Any part that ends, ends the session."""
         try:
             await part
-        except STREAM_ERRORS as error:
-            self.end(describe(error))
+        except TransportBroken as error:
+            self.end(str(error))
         except MalformedFrame as error:
             self.end(f"the coordinator breaks the protocol: {error}")
         except Exception as error:
             self.fail(error)
 
-    async def _close(self, call: Connection, parts: list[asyncio.Task[None]]) -> None:
+    async def _close(self, stream: Stream, parts: list[asyncio.Task[None]]) -> None:
         self.end("closed")
         self.tasks.close()
         running = [*parts, *self._work.values(), *self._late]
         for task in running:
             task.cancel()
-        call.cancel()
+        await stream.close()
         await asyncio.gather(*running, return_exceptions=True)
 
     # ---- instructions ------------------------------------------------------------------------
@@ -426,13 +417,3 @@ class Session:
                 continue
             sources.append(Source(peer, link.fetch_fragment))
         return [*sources, Source(_COORDINATOR, self._client.fetch_fragment)]
-
-
-def _batch(messages: Sequence[pb.AgentMessage]) -> pb.AgentMessage:
-    return pb.AgentMessage(batch=pb.AgentBatch(messages=messages))
-
-
-async def _status(call: Connection) -> str | None:
-    """Why a stream has ended, if its end was no success."""
-    code = await call.code()
-    return None if code == grpc.StatusCode.OK else f"{code.name}: {await call.details()}"

@@ -122,14 +122,14 @@ class Outputs:
             for route, answer in zip(remote, answers, strict=True)
             if answer is not None
         }
-        executed = pb.Executed(
-            compute_seconds=result.compute_seconds,
-            output_bytes=output_bytes,
-            peak_bytes=result.peak_bytes,
-            delivered=[r.consumer for r in message.routes if r.consumer not in missed],
-            result_frame=frame,
-        )
-        return pb.Reply(executed=executed)
+        reply = pb.Reply()  # filled in place: a message that is given to another is copied
+        executed = reply.executed
+        executed.compute_seconds = result.compute_seconds
+        executed.output_bytes = output_bytes
+        executed.peak_bytes = result.peak_bytes
+        executed.delivered.extend(r.consumer for r in message.routes if r.consumer not in missed)
+        executed.result_frame = frame
+        return reply
 
     async def forward(self, message: pb.Forward) -> pb.Reply:
         """Send a kept activation on; the answer."""

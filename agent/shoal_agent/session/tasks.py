@@ -1,6 +1,7 @@
 """Tasks of one session: the queue decides; this runs them, stores their outputs and sends them."""
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
@@ -9,6 +10,7 @@ from shoal_agent.execution import queue as execution
 from shoal_agent.execution.queue import Assignment, Effect, Need, Sent, TaskQueue
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import RunResult
+from shoal_agent.session import eager
 from shoal_agent.session.answers import EXPECTED, failure, failure_of, refusal
 from shoal_agent.session.outputs import Outputs, made
 from shoal_agent.telemetry.counters import Counters
@@ -17,12 +19,14 @@ from shoal_agent.telemetry.machine import steady_nanoseconds
 from shoal_agent.transport.activations import ActivationStore, SpillFull, StoreBuffer
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.bulk.link import OutboundActivation
-from shoal_protocol.tensors import ActivationKey, Array
+from shoal_protocol.tensors import ActivationKey, Array, memory_bytes
 from shoal_protocol.units import Nanoseconds, nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 
 _ENDLESS_SECONDS: Final = 10.0**9
 """A deadline that is no earlier is none."""
+_SMALL_BYTES: Final = 16 << 10
+"""Outputs that are no larger leave with others, and take next to no memory meanwhile."""
 
 
 class ReplySink(Protocol):
@@ -60,6 +64,8 @@ class Tasks:
         self._queue = TaskQueue()
         self._orders: dict[int, _Order] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self._starts: deque[execution.Start] = deque()
+        self._starting = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = Nanoseconds(0)
         self._outputs = Outputs(device, fragments, store, sink.deliver, counters)
@@ -116,7 +122,7 @@ class Tasks:
         return instruction in self._orders
 
     def forward(self, message: pb.Forward) -> None:
-        self._spawn(self._forward(message))
+        self._begin(self._forward(message))
 
     def release(self, tasks: Iterable[pb.Task]) -> None:
         self._do(self._queue.release(made(task) for task in tasks))
@@ -177,7 +183,7 @@ class Tasks:
         for effect in effects:
             match effect:
                 case execution.Start():
-                    self._spawn(self._run(effect))
+                    self._starts.append(effect)
                 case execution.Stop():
                     self._fragments.stop_run()
                 case execution.Refused(instruction=instruction, reason=reason, message=message):
@@ -186,6 +192,18 @@ class Tasks:
                     self._store.drop(keys)
                 case _:
                     assert_never(effect)
+        if self._starts and not self._starting:
+            self._start_all()
+
+    def _start_all(self) -> None:
+        """Run what may run, one after the other: one that ends at once lets the next one begin. So
+        what light tasks send leaves together."""
+        self._starting = True
+        try:
+            while self._starts:
+                self._begin(self._run(self._starts.popleft()))
+        finally:
+            self._starting = False
 
     async def _run(self, start: execution.Start) -> None:
         """One task, from its inputs to its answer."""
@@ -218,7 +236,8 @@ class Tasks:
             )
             return
         with self._outputs.room(message, result.outputs, kept) as room, self._store.lend(task):
-            await self._computed(start, kept, in_the_way=not room)
+            small = sum(map(memory_bytes, result.outputs.values())) <= _SMALL_BYTES
+            await self._computed(start, kept, in_the_way=not room, small=small)
             if not self._queue.holds(task):
                 self._store.drop([task])  # a newer epoch came meanwhile
             if not room:
@@ -236,11 +255,16 @@ class Tasks:
             self._answer(reply)
 
     async def _computed(
-        self, start: execution.Start, kept: tuple[str, ...] = (), *, in_the_way: bool = False
+        self,
+        start: execution.Start,
+        kept: tuple[str, ...] = (),
+        *,
+        in_the_way: bool = False,
+        small: bool = False,
     ) -> None:
         """Continue with the queue; inputs that other tasks need too get places of their own."""
         instruction = start.assignment.instruction
-        self._do(self._queue.computed(instruction, kept, in_the_way=in_the_way))
+        self._do(self._queue.computed(instruction, kept, in_the_way=in_the_way, small=small))
         for key, _ in start.inputs:
             try:
                 await self._store.uncover(key)
@@ -278,10 +302,15 @@ class Tasks:
         if not self._closed:
             self._sink.reply(reply)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._finished)
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        try:
+            task = eager.begin(work)
+        except Exception as error:
+            self._sink.fail(error)
+            return
+        if task is not None:
+            self._background.add(task)
+            task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)

@@ -12,10 +12,18 @@ Two questions, each answered without visiting all devices or all tasks:
 leaves as soon as it is made. The device that makes it is preferred, since nothing travels then. A
 reservation is soft: an idle device takes what is reserved for one that is full.
 
+*Given ahead*: where one device alone can serve a consumer, nothing is left to decide when its input
+will have been made. It is given together with the task that makes the input, and waits on its
+device; so a chain of stages is decided once for each item, and no stage waits for the answer of the
+one before it. Only behind short tasks: what waits for long ones would come near its deadline. It
+takes a slot, but never the last one, so that nothing that is ready waits for what is not. When its
+producer fails or is lost, it is cancelled, and given again when it is ready.
+
 *The slow device at the end*: a device does not get a task that the fastest server would have
 finished sooner, after all that is left before it. The task then waits for that server.
 """
 
+import math
 from itertools import islice
 
 from shoal_coordinator.dispatch.device import Device
@@ -260,15 +268,46 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
             digest=digest,
             tier=tier,
             attempt=task.attempts,
+            ahead=task.ahead,
             routes=tuple([(stage, other.name) for stage, other in running.routes]),
             why=(int(tier), backlog, load, score, order, device.name),
         )
     )
     for made, holder in senders:
-        _forward(state, made, holder, task, device)
+        forward(state, made, holder, task, device)
+    if queue.consumers:
+        _give_ahead(state, task, device)
 
 
-def _forward(state: State, made: Task, holder: Device, task: Task, device: Device) -> None:
+def _give_ahead(state: State, task: Task, device: Device) -> None:
+    """Give the consumers of a task that was given just now, where they may go ahead of it."""
+    tasks = task.item.tasks
+    for consumer in task.queue.consumers:
+        following = tasks[consumer]
+        target = following.reserved_on
+        if target is not None and _may_go_ahead(state, task, device, following, target):
+            following.ahead = True
+            _give(state, following, target, [])
+
+
+def _may_go_ahead(
+    state: State, task: Task, device: Device, following: Task, target: Device
+) -> bool:
+    """Whether nothing is left to decide when the task will have ended: see above."""
+    queue, work = following.queue, target.work
+    service = queue.service
+    if following.status is not WAITING or following.attempts or len(queue.predecessors) != 1:
+        return False
+    if len(service.servers) != 1 or service.loading or service not in target.listed:
+        return False
+    if work.queued + 2 > work.slots or target.memory.single:
+        return False
+    if queue.stage > queue.job.open_stages or service.digest not in work.times:
+        return False
+    return device.work.times.get(task.queue.service.digest, math.inf) <= state.limits.ahead
+
+
+def forward(state: State, made: Task, holder: Device, task: Task, device: Device) -> None:
     number = state.next_number()
     state.pending[number] = Forwarding(holder, device, made, task, task.instruction, state.now)
     if task.inputs is None:

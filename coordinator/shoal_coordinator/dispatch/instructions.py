@@ -67,7 +67,8 @@ class Execute:
 
     The shell sends the model's inputs to the device if the stage takes them. `routes` are pairs
     (consumer stage, device) known already: the activation leaves at once. `why` is the choice as
-    one loggable tuple: the rank of the device (`device.Rank`), with its name.
+    one loggable tuple: the rank of the device (`device.Rank`), with its name. `ahead`: what makes
+    its input has not ended; the device waits for that.
     """
 
     instruction: int
@@ -79,6 +80,7 @@ class Execute:
     digest: Digest
     tier: Tier
     attempt: int
+    ahead: bool = False
     routes: tuple[tuple[int, str], ...] = ()
     why: tuple[int, float, int, float, int, str] = (0, 0.0, 0, 0.0, 0, "")
 

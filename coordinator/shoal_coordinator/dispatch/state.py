@@ -48,7 +48,8 @@ class Limits:
     fragment, and an item, may cost, `load_losses` how many devices in a row may be lost while they
     load one fragment (see `crashes`); `overdue` is when a device that lives but does not answer an
     instruction counts as lost: for one that fetches a fragment, from when it last
-    reported received bytes.
+    reported received bytes. A task is given ahead of its inputs only where what makes them takes
+    no longer than `ahead`.
     """
 
     queue_depth: int = 2
@@ -67,6 +68,7 @@ class Limits:
     kills: int = 3
     load_losses: int = 4
     overdue: Nanoseconds = nanoseconds(600)
+    ahead: Nanoseconds = nanoseconds(0.1)
     ended_jobs: int = 64
 
 
@@ -191,7 +193,8 @@ class Task:
     `device` runs it; `holder` has its output, until it is released or lost. `reserved_on` is the
     device named for it on a route, `excluded` the one where it failed last. `inputs` says, by
     producer, on which device a copy for this task is (or will be) beside the holder's own. `ran` is
-    how its last try went.
+    how its last try went. `ahead`: it was given before its producer has answered (see
+    `assignment`).
     """
 
     item: "Item"
@@ -206,6 +209,7 @@ class Task:
     attempts: int = 0
     missing: int = 0
     reported: bool = False
+    ahead: bool = False
     ran: TaskTiming | None = None
 
 
@@ -276,13 +280,15 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """Execute. `routes` are the consumers named in it. `void`: it was cancelled, because of `blame`
-    if that is set (what failed was a Forward to it)."""
+    """Execute. `routes` are the consumers named in it; those of `spent` were given ahead and have
+    failed, perhaps after they had used up what was sent to them. `void`: it was cancelled, because
+    of `blame` if that is set (what failed was a Forward to it)."""
 
     device: Device
     task: Task
     since: Nanoseconds
     routes: tuple[tuple[int, Device], ...] = ()
+    spent: tuple[int, ...] = ()
     void: bool = False
     blame: Failure | None = None
 

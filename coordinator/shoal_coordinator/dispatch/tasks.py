@@ -7,6 +7,7 @@ an item that was on too many devices when they were lost counts as their killer 
 from dataclasses import replace
 from heapq import heappop, heappush
 
+from shoal_coordinator.dispatch.assignment import forward
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind, TaskFinished
 from shoal_coordinator.dispatch.fragments import drop_fragment
@@ -37,6 +38,8 @@ _WAITING_SHARE = 16
 """What waits for the tasks of a deep queue takes at most this part of a device's budget."""
 _OVERTIME_TRIES = 3
 """So many tasks of a stage may run out of time while none has finished."""
+_NOT_BEGUN = (FailureKind.CANCELLED, FailureKind.DEADLINE, FailureKind.MISSING_ACTIVATION)
+"""How a task fails whose inputs do not come: no try of the item, while their task has not ended."""
 _FREE_FAILURES = 2
 """Tasks may fail twice in a row on a device before its fragment there is suspected."""
 
@@ -64,12 +67,8 @@ def finished(state: State, running: Running, event: TaskFinished) -> None:
 def _finish(state: State, running: Running, event: TaskFinished) -> None:
     task, device = running.task, running.device
     item, queue = task.item, task.queue
-    task.status = FINISHED
-    task.device = None
+    _pass(state, task)
     task.ran = TaskTiming(queue.stage, device.name, running.since, state.now, event.compute)
-    queue.running -= 1
-    queue.finished += 1
-    queue.passed += 1
     if task.inputs is not None:
         drop_copies(task, device)
     release_inputs(state, task)
@@ -78,9 +77,30 @@ def _finish(state: State, running: Running, event: TaskFinished) -> None:
         device.work.outputs[task] = None
         if running.routes:
             _note_delivered(state, running, event.delivered)
+        _end_lead(state, task)
         for consumer in queue.consumers:
             state.worklist.ready.append(item.tasks[consumer])
+
+
+def _pass(state: State, task: Task) -> None:
+    task.status = FINISHED
+    task.device = None
+    task.queue.running -= 1
+    task.queue.finished += 1
+    task.queue.passed += 1
     state.worklist.passed.append(task)
+
+
+def _end_lead(state: State, task: Task) -> None:
+    """Its consumers are not ahead of it any more. Those that were may have finished before."""
+    item, queue = task.item, task.queue
+    finished = True
+    for consumer in queue.consumers:
+        following = item.tasks[consumer]
+        following.ahead = False
+        finished = finished and following.status is FINISHED
+    if finished:
+        release(state, task)
 
 
 def _note_time(state: State, task: Task, device: Device, compute: Nanoseconds) -> None:
@@ -115,8 +135,13 @@ def _note_delivered(state: State, running: Running, delivered: tuple[int, ...]) 
     task = running.task
     for consumer, target in running.routes:
         following = task.item.tasks[consumer]
-        if consumer not in delivered or following.status >= RUNNING:
+        came = consumer in delivered and consumer not in running.spent
+        if following.ahead and following.status is FINISHED:
+            continue
+        if not came or (following.status >= RUNNING and not following.ahead):
             note_orphan(state, task, target)
+            if following.ahead:
+                forward(state, task, running.device, following, target)
         elif not target.lost:
             if following.inputs is None:
                 following.inputs = {}
@@ -139,22 +164,66 @@ def _discard_output(state: State, running: Running) -> None:
 def failed(state: State, running: Running, failure: Failure) -> None:
     device, task = running.device, running.task
     vacate(task, device)
-    if not task.item.ended:
-        _stop(task)
+    if task.item.ended or _is_needless(state, task):
+        return
+    was_ahead = task.ahead
+    _stop(state, task)
+    if was_ahead and failure.kind in _NOT_BEGUN:
+        state.worklist.rerun.append(task)
+    else:
         _handle_failure(state, running, failure)
 
 
 def lost(state: State, task: Task, failure: Failure) -> None:
-    if not task.item.ended:
-        _stop(task)
+    if task.item.ended or _is_needless(state, task):
+        return
+    was_ahead = task.ahead
+    _stop(state, task)
+    if was_ahead:  # it waited for its input: the item has nothing to do with the loss
+        state.worklist.rerun.append(task)
+    else:
         _rerun_lost(state, task, failure)
 
 
-def _stop(task: Task) -> None:
+def _is_needless(state: State, task: Task) -> bool:
+    """Whether all that a task was for is there already: consumers that were given ahead of its
+    answer have finished. Then it has passed, whatever became of it."""
+    item, queue = task.item, task.queue
+    consumed = bool(queue.consumers) and all(
+        item.tasks[consumer].status is FINISHED for consumer in queue.consumers
+    )
+    if not item.storing and (not consumed or queue.stage in queue.job.results):
+        return False
+    drop_copies(task, None)
+    _pass(state, task)
+    release_inputs(state, task)
+    _end_lead(state, task)
+    return True
+
+
+def _stop(state: State, task: Task) -> None:
     task.queue.running -= 1
     task.status = WAITING
     task.device = None
+    _forget_lead(state, task)
     drop_copies(task, None)  # a copy may have come after the task was given up: release all
+    for consumer in task.queue.consumers:
+        following = task.item.tasks[consumer]
+        waiter = state.pending.get(following.instruction)
+        if following.ahead and following.status is RUNNING and isinstance(waiter, Running):
+            following.ahead = False
+            if not waiter.void:
+                waiter.void = True
+                cancel(state, following)
+
+
+def _forget_lead(state: State, task: Task) -> None:
+    if task.ahead:
+        task.ahead = False
+        (producer,) = task.queue.predecessors
+        running = state.pending.get(task.item.tasks[producer].instruction)
+        if isinstance(running, Running):
+            running.spent += (task.queue.stage,)
 
 
 def _handle_failure(state: State, running: Running, failure: Failure) -> None:

@@ -82,7 +82,7 @@ class Driver:
         self._stepping = False
         self._dispatched: set[str] = set()
         self._failed_ticks = 0
-        self._released: dict[str, list[pb.Task]] = {}
+        self._released: dict[str, list[ins.Release]] = {}
         self._flushing: asyncio.TimerHandle | None = None
 
     # ---- jobs ------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class Driver:
             case ins.Execute():
                 self._execute(order)
             case ins.Release():
-                self._released.setdefault(order.device, []).append(wire.released_task(order))
+                self._released.setdefault(order.device, []).append(order)
             case ins.Load():
                 self._metrics.loads.inc()
                 self._instruct(order, wire.load_message(order, self._routes.peers(order.peers)))
@@ -283,16 +283,16 @@ class Driver:
         outputs to a release that was meant for its first run."""
         if (session := self._sessions.get(device)) is None:
             return
-        if (tasks := self._released.pop(device, None)) is not None:
-            session.send(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))
+        if (released := self._released.pop(device, None)) is not None:
+            session.send(wire.release_message(released))
         session.send(message)
 
     def _flush_released(self) -> None:
         """Send the releases that no message has taken along."""
         self._flushing = None
-        for device, tasks in self._released.items():
+        for device, released in self._released.items():
             if (session := self._sessions.get(device)) is not None:
-                session.send(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))
+                session.send(wire.release_message(released))
         self._released.clear()
 
     def _deadline_seconds(self, run: Run) -> float:

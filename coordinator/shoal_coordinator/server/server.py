@@ -32,7 +32,7 @@ from shoal_coordinator.server.supervision import supervise
 from shoal_coordinator.storage.job_records import Ledger
 from shoal_coordinator.storage.scrubber import Scrubber
 from shoal_coordinator.storage.volume import Volume
-from shoal_protocol.bulk.local import listen
+from shoal_protocol.bulk.local import BULK, CONTROL, LocalListener, listen
 from shoal_protocol.channels import AddressRefused, Credentials, is_secured, peer_name
 from shoal_protocol.digests import Digest
 from shoal_protocol.exposition import ExpositionServer
@@ -187,8 +187,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
             settings.listen, settings.credentials, insecure=settings.insecure
         )
         stack.push_async_callback(listener.stop, GRACE_SECONDS)
-        local = listen(settings.listen, sessions.exchange_locally, connections=CONNECTIONS)
-        if local is not None:
+        for local in _local_listeners(settings.listen, sessions):
             stack.push_async_callback(local.stop)
         stack.callback(sessions.close, "the coordinator stops")
         stack.push_async_callback(driver.deliveries.close)
@@ -219,6 +218,15 @@ def _listener(
         add_FilesServicer_to_server(files, server)
 
     return Listener(register, connections=CONNECTIONS)
+
+
+def _local_listeners(address: str, sessions: Sessions) -> list[LocalListener]:
+    """The local link and the local control streams, where the address can have them."""
+    ways = ((BULK, sessions.exchange_locally), (CONTROL, sessions.connect_locally))
+    offered = [
+        listen(address, serve, connections=CONNECTIONS, suffix=suffix) for suffix, serve in ways
+    ]
+    return [listener for listener in offered if listener is not None]
 
 
 def _exposition(address: str, driver: Driver, metrics: CoordinatorMetrics) -> ExpositionServer:

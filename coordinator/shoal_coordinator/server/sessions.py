@@ -9,26 +9,27 @@ what it floods is its own stream.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
 from shoal_coordinator.server.roles import abort
-from shoal_protocol.bulk.transport import STREAM_ERRORS, GrpcTransport, Transport
+from shoal_protocol.bulk.local import LocalTransport
+from shoal_protocol.bulk.transport import GrpcTransport, Transport, TransportBroken
 from shoal_protocol.channels import peer_name
+from shoal_protocol.control import ControlStream, LocalControl, coordinators_stream
 from shoal_protocol.frames import MalformedFrame
-from shoal_protocol.pacing import BATCHED_MESSAGES, WRITE_SECONDS, Allowance, Outbox
+from shoal_protocol.pacing import LONGEST_SECONDS, WRITE_SECONDS, Allowance, Outbox
 from shoal_protocol.services import ConnectContext, FrameContext, device_metadata
 from shoal_protocol.tickets import new_ticket_key
 from shoal_protocol.v1.session_pb2 import (
     AgentMessage,
-    CoordinatorBatch,
     CoordinatorMessage,
     Hello,
     Telemetry,
@@ -48,6 +49,8 @@ rate."""
 UNASKED_AT_ONCE: Final = 200.0
 _LATE: Final = grpc.StatusCode.DEADLINE_EXCEEDED
 
+_Stream: TypeAlias = ControlStream[CoordinatorMessage, AgentMessage]
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class DeviceSession:
@@ -65,7 +68,7 @@ class DeviceSession:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     ticket_key: bytes = field(default_factory=new_ticket_key)
-    outbox: Outbox[CoordinatorMessage] = field(default_factory=lambda: Outbox(_batch))
+    outbox: Outbox[CoordinatorMessage] = field(default_factory=Outbox)
     """Messages that have not been sent. A device that leaves it full is cut off."""
 
     @property
@@ -86,12 +89,12 @@ class DeviceSession:
     def waits_for(self, message: AgentMessage) -> bool:
         return message.HasField("reply") and message.reply.instruction in self.unanswered
 
-    async def write_all(self, context: ConnectContext) -> None:
-        await self.outbox.write_all(context.write, lambda: len(self.unanswered) > 1)
-
-
-def _batch(messages: Sequence[CoordinatorMessage]) -> CoordinatorMessage:
-    return CoordinatorMessage(batch=CoordinatorBatch(messages=messages))
+    async def write_all(self, stream: _Stream) -> None:
+        await self.outbox.write_all(
+            stream.write,
+            lambda: len(self.unanswered) > 1,
+            longest_seconds=0.0 if stream.local else LONGEST_SECONDS,
+        )
 
 
 class _Refused(Exception):
@@ -131,15 +134,40 @@ class Sessions:
     # ---- Session.Connect -------------------------------------------------------------------------
 
     async def connect(self, requests: AsyncIterator[AgentMessage], context: ConnectContext) -> None:
-        """Serve a control stream from its Hello to its end."""
+        """Serve a control stream over gRPC from its Hello to its end."""
+
+        def identify(device: str) -> None:
+            self._identify(device, context)
+
+        try:
+            reason = await self._serve(coordinators_stream(requests, context.write), identify)
+        except _Refused as error:
+            await abort(context, error.code, str(error))
+        await context.abort(grpc.StatusCode.ABORTED, reason)
+
+    async def connect_locally(self, _: str, transport: LocalTransport) -> str:
+        """Serve a local control stream from its Hello to its end; why it ended."""
+        try:
+            return await self._serve(
+                LocalControl(transport, AgentMessage.FromString), lambda _: None
+            )
+        except _Refused as error:
+            return str(error)
+
+    async def _serve(self, stream: _Stream, identify: Callable[[str], None]) -> str:
+        """Serve a control stream; why it ended. Raises `_Refused`."""
+        requests = stream.received()
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                message = await anext(requests, None)
-            hello = self._greeted(message, context)
-        except (_Refused, TimeoutError) as error:
-            refused = error if isinstance(error, _Refused) else _Refused("no Hello came", _LATE)
+                messages = await anext(requests, ())
+            hello = self._greeted(messages, identify)
+        except (_Refused, TimeoutError, MalformedFrame) as error:
+            late = isinstance(error, TimeoutError)
+            refused = _Refused("no Hello came", _LATE) if late else error
             logger.warning("refused a session: %s", refused)
-            await abort(context, refused.code, str(refused))
+            raise refused if isinstance(refused, _Refused) else _Refused(str(refused)) from error
+        except TransportBroken as error:
+            return str(error)
         session = DeviceSession(number=next(self._numbers), hello=hello)
         welcome = Welcome(
             session=session.number,
@@ -147,9 +175,9 @@ class Sessions:
             ticket_key=session.ticket_key,
         )
         try:
-            await context.write(CoordinatorMessage(welcome=welcome))
-        except STREAM_ERRORS:
-            return  # the device has gone
+            await stream.write((CoordinatorMessage(welcome=welcome),))
+        except TransportBroken as error:
+            return str(error)
         before = self.by_device.get(session.device)
         if before is not None:
             self._leave(before, "the device has opened a new session")
@@ -165,27 +193,28 @@ class Sessions:
                 session,
                 self._read(session, requests),
                 session.outbox.watch(),
-                session.write_all(context),
+                session.write_all(stream),
             )
         finally:
             self._leave(session, reason)
-        await context.abort(grpc.StatusCode.ABORTED, reason)
+        return reason
 
-    def _greeted(self, message: AgentMessage | None, context: ConnectContext) -> Hello:
-        """The Hello of a first message, checked. Raises `_Refused`."""
-        if message is None:
+    def _greeted(self, messages: Sequence[AgentMessage], identify: Callable[[str], None]) -> Hello:
+        """The Hello that a stream begins with, checked. Raises `_Refused`."""
+        if not messages:
             raise _Refused("the stream ended without a Hello")
-        if message.WhichOneof("message") != "hello":
+        if len(messages) > 1 or messages[0].WhichOneof("message") != "hello":
             raise _Refused("the first message is not a Hello")
+        hello = messages[0].hello
         try:
-            wire.check_hello(message.hello)
+            wire.check_hello(hello)
         except wire.Malformed as error:
             raise _Refused(str(error)) from error
-        self._identify(message.hello.device, context)
+        identify(hello.device)
         if len(self.by_device) >= MAXIMUM_SESSIONS:
             reason = f"{MAXIMUM_SESSIONS} devices are connected already"
             raise _Refused(reason, grpc.StatusCode.RESOURCE_EXHAUSTED)
-        return message.hello
+        return hello
 
     def _identify(self, device: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Raise `_Refused` for a device that does not prove its name. Behind a Unix socket the file
@@ -195,15 +224,12 @@ class Sessions:
             reason = f"device {device!r} came with the certificate of {certified!r}"
             raise _Refused(reason, grpc.StatusCode.PERMISSION_DENIED)
 
-    async def _read(self, session: DeviceSession, requests: AsyncIterator[AgentMessage]) -> None:
+    async def _read(
+        self, session: DeviceSession, requests: AsyncIterator[Sequence[AgentMessage]]
+    ) -> None:
         unasked = Allowance(UNASKED_PER_SECOND, UNASKED_AT_ONCE)
-        async for message in requests:
+        async for messages in requests:
             session.received_at = monotonic()
-            messages = message.batch.messages or (message,)
-            if len(messages) > BATCHED_MESSAGES:
-                raise wire.Malformed(
-                    f"{len(messages)} messages in a batch, at most {BATCHED_MESSAGES}"
-                )
             for each in messages:
                 if not session.waits_for(each):
                     await unasked.take()
@@ -304,7 +330,7 @@ def _reason(results: Iterable[object], device: str) -> str:
                 return str(result)
             case TimeoutError():
                 return f"{device} has not read for {WRITE_SECONDS:g} s"
-            case asyncio.CancelledError() | grpc.aio.BaseError():
+            case asyncio.CancelledError() | TransportBroken():
                 pass  # the other side hung up, at whatever moment
             case BaseException():
                 logger.error("the stream of %s failed", device, exc_info=result)

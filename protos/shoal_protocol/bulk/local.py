@@ -41,7 +41,9 @@ logger = logging.getLogger(__name__)
 
 OPENING_SECONDS: Final = 10.0
 """How long a peer may take to say who it is."""
-_SUFFIX: Final = ".bulk"
+BULK: Final = ".bulk"
+CONTROL: Final = ".control"
+"""What is appended to a Unix socket's path for the streams that a process offers beside it."""
 _PREFIX: Final = struct.Struct("<II")
 _BUFFER_BYTES: Final = 32 << 10
 _PIECES: Final = 64
@@ -53,14 +55,14 @@ Serve = Callable[[str, "LocalTransport"], Awaitable[str]]
 """Serves the stream of a device (as its `Opening` names it); why it ended."""
 
 
-def local_path(address: str) -> Path | None:
-    """The socket for bulk frames beside a gRPC target; None where that is no Unix socket."""
-    return Path(address.removeprefix("unix:") + _SUFFIX) if address.startswith("unix:/") else None
+def local_path(address: str, suffix: str = BULK) -> Path | None:
+    """The socket of local streams beside a gRPC target; None where that is no Unix socket."""
+    return Path(address.removeprefix("unix:") + suffix) if address.startswith("unix:/") else None
 
 
-def connect(address: str, device: str = "") -> "LocalTransport | None":
-    """A local link to whoever serves a gRPC target; None where nobody offers one."""
-    if (path := local_path(address)) is None:
+def connect(address: str, device: str = "", suffix: str = BULK) -> "LocalTransport | None":
+    """A local stream to whoever serves a gRPC target; None where nobody offers one."""
+    if (path := local_path(address, suffix)) is None:
         return None
     with ExitStack() as undo:
         try:
@@ -359,10 +361,12 @@ class LocalListener:
             transport.disconnect(reason)
 
 
-def listen(address: str, serve: Serve, *, connections: int) -> LocalListener | None:
-    """Offer the local link beside a gRPC target that this process serves; None where there can be
+def listen(
+    address: str, serve: Serve, *, connections: int, suffix: str = BULK
+) -> LocalListener | None:
+    """Offer local streams beside a gRPC target that this process serves; None where there can be
     none. Peers use gRPC then."""
-    if (path := local_path(address)) is None:
+    if (path := local_path(address, suffix)) is None:
         return None
     try:
         return LocalListener(path, serve, connections=connections)

@@ -59,7 +59,8 @@ class SessionServicer:
         """One stream for as long as the agent is connected. The agent speaks first (Hello), the coordinator
         answers (Welcome), then instructions go down and replies and telemetry go up. When the stream
         breaks, every instruction given on it is void: the agent drops its queue and its activations,
-        keeps its fragments, and dials again with backoff.
+        keeps its fragments, and dials again with backoff. Processes of one host may use a control stream
+        of the local link instead (see tensors.proto).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,8 @@ class SessionStub:
     """One stream for as long as the agent is connected. The agent speaks first (Hello), the coordinator
     answers (Welcome), then instructions go down and replies and telemetry go up. When the stream
     breaks, every instruction given on it is void: the agent drops its queue and its activations,
-    keeps its fragments, and dials again with backoff.
+    keeps its fragments, and dials again with backoff. Processes of one host may use a control stream
+    of the local link instead (see tensors.proto).
     """
     Exchange: _grpc.StreamStreamMultiCallable[_tensors_pb2.Frame, _tensors_pb2.Frame]
     """Bulk bytes for an agent that cannot be dialled, on a stream that it opened: model inputs and
@@ -54,7 +55,8 @@ class SessionAsyncStub(SessionStub):
     """One stream for as long as the agent is connected. The agent speaks first (Hello), the coordinator
     answers (Welcome), then instructions go down and replies and telemetry go up. When the stream
     breaks, every instruction given on it is void: the agent drops its queue and its activations,
-    keeps its fragments, and dials again with backoff.
+    keeps its fragments, and dials again with backoff. Processes of one host may use a control stream
+    of the local link instead (see tensors.proto).
     """
     Exchange: _aio.StreamStreamMultiCallable[_tensors_pb2.Frame, _tensors_pb2.Frame]  # type: ignore[assignment]
     """Bulk bytes for an agent that cannot be dialled, on a stream that it opened: model inputs and
@@ -75,7 +77,8 @@ class SessionServicer(metaclass=_abc_1.ABCMeta):
         """One stream for as long as the agent is connected. The agent speaks first (Hello), the coordinator
         answers (Welcome), then instructions go down and replies and telemetry go up. When the stream
         breaks, every instruction given on it is void: the agent drops its queue and its activations,
-        keeps its fragments, and dials again with backoff.
+        keeps its fragments, and dials again with backoff. Processes of one host may use a control stream
+        of the local link instead (see tensors.proto).
         """
 
     @_abc_1.abstractmethod

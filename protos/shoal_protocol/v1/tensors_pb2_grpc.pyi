@@ -19,6 +19,10 @@ serves gRPC, a process listens on the stream socket PATH.bulk. A frame is there
 and frames follow one another without anything between them. Who connects sends an Opening first;
 after it either side sends what it would send over gRPC. The side that listens ends the stream with a
 Closing. The folder of the sockets has mode 0700: whoever can connect is allowed to.
+
+A coordinator listens on PATH.control as well. A device that connects there sends its AgentMessages
+and receives CoordinatorMessages (session.proto), as frames of the kind `message` after the Opening,
+instead of on Session.Connect. None of them is a batch: they follow one another on the stream.
 """
 
 from collections import abc as _abc

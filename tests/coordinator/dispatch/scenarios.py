@@ -34,6 +34,47 @@ def scenario(seed: int, *, crashing: bool = False) -> World:
     return world
 
 
+def chained(seed: int) -> World:
+    """Draw a world of one long chain with a device for each stage and room for all, so that most
+    tasks are given ahead of their inputs."""
+    chance = random.Random(seed * 7919 + 2)  # noqa: S311 (not for secrets)
+    names = [f"device-{index}" for index in range(chance.choice((2, 3, 3, 4)))]
+    count = len(names)
+    stages = [
+        Stage(
+            digest=Digest(f"sha256:c{stage}".ljust(71, "0")),
+            resident_bytes=Bytes(5),
+            least_bytes=Bytes(5),
+            predecessors=_predecessors(chance, stage) if chance.random() < 0.2 else (stage - 1,),
+            takes_model_inputs=not stage or chance.random() < 0.2,
+            gives_results=stage == count - 1 or chance.random() < 0.15,
+            homes=(names[stage],) if chance.random() < 0.9 else (names[stage], names[0]),
+        )
+        for stage in range(count)
+    ]
+    job = JobSpec(
+        name="job-0",
+        stages=(replace(stages[0], predecessors=()), *stages[1:]),
+        items=chance.choice((5, 20, 40)),
+        epoch=1,
+        mode=Mode.STREAMING,
+        policy=chance.choice(list(Policy)),
+        priority=0,
+        backoff_limit=chance.choice((0, 1, 3)),
+    )
+    rough = chance.random() < 0.9
+    models = [Model(name=name, budget=50, single=False, slowness=1) for name in names]
+    world = World(seed, models, _trouble(chance, [job]) if rough else Trouble())
+    world.state.limits = replace(world.state.limits, queue_depth=chance.choice((3, 8)))
+    for agent in world.agents.values():
+        world.later(chance.uniform(0, 0.2) * SECOND, agent.connect)
+    _plan_job(world, chance, job)
+    for _ in range(3 if rough else 0):
+        _plan_faults(world, chance)
+    world.tick()
+    return world
+
+
 def _job(chance: random.Random, index: int) -> JobSpec:
     count = chance.choice((1, 2, 2, 3, 3, 4, 5))
     shared, swappable = chance.random() < 0.3, chance.random() < 0.5

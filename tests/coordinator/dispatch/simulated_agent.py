@@ -172,7 +172,7 @@ class Agent(Link):
                 self._fail(session, forward.instruction, kind, f"{forward.target} is not there")
 
         key = execution.Sent(job, epoch, item, forward.producer, forward.consumer)
-        self._push(key, forward.target, pushed)
+        self._push(forward.instruction, key, forward.target, pushed)
 
     # ---- tasks -------------------------------------------------------------------------------
 
@@ -293,4 +293,4 @@ class Agent(Link):
         job, epoch, item = execute.job, execute.epoch, execute.item
         for consumer, target in execute.routes:
             key = execution.Sent(job, epoch, item, execute.stage, consumer)
-            self._push(key, target, partial(pushed, consumer))
+            self._push(execute.instruction, key, target, partial(pushed, consumer))

@@ -69,6 +69,9 @@ class Link:
         self.hung = False
         self._sent_until = self._received_until = 0
         self._executes: dict[int, give.Execute] = {}
+        self._tickets: dict[int, dict[str, int]] = {}
+        """By instruction: the sessions that other devices had when it was given. They take nothing
+        in another."""
         self._given_up: set[str] = set()
         self._unmeasured: set[str] = set()
         self._stuck: dict[str, list[Callable[[], None]]] = {}
@@ -189,6 +192,9 @@ class Link:
         """Something is sent to the device, on its session's stream: in order."""
         if not self.connected:
             return
+        if isinstance(instruction, give.Execute | give.Forward):
+            there = {name: agent.session for name, agent in self.world.agents.items()}
+            self._tickets[instruction.instruction] = there
         session, now = self.session, self.world.now
         self._received_until = max(self._received_until, now + self.world.delay()) + 1
 
@@ -233,10 +239,13 @@ class Link:
         self._carry_out(effects)
         return True
 
-    def _push(self, key: execution.Sent, target: str, then: Callable[[bool], None]) -> None:
-        """Send an activation to another device; it may be lost, or come twice."""
+    def _push(
+        self, number: int, key: execution.Sent, target: str, then: Callable[[bool], None]
+    ) -> None:
+        """Send an activation to another device, as an instruction says; it may be lost, or come
+        twice."""
         world, session, other = self.world, self.session, self.world.agents[target]
-        there = other.session
+        there = self._tickets[number][target]
         lost = world.unlucky(world.trouble.push)
 
         def arrived() -> None:

@@ -7,11 +7,12 @@ of order or not at all; loads and tasks fail. After a while the faults stop. The
 end in bounded time, and no agent may still hold an activation.
 
     python tests/coordinator/dispatch/simulation.py 0 1000   runs these seeds, prints what fails
+    (`chain` behind them: of the other kind)
 """
 
 import sys
 
-from coordinator.dispatch.scenarios import scenario
+from coordinator.dispatch.scenarios import chained, scenario
 from coordinator.dispatch.simulated_link import SECOND
 from coordinator.dispatch.simulated_world import World, Wrong
 from shoal_agent.execution import queue as execution
@@ -23,12 +24,13 @@ _QUIET = 5 * SECOND
 """No scenario submits or breaks anything later than this unless the jobs still run."""
 
 
-def simulate(seed: int, *, crashing: bool = False) -> World:
+def simulate(seed: int, *, crashing: bool = False, chain: bool = False) -> World:
     """Run one scenario to its end; `Wrong` says what was wrong, with the transcript.
 
-    With `crashing`, the last fragment of the first job ends every agent that loads it.
+    With `crashing`, the last fragment of the first job ends every agent that loads it. With `chain`
+    there is one job, whose tasks are given ahead of their inputs.
     """
-    world = scenario(seed, crashing=crashing)
+    world = chained(seed) if chain else scenario(seed, crashing=crashing)
 
     def ended() -> bool:
         return world.now > _QUIET and all(name in world.finished for name in world.specs)
@@ -71,7 +73,7 @@ def main() -> None:
     failed = []
     for seed in range(first, last):
         try:
-            simulate(seed)
+            simulate(seed, chain="chain" in sys.argv)
         except Wrong as wrong:
             failed.append(seed)
             print(wrong if len(failed) == 1 else str(wrong).split("\n", maxsplit=1)[0])

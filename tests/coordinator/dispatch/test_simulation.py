@@ -14,6 +14,16 @@ def test_every_input_ends_once_within_every_budget_whatever_happens(first: int) 
         assert set(world.finished) == set(world.specs)
 
 
+@pytest.mark.parametrize("first", range(0, 1000, CHUNK))
+def test_chains_that_are_given_ahead_lose_nothing(first: int) -> None:
+    ahead = 0
+    for seed in range(first, first + CHUNK):
+        world = simulate(seed, chain=True)
+        assert set(world.finished) == set(world.specs)
+        ahead += sum(" ahead=True" in line for line in world.transcript)
+    assert ahead > 500
+
+
 def test_a_fragment_that_crashes_every_device_fails_no_job_but_its_own() -> None:
     blamed = 0
     for seed in range(200):

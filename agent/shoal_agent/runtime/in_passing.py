@@ -1,0 +1,56 @@
+"""Runs in the event loop's own thread, of fragments that take next to no time.
+
+What costs as much as such a run is done for several of them: a `Stopper` serves until it was used,
+and the peak is read after every `_PEAK_EVERY`th run. The kernel's mark forgets nothing meanwhile.
+"""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from shoal_agent.runtime.failures import OutOfBudget, Stopper, Terminated
+from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.watchdog import Watchdog
+
+_PEAK_EVERY: Final = 16
+
+Result = TypeVar("Result")
+
+
+class InPassing:
+    """Whoever uses it runs one at a time."""
+
+    def __init__(self, meter: MemoryMeter) -> None:
+        self._meter = meter
+        self._watchdog = Watchdog(self._stop)
+        self._stopper = Stopper()
+        self._runs = False
+        self._passed = 0
+        self._peak_bytes = 0
+
+    def run(self, work: Callable[[Stopper], Result]) -> Result | None:
+        """Do the work. None: it took long, or much; it is to be done the other way."""
+        try:
+            with self._watchdog:
+                self._runs = True
+                return work(self._stopper)
+        except (Terminated, OutOfBudget):
+            return None
+        finally:
+            self._runs = False
+            if self._stopper.stopped:
+                self._stopper = Stopper()
+
+    def peak_bytes(self) -> int:
+        """The peak since the last run of the other kind, as it was read last."""
+        if self._passed % _PEAK_EVERY == 0:
+            self._peak_bytes = self._meter.peak_since_begin_bytes()
+        self._passed += 1
+        return self._peak_bytes
+
+    def begin_peak(self) -> None:
+        """There was a run of the other kind."""
+        self._passed = 0
+
+    def _stop(self) -> None:
+        if self._runs:
+            self._stopper.stop()

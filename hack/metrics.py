@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.telemetry.metrics import GAUGES, AgentCollector
+from shoal_agent.telemetry.metrics import GAUGES, AgentCollector, registry_of
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_operator.controller.telemetry import OperatorMetrics
 
@@ -50,7 +50,7 @@ def page() -> str:
     agent = AgentCollector(info, Counters(), lambda: dict.fromkeys(GAUGES, 0.0))
     processes: dict[str, Iterable[Collector]] = {
         "Coordinator": collectors(CoordinatorMetrics().registry),
-        "Agent": [agent],
+        "Agent": collectors(registry_of(agent)),
         "Operator": collectors(OperatorMetrics().registry),
     }
     parts = [INTRODUCTION]

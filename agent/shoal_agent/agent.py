@@ -6,13 +6,14 @@ import random
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import grpc
 import onnxruntime
 
-from shoal_agent import __version__
+from shoal_agent import __version__, readings
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher
 from shoal_agent.enrolment.identity import Identity
@@ -228,7 +229,8 @@ class Agent:
         from shoal_agent.telemetry.metrics import AgentCollector, serve  # noqa: PLC0415 - heavy
 
         info = {"version": __version__, "architecture": self._machine.architecture}
-        collector = AgentCollector(info, self.counters, self._gauges, self._shares)
+        shares = partial(readings.shares, self.fragments.ledger)
+        collector = AgentCollector(info, self.counters, self._gauges, shares)
         server = serve(self.settings.metrics, self.readiness, collector)
         log.warning("metrics at %s/metrics", server.url)
         return server
@@ -247,35 +249,9 @@ class Agent:
             return f"no progress on the session for {silent:.0f} s"
         return None
 
-    def _gauges(self) -> dict[str, float]:
-        ledger, cached, session = self.fragments.ledger, self._cache.cached(), self._session
-        return {
-            "budget_bytes": ledger.budget,
-            "floor_bytes": self._meter.floor_bytes,
-            "used_bytes": self._meter.used_bytes(),
-            "peak_bytes": self._meter.peak_bytes(),
-            "fragments_bytes": ledger.fragments,
-            "reserved_bytes": ledger.reserved,
-            "withheld_bytes": ledger.withheld,
-            "resident_fragments": len(ledger.resident),
-            "cached_fragments": len(cached),
-            "cached_bytes": sum(cached.values()),
-            "spilled_bytes": 0 if session is None else session.tasks.spilled_bytes,
-            "queued_tasks": 0 if session is None else session.tasks.queued,
-            "peer_links": len(self.links),
-            "session_connected": session is not None,
-        }
-
-    def _shares(self) -> dict[str, dict[str, int]]:
-        return {
-            short(digest): {
-                "granted_bytes": share.granted,
-                "least_bytes": share.least,
-                "wanted_bytes": share.wanted,
-                "lent_bytes": share.lent,
-            }
-            for digest, share in self.fragments.ledger.shares.items()
-        }
+    def _gauges(self) -> readings.Gauges:
+        ledger, session = self.fragments.ledger, self._session
+        return readings.gauges(self.settings, self._meter, self._cache, ledger, self.links, session)
 
     async def _stay_connected(self) -> None:
         """Open one session after the other; the pause doubles, with jitter, while that fails."""

@@ -9,7 +9,8 @@ it makes progress. The process itself decides both.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +22,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 ANY: Final = "0.0.0.0"  # noqa: S104 - a name for it
 """All addresses of the machine, of IPv6 too where it has any, as gRPC takes it."""
@@ -31,6 +34,23 @@ WAITING: Final = 8
 _POLL_SECONDS: Final = 0.1
 Readiness = Callable[[], str | None]
 """None when all is well, else the reason why not. Called from the server's threads."""
+
+
+class Reading(Collector):
+    """A gauge that is read at every scrape, in the server's thread."""
+
+    def __init__(self, name: str, text: str, read: Callable[[], float | None] | None) -> None:
+        """Without `read`, and while that returns None or raises `OSError`, there is no sample: a
+        value that is not known is not zero."""
+        self._name = name
+        self._text = text
+        self._read = read
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        value = None
+        with suppress(OSError):
+            value = None if self._read is None else self._read()
+        yield GaugeMetricFamily(self._name, self._text, value=value)
 
 
 class ExpositionServer(ThreadingHTTPServer):

@@ -171,7 +171,12 @@ async def test_metrics_count_what_was_done_and_readiness_follows_the_session(
     shares = {"granted": 8 << 20, "wanted": 8 << 20, "least": fragment.least_bytes, "lent": 0}
     for name, size in shares.items():
         assert float(values[f"shoal_agent_fragment_{name}_bytes{label}"]) == size
-    assert all(name.startswith("shoal_agent_") for name in values)
+    assert values["shoal_agent_memory_estimate_ratio_count"] == "1.0"
+    assert float(values["shoal_agent_disk_free_bytes"]) > 0
+    assert float(values["shoal_agent_cache_limit_bytes"]) > 0
+    assert float(values["process_resident_memory_bytes"]) > 0
+    assert "shoal_agent_certificate_expiration_timestamp_seconds" not in values
+    assert all(name.startswith(("shoal_agent_", "process_")) for name in values)
     assert await asyncio.to_thread(get, "/healthz") == (200, "ok\n")
     assert await asyncio.to_thread(get, "/readyz") == (200, "ok\n")
     await coordinator.stop()

@@ -15,6 +15,7 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from shoal_agent.telemetry.counters import Counters
@@ -34,7 +35,14 @@ GAUGES: Final = {
     "spilled_bytes": "Bytes of activations on disk.",
     "queued_tasks": "Tasks that wait or are ready.",
     "peer_links": "Streams to peers.",
+    "slowest_link_bytes_per_second": "Speed of the slowest stream to a peer, as measured last.",
+    "round_trip_seconds": "Time to the coordinator and back, by the last ping.",
     "session_connected": "1 while the agent has a session.",
+    "cache_limit_bytes": "Bytes that fragments on disk may take.",
+    "disk_free_bytes": "Bytes free on the disk of the cache.",
+    "certificate_expiration_timestamp_seconds": (
+        "When the agent's certificate expires, in seconds since 1970."
+    ),
 }
 SHARES: Final = {
     "granted_bytes": "Bytes that a fragment in blocks may take now.",
@@ -51,11 +59,11 @@ class AgentCollector(Collector):
         self,
         info: dict[str, str],
         counters: Counters,
-        gauges: Callable[[], Mapping[str, float]],
+        gauges: Callable[[], Mapping[str, float | None]],
         shares: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
     ) -> None:
-        """`gauges` gives the present value of each of `GAUGES`, and `shares` that of each of
-        `SHARES`, for each resident fragment that can run in blocks."""
+        """`gauges` gives the present value of each of `GAUGES`, None: it is not known. `shares`
+        gives that of each of `SHARES`, for each resident fragment that can run in blocks."""
         self._info = info
         self._counters = counters
         self._gauges = gauges
@@ -64,8 +72,9 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         counters = self._counters
         yield InfoMetricFamily("shoal_agent", "Version and architecture of the agent.", self._info)
-        for name, value in self._gauges().items():
-            yield GaugeMetricFamily(f"shoal_agent_{name}", GAUGES[name], value=value)
+        readings = self._gauges()
+        for name, text in GAUGES.items():
+            yield GaugeMetricFamily(f"shoal_agent_{name}", text, value=readings[name])
         shares = self._shares()
         for name, text in SHARES.items():
             share = GaugeMetricFamily(f"shoal_agent_fragment_{name}", text, labels=["fragment"])
@@ -97,8 +106,13 @@ class AgentCollector(Collector):
             ("task_compute_seconds", "Time of a task in ONNX Runtime.", counters.compute),
             ("task_seconds", "Time from a task's arrival to its answer.", counters.task),
             ("load_seconds", "Time to make a fragment resident.", counters.load),
+            (
+                "memory_estimate_ratio",
+                "Measured memory of a fragment, as a share of what it was planned with.",
+                counters.memory_ratio,
+            ),
         ):
-            buckets, total = histogram.buckets(), histogram.sum_seconds
+            buckets, total = histogram.buckets(), histogram.sum
             yield HistogramMetricFamily(f"shoal_agent_{name}", text, buckets, total)
 
 
@@ -108,7 +122,13 @@ def serve(
     collector: AgentCollector,
 ) -> ExpositionServer:
     """Start the HTTP server; raises `OSError` where the address is taken."""
+    host, port = address
+    return ExpositionServer(readiness, host=host, port=port, registry=registry_of(collector))
+
+
+def registry_of(collector: AgentCollector) -> CollectorRegistry:
+    """All that an agent exposes."""
     registry = CollectorRegistry()
     registry.register(collector)
-    host, port = address
-    return ExpositionServer(readiness, host=host, port=port, registry=registry)
+    ProcessCollector(registry=registry)
+    return registry

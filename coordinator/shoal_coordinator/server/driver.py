@@ -18,6 +18,7 @@ from typing import Final, assert_never
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
+from shoal_coordinator.dispatch import views
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
 from shoal_coordinator.server import admission, wire
 from shoal_coordinator.server.deliveries import Deliveries
@@ -136,6 +137,8 @@ class Driver:
 
     def _step(self, event: ev.Event, job: str | None, device: str | None) -> None:
         started = perf_counter()
+        if isinstance(event, ev.ItemStored):
+            self._metrics.count_stored(views.time_of_item(self.state, event))
         try:
             instructions = step(self.state, event)
         except Exception as error:
@@ -225,6 +228,7 @@ class Driver:
                     run.finish(order.item)
             case ins.FailItem():
                 logger.info("%s: item %d failed: %s", order.job, order.item, order.failure.message)
+                self._metrics.count_failed(order.failure.kind)
                 if (run := self.runs.get(order.job)) is not None:
                     run.fail(order.item, order.failure)
             case ins.FinishJob():

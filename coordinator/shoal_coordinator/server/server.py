@@ -144,7 +144,7 @@ class Coordinator:
 @contextlib.asynccontextmanager
 async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     tls = settings.credentials is not None
-    metrics = CoordinatorMetrics()
+    metrics = CoordinatorMetrics(settings.store, settings.credentials)
     open_sessions: dict[str, DeviceSession] = {}
     driver = Driver(
         open_sessions,
@@ -167,7 +167,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     volume = Volume(settings.store)
     scrubber = Scrubber(volume)
     driver.on_corrupt = scrubber.report
-    jobs, streams = Jobs(driver, store, ledger, volume), ItemStreams(driver)
+    jobs, streams = Jobs(driver, store, ledger, volume, metrics), ItemStreams(driver)
     volume.in_use = partial(_fragments_in_use, jobs, streams)
     roles = Roles(clients=settings.clients)
     listener = _listener(

@@ -30,17 +30,19 @@ from shoal_operator.reconcile.names import COMPONENT, POOL, child_name
 from shoal_operator.reconcile.settings import OperatorSettings
 
 WORKER_COMPONENTS: Final = ("deliver", "transfer-inputs", "transfer-results")
+_NOT_IN_NAMES: Final = re.compile(r"\W")
 _META: Final = "__meta_kubernetes_pod_"
-_LABEL: Final = re.compile(r"\W")
 _TARGET_LABELS: Final[list[Json]] = [
-    {"sourceLabels": [f"{_META}label_{_LABEL.sub('_', label)}"], "targetLabel": name}
-    for label, name in ((POOL, "pool"), (COMPONENT, "component"))
-] + [
+    {"sourceLabels": [f"{_META}label_{_NOT_IN_NAMES.sub('_', POOL)}"], "targetLabel": "pool"},
+    {
+        "sourceLabels": [f"{_META}label_{_NOT_IN_NAMES.sub('_', COMPONENT)}"],
+        "targetLabel": "component",
+    },
     {
         "sourceLabels": ["component", f"{_META}node_name"],
         "regex": "agent;(.+)",
         "targetLabel": "device",
-    }
+    },
 ]
 _DNS: Final = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
 

@@ -1,6 +1,9 @@
 """What the processes measure, and Prometheus' own programs, for tests."""
 
+import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -28,6 +31,18 @@ def measured() -> set[str]:
     """The names of all samples."""
     families = [family for registry in registries().values() for family in registry.collect()]
     return {f"{family.name}{end}" for family in families for end in _ENDS.get(family.type, ("",))}
+
+
+def queries(board: Path) -> list[str]:
+    """What the panels of a dashboard ask for."""
+    panels = json.loads(board.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def as_prometheus_takes_it(query: str, window: str = "5m") -> str:
+    """A panel's query with Grafana's variables filled in: everything is chosen."""
+    query = re.sub(r"\$__(rate_interval|range)", window, query)
+    return re.sub(r"\$(namespace|pool)", ".*", query)
 
 
 def promtool() -> str:

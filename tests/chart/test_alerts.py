@@ -233,7 +233,7 @@ def in_chart(runbooks: str = "") -> dict[str, Any]:
     return spec
 
 
-def run(*arguments: str) -> None:
+def assert_promtool_accepts(*arguments: str) -> None:
     command = [promtool(), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -250,7 +250,7 @@ def test_an_alert_fires_when_it_should(case: Case, tmp_path: Path) -> None:
     scenario = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
     file = tmp_path / "scenario.yaml"
     file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "tests": [scenario]}))
-    run("test", "rules", str(file))
+    assert_promtool_accepts("test", "rules", str(file))
 
 
 def test_every_alert_is_seen_to_fire_and_to_be_silent() -> None:
@@ -262,7 +262,7 @@ def test_every_alert_is_seen_to_fire_and_to_be_silent() -> None:
 def test_the_rules_of_the_chart_are_those_that_prometheus_takes(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump(in_chart()))
-    run("check", "rules", "--lint=all", "--lint-fatal", str(file))
+    assert_promtool_accepts("check", "rules", "--lint=all", "--lint-fatal", str(file))
 
 
 def test_alerts_ask_for_what_is_measured() -> None:

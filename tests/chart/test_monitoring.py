@@ -3,21 +3,17 @@
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from monitoring import measured, promtool
-from rendered_chart import CHART
+from monitoring import as_prometheus_takes_it, measured, promtool, queries
+from rendered_chart import CHART, ROOT
 
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
 boards = pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
-
-
-def queries(path: Path) -> list[str]:
-    panels = json.loads(path.read_text())["panels"]
-    return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
 def assert_promtool_takes(rules: object, tmp_path: Path) -> None:
@@ -37,21 +33,44 @@ def test_panels_ask_for_what_is_measured(path: Path) -> None:
 
 @boards
 def test_panels_ask_in_prometheus_own_language(path: Path, tmp_path: Path) -> None:
-    plain = [
-        re.sub(r"\$__(rate_interval|range)", "5m", query).replace("$namespace", ".*")
-        for query in queries(path)
-    ]
+    plain = [as_prometheus_takes_it(query) for query in queries(path)]
     rules = [{"record": f"panel:{n}", "expr": query} for n, query in enumerate(plain)]
     assert_promtool_takes({"groups": [{"name": "panels", "rules": rules}]}, tmp_path)
 
 
 @boards
-def test_a_board_chooses_its_source_and_explains_its_panels(path: Path) -> None:
+def test_a_board_chooses_source_namespace_and_pool_and_explains_its_panels(path: Path) -> None:
     board = json.loads(path.read_text())
-    assert board["templating"]["list"][0]["type"] == "datasource"
+    chosen = [variable["name"] for variable in board["templating"]["list"]]
+    pools = [] if path.stem == "operator" else ["pool"]
+    assert chosen == ["datasource", "namespace", *pools]
     assert board["uid"] == f"shoal-{path.stem}"
     ids = [panel["id"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)
     for panel in board["panels"]:
         assert panel["description"], panel["title"]
         assert panel["datasource"]["uid"] == "${datasource}"
+
+
+@boards
+def test_no_panel_covers_another(path: Path) -> None:
+    places: set[tuple[int, int]] = set()
+    for panel in json.loads(path.read_text())["panels"]:
+        x, y, w, h = (panel["gridPos"][key] for key in "xywh")
+        own = {(column, row) for column in range(x, x + w) for row in range(y, y + h)}
+        assert x + w <= 24
+        assert not own & places, panel["title"]
+        places |= own
+
+
+@boards
+def test_every_query_of_a_pool_is_of_the_chosen_ones(path: Path) -> None:
+    for query in queries(path):
+        for metric, labels in re.findall(r"\b(shoal_(?:agent|coordinator)_\w+)(\{[^}]*)?", query):
+            assert 'namespace=~"$namespace",pool=~"$pool"' in labels, metric
+
+
+def test_the_boards_are_current() -> None:
+    command = [sys.executable, str(ROOT / "hack" / "dashboards.py"), "--check"]
+    check = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert check.returncode == 0, check.stderr

@@ -11,7 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from itertools import count
+from itertools import count, repeat
 from pathlib import Path
 
 from shoal_compiler.blocks import make_blocks
@@ -31,7 +31,7 @@ from shoal_compiler.weight_files import (
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Layout, Piece
 from shoal_protocol.manifest import WEIGHTS, shared_name
-from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument, TensorSpec
+from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument, TensorSpec, Work
 from shoal_protocol.shared_files import SharedFiles
 
 
@@ -52,7 +52,7 @@ class Cut:
             self._files = [builder.files(piece) for piece in pieces]
         self.document = PartitionDocument(
             model_digest=profile.digest,
-            fragments=tuple(map(_described, count(), pieces, self._files)),
+            fragments=tuple(map(_described, count(), pieces, self._files, repeat(profile))),
             edges=tuple(_edges(layout, pieces)),
             inputs=profile.inputs,
             outputs=profile.outputs,
@@ -82,7 +82,8 @@ def cut_model(
     return cut.document
 
 
-def _described(index: int, piece: Piece, files: FragmentFiles) -> Fragment:
+def _described(index: int, piece: Piece, files: FragmentFiles, profile: Profile) -> Fragment:
+    works = [profile.nodes[position].work for position in piece.nodes]
     return Fragment(
         index=index,
         digest=files.digest,
@@ -92,6 +93,7 @@ def _described(index: int, piece: Piece, files: FragmentFiles) -> Fragment:
         least_bytes=files.least_bytes,
         activation_bytes=piece.segment.activation_bytes,
         flops=piece.segment.flops,
+        work=None if None in works else sum(filter(None, works), Work()),
         inputs=files.inputs,
         outputs=files.outputs,
     )

@@ -1,5 +1,6 @@
 """ONNX file -> `shoal_planner.profile.Profile`. Weights are read once only, for the digest."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,9 +18,10 @@ from shoal_compiler.order import choose_order, roles
 from shoal_compiler.safety import CheckedModel, bits_of, byte_size, element_count, open_model
 from shoal_compiler.shapes import MADE_UP_AXIS, Shapes, axes_of, infer
 from shoal_compiler.slicing import slice_layers
+from shoal_compiler.work import Setting, works
 from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
 from shoal_protocol.digests import Digest, digest_of_file, digest_of_model
-from shoal_protocol.partition import TensorSpec
+from shoal_protocol.partition import TensorSpec, Work
 
 STRING_BYTES: Final = 32
 """The assumed size of one string: its length is known at run time only."""
@@ -65,6 +67,11 @@ class Source:
         """
         return _Profiler.of(self.graph, shapes or {}).profile(self.model, *self.digests)
 
+    def settings(self, shapes: Mapping[str, Sequence[int]]) -> tuple[Setting, ...]:
+        """Each node of the graph among its neighbours, as the estimate of work sees it."""
+        profiler = _Profiler.of(self.graph, shapes)
+        return tuple(profiler.setting(index) for index in range(len(self.graph.nodes)))
+
 
 def profile_model(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> Profile:
     """`Source.profile`, of a model that is needed for nothing else."""
@@ -83,12 +90,18 @@ class _Profiler:
     order: tuple[int, ...]
     roles: tuple[Role, ...]
     shapes: Shapes
+    makers: Mapping[str, str]
+    """The operator that makes a tensor."""
+    readers: Mapping[str, int]
 
     @classmethod
     def of(cls, graph: Graph, sizes: Mapping[str, Sequence[int]]) -> "_Profiler":
         node_roles = roles(graph)
         order = choose_order(graph, node_roles)
-        return cls(graph, order, node_roles, infer(graph, order, node_roles, sizes))
+        shapes = infer(graph, order, node_roles, sizes)
+        makers = {name: node.op_type for node in graph.nodes for name in node.output if name}
+        readers = Counter(name for names in graph.reads for name in names)
+        return cls(graph, order, node_roles, shapes, makers, readers)
 
     def profile(self, model: CheckedModel, graph_digest: Digest, digest: Digest) -> Profile:
         used = {name for names in self.graph.reads for name in names}
@@ -110,20 +123,20 @@ class _Profiler:
             parameters=parameters,
             inputs=tuple(self._declared(each) for each in self.graph.inputs),
             outputs=tuple(self._given(each) for each in self.graph.outputs),
-            nodes=tuple(self._node(index) for index in self.order),
+            nodes=self._nodes(),
             tensors=self._tensors(),
             weights=weights,
         )
 
-    def _node(self, index: int) -> NodeProfile:
+    def _nodes(self) -> tuple[NodeProfile, ...]:
+        reckoned = works([self.setting(index) for index in self.order])
+        return tuple(map(self._node, self.order, reckoned))
+
+    def _node(self, index: int, work: Work | None) -> NodeProfile:
         node = self.graph.nodes[index]
         reads = self.graph.reads[index]
         weights = tuple(name for name in reads if self._is_constant(name))
-        shaped = Shaped(
-            node,
-            tuple(self.shapes.sizes.get(name) if name else None for name in node.input),
-            tuple(self.shapes.sizes.get(name) for name in node.output if name),
-        )
+        shaped = self._shaped(node)
         return NodeProfile(
             label=self.graph.labels[index],
             operator=f"{node.domain}.{node.op_type}" if node.domain else node.op_type,
@@ -133,6 +146,7 @@ class _Profiler:
             outputs=tuple(filter(None, node.output)),
             weights=weights,
             flops=flops(shaped),
+            work=work,
             parameter_bytes=sum(self._weight_bytes(name) for name in weights),
             activation_bytes=_sum(self._bytes(name) for name in node.output if name),
             workspace_bytes=workspace(shaped)
@@ -140,6 +154,32 @@ class _Profiler:
             + self._converted(node, weights),
             in_place=in_place(node, same_shape=self._is_shape_known(node)),
             touched=self._touched(shaped),
+        )
+
+    def _shaped(self, node: onnx.NodeProto) -> Shaped:
+        return Shaped(
+            node,
+            tuple(self.shapes.sizes.get(name) if name else None for name in node.input),
+            tuple(self.shapes.sizes.get(name) for name in node.output if name),
+        )
+
+    def setting(self, index: int) -> Setting:
+        """A node among its neighbours."""
+        node = self.graph.nodes[index]
+        first = next(iter(node.input), "")
+        output = next(filter(None, node.output), "")
+        kind = self.shapes.types.get(output)
+        bits = bits_of(kind.tensor_type.elem_type) if kind is not None else None
+        return Setting(
+            shaped=self._shaped(node),
+            element_bytes=(bits or 32) / 8,
+            weight_bytes=sum(
+                self._weight_bytes(name)
+                for name in self.graph.reads[index]
+                if self._is_constant(name)
+            ),
+            after=self.makers.get(first, ""),
+            readers=self.readers.get(output, 0),
         )
 
     def _sized_type(self, name: str) -> onnx.TypeProto | None:

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Final
 
 from shoal_protocol.digests import Digest
-from shoal_protocol.partition import TensorSpec
+from shoal_protocol.partition import TensorSpec, Work
 
 HALF: Final = "float16"
 """ONNX Runtime's CPU kernels compute in single precision, and convert before and after."""
@@ -42,6 +42,7 @@ class NodeProfile:
     runtime needs besides while the node runs. `in_place` says that the runtime lets an output take
     the place of an input of the same size that nobody needs any more. `touched` are the weights of
     which the node reads some rows only, with the bytes of memory that those of one item take.
+    `work` is what a device has to do, as estimated.
     """
 
     label: str
@@ -57,6 +58,7 @@ class NodeProfile:
     workspace_bytes: int = 0
     in_place: bool = False
     touched: tuple[tuple[str, int], ...] = ()
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,30 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a device has to do, by the rates that bound it: FLOPs of convolutions, FLOPs of matrix
+    products, bytes moved. Corrected, so that amounts divided by rates add up to a time."""
+
+    convolution: int = 0
+    matrix: int = 0
+    memory: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            convolution=self.convolution + other.convolution,
+            matrix=self.matrix + other.matrix,
+            memory=self.memory + other.memory,
+        )
+
+    def times(self, factor: float) -> "Work":
+        return Work(
+            convolution=round(self.convolution * factor),
+            matrix=round(self.matrix * factor),
+            memory=round(self.memory * factor),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fragment:
     """A self-contained sub-graph with its weights, named by the digest of its manifest.
 
@@ -37,8 +61,8 @@ class Fragment:
     above its idle floor while the fragment is loaded and runs one item: weights, the most
     activations alive at once, and workspace. `least_bytes` is the same for a device that swaps: the
     fragment in blocks, the weights of one in memory (`blocks`); without blocks the two are equal.
-    `flops` and `activation_bytes` are None where a shape is unknown: unknown stays unknown, never
-    zero.
+    `flops`, `work` and `activation_bytes` are None where a shape is unknown: unknown stays unknown,
+    never zero.
     """
 
     index: int
@@ -51,6 +75,7 @@ class Fragment:
     flops: int | None
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +187,18 @@ def _read_fragment(reader: "_Reader") -> Fragment:
         flops=reader.optional_count("flops"),
         inputs=_read_specs(reader, "inputs"),
         outputs=_read_specs(reader, "outputs"),
+        work=_read_work(reader),
+    )
+
+
+def _read_work(reader: "_Reader") -> Work | None:
+    """Documents that were written before work was estimated do not have it."""
+    if not reader.has("work") or (work := reader.under("work")).value is None:
+        return None
+    return Work(
+        convolution=work.count("convolution"),
+        matrix=work.count("matrix"),
+        memory=work.count("memory"),
     )
 
 
@@ -227,6 +264,9 @@ class _Reader:
 
     def has(self, key: str) -> bool:
         return isinstance(self.value, Mapping) and key in self.value
+
+    def under(self, key: str) -> "_Reader":
+        return _Reader(self.at(key), self._field(key))
 
     def count(self, key: str, least: int = 0) -> int:
         value = self._field(key)

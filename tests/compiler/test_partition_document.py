@@ -16,6 +16,7 @@ from shoal_protocol.partition import (
     Fragment,
     PartitionDocument,
     TensorSpec,
+    Work,
     document_from_json,
     document_to_json,
 )
@@ -37,6 +38,7 @@ def fragment(index: int, takes: str, gives: str) -> Fragment:
         flops=12,
         inputs=(spec(takes),),
         outputs=(TensorSpec(name=gives, dtype="int64", shape=None),),
+        work=None if index else Work(convolution=5, matrix=6, memory=7),
     )
 
 
@@ -60,6 +62,14 @@ def test_a_document_reads_back_as_it_was() -> None:
     assert json.dumps(json.loads(text), sort_keys=True, separators=(",", ":")) == text
 
 
+def test_a_document_of_before_work_was_estimated_has_none() -> None:
+    top = json.loads(document_to_json(DOCUMENT))
+    for each in top["fragments"]:
+        del each["work"]
+    read = document_from_json(json.dumps(top))
+    assert [each.work for each in read.fragments] == [None, None]
+
+
 def test_a_document_of_before_blocks_needs_what_is_resident() -> None:
     top = json.loads(document_to_json(DOCUMENT))
     for each in top["fragments"]:
@@ -80,6 +90,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "fragments[0].inputs[0].shape[1]": lambda top: top["fragments"][0]["inputs"][0].update(
         shape=[1, True]
     ),
+    "fragments[0].work.matrix": lambda top: top["fragments"][0]["work"].update(matrix=-1),
     "fragments[1].digest": lambda top: top["fragments"][1].pop("digest"),
     "edges[1]": lambda top: top["edges"][1].update(producer=1),
     "edges[0].tensors": lambda top: top["edges"][0].update(tensors=["z"]),

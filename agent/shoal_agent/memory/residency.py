@@ -191,7 +191,7 @@ class Ledger:
 
     def _reclaim(self, digest: str, need: Bytes) -> Load | MakeRoom | Reclaim | Refusal:
         """Take what is missing from fragments that can do without, once nothing else is missing."""
-        slack = sum(share.slack for share in self.shares.values())
+        slack = self._slack
         have = Bytes(self.free_for_fragments + self.moving + slack)
         if need > have:
             return Refusal(need=need, have=have, reason=f"would need {self._short_of(need, have)}")
@@ -287,11 +287,12 @@ class Ledger:
         """There is more or less memory from now on. Fragments are evicted only where all of them
         together cannot run in it: loads in flight first, then what became resident first."""
         self.budget = budget
-        if self._least > budget:
-            self._forget_excesses()
+        if self.fragments - self._slack > budget:
+            # What was measured beyond a grant says nothing of a run within much less.
+            self.resident = {**self.resident, **{k: s.granted for k, s in self.shares.items()}}
         demands: list[Demand] = []
         for each in (*self.in_flight, *self.resident):
-            if self._least <= budget:
+            if self.fragments - self._slack <= budget:
                 break
             demands.append(self._evict(each, self._held(each), "the budget changed: would need"))
         demands += self._grant_less(self.fragments + self.moving - budget)
@@ -409,15 +410,9 @@ class Ledger:
     # ---- inside ------------------------------------------------------------------------------
 
     @property
-    def _least(self) -> Bytes:
-        """What fragments take that do without all that they can do without."""
-        return Bytes(self.fragments - sum(share.slack for share in self.shares.values()))
-
-    def _forget_excesses(self) -> None:
-        """Reckon with what is granted where more was measured: that says nothing of a run within
-        much less, which is measured again."""
-        granted = {each: share.granted for each, share in self.shares.items()}
-        self.resident = {**self.resident, **granted}
+    def _slack(self) -> int:
+        """What fragments can do without."""
+        return sum(share.slack for share in self.shares.values())
 
     def _held(self, digest: str) -> Bytes:
         """What a fragment has, resident or in flight."""
@@ -442,10 +437,8 @@ class Ledger:
         return [Spill(size=self.excess, digest=digest)] if self.excess else []
 
     def _short_of(self, need: Bytes, have: Bytes) -> str:
-        return (
-            f"{format_bytes(need)}, have {format_bytes(have)} of a budget of "
-            f"{format_bytes(self.budget)}"
-        )
+        budget = format_bytes(self.budget)
+        return f"{format_bytes(need)}, have {format_bytes(have)} of a budget of {budget}"
 
 
 def _without(held: Mapping[str, Held], digest: str) -> Mapping[str, Held]:

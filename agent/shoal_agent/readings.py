@@ -28,11 +28,12 @@ def gauges(
     session: Session | None,
 ) -> Gauges:
     cached, credentials = cache.cached(), settings.credentials
+    settled = meter.floor_bytes > 0  # until then all that is resident would count as use
     return {
         "budget_bytes": ledger.budget,
-        "floor_bytes": meter.floor_bytes,
-        "used_bytes": meter.used_bytes(),
-        "peak_bytes": meter.peak_bytes(),
+        "floor_bytes": meter.floor_bytes if settled else None,
+        "used_bytes": meter.used_bytes() if settled else None,
+        "peak_bytes": meter.peak_bytes() if settled else None,
         "fragments_bytes": ledger.fragments,
         "reserved_bytes": ledger.reserved,
         "withheld_bytes": ledger.withheld,

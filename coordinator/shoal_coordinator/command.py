@@ -78,7 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--metrics-address",
         metavar="HOST:PORT",
-        help="serve /metrics, /healthz and /readyz there (default: off)",
+        help="serve /metrics, /healthz and /readyz there, port 0 for any free one; or on a Unix "
+        "socket, unix:/path (default: off)",
     )
     group.add_argument(
         "--exit-with-parent",

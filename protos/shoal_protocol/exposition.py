@@ -14,7 +14,8 @@ from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, has_dualstack_ipv6
+from pathlib import Path
+from socket import AF_INET, AF_INET6, AF_UNIX, IPPROTO_IPV6, IPV6_V6ONLY, has_dualstack_ipv6
 from socketserver import TCPServer
 from threading import BoundedSemaphore, Thread
 from time import monotonic, sleep
@@ -28,6 +29,7 @@ from prometheus_client.registry import Collector
 
 ANY: Final = "0.0.0.0"  # noqa: S104 - a name for it
 """All addresses of the machine, of IPv6 too where it has any, as gRPC takes it."""
+UNIX: Final = "unix:"
 WAIT_SECONDS: Final = 25.0
 WAITING: Final = 8
 """Requests that wait at the same time; others are answered at once."""
@@ -57,6 +59,7 @@ class ExpositionServer(ThreadingHTTPServer):
     """Serves a registry and the process's health until `close`; by default on loopback only.
 
     `port` 0 asks for any free port; the bound one is in `port`. Raises `OSError` when it is taken.
+    `unix:/path` as the host is a Unix socket, which takes the place of one that is there.
     """
 
     daemon_threads = True
@@ -72,12 +75,19 @@ class ExpositionServer(ThreadingHTTPServer):
         registry: CollectorRegistry = REGISTRY,
         liveness: Readiness = lambda: None,
     ) -> None:
-        address = "::" if host == ANY and has_dualstack_ipv6() else host
-        self.address_family = AF_INET6 if ":" in address else AF_INET
+        self.host = host
+        self._path = Path(host.removeprefix(UNIX)) if host.startswith(UNIX) else None
         waiting = BoundedSemaphore(WAITING)
         handler = partial(_Handler, readiness, liveness, registry, waiting)
-        super().__init__((address, port), handler)
-        self.host = host
+        if self._path is None:
+            address = "::" if host == ANY and has_dualstack_ipv6() else host
+            self.address_family = AF_INET6 if ":" in address else AF_INET
+            super().__init__((address, port), handler)
+        else:
+            self.address_family = AF_UNIX
+            self._path.unlink(missing_ok=True)
+            # A server of TCP, by its type; an address of AF_UNIX is a path.
+            super().__init__(str(self._path), handler)  # type: ignore[arg-type]
         self.port = self.server_port
         # How often it checks whether to stop; requests are answered at once.
         loop = partial(self.serve_forever, poll_interval=0.2)
@@ -86,6 +96,8 @@ class ExpositionServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        if self._path is not None:
+            return self.host
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
@@ -94,6 +106,8 @@ class ExpositionServer(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
         self._thread.join()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -108,8 +122,11 @@ class ExpositionServer(ThreadingHTTPServer):
         if self.address_family == AF_INET6:
             self.socket.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
-        host, port = self.socket.getsockname()[:2]
-        self.server_name, self.server_port = str(host), int(port)
+        if self.address_family == AF_UNIX:
+            self.server_name, self.server_port = self.host, 0
+        else:
+            host, port = self.socket.getsockname()[:2]
+            self.server_name, self.server_port = str(host), int(port)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -74,3 +74,35 @@ def test_the_boards_are_current() -> None:
     command = [sys.executable, str(ROOT / "hack" / "dashboards.py"), "--check"]
     check = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert check.returncode == 0, check.stderr
+
+
+def test_the_largest_share_of_a_budget_is_the_measured_peak(tmp_path: Path) -> None:
+    """Also where no scrape met it in use, and where the agent started again since."""
+    (panel,) = [
+        panel
+        for panel in json.loads((CHART / "dashboards" / "memory.json").read_text())["panels"]
+        if panel["title"] == "Largest share of a budget"
+    ]
+    device = 'pool="shelf",device="pi-4"'
+    series = {
+        "shoal_agent_used_bytes": "93x20",
+        "shoal_agent_peak_bytes": "93x3 126x3 95x20",
+        "shoal_agent_budget_bytes": "100x20",
+    }
+    asked = {
+        "expr": as_prometheus_takes_it(panel["targets"][0]["expr"], "15m"),
+        "eval_time": "15m",
+        "exp_samples": [{"labels": "{}", "value": 1.26}],
+    }
+    scenario = {
+        "interval": "1m",
+        "input_series": [
+            {"series": f"{name}{{{device}}}", "values": values} for name, values in series.items()
+        ],
+        "promql_expr_test": [asked],
+    }
+    file = tmp_path / "scenario.yaml"
+    file.write_text(yaml.safe_dump({"tests": [scenario]}))
+    command = [promtool(), "test", "rules", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

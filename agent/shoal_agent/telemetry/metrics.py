@@ -3,7 +3,6 @@
 Loaded only where metrics are served: the client library is a part of the idle agent's memory.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -90,7 +89,8 @@ class AgentCollector(Collector):
             ("over_budget_runs", "Runs that were measured above the budget.", counters.over_budget),
         ):
             yield CounterMetricFamily(f"shoal_agent_{name}", text, value=count)
-        full_queues = counters.full_queues | Counter(transfers=counters.traffic.full_queues)
+        full_queues = {"outbox": 0, "peers": 0, **counters.full_queues}
+        full_queues["transfers"] = counters.traffic.full_queues
         for name, text, label, counts in (
             ("fetched_bytes", "Bytes of fragments fetched.", "source", counters.fetched_bytes),
             ("tasks", "Tasks answered.", "outcome", counters.tasks),

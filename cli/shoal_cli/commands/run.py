@@ -51,6 +51,7 @@ def run(
     work: options.RunWork = None,
     keep: options.Keep = True,
     log_level: options.RunLogLevel = "info",
+    metrics_address: options.MetricsAddress = None,
     verify: options.Verify = None,
     tolerance: options.Tolerance = 1e-4,
     report: options.Report = None,
@@ -93,11 +94,7 @@ def run(
             residency=residency,
         )
         manifests = options.load_files(files)
-    if report is not None:
-        _check_report(report)
-    folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
-    downloaded = asyncio.run(remote.download(manifests, folder, options.note))
-    orders = read_orders(downloaded.manifests, volumes)
+    _check_report(report)
     how = RunOptions(
         enforce=enforce,
         relay=relay,
@@ -106,7 +103,11 @@ def run(
         threads=threads,
         task_seconds=task_seconds,
         log_level=log_level,
+        metrics=_host_port(metrics_address),
     )
+    folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
+    downloaded = asyncio.run(remote.download(manifests, folder, options.note))
+    orders = read_orders(downloaded.manifests, volumes)
     try:
         ran = _execute(orders, folder, how, None if quiet else progress)
         status = _finish(ran, report, quiet=quiet, logs_stay=keep)
@@ -125,8 +126,19 @@ def _needed(path: Path | None, option: str) -> Path:
     return path
 
 
-def _check_report(path: Path) -> None:
+def _host_port(text: str | None) -> tuple[str, int] | None:
+    from shoal_protocol.arguments import host_port
+
+    try:
+        return None if text is None else host_port(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--metrics-address: {error}") from error
+
+
+def _check_report(path: Path | None) -> None:
     """Rather now than after the run. Raises `OSError` where its folder cannot be had."""
+    if path is None:
+        return
     if path.is_dir():
         raise typer.BadParameter(f"--report {path}: is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,8 @@ class AgentsMissing(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """How to run. `relay`: activations go through the coordinator, never from agent to agent.
-    `verify`: how many results are compared, 0: all; None: none."""
+    `verify`: how many results are compared, 0: all; None: none. `metrics`: host and port at which
+    those of all processes are served."""
 
     enforce: Enforce = Enforce.AUTO
     relay: bool = False
@@ -68,6 +69,15 @@ class RunOptions:
     threads: int | None = None
     task_seconds: float = 540.0
     log_level: str = "info"
+    metrics: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A process: where it serves metrics (`unix:/path`), and the labels that they get."""
+
+    address: str
+    labels: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,12 +268,33 @@ class PoolRun:
     ) -> ProcessSpec:
         whole = [sys.executable, "-m", package, *command]
         whole += ["--log-level", self.options.log_level, "--exit-with-parent"]
+        if self.options.metrics is not None:
+            whole += ["--metrics-address", self._metrics_address(name)]
         return ProcessSpec(
             name=name,
             title=title,
             command=tuple(whole if group is None else group.enter(whole)),
             log=self.workspace.log(name),
         )
+
+    def _metrics_address(self, process: str) -> str:
+        return self.workspace.socket(f"{process}.metrics")
+
+    def metrics_targets(self) -> list[Target]:
+        """Where the processes serve their metrics."""
+        pool = {"pool": self.pool.metadata.name}
+        agents = [
+            Target(
+                address=self._metrics_address(self.label(device.name)),
+                labels=pool | {"component": "agent", "device": device.name},
+            )
+            for device in self.devices
+        ]
+        coordinator = Target(
+            address=self._metrics_address(self.coordinator),
+            labels=pool | {"component": "coordinator"},
+        )
+        return [coordinator, *agents]
 
     def _threads(self, device: LocalDevice) -> int:
         """The processors of the device's share, else a fair part of this machine's."""

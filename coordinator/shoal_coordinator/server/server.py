@@ -31,6 +31,7 @@ from shoal_coordinator.server.supervision import supervise
 from shoal_coordinator.storage.job_records import Ledger
 from shoal_coordinator.storage.scrubber import Scrubber
 from shoal_coordinator.storage.volume import Volume
+from shoal_protocol.arguments import metrics_address
 from shoal_protocol.bulk.local import listen
 from shoal_protocol.channels import AddressRefused, Credentials, is_secured, peer_name
 from shoal_protocol.digests import Digest
@@ -83,10 +84,10 @@ class CoordinatorSettings:
     fragment store, `state` a folder of its own.
 
     A device without a sign of life for `silence_seconds` is probed, and lost when it does not
-    answer within `patience_seconds`. `metrics` is HOST:PORT. `clients` are the common names that
-    may submit jobs where TLS is used. `task_seconds` is the longest that a task may take on a
-    device, its wait for another one there included. A caller that takes less than 64 KiB of a file
-    within `stall_seconds` is disconnected.
+    answer within `patience_seconds`. `metrics` is HOST:PORT or unix:/path. `clients` are the common
+    names that may submit jobs where TLS is used. `task_seconds` is the longest that a task may take
+    on a device, its wait for another one there included. A caller that takes less than 64 KiB of a
+    file within `stall_seconds` is disconnected.
     """
 
     listen: str
@@ -221,9 +222,10 @@ def _listener(
 
 
 def _exposition(address: str, driver: Driver, metrics: CoordinatorMetrics) -> ExpositionServer:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise AddressRefused(address, "is no HOST:PORT for metrics")
+    try:
+        host, port = metrics_address(address)
+    except ValueError as error:
+        raise AddressRefused(address, "is no HOST:PORT for metrics") from error
 
     def readiness() -> str | None:
         age = (monotonic_ns() - driver.progressed_at) / 1e9
@@ -231,9 +233,7 @@ def _exposition(address: str, driver: Driver, metrics: CoordinatorMetrics) -> Ex
             return f"the dispatcher has not moved for {age:.0f} s"
         return None
 
-    return ExpositionServer(
-        readiness, host=host.strip("[]"), port=int(port), registry=metrics.registry
-    )
+    return ExpositionServer(readiness, host=host, port=port, registry=metrics.registry)
 
 
 async def _measure(driver: Driver, hub: ExchangeHub, metrics: CoordinatorMetrics) -> None:

@@ -146,7 +146,7 @@ class PoolRun:
     _device_groups: dict[str, DeviceGroup] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.target = self.workspace.socket(f"{self.pool.metadata.name[:20]}.c")
+        self.target = self._socket("c")
         self._channel = open_channel(self.target)
         self.watch = Watch(self._channel, [job.request() for job in self.jobs])
 
@@ -239,6 +239,7 @@ class PoolRun:
         command += ["--task-seconds", str(self.options.task_seconds)]
         if self.options.relay:
             command += ["--relay", "Always"]
+        command += self._metrics_option("c")
         return self._spec(self.coordinator, self.coordinator, "shoal_coordinator", command)
 
     def _agent_spec(self, device: LocalDevice, number: int) -> ProcessSpec:
@@ -249,12 +250,12 @@ class PoolRun:
         command += ["--budget", str(device.memory), "--residency", spec.residency.value]
         command += ["--threads", str(self.options.threads or self._threads(device))]
         if not self.options.relay:
-            name = f"{self.pool.metadata.name[:20]}.{number}"
-            command += ["--listen", self.workspace.socket(name)]
+            command += ["--listen", self._socket(str(number))]
         if device.link is not None and device.link.rate is not None:
             command += ["--link-rate", str(device.link.rate)]
         if device.link is not None and device.link.latency_milliseconds:
             command += ["--link-latency-milliseconds", str(device.link.latency_milliseconds)]
+        command += self._metrics_option(str(number))
         group = self._device_groups.get(device.name)
         return self._spec(label, f"device {label}", "shoal_agent", command, group)
 
@@ -268,8 +269,6 @@ class PoolRun:
     ) -> ProcessSpec:
         whole = [sys.executable, "-m", package, *command]
         whole += ["--log-level", self.options.log_level, "--exit-with-parent"]
-        if self.options.metrics is not None:
-            whole += ["--metrics-address", self._metrics_address(name)]
         return ProcessSpec(
             name=name,
             title=title,
@@ -277,23 +276,27 @@ class PoolRun:
             log=self.workspace.log(name),
         )
 
-    def _metrics_address(self, process: str) -> str:
-        return self.workspace.socket(f"{process}.metrics")
+    def _socket(self, name: str) -> str:
+        """Of this pool; short, as the addresses of sockets are."""
+        return self.workspace.socket(f"{self.pool.metadata.name[:20]}.{name}")
+
+    def _metrics_option(self, process: str) -> list[str]:
+        """For the coordinator, `c`, or the agent of a number."""
+        asked = self.options.metrics is not None
+        return ["--metrics-address", self._socket(f"{process}.m")] if asked else []
 
     def metrics_targets(self) -> list[Target]:
         """Where the processes serve their metrics."""
         pool = {"pool": self.pool.metadata.name}
         agents = [
             Target(
-                address=self._metrics_address(self.label(device.name)),
+                address=self._socket(f"{number}.m"),
                 labels=pool | {"component": "agent", "device": device.name},
             )
-            for device in self.devices
+            for number, device in enumerate(self.devices)
         ]
-        coordinator = Target(
-            address=self._metrics_address(self.coordinator),
-            labels=pool | {"component": "coordinator"},
-        )
+        labels = pool | {"component": "coordinator"}
+        coordinator = Target(address=self._socket("c.m"), labels=labels)
         return [coordinator, *agents]
 
     def _threads(self, device: LocalDevice) -> int:

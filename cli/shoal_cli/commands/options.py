@@ -138,10 +138,10 @@ Keep = Annotated[
 RunLogLevel = Annotated[LogLevel, _how(help="Of the logs in the work folder.")]
 MetricsAddress = Annotated[
     str | None,
-    _how(
-        metavar="HOST:PORT",
-        help="Serve the metrics of all processes there while the run lasts (docs/metrics.md).",
-    ),
+    _how(metavar="HOST:PORT", help="Serve the metrics of all processes there (docs/metrics.md)."),
+]
+Otlp = Annotated[
+    str | None, _how(metavar="URL", help="Export a trace of each item to a collector there.")
 ]
 Verify = Annotated[
     int | None,

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -52,6 +53,7 @@ def run(
     keep: options.Keep = True,
     log_level: options.RunLogLevel = "info",
     metrics_address: options.MetricsAddress = None,
+    otlp: options.Otlp = None,
     verify: options.Verify = None,
     tolerance: options.Tolerance = 1e-4,
     report: options.Report = None,
@@ -104,6 +106,7 @@ def run(
         task_seconds=task_seconds,
         log_level=log_level,
         metrics=_host_port(metrics_address),
+        otlp=_exportable(otlp),
     )
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     downloaded = asyncio.run(remote.download(manifests, folder, options.note))
@@ -116,8 +119,12 @@ def run(
         raise typer.Exit(status)
     finally:
         if not keep:
-            for name in ("store", "cache", "state", "logs"):
-                shutil.rmtree(folder / name, ignore_errors=True)
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    for name in ("store", "cache", "state", "logs"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _needed(path: Path | None, option: str) -> Path:
@@ -133,6 +140,12 @@ def _host_port(text: str | None) -> tuple[str, int] | None:
         return None if text is None else host_port(text)
     except ValueError as error:
         raise typer.BadParameter(f"--metrics-address: {error}") from error
+
+
+def _exportable(url: str | None) -> str | None:
+    if url is not None and find_spec("opentelemetry") is None:
+        raise typer.BadParameter("--otlp needs OpenTelemetry: pip install 'shoal[otlp]'")
+    return url
 
 
 def _check_report(path: Path | None) -> None:

@@ -60,7 +60,7 @@ class AgentsMissing(Exception):
 class RunOptions:
     """How to run. `relay`: activations go through the coordinator, never from agent to agent.
     `verify`: how many results are compared, 0: all; None: none. `metrics`: host and port at which
-    those of all processes are served."""
+    those of all processes are served; `otlp`: the URL of an OpenTelemetry collector."""
 
     enforce: Enforce = Enforce.AUTO
     relay: bool = False
@@ -70,6 +70,7 @@ class RunOptions:
     task_seconds: float = 540.0
     log_level: str = "info"
     metrics: tuple[str, int] | None = None
+    otlp: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +240,8 @@ class PoolRun:
         command += ["--task-seconds", str(self.options.task_seconds)]
         if self.options.relay:
             command += ["--relay", "Always"]
+        if self.options.otlp is not None:
+            command += ["--otlp", self.options.otlp]
         command += self._metrics_option("c")
         return self._spec(self.coordinator, self.coordinator, "shoal_coordinator", command)
 

@@ -27,6 +27,7 @@ from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.routes import Relay, Routes
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_coordinator.server.task_results import Run
+from shoal_coordinator.server.traces import Traces
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.digests import Digest
 from shoal_protocol.frames import TransferError
@@ -74,6 +75,7 @@ class Driver:
         self.excesses = Excesses()
         self.on_corrupt: Callable[[Digest], None] = lambda _: None
         """Called with a fragment whose bytes a device found wrong, wherever it got them."""
+        self.traces = Traces()
         self._routes = Routes(sessions, relay, named_peers=named_peers)
         self._task_seconds = task_seconds
         self._metrics = metrics
@@ -138,7 +140,10 @@ class Driver:
     def _step(self, event: ev.Event, job: str | None, device: str | None) -> None:
         started = perf_counter()
         if isinstance(event, ev.ItemStored):
-            self._metrics.count_stored(views.time_of_item(self.state, event))
+            took = views.time_of_item(self.state, event)
+            self._metrics.count_stored(took)
+            if took is not None:
+                self.traces.stored(event.job, event.item)
         try:
             instructions = step(self.state, event)
         except Exception as error:
@@ -185,6 +190,7 @@ class Driver:
     def _job_ended(self, name: str) -> None:
         if name in self._dispatched:
             self._dispatched.discard(name)
+            self.traces.job_ended(name)
             for on_ended in self.on_job_ended:
                 on_ended(name)
 
@@ -227,10 +233,7 @@ class Driver:
                 if (run := self.runs.get(order.job)) is not None:
                     run.finish(order.item)
             case ins.FailItem():
-                logger.info("%s: item %d failed: %s", order.job, order.item, order.failure.message)
-                self._metrics.count_failed(order.failure.kind)
-                if (run := self.runs.get(order.job)) is not None:
-                    run.fail(order.item, order.failure)
+                self._fail_item(order)
             case ins.FinishJob():
                 self._job_ended(order.job)
             case _:
@@ -241,6 +244,7 @@ class Driver:
         if run is None or session is None:
             return
         self._metrics.count_task(order)
+        self.traces.given(order)
         run.expect(order)
         takes_inputs = bool(run.wires[order.stage].model_inputs)
         frame = self.deliveries.inline(order, run) if takes_inputs else b""
@@ -255,6 +259,13 @@ class Driver:
         self._instruct(order, message)
         if takes_inputs and not frame:
             self.deliveries.start(session, order, run)
+
+    def _fail_item(self, order: ins.FailItem) -> None:
+        logger.info("%s: item %d failed: %s", order.job, order.item, order.failure.message)
+        self._metrics.count_failed(order.failure.kind)
+        self.traces.failed(order)
+        if (run := self.runs.get(order.job)) is not None:
+            run.fail(order.item, order.failure)
 
     def _forward(self, order: ins.Forward) -> None:
         if (run := self.runs.get(order.job)) is not None:
@@ -358,6 +369,8 @@ class Driver:
         event = wire.answer(reply, order, at)
         self._routes.note(order, event, at)
         device = session.device
+        if isinstance(order, ins.Execute):
+            self.traces.answered(order, event)
         match order, event:
             case ins.Execute(), ev.TaskFinished():
                 self._metrics.compute_seconds.observe(seconds(event.compute))

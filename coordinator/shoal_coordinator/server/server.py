@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from shoal_coordinator.server.routes import Relay
 from shoal_coordinator.server.service import CoordinatorService
 from shoal_coordinator.server.sessions import DeviceSession, Sessions
 from shoal_coordinator.server.supervision import supervise
+from shoal_coordinator.server.traces import open_traces
 from shoal_coordinator.storage.job_records import Ledger
 from shoal_coordinator.storage.scrubber import Scrubber
 from shoal_coordinator.storage.volume import Volume
@@ -84,10 +85,10 @@ class CoordinatorSettings:
     fragment store, `state` a folder of its own.
 
     A device without a sign of life for `silence_seconds` is probed, and lost when it does not
-    answer within `patience_seconds`. `metrics` is HOST:PORT or unix:/path. `clients` are the common
-    names that may submit jobs where TLS is used. `task_seconds` is the longest that a task may take
-    on a device, its wait for another one there included. A caller that takes less than 64 KiB of a
-    file within `stall_seconds` is disconnected.
+    answer within `patience_seconds`. `metrics` is HOST:PORT or unix:/path, `otlp` the URL of an
+    OpenTelemetry collector. `clients` are the common names that may submit jobs where TLS is used.
+    `task_seconds` is the longest that a task may take on a device, its wait for another one there
+    included. A caller that takes less than 64 KiB of a file within `stall_seconds` is disconnected.
     """
 
     listen: str
@@ -95,6 +96,7 @@ class CoordinatorSettings:
     state: Path
     relay: Relay = Relay.AUTO
     metrics: str | None = None
+    otlp: str | None = None
     telemetry_seconds: float = 2.0
     silence_seconds: float = 6.0
     patience_seconds: float = 3.0
@@ -109,7 +111,8 @@ class CoordinatorSettings:
 def run_coordinator(settings: CoordinatorSettings) -> int:
     """Run until SIGTERM or SIGINT; the exit status. The next coordinator resumes the jobs.
 
-    Raises `AddressRefused` or `OSError` where the address or a folder cannot be used.
+    Raises `AddressRefused` or `OSError` where the address or a folder cannot be used, and
+    `TracesUnavailable`.
     """
     if settings.exit_with_parent:
         _exit_with_parent()
@@ -147,18 +150,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     tls = settings.credentials is not None
     metrics = CoordinatorMetrics(settings.store, settings.credentials)
     open_sessions: dict[str, DeviceSession] = {}
-    driver = Driver(
-        open_sessions,
-        limits=Limits(
-            silence=nanoseconds(settings.silence_seconds),
-            probe_patience=nanoseconds(settings.patience_seconds),
-            overdue=nanoseconds(max(OVERDUE_SECONDS, settings.task_seconds + ANSWER_SECONDS)),
-        ),
-        relay=settings.relay,
-        named_peers=tls,
-        task_seconds=settings.task_seconds,
-        metrics=metrics,
-    )
+    driver = _driver(settings, open_sessions, metrics)
     hub = ExchangeHub(driver)
     sessions = Sessions(
         driver, hub, open_sessions, tls=tls, telemetry_seconds=settings.telemetry_seconds
@@ -177,6 +169,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         FilesService(volume, roles, jobs.runs),
     )
     async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, driver.traces.close)
         stack.callback(ledger.close)
         await asyncio.to_thread(volume.sweep)
         url = None
@@ -204,6 +197,27 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         jobs.resume()
         logger.info("listening on %s", settings.listen)
         yield Coordinator(driver, jobs, sessions, port, url)
+
+
+def _driver(
+    settings: CoordinatorSettings,
+    open_sessions: Mapping[str, DeviceSession],
+    metrics: CoordinatorMetrics,
+) -> Driver:
+    driver = Driver(
+        open_sessions,
+        limits=Limits(
+            silence=nanoseconds(settings.silence_seconds),
+            probe_patience=nanoseconds(settings.patience_seconds),
+            overdue=nanoseconds(max(OVERDUE_SECONDS, settings.task_seconds + ANSWER_SECONDS)),
+        ),
+        relay=settings.relay,
+        named_peers=settings.credentials is not None,
+        task_seconds=settings.task_seconds,
+        metrics=metrics,
+    )
+    driver.traces = open_traces(settings.otlp)
+    return driver
 
 
 def _fragments_in_use(jobs: Jobs, streams: ItemStreams) -> frozenset[Digest]:

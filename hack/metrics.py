@@ -52,10 +52,10 @@ label has the name of a job or an item, so the number of series does not grow wi
 ## Traces
 
 `--otlp http://HOST:4318`, of `shoal run` and of `shoal coordinator`, exports a trace of each item
-to an OpenTelemetry collector: the item from its first task to its stored result, and in it each task
-from its instruction to its answer, with the device, the tier, the wait and the time in the runtime
-as attributes. It is off by default and needs the extra `shoal[otlp]`. What the collector does not
-take in time is dropped; no item waits for it.
+to an OpenTelemetry collector: the item from its first task to its stored result, and in it each
+task from its instruction to its answer, with the device, the tier, the wait and the time in the
+runtime as attributes. It is off by default and needs the extra `shoal[otlp]`. What the collector
+does not take in time is dropped; no item waits for it.
 """
 
 

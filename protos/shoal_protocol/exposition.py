@@ -23,9 +23,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+
+from shoal_protocol.histograms import Histogram
 
 ANY: Final = "0.0.0.0"  # noqa: S104 - a name for it
 """All addresses of the machine, of IPv6 too where it has any, as gRPC takes it."""
@@ -53,6 +55,19 @@ class Reading(Collector):
         with suppress(OSError):
             value = None if self._read is None else self._read()
         yield GaugeMetricFamily(self._name, self._text, value=value)
+
+
+class HistogramCollector(Collector):
+    """One of our own histograms."""
+
+    def __init__(self, name: str, text: str, histogram: Histogram) -> None:
+        self._name = name
+        self._text = text
+        self._histogram = histogram
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        buckets, total = self._histogram.buckets(), self._histogram.sum
+        yield HistogramMetricFamily(self._name, self._text, buckets, total)
 
 
 class ExpositionServer(ThreadingHTTPServer):

@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
 )
@@ -18,16 +17,16 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from shoal_agent.telemetry.counters import Counters
-from shoal_protocol.exposition import ExpositionServer
+from shoal_protocol.exposition import ExpositionServer, HistogramCollector
 
 GAUGES: Final = {
     "budget_bytes": "Bytes that may be used above the idle floor.",
     "floor_bytes": "Resident bytes of the idle agent.",
     "used_bytes": "Resident bytes above the floor.",
     "peak_bytes": "Highest resident bytes above the floor since the start.",
-    "fragments_bytes": "Bytes of the budget that fragments are reckoned with.",
+    "fragments_bytes": "Bytes of the budget that resident fragments account for.",
     "reserved_bytes": "Bytes of the budget that waiting activations have.",
-    "withheld_bytes": "Bytes that fragments do without while memory is short on the machine.",
+    "withheld_bytes": "Bytes withheld from fragments while memory is short on the machine.",
     "resident_fragments": "Fragments that can run now.",
     "cached_fragments": "Fragments on disk.",
     "cached_bytes": "Bytes of fragments on disk.",
@@ -83,7 +82,7 @@ class AgentCollector(Collector):
         for name, text, count in (
             ("sent_bytes", "Bytes of bulk sent.", counters.sent_bytes),
             ("received_bytes", "Bytes of activations received.", counters.received_bytes),
-            ("evictions", "Fragments given up.", counters.evictions),
+            ("evictions", "Fragments evicted.", counters.evictions),
             ("sessions", "Sessions opened.", counters.sessions),
             ("grants", "Times a fragment was given more or less memory.", counters.grants),
             ("over_budget_runs", "Runs that were measured above the budget.", counters.over_budget),
@@ -95,7 +94,7 @@ class AgentCollector(Collector):
             ("fetched_bytes", "Bytes of fragments fetched.", "source", counters.fetched_bytes),
             ("tasks", "Tasks answered.", "outcome", counters.tasks),
             ("loads", "Loads answered.", "outcome", counters.loads),
-            ("transfers_refused", "Activations not taken.", "outcome", counters.transfers_refused),
+            ("transfers_refused", "Activations refused.", "outcome", counters.transfers_refused),
             ("full_queues", "Times that a queue was full.", "queue", full_queues),
         ):
             family = CounterMetricFamily(f"shoal_agent_{name}", text, labels=[label])
@@ -112,8 +111,7 @@ class AgentCollector(Collector):
                 counters.memory_ratio,
             ),
         ):
-            buckets, total = histogram.buckets(), histogram.sum
-            yield HistogramMetricFamily(f"shoal_agent_{name}", text, buckets, total)
+            yield from HistogramCollector(f"shoal_agent_{name}", text, histogram).collect()
 
 
 def serve(

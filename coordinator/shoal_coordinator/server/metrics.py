@@ -2,12 +2,11 @@
 
 import shutil
 from collections import Counter as Counts
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.process_collector import ProcessCollector
 
 from shoal_coordinator.dispatch import instructions as ins
@@ -19,7 +18,8 @@ from shoal_coordinator.jobs.values import Outcome
 from shoal_coordinator.server.exchange import ExchangeHub
 from shoal_protocol.certificate_times import expiration_seconds
 from shoal_protocol.channels import Credentials
-from shoal_protocol.exposition import Reading
+from shoal_protocol.exposition import HistogramCollector, Reading
+from shoal_protocol.histograms import Histogram
 from shoal_protocol.units import Nanoseconds, seconds
 
 _NAMESPACE: Final = "shoal_coordinator"
@@ -190,8 +190,10 @@ class CoordinatorMetrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, labels, namespace=_NAMESPACE, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(name, text, namespace=_NAMESPACE, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(tuple(map(float, bounds)))
+        self.registry.register(HistogramCollector(f"{_NAMESPACE}_{name}", text, histogram))
+        return histogram
 
 
 def _free_bytes(path: Path) -> float:

@@ -43,7 +43,7 @@ class OperatorMetrics:
         gauge = partial(Gauge, namespace=_NAMESPACE, registry=self.registry)
         self.reconcile_seconds = Histogram(
             "reconcile_seconds",
-            "Time from taking an object to having carried out what was decided.",
+            "Time to reconcile an object, with its actions.",
             ["kind"],
             namespace=_NAMESPACE,
             buckets=_SECONDS,
@@ -69,7 +69,7 @@ class OperatorMetrics:
             registry=self.registry,
         )
         self.requests = counter("api_requests", "Requests to the API server.", ["verb", "code"])
-        self.events = counter("watch_events", "Changes seen in watches.", ["kind"])
+        self.events = counter("watch_events", "Events of watches.", ["kind"])
         self.calls = counter("coordinator_calls", "Calls of coordinators.", ["method", "code"])
         self.queue_depth = gauge("queue_depth", "Objects that wait for a worker.")
         self.queue_waiting = gauge("queue_waiting", "Objects to be reconciled later.")

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(180)]
 
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
 PATIENCE_SECONDS = 90.0
-WINDOW = "8s"
+WINDOW = "3m"  # what was counted once stays in sight, however slow the machine
 ALSO_EMPTY = (
     "certificate_expiration",  # no TLS on one machine
     "slowest_link",  # no activation of this model is large enough to measure a link

@@ -155,7 +155,7 @@ def _judge(report: Report, models: Sequence[Model]) -> None:
                     (errors, ratios * model.nominal),
                     (peers, constant * model.nominal),
                 ):
-                    whole = predicted.sum() / model.seconds.sum() - 1
+                    whole = float(predicted.sum() / model.seconds.sum() - 1)
                     found["whole"].append(abs(whole))
                     found["runs"] += [abs(each) for each in _errors_of_runs(model, predicted)]
                 report.note(f"{model.name}: not seen, {errors['whole'][-1]:.0%} off")
@@ -175,7 +175,7 @@ def _errors_of_runs(model: Model, predicted: Any) -> Iterator[float]:
         end = drawn.randrange(start, count) + 1
         taken = model.seconds[start:end].sum()
         if taken * SMALL > model.seconds.sum():
-            yield predicted[start:end].sum() / taken - 1
+            yield float(predicted[start:end].sum() / taken - 1)
 
 
 def _transfer(report: Report, name: str) -> None:

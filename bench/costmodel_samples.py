@@ -11,14 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
-from onnx import helper, numpy_helper
 
+from shoal_agent.calibration.probes import measure
 from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.profile import Source
 from shoal_compiler.safety import open_model
@@ -32,12 +30,8 @@ REORDERED = "_nchwc"
 
 
 Rates = tuple[float, ...]
-REFERENCES = (
-    ("Conv", ((1, 64, 56, 56), (64, 64, 3, 3), (1, 64, 56, 56)), 2 * 64 * 64 * 9 * 56 * 56),
-    ("MatMul", ((256, 768), (768, 768), (256, 768)), 2 * 256 * 768 * 768),
-    ("Add", ((1 << 20,), (1 << 20,), (1 << 20,)), 12 << 20),
-)
-"""Operators that stand for their kinds, with what each computes or moves."""
+"""Of convolutions, matrix products and memory."""
+BUDGET_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,38 +71,19 @@ def main() -> None:
             operator, taken = setting.shaped.node.op_type, seconds.get(index, 0.0)
             amounts = (amount.convolution, amount.matrix, amount.memory)
             samples.append(Sample(operator, taken, amounts, features(setting)))
-    print(json.dumps([_rates(runs), [asdict(each) for each in samples]]))
+    print(json.dumps([_rates(), [asdict(each) for each in samples]]))
 
 
-def _rates(runs: int) -> list[float]:
-    """What one thread does in a second: FLOPs of a convolution, of a matrix product, bytes of an
-    addition. Each is the best of some runs of an operator that stands for its kind."""
-    rates = []
-    for operator, shapes, amount in REFERENCES:
-        values = [
-            helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-            for name, shape in zip("xwy", shapes, strict=True)
-        ]
-        node = helper.make_node(operator, ["x", "w"], ["y"])
-        if operator == "Conv":
-            node.attribute.append(helper.make_attribute("pads", [1, 1, 1, 1]))
-        random = np.random.default_rng(1)
-        x, w = (random.normal(size=shape).astype(np.float32) for shape in shapes[:2])
-        weight = [] if operator == "Add" else [numpy_helper.from_array(w, "w")]
-        inputs = values[:2] if operator == "Add" else values[:1]
-        graph = helper.make_graph([node], operator, inputs, values[2:], weight)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        items = {"x": x, "w": w} if operator == "Add" else {"x": x}
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), _options(), ["CPUExecutionProvider"]
-        )
-        taken = []
-        for _ in range(10 * runs):
-            started = perf_counter()
-            session.run(None, items)
-            taken.append(perf_counter() - started)
-        rates.append(amount / min(taken))
-    return rates
+def _rates() -> list[float]:
+    """What one thread does in a second, as an agent measures it when it joins."""
+    with TemporaryDirectory() as folder:
+        speed = measure(1, Path(folder), BUDGET_BYTES)
+    rates = (
+        speed.convolution_flops_per_second,
+        speed.product_flops_per_second,
+        speed.memory_bytes_per_second,
+    )
+    return [rate or 0.0 for rate in rates]
 
 
 def _options() -> onnxruntime.SessionOptions:

@@ -18,11 +18,14 @@ import numpy as np
 from shoal_api.kinds import DevicePool
 from shoal_api.schema import API_VERSION, parse
 from shoal_cli.local.cgroups import Unavailable, open_groups
+from shoal_cli.local.orders import planned_devices
 from shoal_cli.local.pool import PoolRun, RunOptions
+from shoal_cli.local.speeds import machine_speed
 from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.workspace import Workspace, open_workspace
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
+from shoal_planner.costs import PoolDevice
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_protocol.channels import open_channel
 from shoal_protocol.coordinator_client import ENDED, CallFailed, CoordinatorClient
@@ -142,6 +145,10 @@ class Pool:
     async def devices(self) -> dict[str, pb.DeviceStatus]:
         """What the coordinator reports of each device."""
         return {device.name: device for device in await self.client.devices()}
+
+    def planned_devices(self) -> tuple[PoolDevice, ...]:
+        """The devices as planning sees them, on this machine as it was measured."""
+        return planned_devices(self._processes.pool, machine_speed())
 
     def process_id(self, name: str) -> int:
         """Of a device's agent, or of `coordinator`."""

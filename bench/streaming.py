@@ -19,12 +19,10 @@ from measurement import RATIO, Measurement, Report, compared, parse_arguments
 from pool import Pool, cut, running_pool, write_items
 from zoo.materialise import materialise
 
-from shoal_planner.costs import ASSUMED_FLOPS_PER_CPU, PoolDevice
 from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import Bytes, Nanoseconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 MODEL = "distilbert_sst2"
@@ -82,22 +80,9 @@ class Bench:
         return status
 
 
-def planned_homes(
-    document: PartitionDocument, given: Mapping[str, Device]
-) -> tuple[tuple[str, ...], ...]:
+def planned_homes(document: PartitionDocument, pool: Pool) -> tuple[tuple[str, ...], ...]:
     """Where the product's own plan puts the stages."""
-    devices = [
-        PoolDevice(
-            name=name,
-            budget_bytes=Bytes(device.memory_mib << 20),
-            flops_per_second=int(ASSUMED_FLOPS_PER_CPU * device.processors),
-            link_bytes_per_second=None,
-            latency_nanoseconds=Nanoseconds(0),
-            single=False,
-        )
-        for name, device in given.items()
-    ]
-    found = plan(document, devices, Objective.THROUGHPUT)
+    found = plan(document, pool.planned_devices(), Objective.THROUGHPUT)
     assert isinstance(found, Plan), found
     return found.homes()
 
@@ -197,7 +182,7 @@ async def measure(
         bench = Bench(
             pool=pool,
             document=document,
-            homes=planned_homes(document, given),
+            homes=planned_homes(document, pool),
             few=write_items(folder / "few", text_items(BATCH)),
             many=write_items(folder / "many", text_items(items)),
             label="relayed" if relay else "direct",

@@ -213,19 +213,35 @@ class ShoalOnNodes:
 
     def slow_down(self, pod: Json, cpus: float) -> None:
         """Let a pod's first container have so much of a processor, until it is started anew."""
-        group, quota = self._group_of(pod, "cpu"), round(cpus * 100_000)
-        if _V1:
-            (group / "cpu.cfs_quota_us").write_text(str(quota))
-        else:
-            (group / "cpu.max").write_text(f"{quota} 100000")
+        _set_quota(self._group_of(pod, "cpu"), cpus)
+
+    def slow_node(self, name: str, cpus: float) -> None:
+        """Let all pods of a node have so much of a processor together; no container sees that."""
+        _set_quota(self._group_of_node(name, "cpu"), cpus)
+
+    def favour_nodes(self) -> None:
+        """Let the pods of all nodes run before whatever else this machine does."""
+        for node in self.cluster.nodes:
+            setting, weight = ("cpu.shares", 1 << 18) if _V1 else ("cpu.weight", 10_000)
+            (self._group_of_node(node, "cpu") / setting).write_text(str(weight))
 
     def _group_of(self, pod: Json, controller: str = "memory") -> Path:
         (container, *_) = pod["status"]["containerStatuses"]
         name = str(container["containerID"]).removeprefix("containerd://")
-        number = self.cluster.network.number
-        root = f"shoal{number}-{pod['spec']['nodeName']}"
-        (group,) = ((_GROUPS / controller if _V1 else _GROUPS) / root).rglob(name)
+        (group,) = self._group_of_node(pod["spec"]["nodeName"], controller).rglob(name)
         return group
+
+    def _group_of_node(self, name: str, controller: str) -> Path:
+        root = f"shoal{self.cluster.network.number}-{name}"
+        return (_GROUPS / controller if _V1 else _GROUPS) / root
+
+
+def _set_quota(group: Path, cpus: float) -> None:
+    quota = round(cpus * 100_000)
+    if _V1:
+        (group / "cpu.cfs_quota_us").write_text(str(quota))
+    else:
+        (group / "cpu.max").write_text(f"{quota} 100000")
 
 
 def _memory_v1(group: Path) -> ContainerMemory:

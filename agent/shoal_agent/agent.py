@@ -16,6 +16,7 @@ import onnxruntime
 from shoal_agent import __version__, readings
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher
+from shoal_agent.calibration.joining import calibrate, gauges
 from shoal_agent.enrolment.identity import Identity
 from shoal_agent.memory.pressure import withheld
 from shoal_agent.memory.residency import Ledger, short
@@ -34,17 +35,19 @@ from shoal_agent.session.tasks import Tasks
 from shoal_agent.settings import Settings
 from shoal_agent.telemetry import pressure
 from shoal_agent.telemetry.counters import Counters
+from shoal_agent.telemetry.link import LinkMeter
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import Machine
 from shoal_agent.transport.activations import ActivationStore
 from shoal_agent.transport.links import PeerLinks
-from shoal_agent.transport.serving import Peers
+from shoal_agent.transport.serving import Peers, advertised
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol import PROTOCOL
 from shoal_protocol.bulk.local import LocalListener, listen
 from shoal_protocol.channels import open_channel
 from shoal_protocol.listener import Listener
 from shoal_protocol.services import SessionClient, add_peer_service
+from shoal_protocol.speeds import UNKNOWN_SPEED, speed_message
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -71,6 +74,7 @@ class Agent:
         self.counters = Counters()
         self.uplink = Uplink(settings.link_rate, settings.link_latency_seconds)
         self._downlink = Uplink(settings.link_rate)
+        self.link_meter = LinkMeter()
         self.links = PeerLinks(
             settings.credentials, self.uplink, self.counters, insecure=settings.insecure
         )
@@ -83,9 +87,10 @@ class Agent:
         if dropped := self._cache.dropped_at_start:
             log.warning("removed damaged fragments: %s", ", ".join(map(short, dropped)))
         self._executor = ThreadPoolExecutor(1, "processor")
-        threads = settings.threads or self._machine.processors
+        self._threads = settings.threads or self._machine.processors
+        self._speed = UNKNOWN_SPEED
         self._runtime = self._executor.submit(
-            Runtime, self._meter, threads=threads, limit_bytes=settings.budget
+            Runtime, self._meter, threads=self._threads, limit_bytes=settings.budget
         ).result()
         self.fragments = Fragments(
             ledger=Ledger(budget=settings.budget, single=settings.single),
@@ -115,6 +120,9 @@ class Agent:
                 metrics.close()
             return
         listener = await self._listen()
+        self._speed = await calibrate(
+            self.settings, self.fragments.processor.call, self._threads, self._machine.share
+        )
         await self._rehearse()
         connecting = asyncio.create_task(self._stay_connected(), name="session")
         renewing = asyncio.create_task(self._renew(), name="identity")
@@ -178,6 +186,7 @@ class Agent:
                 for key in ledger.resident
             ],
             cache_bytes=self._cache.limit_bytes,
+            speed=speed_message(self._speed),
         )
 
     def telemetry(self) -> pb.Telemetry:
@@ -185,6 +194,10 @@ class Agent:
         telemetry = self._machine.read()
         if self._session is not None and self._session.round_trip_seconds is not None:
             telemetry.round_trip_seconds = self._session.round_trip_seconds
+        if (rate := self.link_meter.bytes_per_second) is not None:
+            telemetry.link_bytes_per_second = rate
+        if (round_trip := self.link_meter.round_trip_seconds) is not None:
+            telemetry.link_round_trip_seconds = round_trip
         telemetry.peak_bytes = self._meter.peak_bytes()
         telemetry.used_bytes = self._meter.used_bytes()
         telemetry.sent_bytes = self.counters.sent_bytes
@@ -251,7 +264,8 @@ class Agent:
 
     def _gauges(self) -> readings.Gauges:
         ledger, session = self.fragments.ledger, self._session
-        return readings.gauges(self.settings, self._meter, self._cache, ledger, self.links, session)
+        found = readings.gauges(self.settings, self._meter, self._cache, ledger, session)
+        return {**found, "peer_links": len(self.links), **gauges(self._speed, self.link_meter)}
 
     async def _stay_connected(self) -> None:
         """Open one session after the other; the pause doubles, with jitter, while that fails."""
@@ -409,18 +423,3 @@ class Agent:
         if self._drain.is_set():
             os._exit(128 + signal.SIGTERM)
         self._drain.set()
-
-
-def advertised(address: str, port: int) -> str:
-    """What peers dial: an address, with the port that was bound where it has none, or 0.
-
-    An IPv6 address may stand alone, as a pod's does; with a port it needs its brackets.
-    """
-    if address.startswith("unix:"):
-        return address
-    if address.endswith("]") or ":" not in address:
-        return f"{address}:{port}"
-    if address.count(":") > 1 and "]" not in address:
-        return f"[{address}]:{port}"
-    host, _, given = address.rpartition(":")
-    return f"{host}:{port}" if given == "0" else address

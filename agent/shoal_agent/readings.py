@@ -12,11 +12,10 @@ from shoal_agent.memory.residency import Ledger, short
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.session.control import Session
 from shoal_agent.settings import Settings
-from shoal_agent.transport.links import PeerLinks
 from shoal_protocol.certificate_times import expiration_seconds
 
 Gauges: TypeAlias = Mapping[str, float | None]
-"""By name, each of `telemetry.metrics.GAUGES`; None: not known."""
+"""By name, those of `telemetry.metrics.GAUGES`; None, or absent: not known."""
 
 
 def gauges(
@@ -24,7 +23,6 @@ def gauges(
     meter: MemoryMeter,
     cache: FragmentCache,
     ledger: Ledger,
-    links: PeerLinks,
     session: Session | None,
 ) -> Gauges:
     cached, credentials = cache.cached(), settings.credentials
@@ -44,9 +42,6 @@ def gauges(
         "disk_free_bytes": _free_bytes(settings.cache),
         "spilled_bytes": 0 if session is None else session.tasks.spilled_bytes,
         "queued_tasks": 0 if session is None else session.tasks.queued,
-        "peer_links": len(links),
-        "slowest_link_bytes_per_second": links.slowest_bytes_per_second(),
-        "round_trip_seconds": None if session is None else session.round_trip_seconds,
         "session_connected": session is not None,
         "certificate_expiration_timestamp_seconds": (
             None if credentials is None else expiration_seconds(credentials.certificate)

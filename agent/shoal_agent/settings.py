@@ -51,6 +51,7 @@ class Settings:
     advertise: str | None
     cache: Path
     cache_bytes: Bytes
+    speed: Path | None
     budget: Bytes
     single: bool
     threads: int | None
@@ -181,6 +182,13 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=checked(positive_integer),
         metavar="N",
         help="threads of ONNX Runtime (default: the processors that this process may use)",
+    )
+    group.add_argument(
+        "--speed",
+        type=Path,
+        metavar="FILE",
+        help="what one thread of this machine does, as measured before; agents of one machine "
+        "share it (default: measured at the first start, in some seconds, and stored in the cache)",
     )
     group.add_argument(
         "--link-rate",

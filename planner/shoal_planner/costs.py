@@ -9,14 +9,17 @@ alone. Computing, receiving and sending overlap between items, so that
     period  = max(compute, receive, send)        one item every so often, in the long run
     latency = compute + receive + send + delays   of one item
 
-Replicas add their rates.
+Replicas add their rates. Where a fragment's `work` is known, and a device's rates were measured,
+computing takes the sum of the fragment's convolutions, products and traffic, each by its rate. Else
+it takes its FLOPs, and where the memory's rate is known no less than reading the weights once, as
+it does for a single word in a language model.
 
 How a device holds its span follows from its budget (`Holding`):
 
 - all fragments *whole*, where `resident_bytes` of all fit at once;
 - else all of them *in blocks*, where `least_bytes` of all fit at once. What a fragment is granted
   between the two says how many of its weights stay in memory: with the least none, with all all of
-  them, in between in proportion; the others are read again for each item, from the page cache.
+  them, in between in proportion; the others are read again for each item.
   The bytes that remain go where each saves the most reading (`grants`), which is the best there
   is, since the saving grows in proportion; room for the activations of two items is left;
 - else it *reloads* them: fragments are loaded and unloaded in turn, and for each item all weights
@@ -41,16 +44,17 @@ from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.partition import Edge, Fragment, PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, Nanoseconds
 
-ASSUMED_FLOPS_PER_CPU: Final = 8_000_000_000
-"""Until a device is measured: what one core of a small ARM board does in ONNX Runtime."""
+ASSUMED_FLOPS_PER_CPU: Final = 40_000_000_000
+"""Until a device is measured: what one core of a PC does in ONNX Runtime. A small ARM board does a
+fifth, a server's core twice as much."""
 
 RELOAD_BYTES_PER_SECOND: Final = 200_000_000
-"""A fragment's weights from the disk cache, prepared again; an SD card is slower, a page cache
-faster."""
+"""A fragment's weights from the disk cache, prepared again by one core; an SD card is slower, a
+page cache faster."""
 
-PAGE_BYTES_PER_SECOND: Final = 2_000_000_000
-"""Weights that are mapped again from the page cache: what a small board does, a PC is ten times as
-fast. A cache that has lost them reads the disk."""
+PAGE_BYTES_PER_SECOND: Final = 1_000_000_000
+"""Weights that one core maps again. A limit at the budget leaves no page cache for them: they come
+from an SSD."""
 
 _ITEMS_WAITING: Final = 2
 """A device that could fill its memory with weights leaves room for what so many items bring and
@@ -64,14 +68,31 @@ _SCALE: Final = 10**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolDevice:
-    """A device as planning sees it. A link of None never limits; `single` is residency Single."""
+    """A device as planning sees it. What is None never limits; `single` is residency Single.
+
+    `convolutions_per_second` and `products_per_second` are FLOPs of such operators.
+    """
 
     name: str
     budget_bytes: Bytes
     flops_per_second: int = ASSUMED_FLOPS_PER_CPU
+    convolutions_per_second: int | None = None
+    products_per_second: int | None = None
+    memory_bytes_per_second: int | None = None
+    page_bytes_per_second: int = PAGE_BYTES_PER_SECOND
+    reload_bytes_per_second: int = RELOAD_BYTES_PER_SECOND
     link_bytes_per_second: int | None = None
     latency_nanoseconds: Nanoseconds = Nanoseconds(0)
     single: bool = False
+
+    @property
+    def rates(self) -> tuple[int, int, int] | None:
+        """Of convolutions, products and traffic; None: not all of them were measured."""
+        convolutions, products = self.convolutions_per_second, self.products_per_second
+        memory = self.memory_bytes_per_second
+        if convolutions is None or products is None or memory is None:
+            return None
+        return convolutions, products, memory
 
     def __post_init__(self) -> None:
         assert self.flops_per_second > 0, f"{self.name} computes nothing"
@@ -144,6 +165,19 @@ class Costs:
         return _sums([fragment.resident_bytes for fragment in fragments])
 
     @cached_property
+    def _kinds_of_work(self) -> tuple[list[int], list[int], list[int]] | None:
+        """FLOPs of convolutions and of products, and bytes moved; None: not known of all."""
+        works = [fragment.work for fragment in self.document.fragments]
+        known = [work for work in works if work is not None]
+        if len(known) < len(works):
+            return None
+        return (
+            _sums([work.convolution for work in known]),
+            _sums([work.matrix for work in known]),
+            _sums([work.memory for work in known]),
+        )
+
+    @cached_property
     def _resident(self) -> list[int]:
         return _sums([fragment.resident_bytes for fragment in self.document.fragments])
 
@@ -161,6 +195,10 @@ class Costs:
     @cached_property
     def _weights(self) -> list[int]:
         return _sums([fragment.weight_bytes for fragment in self.document.fragments])
+
+    @cached_property
+    def _read(self) -> list[int]:
+        return _sums(list(map(_read_bytes, self.document.fragments)))
 
     @cached_property
     def _crossing(self) -> dict[int, list[tuple[int | None, int | None]]]:
@@ -227,18 +265,43 @@ class Costs:
         fragments = self.document.fragments[span.start : span.end]
         return sum(map(paged_bytes, fragments, self.grants(span, device)))
 
+    def _compute(self, span: Span, device: PoolDevice) -> int:
+        """Nanoseconds of one item while all of the span is in memory."""
+        if self._kinds_of_work is not None and (rates := device.rates) is not None:
+            return sum(
+                _time(sums[span.end] - sums[span.start], rate)
+                for sums, rate in zip(self._kinds_of_work, rates, strict=True)
+            )
+        compute = _time(self._work[span.end] - self._work[span.start], device.flops_per_second)
+        if device.memory_bytes_per_second is None or not self.known:
+            return compute
+        read = self._read[span.end] - self._read[span.start]
+        return max(compute, _time(read, device.memory_bytes_per_second))
+
+    def times(self, span: Span, device: PoolDevice) -> tuple[Nanoseconds, ...]:
+        """What a task of each of the span's fragments takes there, transfers apart."""
+        holding, granted = self.holding(span, device), self.grants(span, device)
+        times = []
+        for fragment, grant in zip(
+            self.document.fragments[span.start : span.end], granted, strict=True
+        ):
+            time = self._compute(Span(fragment.index, fragment.index + 1), device)
+            if holding is Holding.IN_BLOCKS:
+                time += _time(paged_bytes(fragment, grant), device.page_bytes_per_second)
+            times.append(Nanoseconds(time))
+        return tuple(times)
+
     def on(self, span: Span, device: PoolDevice) -> DeviceCost:
         """What the span costs there; it must fit, at least fragment by fragment."""
-        work = self._work[span.end] - self._work[span.start]
-        compute = _time(work, device.flops_per_second)
+        compute = self._compute(span, device)
         holding = self.holding(span, device)
         assert holding is not None, f"{span} has no room on {device.name}"
         match holding:
             case Holding.IN_BLOCKS:
-                compute += _time(self._paged(span, device), PAGE_BYTES_PER_SECOND)
+                compute += _time(self._paged(span, device), device.page_bytes_per_second)
             case Holding.RELOADED:
                 weights = self._weights[span.end] - self._weights[span.start]
-                compute += _time(weights, RELOAD_BYTES_PER_SECOND)
+                compute += _time(weights, device.reload_bytes_per_second)
             case Holding.WHOLE:
                 pass
         receive, send, delays = 0, 0, 0
@@ -313,14 +376,19 @@ def shared_period(periods: Sequence[int]) -> Nanoseconds:
 def _saving_per_byte(fragment: Fragment) -> Fraction:
     """Weights that need not be read again, for each byte that is granted beyond the least."""
     swapped = fragment.resident_bytes - fragment.least_bytes
-    return Fraction(fragment.weight_bytes, swapped) if swapped else Fraction(0)
+    return Fraction(_read_bytes(fragment), swapped) if swapped else Fraction(0)
 
 
 def paged_bytes(fragment: Fragment, granted: int) -> int:
     """Weights of a fragment that are read again for each item, by what it is granted."""
     lacking = fragment.resident_bytes - granted
     swapped = fragment.resident_bytes - fragment.least_bytes
-    return -(-fragment.weight_bytes * lacking // swapped) if lacking else 0
+    return -(-_read_bytes(fragment) * lacking // swapped) if lacking else 0
+
+
+def _read_bytes(fragment: Fragment) -> int:
+    """Weights that an item reads: of a table, which counts by rows as resident, only some."""
+    return min(fragment.weight_bytes, fragment.resident_bytes)
 
 
 def _time(amount: int, per_second: int) -> int:

@@ -27,6 +27,8 @@ class Share:
     device: str
     holding: Holding
     granted_bytes: tuple[Bytes, ...]
+    predicted: tuple[Nanoseconds, ...] = ()
+    """How long a task of each takes there; empty: that cannot be predicted."""
 
     @property
     def resident_bytes(self) -> Bytes:
@@ -112,6 +114,14 @@ class Plan:
         """Per fragment, what each of its homes grants it."""
         grants = {each: stage.grants(each) for stage in self.stages for each in stage.fragments}
         return tuple(grants[index] for index in range(len(grants)))
+
+    def predictions(self) -> tuple[tuple[Nanoseconds, ...], ...]:
+        """Per fragment, how long a task of it takes on each of its homes; empty: not predicted."""
+        return tuple(
+            tuple(share.predicted[place] for share in stage.shares if share.predicted)
+            for stage in self.stages
+            for place in range(len(stage.fragments))
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

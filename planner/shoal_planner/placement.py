@@ -218,6 +218,7 @@ def shares(costs: Costs, span: Span, devices: Sequence[PoolDevice]) -> tuple[Sha
             device=device.name,
             holding=costs.on(span, device).holding,
             granted_bytes=costs.grants(span, device),
+            predicted=costs.times(span, device) if costs.known else (),
         )
         for device in devices
     )

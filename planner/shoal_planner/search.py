@@ -223,21 +223,26 @@ def _distance(pair: tuple[DeviceClass, DeviceClass]) -> tuple[int, ...]:
 
 def _merged(first: DeviceClass, second: DeviceClass) -> DeviceClass:
     one, other = first.like, second.like
-    links = [
-        link
-        for link in (one.link_bytes_per_second, other.link_bytes_per_second)
-        if link is not None
-    ]
     like = PoolDevice(
         name="",
         budget_bytes=min(one.budget_bytes, other.budget_bytes),
         flops_per_second=min(one.flops_per_second, other.flops_per_second),
-        link_bytes_per_second=min(links) if links else None,
+        convolutions_per_second=_least(one.convolutions_per_second, other.convolutions_per_second),
+        products_per_second=_least(one.products_per_second, other.products_per_second),
+        memory_bytes_per_second=_least(one.memory_bytes_per_second, other.memory_bytes_per_second),
+        page_bytes_per_second=min(one.page_bytes_per_second, other.page_bytes_per_second),
+        reload_bytes_per_second=min(one.reload_bytes_per_second, other.reload_bytes_per_second),
+        link_bytes_per_second=_least(one.link_bytes_per_second, other.link_bytes_per_second),
         latency_nanoseconds=max(one.latency_nanoseconds, other.latency_nanoseconds),
         single=one.single or other.single,
     )
     devices = sorted((*first.devices, *second.devices), key=lambda each: each.name)
     return DeviceClass(like=like, devices=tuple(devices))
+
+
+def _least(*rates: int | None) -> int | None:
+    """The least of those that limit."""
+    return min((rate for rate in rates if rate is not None), default=None)
 
 
 def _choices(

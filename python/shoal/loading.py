@@ -8,11 +8,14 @@ from shoal.errors import ModelFailed
 from shoal_cli.local.orders import CutOrder, dns_label, planned_devices
 from shoal_cli.local.pool import PoolRun
 from shoal_cli.local.preparation import Prepared, prepare
+from shoal_cli.local.speeds import machine_speed
 from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import document_to_json
+from shoal_protocol.threads import in_thread
+from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 _TRIES = 3
@@ -30,7 +33,7 @@ async def load(
         path=path.absolute(),
         shapes={each: tuple(shape) for each, shape in shapes.items()},
         fragments=fragments,
-        devices=planned_devices(pool.pool),
+        devices=planned_devices(pool.pool, await in_thread(machine_speed)),
     )
     try:
         prepared = await prepare(order, pool.workspace.store, lambda _done, _total: None)
@@ -49,8 +52,12 @@ def _planned(order: CutOrder, prepared: Prepared) -> pb.SubmitJobRequest:
         name=order.name,
         partition=document_to_json(prepared.document).encode(),
         stages=[
-            pb.StagePlacement(devices=devices, granted_bytes=granted)
-            for devices, granted in zip(found.homes(), found.grants(), strict=True)
+            pb.StagePlacement(
+                devices=devices, granted_bytes=granted, predicted_seconds=map(seconds, predicted)
+            )
+            for devices, granted, predicted in zip(
+                found.homes(), found.grants(), found.predictions(), strict=True
+            )
         ],
         backoff_limit=_TRIES,
     )

@@ -18,6 +18,8 @@ import pytest
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 
 SOURCES = Path(__file__).parents[2]
+_MARKS = ("--relayed", "--measured")
+"""Of a test's wishes, those that are no options of the agent."""
 
 
 @dataclass
@@ -106,11 +108,13 @@ async def start_agent(folder: Path) -> AsyncIterator[StartAgent]:
         command = [sys.executable, "-m", "shoal_agent", "--name", name, "--budget", budget]
         command += ["--cache", str(folder / f"cache-{name}"), "--threads", "1"]
         command += ["--log-level", "info", "--exit-with-parent"]
+        if "--speed" not in arguments and "--measured" not in arguments:
+            command += ["--speed", os.devnull]  # to measure takes a second
         if "--coordinator" not in arguments:
             command += ["--coordinator", f"unix:{folder}/c.sock"]
         if "--listen" not in arguments and "--relayed" not in arguments:
             command += ["--listen", address]
-        command += [argument for argument in arguments if argument != "--relayed"]
+        command += [argument for argument in arguments if argument not in _MARKS]
         with errors.open("ab") as file:
             process = await asyncio.create_subprocess_exec(
                 *command,

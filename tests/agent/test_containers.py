@@ -17,7 +17,7 @@ from agent.conftest import SOURCES
 from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
 from agent.test_memory_in_blocks import run
-from shoal_agent.agent import advertised
+from shoal_agent.transport.serving import advertised
 
 LIMIT = 600 << 20
 
@@ -56,6 +56,7 @@ async def test_an_agent_that_passes_its_allowance_says_so_and_takes_no_work(
     coordinator: ScriptedCoordinator, folder: Path, group: Path, budget: str, fits: bool
 ) -> None:
     command = [sys.executable, "-m", "shoal_agent", "--name", "pi-4", "--budget", budget]
+    command += ["--speed", os.devnull]
     command += ["--coordinator", f"unix:{folder}/c.sock", "--cache", str(folder / "cache")]
     command += ["--threads", "1", "--log-level", "info", "--metrics-address", "127.0.0.1:0"]
     errors = folder / "agent.err"
@@ -90,6 +91,7 @@ async def test_a_limit_that_changes_is_followed_by_the_budget(
     blocks = InBlocks(16)
     made = write_fragment(coordinator.store, dense_model([1024] * 17), 70 << 20, blocks)
     command = [sys.executable, "-m", "shoal_agent", "--name", "pi-4", "--budget", "96Mi"]
+    command += ["--speed", os.devnull]
     command += ["--coordinator", f"unix:{folder}/c.sock", "--cache", str(folder / "cache")]
     command += ["--threads", "1", "--log-level", "info"]
     errors = folder / "agent.err"
@@ -135,6 +137,7 @@ async def test_fragments_do_without_while_memory_is_short_and_get_it_back(
     pressure = folder / "pressure"
     pressure.write_text("some avg10=33.00 avg60=9.00 avg300=2.00 total=1\n")
     command = [sys.executable, "-m", "shoal_agent", "--name", "pi-4", "--budget", "96Mi"]
+    command += ["--speed", os.devnull]
     command += ["--coordinator", f"unix:{folder}/c.sock", "--cache", str(folder / "cache")]
     command += ["--threads", "1", "--log-level", "info"]
     errors = folder / "agent.err"

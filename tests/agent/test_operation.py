@@ -22,10 +22,7 @@ from shoal_agent.memory.residency import Ledger, short
 from shoal_agent.readings import gauges
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.settings import parse
-from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.machine import Machine
-from shoal_agent.transport.links import PeerLinks
-from shoal_agent.transport.shaping import Uplink
 from shoal_protocol import PROTOCOL
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import session_pb2 as pb
@@ -197,12 +194,11 @@ async def test_metrics_count_what_was_done_and_readiness_follows_the_session(
 def test_before_the_floor_is_known_nothing_counts_as_use(tmp_path: Path) -> None:
     """Else all that is resident would be shown as a peak, far above the budget."""
     options = ["--coordinator", "unix:/c", "--budget", "8Mi", "--cache", str(tmp_path)]
-    meter, cache, counters = MemoryMeter(), FragmentCache(tmp_path, 1 << 20), Counters()
-    links = PeerLinks(None, Uplink(0), counters, insecure=True)
+    meter, cache = MemoryMeter(), FragmentCache(tmp_path, 1 << 20)
     ledger = Ledger(budget=Bytes(8 << 20), single=False)
 
     def used() -> set[float | None]:
-        found = gauges(parse(options), meter, cache, ledger, links, None)
+        found = gauges(parse(options), meter, cache, ledger, None)
         return {found[f"{name}_bytes"] for name in ("floor", "used", "peak")}
 
     assert used() == {None}

@@ -234,6 +234,30 @@ async def test_progress_and_counts_are_exposed(world: World) -> None:
     assert "shoal_coordinator_task_compute_seconds_count 6.0" in text
 
 
+async def test_what_a_plan_predicts_and_what_devices_measure_is_compared(world: World) -> None:
+    world.inputs(2)
+    placement = api.StagePlacement(devices=["a"], predicted_seconds=[0.004])
+    async with connected(world.device("a")):
+        await world.submit(stages=[placement] * 3)
+        last = await world.ended()
+    (time,) = last.stages[0].times
+    assert (time.device, time.predicted_seconds) == ("a", 0.004)
+    assert time.measured_seconds == pytest.approx(0.001, rel=0.1)
+
+
+async def test_what_a_device_was_measured_to_do_is_told_and_of_an_old_agent_nothing(
+    world: World,
+) -> None:
+    old, new = world.device("a"), world.device("b")
+    new.hello.speed.processors = 0.5
+    async with connected(old, new):
+        response = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=5)
+    silent, told = response.devices
+    assert not silent.HasField("speed")
+    assert not silent.HasField("link_bytes_per_second")
+    assert told.speed == pb.Speed(processors=0.5)
+
+
 async def come_and_go(world: World, name: str, seed: int) -> None:
     """A device whose sessions break after a while, again and again."""
     chance = random.Random(seed)  # noqa: S311

@@ -34,6 +34,12 @@ def test_a_plan_without_grants_gives_fragments_all_that_they_need() -> None:
     assert granted() == [{}, {}]
 
 
+def test_a_prediction_is_for_its_device_and_what_is_no_time_is_not_predicted() -> None:
+    placement = pb.StagePlacement(devices=["a", "b"], predicted_seconds=[0.25, float("nan")])
+    spec = job_spec(request(placement, placement), DOCUMENT, items=1, epoch=1, deadline=None)
+    assert spec.stages[0].predicted == (("a", 250_000_000),)
+
+
 def test_grants_that_are_not_one_for_each_device_are_refused() -> None:
     wrong = pb.StagePlacement(devices=["a", "b"], granted_bytes=[1])
     with pytest.raises(Malformed, match="a stage of the plan has 2 devices, and 1 grants"):

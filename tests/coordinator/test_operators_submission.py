@@ -42,6 +42,7 @@ def submission(world: World, *, lossy: bool = False) -> SubmitJob:
         partition=document_to_json(world.document).encode(),
         stages=(("one",), ("one", "two"), ("two",)),
         granted_bytes=((0,), (700, 0), (0,)),
+        predicted_seconds=((0.25,), (0.5, 1.0), ()),
         plan=3,
         mode="Barrier",
         policy="LeastLoaded",
@@ -69,8 +70,10 @@ async def test_a_submission_says_what_the_job_says(
         name="ocr",
         partition=wanted.partition,
         stages=[
-            api.StagePlacement(devices=["one"], granted_bytes=[0]),
-            api.StagePlacement(devices=["one", "two"], granted_bytes=[700, 0]),
+            api.StagePlacement(devices=["one"], granted_bytes=[0], predicted_seconds=[0.25]),
+            api.StagePlacement(
+                devices=["one", "two"], granted_bytes=[700, 0], predicted_seconds=[0.5, 1.0]
+            ),
             api.StagePlacement(devices=["two"], granted_bytes=[0]),
         ],
         epoch=3,

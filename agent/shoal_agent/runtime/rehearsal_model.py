@@ -106,12 +106,12 @@ def feed() -> dict[str, Array]:
 
 
 def model() -> bytes:
-    return _model((*_PICTURE, *_WORDS, *_INTEGERS), _weights(), feed(), _OUTPUTS)
+    return onnx_model((*_PICTURE, *_WORDS, *_INTEGERS), _weights(), feed(), _OUTPUTS)
 
 
 def tiny_model() -> bytes:
     """The ONNX file of one operator. It makes `y`, of so many numbers as `count` says."""
-    return _model(
+    return onnx_model(
         [("ConstantOfShape", "count", "y", {})], {}, {"count": np.ones(1, np.int64)}, ["y"]
     )
 
@@ -148,7 +148,7 @@ def _weights() -> dict[str, Array]:
 # ---- ONNX's protobuf messages, by field number -------------------------------------------------
 
 
-def _model(
+def onnx_model(
     nodes: Iterable[Node],
     weights: Mapping[str, Array],
     inputs: Mapping[str, Array],

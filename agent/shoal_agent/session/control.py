@@ -20,6 +20,7 @@ from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.session.answers import EXPECTED, failure, failure_of, refused_inputs
 from shoal_agent.session.tasks import Tasks
 from shoal_agent.telemetry.counters import Counters
+from shoal_agent.telemetry.link import LinkMeter
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import ActivationStore
 from shoal_agent.transport.intake import InlineInputs, open_intake
@@ -57,6 +58,7 @@ class Device(Protocol):
     counters: Counters
     links: PeerLinks
     uplink: Uplink
+    link_meter: LinkMeter
 
     def hello(self) -> pb.Hello: ...
     def telemetry(self) -> pb.Telemetry: ...
@@ -151,6 +153,7 @@ class Session:
         """Send to a peer, or with no address through the coordinator."""
         if outbound.device in self._lost_peers:
             raise Undelivered(f"the coordinator has lost {outbound.device}")
+        began = perf_counter()
         try:
             if address:
                 size = await self._device.links.link(outbound.device, address).send(outbound)
@@ -160,6 +163,7 @@ class Session:
                 size = await self._bulk.send(outbound)
         except UnsupportedTensor as error:
             raise Undelivered(str(error), Acknowledgement.REFUSED) from error
+        self._device.link_meter.transferred(size, perf_counter() - began)
         self._device.counters.sent_bytes += size
         return size
 
@@ -243,6 +247,7 @@ class Session:
         while True:
             try:
                 self.round_trip_seconds = await bulk.ping()
+                self._device.link_meter.pinged(self.round_trip_seconds)
             except Undelivered:
                 self.round_trip_seconds = None  # `_serve_bulk` ends the session where it must
             await asyncio.sleep(interval_seconds)
@@ -398,6 +403,7 @@ class Session:
     async def _prefetch(self, prefetch: pb.Prefetch) -> pb.Reply:
         sources = self._sources(prefetch)
         fetched = await self._device.fragments.prefetch(prefetch.digest, sources)
+        self._device.link_meter.transferred(fetched.fetched_bytes, fetched.seconds)
         return pb.Reply(
             prefetched=pb.Prefetched(
                 fetched_bytes=fetched.fetched_bytes,

@@ -39,7 +39,8 @@ class Machine:
             if (_read(supply / "type") or b"").strip() == b"Battery"
         ]
         self.architecture = platform.machine()
-        self.processors = self._processors()
+        self.share = self._share()
+        self.processors = max(1, round(self.share + 0.499))
         self.memory_bytes = self._memory_bytes()
 
     def read(self) -> Telemetry:
@@ -56,14 +57,14 @@ class Machine:
         limits = (group.limit_bytes() for group in self._memory_groups)
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _processors(self) -> int:
+    def _share(self) -> float:
         """Processors that this process may use: affinity, and the quota of its control group."""
         count = float(len(os.sched_getaffinity(0)))
         for folder in self._cpu_groups:
             quota = _cpu_quota(folder)
             if quota is not None:
                 count = min(count, quota)
-        return max(1, round(count + 0.499))
+        return count
 
     def _memory_bytes(self) -> int:
         total = _meminfo().get("MemTotal", 0)

@@ -33,14 +33,20 @@ GAUGES: Final = {
     "spilled_bytes": "Bytes of activations on disk.",
     "queued_tasks": "Tasks that wait or are ready.",
     "peer_links": "Streams to peers.",
-    "slowest_link_bytes_per_second": "Speed of the slowest stream to a peer, as measured last.",
-    "round_trip_seconds": "Time to the coordinator and back, by the last ping.",
     "session_connected": "1 while the agent has a session.",
     "cache_limit_bytes": "Bytes that fragments on disk may take.",
     "disk_free_bytes": "Bytes free on the disk of the cache.",
     "certificate_expiration_timestamp_seconds": (
         "When the agent's certificate expires, in seconds since 1970."
     ),
+    "processors": "Undisturbed threads that the device's processors amount to, as measured.",
+    "convolution_flops_per_second": "Operations of convolutions, of one thread.",
+    "product_flops_per_second": "Operations of matrix products, of one thread.",
+    "memory_bytes_per_second": "Bytes that one thread reads from memory.",
+    "page_bytes_per_second": "Bytes that one thread maps again and reads.",
+    "disk_bytes_per_second": "Bytes that the disk reads.",
+    "link_bytes_per_second": "Bytes that the link carries, in the fastest of the last transfers.",
+    "link_round_trip_seconds": "The shortest of the last round trips to the coordinator.",
 }
 SHARES: Final = {
     "granted_bytes": "Bytes that a fragment in blocks may take now.",
@@ -72,7 +78,7 @@ class AgentCollector(Collector):
         yield InfoMetricFamily("shoal_agent", "Version and architecture of the agent.", self._info)
         readings = self._gauges()
         for name, text in GAUGES.items():
-            yield GaugeMetricFamily(f"shoal_agent_{name}", text, value=readings[name])
+            yield GaugeMetricFamily(f"shoal_agent_{name}", text, value=readings.get(name))
         shares = self._shares()
         for name, text in SHARES.items():
             share = GaugeMetricFamily(f"shoal_agent_fragment_{name}", text, labels=["fragment"])

@@ -45,11 +45,6 @@ class PeerLink:
     def idle(self) -> bool:
         return not self._users
 
-    @property
-    def bytes_per_second(self) -> float | None:
-        """What the last large transfers measured; None before them."""
-        return self._codec.bytes_per_second
-
     async def send(self, outbound: OutboundActivation) -> int:
         """Deliver to the peer; the bytes that it took on the wire. Raises `Undelivered`,
         `UnsupportedTensor`."""
@@ -113,11 +108,6 @@ class PeerLinks:
 
     def __len__(self) -> int:
         return len(self._links)
-
-    def slowest_bytes_per_second(self) -> float | None:
-        """Of the links whose speed is known; called from other threads."""
-        speeds = [link.bytes_per_second for link in tuple(self._links.values())]
-        return min((speed for speed in speeds if speed is not None), default=None)
 
     def link(self, device: str, address: str) -> PeerLink:
         """The link to a peer; raises `Undelivered` where its address cannot be used, or every link

@@ -118,3 +118,18 @@ async def _require_device(context: grpc.aio.ServicerContext[Any, Any]) -> None:
         who = "a certificate without exactly one common name" if name is None else repr(name)
         reason = f"{who} is no device here, and may not exchange data with agents"
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+
+
+def advertised(address: str, port: int) -> str:
+    """What peers dial: an address, with the port that was bound where it has none, or 0.
+
+    An IPv6 address may stand alone, as a pod's does; with a port it needs its brackets.
+    """
+    if address.startswith("unix:"):
+        return address
+    if address.endswith("]") or ":" not in address:
+        return f"{address}:{port}"
+    if address.count(":") > 1 and "]" not in address:
+        return f"[{address}]:{port}"
+    host, _, given = address.rpartition(":")
+    return f"{host}:{port}" if given == "0" else address

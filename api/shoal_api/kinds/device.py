@@ -14,7 +14,7 @@ from shoal_api.fields import (
 )
 from shoal_api.rules import immutable
 from shoal_api.schema import Object, member, record
-from shoal_api.shapes import Text
+from shoal_api.shapes import Number, Text
 
 
 @record(immutable("poolRef"))
@@ -30,6 +30,48 @@ class CachedFragments:
 
     count: int = member(COUNT, "Verified fragments.", example=3)
     bytes: int = member(COUNT, "Their size.", unit="bytes", example=10905190)
+
+
+def _rate(of: str, unit: str, example: float) -> float | None:
+    return member(Number(), of, unit=unit, default=None, example=example)
+
+
+@record()
+class DeviceSpeed:
+    """What the device was measured to do when its agent started; what is absent is not known. The
+    rates are those of one thread that nothing disturbs.
+    """
+
+    processors: float | None = _rate(
+        "How much of such threads the device has: below 1 under a quota.", "threads", 3.8
+    )
+    convolution_flops_per_second: float | None = _rate(
+        "Operations of convolutions.", "operations per second", 9.1e9
+    )
+    product_flops_per_second: float | None = _rate(
+        "Operations of matrix products.", "operations per second", 1.05e10
+    )
+    memory_bytes_per_second: float | None = _rate(
+        "Weights that are read from memory.", "bytes per second", 4.2e9
+    )
+    page_bytes_per_second: float | None = _rate(
+        "Weights that are mapped again from the page cache.", "bytes per second", 1.9e9
+    )
+    disk_bytes_per_second: float | None = _rate(
+        "Weights that come from the disk.", "bytes per second", 4.4e7
+    )
+
+
+@record()
+class DeviceLink:
+    """What the link did in the last ten minutes, by what was transferred anyway."""
+
+    bytes_per_second: float | None = _rate(
+        "In the fastest of the large transfers.", "bytes per second", 1.1e8
+    )
+    round_trip_seconds: float | None = _rate(
+        "The shortest way to the coordinator and back.", "seconds", 0.0004
+    )
 
 
 @record()
@@ -74,6 +116,12 @@ class DeviceStatus(Status):
     )
     cached_fragments: CachedFragments | None = member(
         Object(CachedFragments), "What lies on its disk.", default=None
+    )
+    speed: DeviceSpeed | None = member(
+        Object(DeviceSpeed), "What it was measured to do; plans are made with it.", default=None
+    )
+    link: DeviceLink | None = member(
+        Object(DeviceLink), "What its link was measured to do.", default=None
     )
     last_seen_time: str | None = member(
         TIME,

@@ -120,7 +120,18 @@ class StageStatus:
         example=["jetson"],
     )
     compute_seconds: float | None = member(
-        Number(), "Per item.", unit="seconds", default=None, example=0.021
+        Number(),
+        "Per item, on the slowest of them.",
+        unit="seconds",
+        default=None,
+        example=0.021,
+    )
+    device_seconds: tuple[float, ...] = member(
+        Items(of=Number(), max_items=MAX_DEVICES),
+        "Per item, on each of the devices, in their order; empty where that cannot be predicted.",
+        unit="seconds",
+        default=[],
+        example=[0.021],
     )
     transfer_seconds: float | None = member(
         Number(),

@@ -93,11 +93,12 @@ def _of_model(
     shapes: Mapping[str, tuple[int, ...]],
 ) -> "PlanOrder":
     from shoal_cli.local.orders import bare_placement, read_orders
+    from shoal_cli.local.speeds import machine_speed
 
     made = bare_placement(
         model, budgets=budgets, fragments=fragments, residency=residency, shapes=shapes
     )
-    ((_, order),) = read_orders(made, {}).placements
+    ((_, order),) = read_orders(made, {}, machine_speed()).placements
     return order
 
 
@@ -113,9 +114,10 @@ def _of_manifests(
 ) -> "list[tuple[str, PlanOrder]]":
     from shoal_cli.local import remote
     from shoal_cli.local.orders import read_orders
+    from shoal_cli.local.speeds import machine_speed
 
     downloaded = asyncio.run(remote.download(options.load_files(files), folder, options.note))
-    orders = read_orders(downloaded.manifests, volumes)
+    orders = read_orders(downloaded.manifests, volumes, machine_speed())
     wanted = [(f"Placement {name}", order) for name, order in orders.placements]
     wanted += [(f"InferenceJob {order.name}", order.plan) for order in orders.jobs]
     if not wanted:
@@ -127,10 +129,10 @@ def _print(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path) -> None:
     """Cut what is to be planned, plan it, and print the plans."""
     from shoal_cli.commands.progress import choose_progress
     from shoal_cli.commands.tables import errors, explained_table, output, plan_table
-    from shoal_cli.local.orders import planned_devices
     from shoal_cli.local.runner import plan_on_pool, prepare_all
     from shoal_cli.local.workspace import open_workspace
     from shoal_planner.budgets import with_other_budgets
+    from shoal_planner.speeds import devices_table
 
     console = output()
     observer = choose_progress("auto", errors())
@@ -144,8 +146,9 @@ def _print(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path) -> None:
         document = prepared[order.cut.name].document
         if any(fragment.flops is None for fragment in document.fragments):
             options.note(f"{name}: {_unknown(document)}")
+        console.print(explained_table(devices_table(order.cut.devices)))
         console.print(plan_table(name, plan_on_pool(order, prepared[order.cut.name]), document))
-        others = with_other_budgets(document, planned_devices(order.pool), order.objective)
+        others = with_other_budgets(document, order.cut.devices, order.objective)
         console.print(explained_table(others))
 
 

@@ -1,8 +1,10 @@
 """`shoal run`."""
 
 import asyncio
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -70,6 +72,7 @@ def run(
     from shoal_cli.local import remote
     from shoal_cli.local.orders import bare_manifests, read_orders
     from shoal_cli.local.pool import RunOptions
+    from shoal_cli.local.speeds import machine_speed
     from shoal_cli.local.workspace import default_work_folder
 
     volumes = options.parse_volumes(volume)
@@ -110,21 +113,23 @@ def run(
     )
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     downloaded = asyncio.run(remote.download(manifests, folder, options.note))
-    orders = read_orders(downloaded.manifests, volumes)
-    try:
+    orders = read_orders(downloaded.manifests, volumes, machine_speed())
+    with _work_in(folder, keep=keep):
         ran = _execute(orders, folder, how, None if quiet else progress)
         status = _finish(ran, report, quiet=quiet, logs_stay=keep)
         if status != INTERRUPTED:
             asyncio.run(remote.upload(downloaded, options.note))
         raise typer.Exit(status)
+
+
+@contextlib.contextmanager
+def _work_in(folder: Path, *, keep: bool) -> Iterator[None]:
+    """Leave what the next run can use, if it is to be kept."""
+    try:
+        yield
     finally:
-        if not keep:
-            _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    for name in ("store", "cache", "state", "logs"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+        for name in () if keep else ("store", "cache", "state", "logs"):
+            shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _needed(path: Path | None, option: str) -> Path:

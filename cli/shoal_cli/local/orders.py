@@ -15,9 +15,10 @@ from shoal_api.schema import API_VERSION
 from shoal_api.shapes import did_you_mean
 from shoal_cli.local.manifests import Manifests, manifests_of
 from shoal_cli.transfer.addresses import AddressRefused, claim_of, resolve_uri
-from shoal_planner.costs import ASSUMED_FLOPS_PER_CPU, PoolDevice
+from shoal_planner.costs import PoolDevice
+from shoal_planner.speeds import measured_device
 from shoal_protocol.choices import Mode, Objective, Policy, Precision, Residency
-from shoal_protocol.units import Nanoseconds
+from shoal_protocol.speeds import UNKNOWN_SPEED, Link, Speed
 
 BARE_POOL: Final = "local"
 _MILLICPUS: Final = 1000
@@ -93,10 +94,13 @@ class Orders:
     notes: tuple[str, ...]
 
 
-def read_orders(manifests: Manifests, volumes: Mapping[str, Path]) -> Orders:
-    """Follow every reference and address. Raises `OrderRefused` or `AddressRefused`."""
+def read_orders(
+    manifests: Manifests, volumes: Mapping[str, Path], speed: Speed = UNKNOWN_SPEED
+) -> Orders:
+    """Follow every reference and address; `speed` is this machine's. Raises `OrderRefused` or
+    `AddressRefused`."""
     _check_volumes(manifests, volumes)
-    reader = _Reader(manifests, volumes)
+    reader = _Reader(manifests, volumes, speed)
     jobs = manifests.jobs.values()
     suspended = [job.metadata.name for job in jobs if job.spec.suspend]
     notes = [f"InferenceJob {name}: suspended, not run" for name in suspended]
@@ -201,6 +205,7 @@ def _manifests(source: Path | str, specs: _Specs) -> Manifests:
 class _Reader:
     manifests: Manifests
     volumes: Mapping[str, Path]
+    speed: Speed
 
     def job(self, job: InferenceJob) -> JobOrder:
         base = self.manifests.folder_of(job)
@@ -221,7 +226,8 @@ class _Reader:
             assert spec.model_ref is not None, "the schema asks for one of the three"
             model = spec.model_ref.name
             cut = self._cut(f"{model}-{spec.pool_ref.name}", model, None, sample)
-        cut = replace(cut, devices=planned_devices(pool), objective=spec.objective)
+        planned = planned_devices(pool, self.speed)
+        cut = replace(cut, devices=planned, objective=spec.objective)
         return PlanOrder(cut=cut, pool=pool, devices=devices, objective=spec.objective)
 
     def placement(self, placement: Placement, sample: Path | None) -> PlanOrder:
@@ -230,7 +236,7 @@ class _Reader:
         devices = _devices(pool)
         cut = replace(
             self._partition(spec.partition_ref.name, sample),
-            devices=planned_devices(pool),
+            devices=planned_devices(pool, self.speed),
             objective=spec.objective,
             pinned=bool(spec.pins),
         )
@@ -323,20 +329,26 @@ def dns_label(text: str) -> str:
     return "".join(letters).strip("-")[:50].strip("-") or "model"
 
 
-def planned_devices(pool: DevicePool) -> tuple[PoolDevice, ...]:
-    """The devices as planning sees them; one without `cpus` counts as one."""
+def planned_devices(pool: DevicePool, speed: Speed = UNKNOWN_SPEED) -> tuple[PoolDevice, ...]:
+    """The devices as planning sees them, on a machine of this speed: one without `cpus` counts as
+    one thread, and they share the disk."""
+    devices, disk = _devices(pool), speed.disk_bytes_per_second
+    if disk is not None:
+        speed = replace(speed, disk_bytes_per_second=disk / len(devices))
     single = pool.spec.residency is Residency.SINGLE
-    return tuple(_planned_device(device, single=single) for device in _devices(pool))
+    return tuple(_planned_device(device, speed, single=single) for device in devices)
 
 
-def _planned_device(device: LocalDevice, *, single: bool) -> PoolDevice:
+def _planned_device(device: LocalDevice, speed: Speed, *, single: bool) -> PoolDevice:
     rate = device.link.rate if device.link is not None else None
     milliseconds = device.link.latency_milliseconds if device.link is not None else 0
-    return PoolDevice(
-        name=device.name,
-        budget_bytes=device.memory,
-        flops_per_second=ASSUMED_FLOPS_PER_CPU * (device.cpus or _MILLICPUS) // _MILLICPUS,
-        link_bytes_per_second=None if rate is None else rate // 8,
-        latency_nanoseconds=Nanoseconds(milliseconds * 1_000_000),
+    return measured_device(
+        device.name,
+        device.memory,
+        replace(speed, processors=(device.cpus or _MILLICPUS) / _MILLICPUS),
+        Link(
+            bytes_per_second=None if rate is None else rate / 8,
+            round_trip_seconds=2 * milliseconds / 1000,
+        ),
         single=single,
     )

@@ -27,8 +27,10 @@ from shoal_cli.local.report import (
     JobReport,
     Latency,
     StageReport,
+    TaskTime,
     TierHits,
 )
+from shoal_cli.local.speeds import speed_path
 from shoal_cli.local.supervisor import ProcessSpec, Supervisor, tail
 from shoal_cli.local.verification import DEFAULT_TOLERANCE
 from shoal_cli.local.watch import DeviceTally, Watch
@@ -36,7 +38,7 @@ from shoal_cli.local.workspace import Workspace
 from shoal_planner.outcome import Plan
 from shoal_protocol.channels import open_channel
 from shoal_protocol.partition import document_to_json
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import format_bytes, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 SESSIONS_SECONDS: Final = 60.0
@@ -96,8 +98,14 @@ class PlannedJob:
             name=self.order.name,
             partition=document_to_json(self.prepared.document).encode(),
             stages=[
-                pb.StagePlacement(devices=devices, granted_bytes=granted)
-                for devices, granted in zip(self.plan.homes(), self.plan.grants(), strict=True)
+                pb.StagePlacement(
+                    devices=devices,
+                    granted_bytes=granted,
+                    predicted_seconds=map(seconds, predicted),
+                )
+                for devices, granted, predicted in zip(
+                    self.plan.homes(), self.plan.grants(), self.plan.predictions(), strict=True
+                )
             ],
             epoch=1,
             inputs_uri=str(self.order.inputs),
@@ -251,6 +259,7 @@ class PoolRun:
         command += ["--cache", str(self.workspace.cache(label))]
         command += ["--cache-size", str(spec.cache.size)]
         command += ["--budget", str(device.memory), "--residency", spec.residency.value]
+        command += ["--speed", str(speed_path())]
         command += ["--threads", str(self.options.threads or self._threads(device))]
         if not self.options.relay:
             command += ["--listen", self._socket(str(number))]
@@ -323,13 +332,26 @@ class PoolRun:
             latency=_copied(Latency, status.latency),
             tier_hits=_copied(TierHits, status.tier_hits),
             stages=tuple(
-                _copied(StageReport, stage, devices=tuple(map(self.label, stage.devices)))
+                _copied(
+                    StageReport,
+                    stage,
+                    devices=tuple(map(self.label, stage.devices)),
+                    times=tuple(map(self._task_time, stage.times)),
+                )
                 for stage in status.stages
             ),
             failures=tuple(_copied(FailedItem, each) for each in status.failures),
             outputs=str(job.order.outputs),
             verification=None,
             verification_error="",
+        )
+
+    def _task_time(self, time: pb.TaskTime) -> TaskTime:
+        known = time.HasField("predicted_seconds")
+        return TaskTime(
+            device=self.label(time.device),
+            measured_seconds=time.measured_seconds,
+            predicted_seconds=time.predicted_seconds if known else None,
         )
 
     def device_reports(self) -> list[DeviceReport]:

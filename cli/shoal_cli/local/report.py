@@ -91,13 +91,25 @@ class FailedItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTime:
+    """What a task of a stage took on a device, averaged over the last ones, and what the plan
+    predicted; None where it predicts no time."""
+
+    device: str
+    measured_seconds: float
+    predicted_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageReport:
-    """One stage: who served it, tasks that ended, and the median time of one in ONNX Runtime."""
+    """One stage: who served it, tasks that ended, and the median time of one in ONNX Runtime; and
+    the times on each device that ran some of them."""
 
     index: int
     devices: tuple[str, ...]
     finished: int
     compute_seconds: float
+    times: tuple[TaskTime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

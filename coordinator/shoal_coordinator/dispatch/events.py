@@ -47,7 +47,8 @@ class Stage:
     some of the model's inputs, `gives_results` that some of its outputs are the model's. `homes`
     are the devices that the plan gives it, best first; none: any device. `granted` is what the plan
     grants it on devices that give it less than `resident_bytes`: there it runs in blocks, for which
-    it needs `least_bytes`. `output_bytes` is per item.
+    it needs `least_bytes`. `output_bytes` is per item. `predicted` is how long the plan says that a
+    task takes on a device.
     """
 
     digest: Digest
@@ -59,6 +60,7 @@ class Stage:
     homes: tuple[str, ...] = ()
     granted: tuple[tuple[str, Bytes], ...] = ()
     output_bytes: Bytes | None = None
+    predicted: tuple[tuple[str, Nanoseconds], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

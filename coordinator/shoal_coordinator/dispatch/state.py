@@ -168,6 +168,8 @@ class StageQueue:
     passed: int = 0
     overtime: int = 0
     times: Histogram = field(default_factory=Histogram)
+    time_on: dict[str, int] = field(default_factory=dict)
+    """Measured nanoseconds of a task, by device, smoothed."""
     served_by: tuple[str, ...] = ()
 
     @property

@@ -86,6 +86,7 @@ def _note_time(state: State, task: Task, device: Device, compute: Nanoseconds) -
     times, digest = device.work.times, task.queue.service.digest
     known = times.get(digest)
     time = times[digest] = compute if known is None else known + (compute - known) // 4
+    task.queue.time_on[device.name] = time
     note_time(task.queue.service, device)
     slots = state.limits.queue_depth + _extra_slots(state, task.queue, device, time)
     if device.work.slots != slots:

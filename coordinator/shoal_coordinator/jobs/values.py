@@ -8,13 +8,14 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Per stage, the devices that serve it, best first, and what each of them grants its fragment.
-    A plan of a higher number replaces it.
+    """Per stage, the devices that serve it, best first, what each of them grants its fragment, and
+    how long it is predicted to take. A plan of a higher number replaces it.
     """
 
     number: int = 0
     stages: tuple[tuple[str, ...], ...] = ()
     granted_bytes: tuple[tuple[int, ...], ...] = ()
+    predicted_seconds: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,14 @@ What a job is never changes while it runs. How it is done may: by a newer plan, 
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from time import monotonic
 from typing import Final
 
 from shoal_coordinator.dispatch.events import Failure, FailureKind
 from shoal_coordinator.dispatch.instructions import Tier
-from shoal_coordinator.dispatch.state import Job, JobPhase
+from shoal_coordinator.dispatch.state import Job, JobPhase, StageQueue
 from shoal_coordinator.dispatch.views import KnownDevice
 from shoal_coordinator.jobs.values import End, Outcome, Plan, Submission, Tally, Terms
 from shoal_coordinator.server import wire
@@ -50,6 +50,7 @@ def plan_of(request: pb.SubmitJobRequest) -> Plan:
         number=request.epoch,
         stages=tuple(tuple(each.devices) for each in request.stages),
         granted_bytes=tuple(tuple(each.granted_bytes) for each in request.stages),
+        predicted_seconds=tuple(tuple(each.predicted_seconds) for each in request.stages),
     )
 
 
@@ -64,8 +65,10 @@ def request_of(work: pb.SubmitJobRequest, submission: Submission) -> pb.SubmitJo
     request.epoch = plan.number
     del request.stages[:]
     request.stages.extend(
-        pb.StagePlacement(devices=devices, granted_bytes=granted)
-        for devices, granted in zip_longest(plan.stages, plan.granted_bytes, fillvalue=())
+        pb.StagePlacement(devices=devices, granted_bytes=granted, predicted_seconds=predicted)
+        for devices, granted, predicted in zip_longest(
+            plan.stages, plan.granted_bytes, plan.predicted_seconds, fillvalue=()
+        )
     )
     for name in _TERMS:
         setattr(request, name, getattr(submission.terms, name))
@@ -108,6 +111,7 @@ def job_status(job: Job, place: Callable[[int], str]) -> pb.JobStatus:
                 running=queue.running,
                 compute_seconds=seconds(queue.times.quantile(0.5)) if queue.times.total else 0.0,
                 devices=queue.devices,
+                times=_times(queue),
             )
             for queue in job.queues
         ],
@@ -118,6 +122,17 @@ def job_status(job: Job, place: Callable[[int], str]) -> pb.JobStatus:
         status.latency.p99_seconds = seconds(job.latency.quantile(0.99))
         status.latency.maximum_seconds = seconds(job.latency.maximum)
     return status
+
+
+def _times(queue: StageQueue) -> Iterator[pb.TaskTime]:
+    predicted = dict(queue.spec.predicted)
+    for device, time in sorted(queue.time_on.items()):
+        known = predicted.get(device)
+        yield pb.TaskTime(
+            device=device,
+            measured_seconds=seconds(Nanoseconds(time)),
+            predicted_seconds=None if known is None else seconds(known),
+        )
 
 
 def with_tally(status: pb.JobStatus, tally: Tally) -> pb.JobStatus:
@@ -226,4 +241,10 @@ def device_status(
         for name in ("used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes"):
             setattr(status, name, getattr(telemetry, name))
         status.silent_seconds = monotonic() - known.received_at
+        if hello.HasField("speed"):
+            status.speed.CopyFrom(hello.speed)
+        if telemetry.HasField("link_bytes_per_second"):
+            status.link_bytes_per_second = telemetry.link_bytes_per_second
+        if telemetry.HasField("link_round_trip_seconds"):
+            status.round_trip_seconds = telemetry.link_round_trip_seconds
     return status

@@ -23,6 +23,8 @@ from shoal_protocol.histograms import Histogram
 from shoal_protocol.units import Nanoseconds, seconds
 
 _NAMESPACE: Final = "shoal_coordinator"
+_SHOWN: Final = 12
+"""Digits of a fragment's digest."""
 _STEP_BUCKETS: Final = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.1, 1)
 _TASK_BUCKETS: Final = (1e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _ITEM_BUCKETS: Final = (*_TASK_BUCKETS[1:], 300, 600)
@@ -126,6 +128,13 @@ class CoordinatorMetrics:
         self._active = self._gauge("active_items", "Items admitted and not ended.")
         self._inputs = self._gauge("input_bytes_in_flight", "Inputs read and not delivered yet.")
         self._results = self._gauge("result_bytes_in_flight", "Results being received.")
+        measured, predicted = "measured by its device", "predicted by the plan"
+        self._task_seconds = {
+            name: self._gauge(
+                f"task_{name}_seconds", f"Time of a task, as {text}.", "device", "fragment"
+            )
+            for name, text in (("measured", measured), ("predicted", predicted))
+        }
 
     def count_task(self, order: ins.Execute) -> None:
         self._tasks[order.tier].inc()
@@ -172,6 +181,7 @@ class CoordinatorMetrics:
         }
         for phase, count in counts.items():
             self._devices.labels(state=phase.value).set(count)
+        self._compare_times(state)
         self._inputs.set(input_bytes)
         self._results.set(hub.receiving_bytes)
         traffic = hub.traffic
@@ -183,6 +193,18 @@ class CoordinatorMetrics:
         ):
             counter.inc(total - self._counted[counter])
             self._counted[counter] = total
+
+    def _compare_times(self, state: State) -> None:
+        """What plans predict beside what devices measure, of the fragments of jobs that run."""
+        measured, predicted = self._task_seconds["measured"], self._task_seconds["predicted"]
+        measured.clear()
+        predicted.clear()
+        for queue in (queue for job in state.jobs.values() for queue in job.queues):
+            fragment = queue.spec.digest.removeprefix("sha256:")[:_SHOWN]
+            for device, time in queue.time_on.items():
+                measured.labels(device=device, fragment=fragment).set(seconds(Nanoseconds(time)))
+            for device, time in queue.spec.predicted:
+                predicted.labels(device=device, fragment=fragment).set(seconds(time))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, namespace=_NAMESPACE, registry=self.registry)

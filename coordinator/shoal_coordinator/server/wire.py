@@ -355,6 +355,7 @@ def job_spec(
                 gives_results=any(edge.consumer == MODEL for edge in out),
                 homes=tuple(dict.fromkeys(placement.devices)),
                 granted=_granted(placement, fragment),
+                predicted=_predicted(placement),
                 output_bytes=Bytes(sum(known)) if len(known) == len(sizes) else None,
             )
         )
@@ -371,6 +372,12 @@ def job_spec(
         parallelism=request.parallelism,
         open_ended=open_ended,
     )
+
+
+def _predicted(placement: api.StagePlacement) -> tuple[tuple[str, Nanoseconds], ...]:
+    predicted = zip(placement.devices, placement.predicted_seconds, strict=False)
+    known = ((device, duration(seconds)) for device, seconds in predicted)
+    return tuple((device, taken) for device, taken in known if taken)
 
 
 def _granted(placement: api.StagePlacement, fragment: Fragment) -> tuple[tuple[str, Bytes], ...]:

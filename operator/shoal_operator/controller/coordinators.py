@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final, assert_never
 
@@ -147,8 +148,12 @@ class _Coordinator:
             name=call.job,
             partition=call.partition,
             stages=[
-                pb.StagePlacement(devices=devices, granted_bytes=granted)
-                for devices, granted in zip(call.stages, call.granted_bytes, strict=True)
+                pb.StagePlacement(
+                    devices=devices, granted_bytes=granted, predicted_seconds=predicted
+                )
+                for devices, granted, predicted in zip_longest(
+                    call.stages, call.granted_bytes, call.predicted_seconds, fillvalue=()
+                )
             ],
             epoch=call.plan,
             mode=Mode(call.mode).name,

@@ -23,6 +23,7 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Unreachable,
 )
+from shoal_protocol.speeds import Link, Speed, sane, speed_of
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -92,6 +93,11 @@ def device_of(status: pb.DeviceStatus) -> ConnectedDevice:
         cached_bytes=Bytes(status.cached_bytes),
         silent_seconds=status.silent_seconds,
         excess=excess,
+        speed=speed_of(status.speed),
+        link=Link(
+            bytes_per_second=sane(status, "link_bytes_per_second"),
+            round_trip_seconds=sane(status, "round_trip_seconds"),
+        ),
     )
 
 
@@ -166,10 +172,15 @@ def _excesses(view: CoordinatorView) -> list[tuple[str, int, bool]]:
     return [(name, excess.peak_bytes, excess.is_recent) for name, excess in found if excess]
 
 
-def _fleet(view: CoordinatorView) -> list[tuple[str, int]]:
-    """Devices that a plan may use; one that is silent for a moment still counts."""
+def _fleet(view: CoordinatorView) -> list[tuple[str, int, Speed, Link]]:
+    """Devices that a plan may use, with what it depends on; one that is silent for a moment still
+    counts."""
     there = (DeviceState.READY, DeviceState.SILENT)
-    return [(each.name, each.budget_bytes) for each in view.devices if each.state in there]
+    return [
+        (each.name, each.budget_bytes, each.speed, each.link)
+        for each in view.devices
+        if each.state in there
+    ]
 
 
 def _lost(view: CoordinatorView) -> set[str]:

@@ -74,7 +74,8 @@ class SubmitJob:
 
     `job` is the coordinator's name for it (`names.job_id`); `partition` the document as it was cut;
     `stages`: per fragment the devices that serve it, best first, and in `granted_bytes` what each
-    grants it (0: all that it needs); `plan` the epoch of the Placement.
+    grants it (0: all that it needs), in `predicted_seconds` how long a task of it takes there, as
+    far as that is predicted; `plan` the epoch of the Placement.
     `mode` and `policy` are words of `shoal_protocol.choices`; `lossy` permits float16 on the way.
     Inputs and results are in the job's own folders on the coordinator's volume.
     """
@@ -90,6 +91,7 @@ class SubmitJob:
     backoff_limit: int
     terms: Terms
     lossy: bool = False
+    predicted_seconds: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,19 @@ is not connected stays as long as its node is selected, since its agent will be 
 within its budget: see `budgets`.
 """
 
-from dataclasses import replace
-from typing import Final
+from dataclasses import asdict, replace
+from typing import Final, TypeVar
 
 from shoal_api.columns import print_device
 from shoal_api.fields import Metadata, Reference
 from shoal_api.kinds import Device
-from shoal_api.kinds.device import CachedFragments, DeviceSpec, DeviceStatus
+from shoal_api.kinds.device import (
+    CachedFragments,
+    DeviceLink,
+    DeviceSpec,
+    DeviceSpeed,
+    DeviceStatus,
+)
 from shoal_operator.reconcile.budgets import device_budget, excess_note
 from shoal_operator.reconcile.conditions import (
     FALSE,
@@ -31,6 +37,9 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
 )
 from shoal_operator.reconcile.times import as_time, instant, seconds_since
+from shoal_protocol.speeds import Link, Speed
+
+R = TypeVar("R", DeviceSpeed, DeviceLink)
 
 _SEEN_SECONDS: Final = 60.0
 _THERE_SECONDS: Final = 300.0
@@ -102,7 +111,15 @@ def _seen(snapshot: DevicePoolSnapshot, device: Device, each: ConnectedDevice) -
         floor_bytes=each.floor_bytes,
         cached_fragments=CachedFragments(count=each.cached_fragments, bytes=each.cached_bytes),
         last_seen_time=seen,
+        speed=_measured(DeviceSpeed, each.speed),
+        link=_measured(DeviceLink, each.link),
     )
+
+
+def _measured(kind: type[R], values: Speed | Link) -> R | None:
+    """What is known of a speed or a link; None where nothing is."""
+    known = {name: value for name, value in asdict(values).items() if value is not None}
+    return kind(**known) if known else None
 
 
 def _limit(snapshot: DevicePoolSnapshot, device: Device, node: str | None) -> int | None:

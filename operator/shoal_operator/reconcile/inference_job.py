@@ -421,6 +421,7 @@ def _submission(snapshot: InferenceJobSnapshot, ready: Ready) -> SubmitJob:
         partition=document_to_json(ready.document).encode(),
         stages=ready.stages,
         granted_bytes=ready.granted_bytes,
+        predicted_seconds=ready.predicted_seconds,
         plan=ready.plan,
         mode=spec.mode.value,
         policy=spec.policy.value,

@@ -7,10 +7,12 @@ waits for none that waits itself for something that may never come, and for none
 `PATIENCE_SECONDS`: a job that cannot start delays no other.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
 from shoal_api.kinds import InferenceJob, Partition, Placement
+from shoal_api.kinds.placement import StageStatus
 from shoal_operator.reconcile.addresses import offline, unsuitable
 from shoal_operator.reconcile.conditions import (
     FALSE,
@@ -61,13 +63,15 @@ _REFUSALS: Final = frozenset({"Refused", "TooManyFragments", "DocumentTooLarge"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A plan to run by: per fragment its devices, and what each grants it (0: all that it needs).
+    """A plan to run by: per fragment its devices, what each grants it (0: all that it needs), and
+    how long a task of it takes there.
     `plan` is its epoch, `planned` the job's condition of it.
     """
 
     document: PartitionDocument
     stages: tuple[tuple[str, ...], ...]
     granted_bytes: tuple[tuple[int, ...], ...]
+    predicted_seconds: tuple[tuple[float, ...], ...]
     plan: int
     planned: ConditionUpdate
 
@@ -211,8 +215,24 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
         document=document,
         stages=stages,
         granted_bytes=granted,
+        predicted_seconds=_predicted(in_place, document),
         plan=status.epoch or 1,
         planned=planned,
+    )
+
+
+def _predicted(
+    stages: Sequence[StageStatus], document: PartitionDocument
+) -> tuple[tuple[float, ...], ...]:
+    """Per fragment: its part, by its operations, of what its stage takes on each device."""
+    flops = [fragment.flops or 0 for fragment in document.fragments]
+    return tuple(
+        tuple(
+            taken * flops[index] / max(1, sum(flops[each] for each in stage.fragments))
+            for taken in stage.device_seconds
+        )
+        for stage in stages
+        for index in stage.fragments
     )
 
 

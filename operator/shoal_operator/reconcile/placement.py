@@ -1,8 +1,8 @@
 """Placement: the plan in force, and when another one takes its place. Pure.
 
 A plan is made from the partition's document and the devices that the pool's coordinator reports
-with their budgets. A new plan costs: items under way start over, fragments move. So the plan in
-force stays
+with their budgets, and with what they and their links were measured to do. A new plan costs: items
+under way start over, fragments move. So the plan in force stays
 
 - while a device of it is silent, or away for less than `GRACE_SECONDS` (Ready is False meanwhile);
 - while its coordinator cannot be reached (Ready is Unknown);
@@ -44,6 +44,7 @@ from shoal_operator.reconcile.times import seconds_since
 from shoal_planner.costs import PoolDevice
 from shoal_planner.explanation import summary
 from shoal_planner.outcome import Infeasible, Plan
+from shoal_planner.speeds import levelled, measured_device
 from shoal_protocol.choices import Residency
 
 GRACE_SECONDS: Final = 30.0
@@ -101,13 +102,13 @@ def _site(snapshot: PlacementSnapshot) -> Site | Cause:
         return Cause("CoordinatorUnreachable", text)
     single = pool.spec.residency is Residency.SINGLE
     usable = tuple(
-        PoolDevice(name=each.name, budget_bytes=each.budget_bytes, single=single)
+        measured_device(each.name, each.budget_bytes, each.speed, each.link, single=single)
         for each in sorted(snapshot.view.devices, key=lambda device: device.name)
         if each.state in (DeviceState.READY, DeviceState.SILENT)
     )
     if not usable:
         return Cause("WaitingForDevices", f"no device of {name} is connected")
-    return Site(document=document, devices=usable)
+    return Site(document=document, devices=levelled(usable))
 
 
 def _missing(previous: Stages, devices: Sequence[PoolDevice]) -> tuple[str, ...]:

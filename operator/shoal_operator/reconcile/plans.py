@@ -30,7 +30,7 @@ from shoal_planner.placement import MAX_REJECTED, plan, shares
 from shoal_planner.search import fits
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import NANOSECONDS_PER_SECOND
+from shoal_protocol.units import Nanoseconds, seconds
 
 _ITEMS: Final = 100
 _REMEMBERED: Final = 32
@@ -172,6 +172,11 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
                 fragments=stage.fragments,
                 devices=stage.devices,
                 compute_seconds=_seconds(stage.compute_nanoseconds),
+                device_seconds=tuple(
+                    seconds(Nanoseconds(sum(share.predicted)))
+                    for share in stage.shares
+                    if share.predicted
+                ),
                 transfer_seconds=_seconds(stage.transfer_nanoseconds),
                 resident_bytes=stage.resident_bytes,
                 in_blocks=_in_blocks(stage, document)[:MAX_GRANTS],
@@ -216,4 +221,4 @@ def _in_blocks(stage: StagePlan, document: PartitionDocument) -> tuple[Grant, ..
 
 
 def _seconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / NANOSECONDS_PER_SECOND
+    return None if nanoseconds is None else seconds(Nanoseconds(nanoseconds))

@@ -15,6 +15,7 @@ from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.names import job_id, pool_of
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, Link, Speed
 from shoal_protocol.units import Bytes
 
 RECOVERY_SECONDS: Final = 600.0
@@ -170,6 +171,8 @@ class ConnectedDevice:
     cached_bytes: Bytes
     silent_seconds: float
     excess: Excess | None = None
+    speed: Speed = UNKNOWN_SPEED
+    link: Link = UNKNOWN_LINK
 
 
 class RunState(StrEnum):

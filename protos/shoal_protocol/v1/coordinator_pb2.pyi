@@ -1,3 +1,4 @@
+from shoal_protocol.v1 import session_pb2 as _session_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -92,12 +93,14 @@ class SubmitJobRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ..., epoch: _Optional[int] = ..., inputs_uri: _Optional[str] = ..., outputs_uri: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., policy: _Optional[_Union[Policy, str]] = ..., priority: _Optional[int] = ..., backoff_limit: _Optional[int] = ..., active_deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., parallelism: _Optional[int] = ...) -> None: ...
 
 class StagePlacement(_message.Message):
-    __slots__ = ("devices", "granted_bytes")
+    __slots__ = ("devices", "granted_bytes", "predicted_seconds")
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     devices: _containers.RepeatedScalarFieldContainer[str]
     granted_bytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, devices: _Optional[_Iterable[str]] = ..., granted_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    predicted_seconds: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, devices: _Optional[_Iterable[str]] = ..., granted_bytes: _Optional[_Iterable[int]] = ..., predicted_seconds: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WatchJobRequest(_message.Message):
     __slots__ = ("name", "interval_seconds")
@@ -220,20 +223,32 @@ class Latency(_message.Message):
     def __init__(self, p50_seconds: _Optional[float] = ..., p90_seconds: _Optional[float] = ..., p99_seconds: _Optional[float] = ..., maximum_seconds: _Optional[float] = ...) -> None: ...
 
 class StageStatus(_message.Message):
-    __slots__ = ("index", "ready", "running", "finished", "compute_seconds", "devices")
+    __slots__ = ("index", "ready", "running", "finished", "compute_seconds", "devices", "times")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     index: int
     ready: int
     running: int
     finished: int
     compute_seconds: float
     devices: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, index: _Optional[int] = ..., ready: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
+    times: _containers.RepeatedCompositeFieldContainer[TaskTime]
+    def __init__(self, index: _Optional[int] = ..., ready: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ..., times: _Optional[_Iterable[_Union[TaskTime, _Mapping]]] = ...) -> None: ...
+
+class TaskTime(_message.Message):
+    __slots__ = ("device", "measured_seconds", "predicted_seconds")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    measured_seconds: float
+    predicted_seconds: float
+    def __init__(self, device: _Optional[str] = ..., measured_seconds: _Optional[float] = ..., predicted_seconds: _Optional[float] = ...) -> None: ...
 
 class TierHits(_message.Message):
     __slots__ = ("resident", "cached", "idle", "evict")
@@ -268,7 +283,7 @@ class ListDevicesResponse(_message.Message):
     def __init__(self, devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ...) -> None: ...
 
 class DeviceStatus(_message.Message):
-    __slots__ = ("name", "state", "architecture", "budget_bytes", "floor_bytes", "resident_bytes", "used_bytes", "peak_bytes", "resident", "cached_fragments", "cached_bytes", "loads", "evictions", "tier_hits", "tasks", "sent_bytes", "received_bytes", "fetched_bytes", "silent_seconds", "queued", "budget_excess")
+    __slots__ = ("name", "state", "architecture", "budget_bytes", "floor_bytes", "resident_bytes", "used_bytes", "peak_bytes", "resident", "cached_fragments", "cached_bytes", "loads", "evictions", "tier_hits", "tasks", "sent_bytes", "received_bytes", "fetched_bytes", "silent_seconds", "queued", "budget_excess", "speed", "link_bytes_per_second", "round_trip_seconds")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         READY: _ClassVar[DeviceStatus.State]
@@ -300,6 +315,9 @@ class DeviceStatus(_message.Message):
     SILENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     BUDGET_EXCESS_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    LINK_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: DeviceStatus.State
     architecture: str
@@ -321,7 +339,10 @@ class DeviceStatus(_message.Message):
     silent_seconds: float
     queued: int
     budget_excess: BudgetExcess
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[DeviceStatus.State, str]] = ..., architecture: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., floor_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., cached_fragments: _Optional[int] = ..., cached_bytes: _Optional[int] = ..., loads: _Optional[int] = ..., evictions: _Optional[int] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., tasks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., queued: _Optional[int] = ..., budget_excess: _Optional[_Union[BudgetExcess, _Mapping]] = ...) -> None: ...
+    speed: _session_pb2.Speed
+    link_bytes_per_second: float
+    round_trip_seconds: float
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[DeviceStatus.State, str]] = ..., architecture: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., floor_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., cached_fragments: _Optional[int] = ..., cached_bytes: _Optional[int] = ..., loads: _Optional[int] = ..., evictions: _Optional[int] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., tasks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., queued: _Optional[int] = ..., budget_excess: _Optional[_Union[BudgetExcess, _Mapping]] = ..., speed: _Optional[_Union[_session_pb2.Speed, _Mapping]] = ..., link_bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ...) -> None: ...
 
 class BudgetExcess(_message.Message):
     __slots__ = ("peak_bytes", "budget_bytes", "seconds")

@@ -67,7 +67,7 @@ class AgentBatch(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[AgentMessage, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "device", "incarnation", "version", "address", "capabilities", "budget_bytes", "floor_bytes", "residency", "cached", "resident", "cache_bytes")
+    __slots__ = ("protocol", "device", "incarnation", "version", "address", "capabilities", "budget_bytes", "floor_bytes", "residency", "cached", "resident", "cache_bytes", "speed")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class Hello(_message.Message):
     CACHED_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     device: str
     incarnation: int
@@ -92,7 +93,24 @@ class Hello(_message.Message):
     cached: _containers.RepeatedCompositeFieldContainer[CachedFragment]
     resident: _containers.RepeatedCompositeFieldContainer[ResidentFragment]
     cache_bytes: int
-    def __init__(self, protocol: _Optional[int] = ..., device: _Optional[str] = ..., incarnation: _Optional[int] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., budget_bytes: _Optional[int] = ..., floor_bytes: _Optional[int] = ..., residency: _Optional[_Union[Residency, str]] = ..., cached: _Optional[_Iterable[_Union[CachedFragment, _Mapping]]] = ..., resident: _Optional[_Iterable[_Union[ResidentFragment, _Mapping]]] = ..., cache_bytes: _Optional[int] = ...) -> None: ...
+    speed: Speed
+    def __init__(self, protocol: _Optional[int] = ..., device: _Optional[str] = ..., incarnation: _Optional[int] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., budget_bytes: _Optional[int] = ..., floor_bytes: _Optional[int] = ..., residency: _Optional[_Union[Residency, str]] = ..., cached: _Optional[_Iterable[_Union[CachedFragment, _Mapping]]] = ..., resident: _Optional[_Iterable[_Union[ResidentFragment, _Mapping]]] = ..., cache_bytes: _Optional[int] = ..., speed: _Optional[_Union[Speed, _Mapping]] = ...) -> None: ...
+
+class Speed(_message.Message):
+    __slots__ = ("processors", "convolution_flops_per_second", "product_flops_per_second", "memory_bytes_per_second", "page_bytes_per_second", "disk_bytes_per_second")
+    PROCESSORS_FIELD_NUMBER: _ClassVar[int]
+    CONVOLUTION_FLOPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PRODUCT_FLOPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    processors: float
+    convolution_flops_per_second: float
+    product_flops_per_second: float
+    memory_bytes_per_second: float
+    page_bytes_per_second: float
+    disk_bytes_per_second: float
+    def __init__(self, processors: _Optional[float] = ..., convolution_flops_per_second: _Optional[float] = ..., product_flops_per_second: _Optional[float] = ..., memory_bytes_per_second: _Optional[float] = ..., page_bytes_per_second: _Optional[float] = ..., disk_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class Capabilities(_message.Message):
     __slots__ = ("architecture", "processors", "memory_bytes", "runtime")
@@ -123,7 +141,7 @@ class ResidentFragment(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., resident_bytes: _Optional[int] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("cpu_fraction", "memory_available_bytes", "temperature_celsius", "battery_fraction", "round_trip_seconds", "used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes", "queued_tasks")
+    __slots__ = ("cpu_fraction", "memory_available_bytes", "temperature_celsius", "battery_fraction", "round_trip_seconds", "used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes", "queued_tasks", "link_bytes_per_second", "link_round_trip_seconds")
     CPU_FRACTION_FIELD_NUMBER: _ClassVar[int]
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_CELSIUS_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +153,8 @@ class Telemetry(_message.Message):
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TASKS_FIELD_NUMBER: _ClassVar[int]
+    LINK_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    LINK_ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     cpu_fraction: float
     memory_available_bytes: int
     temperature_celsius: float
@@ -146,7 +166,9 @@ class Telemetry(_message.Message):
     received_bytes: int
     fetched_bytes: int
     queued_tasks: int
-    def __init__(self, cpu_fraction: _Optional[float] = ..., memory_available_bytes: _Optional[int] = ..., temperature_celsius: _Optional[float] = ..., battery_fraction: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., queued_tasks: _Optional[int] = ...) -> None: ...
+    link_bytes_per_second: float
+    link_round_trip_seconds: float
+    def __init__(self, cpu_fraction: _Optional[float] = ..., memory_available_bytes: _Optional[int] = ..., temperature_celsius: _Optional[float] = ..., battery_fraction: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., queued_tasks: _Optional[int] = ..., link_bytes_per_second: _Optional[float] = ..., link_round_trip_seconds: _Optional[float] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
     __slots__ = ("nonce",)

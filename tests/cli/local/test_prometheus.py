@@ -36,7 +36,7 @@ PATIENCE_SECONDS = 90.0
 WINDOW = "3m"  # what was counted once stays in sight, however slow the machine
 ALSO_EMPTY = (
     "certificate_expiration",  # no TLS on one machine
-    "slowest_link",  # no activation of this model is large enough to measure a link
+    "link_bytes_per_second",  # no activation of this model is large enough to measure a link
     "fragment_granted",  # every fragment is whole
     "fragment_wanted",
     "fragment_least",

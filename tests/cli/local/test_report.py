@@ -17,6 +17,7 @@ from shoal_cli.local.report import (
     Latency,
     RunReport,
     StageReport,
+    TaskTime,
     TierHits,
     Verification,
     to_json,
@@ -57,7 +58,18 @@ JOB = JobReport(
     items_per_second=4.0,
     latency=Latency(p50_seconds=0.1, p90_seconds=0.2, p99_seconds=0.3, maximum_seconds=0.3),
     tier_hits=TierHits(resident=24),
-    stages=(StageReport(index=0, devices=("pi-4",), finished=8, compute_seconds=0.01),),
+    stages=(
+        StageReport(
+            index=0,
+            devices=("pi-4",),
+            finished=8,
+            compute_seconds=0.01,
+            times=(
+                TaskTime(device="pi-4", measured_seconds=0.01, predicted_seconds=0.02),
+                TaskTime(device="pi-0", measured_seconds=0.01, predicted_seconds=None),
+            ),
+        ),
+    ),
     failures=(),
     outputs="/out",
     verification=VERIFICATION,

@@ -13,6 +13,7 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Unreachable,
 )
+from shoal_protocol.speeds import Link, Speed
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -47,6 +48,21 @@ def test_time_that_passes_is_no_change() -> None:
         runs=MappingProxyType({"j": replace(RUN, seconds=2.0, items_per_second=0.5)}),
     )
     assert parts(VIEW, later) == set()
+
+
+def test_what_a_device_or_its_link_was_measured_to_do_is_news_for_plans() -> None:
+    faster = replace(DEVICE, speed=Speed(processors=2.0))
+    linked = replace(DEVICE, link=Link(bytes_per_second=1e8))
+    for each in (faster, linked):
+        assert parts(VIEW, replace(VIEW, devices=(each,))) == {"shelf/devices", "shelf/fleet"}
+
+
+def test_a_status_says_what_was_measured_and_an_old_one_says_nothing() -> None:
+    assert views.device_of(pb.DeviceStatus(name="pi")).speed == Speed()
+    status = pb.DeviceStatus(name="pi", link_bytes_per_second=1e8, round_trip_seconds=0.0)
+    status.speed.processors = 0.5
+    assert views.device_of(status).speed == Speed(processors=0.5)
+    assert views.device_of(status).link == Link(bytes_per_second=1e8)
 
 
 def test_a_device_over_its_budget_is_news_when_that_begins_grows_and_ends() -> None:

@@ -148,6 +148,13 @@ def test_inputs_are_carried_in_before_the_job_is_submitted() -> None:
     (call,) = done.calls
     assert isinstance(call, SubmitJob)
     assert (call.job, call.plan, len(call.stages)) == ("ocr-aabbccdd", 1, 3)
+    assert PLANNED.placement is not None
+    assert PLANNED.placement.status is not None
+    for stage in PLANNED.placement.status.stages:
+        parts = [call.predicted_seconds[index] for index in stage.fragments]
+        assert [sum(each) for each in zip(*parts, strict=True)] == pytest.approx(
+            stage.device_seconds
+        )
     half = decide(works(planned(transferPrecision="Half"), "in", WorkerPhase.SUCCEEDED))
     assert (call.lossy, half.calls) == (False, (replace(call, lossy=True),))
 

@@ -23,6 +23,7 @@ from shoal_operator.reconcile.snapshot import (
     StoredDocument,
     Unreachable,
 )
+from shoal_protocol.speeds import Speed
 from shoal_protocol.units import Bytes
 
 SOON, LATER = "2026-03-01T12:00:10Z", "2026-03-01T12:01:00Z"
@@ -101,6 +102,17 @@ def test_a_plan_is_made_of_the_devices_that_are_connected() -> None:
     assert [note.reason for note in decision.notes] == ["PlannedPlacement"]
     assert decision.notes[0].message.startswith("3 stages on a, b, c; ")
     assert len(status.rejected) <= 8
+
+
+def test_a_device_that_was_measured_to_be_slow_gets_the_least() -> None:
+    slow = replace(device("a"), speed=Speed(processors=0.1))
+    _, _, status = see(placement(), replace(devices("b", "c"), devices=(slow, device("b"))))
+    assert PARTITION.status is not None
+    flops = [each.flops or 0 for each in PARTITION.status.fragments]
+    work = {
+        stage.devices: sum(flops[index] for index in stage.fragments) for stage in status.stages
+    }
+    assert list(work) == [("b",)] or work["a",] < work["b",]
 
 
 def test_a_plan_made_again_of_the_same_is_the_same() -> None:

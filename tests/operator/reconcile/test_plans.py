@@ -55,6 +55,13 @@ def test_a_status_says_of_each_fragment_what_it_needs_at_least_and_gets() -> Non
     assert memory.granted_bytes == memory.resident_bytes
 
 
+def test_a_status_says_how_long_an_item_takes_on_each_device() -> None:
+    of = site(large=21, small=10)
+    (stage,) = status_of(best(of), of.document).stages
+    large, small = stage.device_seconds
+    assert 0 < large < small == stage.compute_seconds  # the small one reads weights again
+
+
 def test_a_device_that_keeps_its_fragments_keeps_its_grants() -> None:
     of = site(a=10, b=10, c=21)
     first = best(of)

@@ -6,7 +6,7 @@ from reconcile.rules import pods_in
 from reconcile.test_device_pool import children, node, see, settings, view
 from reconcile.test_placement import device
 from reconcile.values import condition, pool, word
-from shoal_agent.agent import advertised
+from shoal_agent.transport.serving import advertised
 from shoal_operator.reconcile.names import device_object_name
 from shoal_operator.reconcile.settings import Place
 

@@ -1,0 +1,1 @@
+"""What this device can do, measured before it joins. What uses the measurements is elsewhere."""

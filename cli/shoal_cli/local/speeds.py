@@ -1,0 +1,55 @@
+"""What this machine was measured to do, once, for all devices that it pretends to be.
+
+One thread is measured, before anything else runs, in a process of its own. What a device of local
+mode does follows from its share of the processors. SHOAL_SPEED names a file to be used instead.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from shoal_cli.local.supervisor import child_environment
+from shoal_cli.transfer.models import default_cache
+from shoal_protocol.durable_files import replace_file
+from shoal_protocol.speed_files import stored_speed, subject
+from shoal_protocol.speeds import UNKNOWN_SPEED, Speed
+
+_SECONDS: Final = 15.0
+_VARIABLE: Final = "SHOAL_SPEED"
+
+
+def speed_path(environment: Mapping[str, str] = os.environ) -> Path:
+    """The file that agents read."""
+    given = environment.get(_VARIABLE)
+    return Path(given) if given else default_cache(environment) / "speed.json"
+
+
+def machine_speed(environment: Mapping[str, str] = os.environ) -> Speed:
+    """Measured now if it never was, in a second or two; unknown where that fails: then plans are
+    made with what is assumed of a usual machine."""
+    path = speed_path(environment)
+    if environment.get(_VARIABLE):
+        return stored_speed(path) or UNKNOWN_SPEED
+    of = subject(1.0, metadata.version("onnxruntime"))
+    speed = stored_speed(path, of)
+    if speed is None:
+        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+            _measure(path)
+        speed = stored_speed(path, of)
+    return speed or UNKNOWN_SPEED
+
+
+def _measure(path: Path) -> None:
+    command = [sys.executable, "-m", "shoal_agent.calibration", str(path.parent)]
+    ended = subprocess.run(  # noqa: S603 - this interpreter, and nothing that a user gave
+        command, env=child_environment(), timeout=_SECONDS, capture_output=True, check=True
+    )
+    json.loads(ended.stdout)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, ended.stdout)

@@ -1,0 +1,124 @@
+"""What an agent reports of its device and its link, measured by itself."""
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+
+from agent.conftest import Joined
+from agent.scripted_coordinator import ScriptedCoordinator
+from shoal_agent.calibration import probes
+from shoal_agent.telemetry.link import AGE_SECONDS, LARGE_BYTES, LinkMeter
+from shoal_protocol.speed_files import store_speed, stored_speed, subject
+from shoal_protocol.speeds import Speed, speed_message, speed_of
+
+Join = Callable[..., Awaitable[Joined]]
+MIB = 1 << 20
+SOME = Speed(processors=2.0, product_flops_per_second=8e9, disk_bytes_per_second=4e7)
+
+
+@pytest.mark.real
+async def test_an_agent_measures_its_device_once_and_says_it_when_it_joins(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    first = await join("pi-4", "--measured")
+    speed = speed_of(first.device.hello.speed)
+    assert None not in astuple(speed)
+    assert speed.processors is not None
+    assert speed.processors <= 1.0  # it has one thread
+    await first.agent.kill()
+    again = await join("pi-4", "--measured")
+    assert speed_of(again.device.hello.speed) == speed
+
+
+@pytest.mark.real
+async def test_agents_of_one_machine_share_what_was_measured_and_have_their_own_processors(
+    coordinator: ScriptedCoordinator, join: Join, folder: Path
+) -> None:
+    store_speed(folder / "speed.json", SOME, "this machine")
+    joined = await join("pi-4", "--speed", str(folder / "speed.json"))
+    speed = speed_of(joined.device.hello.speed)
+    assert speed.product_flops_per_second == SOME.product_flops_per_second
+    assert speed.memory_bytes_per_second is None
+    assert speed.processors == 1.0
+
+
+def test_what_does_not_fit_the_budget_is_not_measured(tmp_path: Path) -> None:
+    speed = probes.measure(1, tmp_path, 4 * MIB)
+    assert speed.product_flops_per_second is None
+    assert speed.disk_bytes_per_second is not None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_cannot_be_written_is_not_known_and_the_rest_is(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    speed = probes.measure(1, tmp_path / "file" / "cache", 64 * MIB)
+    assert speed.disk_bytes_per_second is None
+    assert speed.convolution_flops_per_second is not None
+
+
+def test_a_stored_measurement_is_of_one_processor_runtime_and_share_and_ages(
+    tmp_path: Path,
+) -> None:
+    path, of = tmp_path / "speed.json", subject(0.5, "1.31")
+    assert stored_speed(path, of) is None
+    store_speed(path, SOME, of)
+    assert stored_speed(path, of) == SOME
+    assert stored_speed(path, subject(1.0, "1.31")) is None
+    assert stored_speed(path, subject(0.5, "1.32")) is None
+    os.utime(path, (0, 0))
+    assert stored_speed(path, of, 3600.0) is None
+    assert stored_speed(path, of) == SOME
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"of": 1, "processors": "x"}', '{"speed": 1}'])
+def test_a_damaged_measurement_is_none(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "speed.json"
+    path.write_text(content)
+    assert stored_speed(path) is None
+
+
+def test_numbers_that_no_device_has_are_not_known() -> None:
+    sent = speed_message(Speed(processors=-1.0, page_bytes_per_second=float("inf")))
+    assert speed_of(sent) == Speed()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_link_carries_what_its_fastest_large_transfer_did() -> None:
+    link = LinkMeter(Clock())
+    assert link.bytes_per_second is None
+    link.transferred(LARGE_BYTES - 1, 1e-9)  # small: a round trip rather than a rate
+    assert link.bytes_per_second is None
+    link.transferred(MIB, 1.0)
+    link.transferred(8 * MIB, 2.0)
+    assert link.bytes_per_second == 4 * MIB
+
+
+def test_a_link_that_became_slow_shows_when_the_old_transfers_have_aged() -> None:
+    clock = Clock()
+    link = LinkMeter(clock)
+    link.transferred(8 * MIB, 1.0)
+    assert link.bytes_per_second == 8 * MIB
+    clock.now = AGE_SECONDS + 1
+    link.transferred(MIB, 1.0)
+    assert link.bytes_per_second == MIB
+    clock.now += AGE_SECONDS + 1
+    assert link.bytes_per_second is None
+
+
+def test_a_report_of_a_link_stays_while_it_changes_little() -> None:
+    link = LinkMeter(Clock())
+    link.pinged(0.0100)
+    assert link.round_trip_seconds == 0.0100
+    link.pinged(0.0080)
+    assert link.round_trip_seconds == 0.0100
+    link.pinged(0.0050)
+    assert link.round_trip_seconds == 0.0050

@@ -1,0 +1,48 @@
+"""What this machine was measured to do, and what its devices in local mode do then."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal_cli.local.orders import bare_pool, planned_devices
+from shoal_cli.local.speeds import machine_speed, speed_path
+from shoal_planner.costs import PAGE_BYTES_PER_SECOND
+from shoal_protocol.speed_files import store_speed
+from shoal_protocol.speeds import Speed
+
+MIB = 1 << 20
+SOME = Speed(
+    processors=0.9,
+    convolution_flops_per_second=6e9,
+    product_flops_per_second=6e9,
+    page_bytes_per_second=2e9,
+    disk_bytes_per_second=9e7,
+)
+
+
+@pytest.mark.real
+def test_a_machine_is_measured_once(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    speed = machine_speed(environment)
+    assert speed.product_flops_per_second is not None
+    assert [each.name for each in (tmp_path / "shoal").iterdir()] == ["speed.json"]
+    assert machine_speed(environment) == speed
+
+
+def test_a_machine_that_cannot_be_measured_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "shoal").touch()
+    assert machine_speed({"XDG_CACHE_HOME": str(tmp_path)}) == Speed()
+
+
+def test_a_file_that_is_named_is_used_as_it_is(tmp_path: Path) -> None:
+    environment = {"SHOAL_SPEED": str(tmp_path / "given.json")}
+    assert machine_speed(environment) == Speed()
+    store_speed(speed_path(environment), SOME, "another machine")
+    assert machine_speed(environment) == SOME
+
+
+def test_devices_have_a_thread_each_and_share_the_disk() -> None:
+    alone, *_ = planned_devices(bare_pool([24 * MIB]), SOME)
+    third, *_ = planned_devices(bare_pool([24 * MIB] * 3), SOME)
+    assert alone.flops_per_second == third.flops_per_second == 3_000_000_000
+    assert third.page_bytes_per_second < alone.page_bytes_per_second < PAGE_BYTES_PER_SECOND

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 import onnxruntime
 
-from shoal_agent import __version__, readings
+from shoal_agent import __version__
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher
 from shoal_agent.calibration.joining import calibrate, gauges
@@ -52,6 +52,7 @@ from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
 if TYPE_CHECKING:
+    from shoal_agent import readings
     from shoal_protocol.exposition import ExpositionServer
 
 _BACKOFF_SECONDS: Final = (0.1, 5.0)
@@ -239,6 +240,7 @@ class Agent:
     def _serve_metrics(self) -> "ExpositionServer | None":
         if self.settings.metrics is None:
             return None
+        from shoal_agent import readings  # noqa: PLC0415 - heavy
         from shoal_agent.telemetry.metrics import AgentCollector, serve  # noqa: PLC0415 - heavy
 
         info = {"version": __version__, "architecture": self._machine.architecture}
@@ -262,7 +264,9 @@ class Agent:
             return f"no progress on the session for {silent:.0f} s"
         return None
 
-    def _gauges(self) -> readings.Gauges:
+    def _gauges(self) -> "readings.Gauges":
+        from shoal_agent import readings  # noqa: PLC0415 - heavy
+
         ledger, session = self.fragments.ledger, self._session
         found = readings.gauges(self.settings, self._meter, self._cache, ledger, session)
         return {**found, "peer_links": len(self.links), **gauges(self._speed, self.link_meter)}

@@ -63,6 +63,10 @@ LABELS = {
 }
 CASES = [
     fires(
+        "ShoalJobFailed", "before the first scrape", "8m",
+        shoal_coordinator_jobs_ended_total__failed="_x5 1x30",
+    ),
+    fires(
         "ShoalJobFailed", "on a pool", "8m",
         shoal_coordinator_jobs_ended_total__failed="0x5 1x30",
     ),
@@ -76,7 +80,7 @@ CASES = [
         shoal_coordinator_jobs_ended_total__failed="0x5 1x40",
     ),
     silent(
-        "ShoalJobFailed", "others succeeded", "8m",
+        "ShoalJobFailed", "others succeeded", "30m",
         shoal_coordinator_jobs_ended_total__failed="3x40",
         shoal_coordinator_jobs_ended_total__complete="0+1x40",
     ),

@@ -41,6 +41,8 @@ ALSO_EMPTY = (
     "fragment_wanted",
     "fragment_least",
     "fragment_lent",
+    "load_seconds",  # each fragment is loaded once, perhaps before the first scrape
+    "memory_estimate_ratio",
     'outcome!="loaded"',  # nothing is refused
 )
 SHORT_JOB = """\
@@ -139,10 +141,10 @@ def agent_of(bench: Workbench, device: str) -> int:
 
 @contextmanager
 def running(bench: Workbench) -> Iterator[tuple[subprocess.Popen[str], Server, OperatorMetrics]]:
-    """A long job, a short one of which an item fails, and a Prometheus that sees them and an
-    operator."""
-    save_inputs(bench.inputs, files=40, stacked=1500)
-    save_inputs(bench.folder / "short" / "in", files=10)
+    """A long job, one of some seconds of which an item fails, and a Prometheus that sees them and
+    an operator."""
+    save_inputs(bench.inputs, files=60, stacked=2500)
+    save_inputs(bench.folder / "short" / "in", files=60, stacked=100)
     np.savez(bench.folder / "short" / "in" / "odd.npz", x=np.zeros((2, 2, 3, WIDTH)))
     bench.manifest.write_text(bench.manifest.read_text() + SHORT_JOB)
     address = f"127.0.0.1:{free_port()}"

@@ -84,9 +84,10 @@ cluster-build: .venv/run.stamp ## Build what such a cluster consists of, once (1
 protos: .venv/bin/protoc-gen-mypy_grpc ## Generate the Python code of protos/ anew
 	$(BIN)/python hack/protos.py
 
-generate: .venv/dev.stamp ## Write anew what declarations give: CRDs, reference of the kinds, table of metrics, the chart's README
+generate: .venv/dev.stamp ## Write anew what declarations give: CRDs, reference of the kinds, metrics, dashboards, the chart's README
 	$(BIN)/python hack/crds.py
 	$(BIN)/python hack/metrics.py
+	$(BIN)/python hack/dashboards.py
 	$(BIN)/python hack/chart.py
 
 docs: .venv/dev.stamp ## Build the documentation as a site, out/site; a broken link fails

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.telemetry.metrics import GAUGES, AgentCollector
+from shoal_agent.telemetry.metrics import GAUGES, AgentCollector, registry_of
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_operator.controller.telemetry import OperatorMetrics
 
@@ -26,14 +26,36 @@ INTRODUCTION = """\
 
 # Metrics
 
-Each process serves `/metrics` for Prometheus, `/healthz` and `/readyz`. On a cluster the operator
-has port 8080, coordinators and agents have 9400; with the chart's `podMonitor.enabled` a Prometheus
-operator finds them. Elsewhere the option is `--metrics-address HOST:PORT` of `shoal coordinator`
-and `shoal agent`.
+Each process serves `/metrics` for Prometheus, `/healthz` and `/readyz`.
+
+| where | how |
+|---|---|
+| on a cluster | the operator has port 8080, coordinators and agents have 9400; with the chart's \
+`podMonitor.enabled` a Prometheus operator finds them |
+| `shoal run` | `--metrics-address HOST:PORT` serves the metrics of all processes at one address \
+while the run lasts |
+| elsewhere | the same option of `shoal coordinator` and `shoal agent` |
+
+On a cluster and with `shoal run` each series of a pool has the labels `pool` and `component`
+(`coordinator` or `agent`), and an agent's has `device`. Where you scrape a coordinator or an agent
+by yourself, give the target these labels: alerts and dashboards group by them.
+
+The chart has alerts (`prometheusRule.enabled`), each with a [runbook](runbooks/ShoalJobFailed.md)
+that its annotation `runbook_url` names, and five Grafana dashboards (`dashboards.enabled`): Fleet,
+Job pipeline, Device memory, Planner accuracy, Operator. They are in `dashboards/` too, to be
+imported by hand; data source, namespace and pool are chosen at the top.
 
 A histogram NAME is three series: `NAME_bucket` with the label `le`, `NAME_sum` and `NAME_count`. No
 label has the name of a job or an item, so the number of series does not grow with them. The
 `process_` metrics are those of the Prometheus client library.
+
+## Traces
+
+`--otlp http://HOST:4318`, of `shoal run` and of `shoal coordinator`, exports a trace of each item
+to an OpenTelemetry collector: the item from its first task to its stored result, and in it each
+task from its instruction to its answer, with the device, the tier, the wait and the time in the
+runtime as attributes. It is off by default and needs the extra `shoal[otlp]`. What the collector
+does not take in time is dropped; no item waits for it.
 """
 
 
@@ -50,7 +72,7 @@ def page() -> str:
     agent = AgentCollector(info, Counters(), lambda: dict.fromkeys(GAUGES, 0.0))
     processes: dict[str, Iterable[Collector]] = {
         "Coordinator": collectors(CoordinatorMetrics().registry),
-        "Agent": [agent],
+        "Agent": collectors(registry_of(agent)),
         "Operator": collectors(OperatorMetrics().registry),
     }
     parts = [INTRODUCTION]

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -51,6 +52,7 @@ from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
 if TYPE_CHECKING:
+    from shoal_agent import readings
     from shoal_protocol.exposition import ExpositionServer
 
 _BACKOFF_SECONDS: Final = (0.1, 5.0)
@@ -242,10 +244,12 @@ class Agent:
     def _serve_metrics(self) -> "ExpositionServer | None":
         if self.settings.metrics is None:
             return None
+        from shoal_agent import readings  # noqa: PLC0415 - heavy
         from shoal_agent.telemetry.metrics import AgentCollector, serve  # noqa: PLC0415 - heavy
 
         info = {"version": __version__, "architecture": self._machine.architecture}
-        collector = AgentCollector(info, self.counters, self._gauges, self._shares)
+        shares = partial(readings.shares, self.fragments.ledger)
+        collector = AgentCollector(info, self.counters, self._gauges, shares)
         server = serve(self.settings.metrics, self.readiness, collector)
         log.warning("metrics at %s/metrics", server.url)
         return server
@@ -264,36 +268,12 @@ class Agent:
             return f"no progress on the session for {silent:.0f} s"
         return None
 
-    def _gauges(self) -> dict[str, float]:
-        ledger, cached, session = self.fragments.ledger, self._cache.cached(), self._session
-        return {
-            "budget_bytes": ledger.budget,
-            "floor_bytes": self._meter.floor_bytes,
-            "used_bytes": self._meter.used_bytes(),
-            "peak_bytes": self._meter.peak_bytes(),
-            "fragments_bytes": ledger.fragments,
-            "reserved_bytes": ledger.reserved,
-            "withheld_bytes": ledger.withheld,
-            "resident_fragments": len(ledger.resident),
-            "cached_fragments": len(cached),
-            "cached_bytes": sum(cached.values()),
-            "spilled_bytes": 0 if session is None else session.tasks.spilled_bytes,
-            "queued_tasks": 0 if session is None else session.tasks.queued,
-            "peer_links": len(self.links),
-            "session_connected": session is not None,
-            **gauges(self._speed, self.link_meter),
-        }
+    def _gauges(self) -> "readings.Gauges":
+        from shoal_agent import readings  # noqa: PLC0415 - heavy
 
-    def _shares(self) -> dict[str, dict[str, int]]:
-        return {
-            short(digest): {
-                "granted_bytes": share.granted,
-                "least_bytes": share.least,
-                "wanted_bytes": share.wanted,
-                "lent_bytes": share.lent,
-            }
-            for digest, share in self.fragments.ledger.shares.items()
-        }
+        ledger, session = self.fragments.ledger, self._session
+        found = readings.gauges(self.settings, self._meter, self._cache, ledger, session)
+        return {**found, "peer_links": len(self.links), **gauges(self._speed, self.link_meter)}
 
     async def _stay_connected(self) -> None:
         """Open one session after the other; the pause doubles, with jitter, while that fails."""

@@ -21,7 +21,7 @@ from shoal_protocol.arguments import (
     add_security,
     checked,
     duration,
-    host_port,
+    metrics_address,
     positive_duration,
     positive_integer,
 )
@@ -307,9 +307,10 @@ def _add_rest(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--metrics-address",
         dest="metrics",
-        type=checked(host_port),
+        type=checked(metrics_address),
         metavar="HOST:PORT",
-        help="serve /metrics, /healthz and /readyz there, port 0 for any free one (default: off)",
+        help="serve /metrics, /healthz and /readyz there, port 0 for any free one; or on a Unix "
+        "socket, unix:/path (default: off)",
     )
     group.add_argument(
         "--telemetry-interval",

@@ -9,6 +9,7 @@ from typing import Final
 
 from shoal_coordinator import __version__
 from shoal_coordinator.server import CoordinatorSettings, Relay, run_coordinator
+from shoal_coordinator.server.traces import TracesUnavailable
 from shoal_protocol.arguments import (
     Parser,
     add_log_level,
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_up_logs(values.log_level)
     try:
         return run_coordinator(settings)
-    except (AddressRefused, OSError) as error:
+    except (AddressRefused, TracesUnavailable, OSError) as error:
         print(f"shoal coordinator: {error}", file=sys.stderr)
         return 2
 
@@ -49,6 +50,7 @@ def _settings(parser: argparse.ArgumentParser, values: argparse.Namespace) -> Co
         state=values.state or values.store / "state",
         relay=Relay(values.relay),
         metrics=values.metrics_address,
+        otlp=values.otlp,
         telemetry_seconds=values.telemetry_seconds,
         silence_seconds=values.silence_seconds,
         patience_seconds=values.patience_seconds,
@@ -78,7 +80,14 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--metrics-address",
         metavar="HOST:PORT",
-        help="serve /metrics, /healthz and /readyz there (default: off)",
+        help="serve /metrics, /healthz and /readyz there, port 0 for any free one; or on a Unix "
+        "socket, unix:/path (default: off)",
+    )
+    group.add_argument(
+        "--otlp",
+        metavar="URL",
+        help="export a trace of each item to an OpenTelemetry collector there, http://HOST:4318 "
+        "(default: off; needs the extra shoal[otlp])",
     )
     group.add_argument(
         "--exit-with-parent",

@@ -114,6 +114,11 @@ def positive_duration(text: str) -> float:
     return value
 
 
+def metrics_address(text: str) -> tuple[str, int]:
+    """HOST:PORT, or `unix:/path` with the port 0."""
+    return (text, 0) if text.startswith("unix:/") else host_port(text)
+
+
 def host_port(text: str) -> tuple[str, int]:
     """HOST:PORT; an IPv6 address in brackets."""
     host, colon, port = text.rpartition(":")

@@ -9,11 +9,13 @@ it makes progress. The process itself decides both.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, has_dualstack_ipv6
+from pathlib import Path
+from socket import AF_INET, AF_INET6, AF_UNIX, IPPROTO_IPV6, IPV6_V6ONLY, has_dualstack_ipv6
 from socketserver import TCPServer
 from threading import BoundedSemaphore, Thread
 from time import monotonic, sleep
@@ -21,10 +23,15 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from shoal_protocol.histograms import Histogram
 
 ANY: Final = "0.0.0.0"  # noqa: S104 - a name for it
 """All addresses of the machine, of IPv6 too where it has any, as gRPC takes it."""
+UNIX: Final = "unix:"
 WAIT_SECONDS: Final = 25.0
 WAITING: Final = 8
 """Requests that wait at the same time; others are answered at once."""
@@ -33,10 +40,41 @@ Readiness = Callable[[], str | None]
 """None when all is well, else the reason why not. Called from the server's threads."""
 
 
+class Reading(Collector):
+    """A gauge that is read at every scrape, in the server's thread."""
+
+    def __init__(self, name: str, text: str, read: Callable[[], float | None] | None) -> None:
+        """Without `read`, and while that returns None or raises `OSError`, there is no sample: a
+        value that is not known is not zero."""
+        self._name = name
+        self._text = text
+        self._read = read
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        value = None
+        with suppress(OSError):
+            value = None if self._read is None else self._read()
+        yield GaugeMetricFamily(self._name, self._text, value=value)
+
+
+class HistogramCollector(Collector):
+    """One of our own histograms."""
+
+    def __init__(self, name: str, text: str, histogram: Histogram) -> None:
+        self._name = name
+        self._text = text
+        self._histogram = histogram
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        buckets, total = self._histogram.buckets(), self._histogram.sum
+        yield HistogramMetricFamily(self._name, self._text, buckets, total)
+
+
 class ExpositionServer(ThreadingHTTPServer):
     """Serves a registry and the process's health until `close`; by default on loopback only.
 
     `port` 0 asks for any free port; the bound one is in `port`. Raises `OSError` when it is taken.
+    `unix:/path` as the host is a Unix socket, which takes the place of one that is there.
     """
 
     daemon_threads = True
@@ -52,12 +90,19 @@ class ExpositionServer(ThreadingHTTPServer):
         registry: CollectorRegistry = REGISTRY,
         liveness: Readiness = lambda: None,
     ) -> None:
-        address = "::" if host == ANY and has_dualstack_ipv6() else host
-        self.address_family = AF_INET6 if ":" in address else AF_INET
+        self.host = host
+        self._path = Path(host.removeprefix(UNIX)) if host.startswith(UNIX) else None
         waiting = BoundedSemaphore(WAITING)
         handler = partial(_Handler, readiness, liveness, registry, waiting)
-        super().__init__((address, port), handler)
-        self.host = host
+        if self._path is None:
+            address = "::" if host == ANY and has_dualstack_ipv6() else host
+            self.address_family = AF_INET6 if ":" in address else AF_INET
+            super().__init__((address, port), handler)
+        else:
+            self.address_family = AF_UNIX
+            self._path.unlink(missing_ok=True)
+            # A server of TCP, by its type; an address of AF_UNIX is a path.
+            super().__init__(str(self._path), handler)  # type: ignore[arg-type]
         self.port = self.server_port
         # How often it checks whether to stop; requests are answered at once.
         loop = partial(self.serve_forever, poll_interval=0.2)
@@ -66,6 +111,8 @@ class ExpositionServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        if self._path is not None:
+            return self.host
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
@@ -74,6 +121,8 @@ class ExpositionServer(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
         self._thread.join()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -88,8 +137,11 @@ class ExpositionServer(ThreadingHTTPServer):
         if self.address_family == AF_INET6:
             self.socket.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
-        host, port = self.socket.getsockname()[:2]
-        self.server_name, self.server_port = str(host), int(port)
+        if self.address_family == AF_UNIX:
+            self.server_name, self.server_port = self.host, 0
+        else:
+            host, port = self.socket.getsockname()[:2]
+            self.server_name, self.server_port = str(host), int(port)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -17,10 +17,14 @@ from agent.conftest import AgentProcess, Joined
 from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
 from agent.test_memory_of_fragments import run
-from shoal_agent.memory.residency import short
+from shoal_agent.cache.disk import FragmentCache
+from shoal_agent.memory.residency import Ledger, short
+from shoal_agent.readings import gauges
+from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.settings import parse
 from shoal_agent.telemetry.machine import Machine
 from shoal_protocol import PROTOCOL
+from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
 Join = Callable[..., Awaitable[Joined]]
@@ -171,7 +175,12 @@ async def test_metrics_count_what_was_done_and_readiness_follows_the_session(
     shares = {"granted": 8 << 20, "wanted": 8 << 20, "least": fragment.least_bytes, "lent": 0}
     for name, size in shares.items():
         assert float(values[f"shoal_agent_fragment_{name}_bytes{label}"]) == size
-    assert all(name.startswith("shoal_agent_") for name in values)
+    assert values["shoal_agent_memory_estimate_ratio_count"] == "1.0"
+    assert float(values["shoal_agent_disk_free_bytes"]) > 0
+    assert float(values["shoal_agent_cache_limit_bytes"]) > 0
+    assert float(values["process_resident_memory_bytes"]) > 0
+    assert "shoal_agent_certificate_expiration_timestamp_seconds" not in values
+    assert all(name.startswith(("shoal_agent_", "process_")) for name in values)
     assert await asyncio.to_thread(get, "/healthz") == (200, "ok\n")
     assert await asyncio.to_thread(get, "/readyz") == (200, "ok\n")
     await coordinator.stop()
@@ -180,6 +189,21 @@ async def test_metrics_count_what_was_done_and_readiness_follows_the_session(
             pass
     assert ready[1].startswith("no session: ")
     assert (await asyncio.to_thread(get, "/healthz"))[0] == 200
+
+
+def test_before_the_floor_is_known_nothing_counts_as_use(tmp_path: Path) -> None:
+    """Else all that is resident would be shown as a peak, far above the budget."""
+    options = ["--coordinator", "unix:/c", "--budget", "8Mi", "--cache", str(tmp_path)]
+    meter, cache = MemoryMeter(), FragmentCache(tmp_path, 1 << 20)
+    ledger = Ledger(budget=Bytes(8 << 20), single=False)
+
+    def used() -> set[float | None]:
+        found = gauges(parse(options), meter, cache, ledger, None)
+        return {found[f"{name}_bytes"] for name in ("floor", "used", "peak")}
+
+    assert used() == {None}
+    meter.settle()
+    assert None not in used()
 
 
 async def test_telemetry_leaves_out_what_the_machine_does_not_have(join: Join) -> None:

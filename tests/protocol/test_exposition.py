@@ -3,6 +3,7 @@
 import http.client
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event, get_ident
 from time import sleep
 from urllib.error import HTTPError
@@ -142,3 +143,16 @@ def test_the_port_is_free_after_closing_and_taken_before() -> None:
             ExpositionServer(lambda: None, port=port)
     with ExpositionServer(lambda: None, port=port) as server:
         assert server.port == port
+
+
+def test_a_unix_socket_takes_the_place_of_one_that_a_killed_process_left(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with ExpositionServer(lambda: None, host=f"unix:{path}") as server:
+        assert server.url == f"unix:{path}"
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            assert client.makefile("rb").read().endswith(b"\r\n\r\nok\n")
+    assert not path.exists()

@@ -118,6 +118,7 @@ class Fragments:
                 digest, opened.least, opened.curve, opened.granted, urgency_of(priority)
             )
             if opened.taken is not None:
+                self._counters.memory_ratio.observe(opened.taken / max(1, need_bytes))
                 self._carry_out(self.ledger.measure(digest, opened.taken))
         finally:
             await self._end_load(digest)
@@ -230,6 +231,9 @@ class Fragments:
         `OverBudget` when it is evicted for that."""
         others = sum(n for key, n in self.ledger.resident.items() if key != digest)
         measured = max(0, peak_bytes - others)
+        if digest not in self._measured and self._opening.trial_of(digest) is None:
+            reckoned = self.ledger.resident.get(digest, 0)
+            self._counters.memory_ratio.observe(measured / max(1, reckoned))
         self._carry_out(self.ledger.measure(digest, Bytes(measured)))
         while changing := self._spilling | self._granting.tasks:
             await asyncio.gather(*changing)

@@ -1,35 +1,13 @@
 """What the agent counts since it started: an outage costs resolution, not totals."""
 
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
 from shoal_protocol.bulk.link import Traffic
+from shoal_protocol.histograms import Histogram
 
-_BOUNDS_SECONDS: Final = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
-)  # fmt: skip
-
-
-@dataclass(slots=True)
-class Histogram:
-    """Counts of durations by upper bound, as Prometheus wants them."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(_BOUNDS_SECONDS) + 1))
-    sum_seconds: float = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(_BOUNDS_SECONDS, seconds)] += 1
-        self.sum_seconds += seconds
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Upper bounds and cumulative counts."""
-        total, found = 0, []
-        for bound, number in zip((*map(str, _BOUNDS_SECONDS), "+Inf"), self.counts, strict=True):
-            total += number
-            found.append((bound, float(total)))
-        return found
+_RATIOS: Final = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0)
 
 
 @dataclass(slots=True)
@@ -51,6 +29,7 @@ class Counters:
     compute: Histogram = field(default_factory=Histogram)
     task: Histogram = field(default_factory=Histogram)
     load: Histogram = field(default_factory=Histogram)
+    memory_ratio: Histogram = field(default_factory=lambda: Histogram(_RATIOS))
 
     def activity(self) -> tuple[int, ...]:
         """Numbers of which one grows with whatever the agent does for others."""

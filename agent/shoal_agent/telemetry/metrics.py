@@ -3,7 +3,6 @@
 Loaded only where metrics are served: the client library is a part of the idle agent's memory.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -11,23 +10,23 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
 )
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from shoal_agent.telemetry.counters import Counters
-from shoal_protocol.exposition import ExpositionServer
+from shoal_protocol.exposition import ExpositionServer, HistogramCollector
 
 GAUGES: Final = {
     "budget_bytes": "Bytes that may be used above the idle floor.",
     "floor_bytes": "Resident bytes of the idle agent.",
     "used_bytes": "Resident bytes above the floor.",
     "peak_bytes": "Highest resident bytes above the floor since the start.",
-    "fragments_bytes": "Bytes of the budget that fragments are reckoned with.",
+    "fragments_bytes": "Bytes of the budget that resident fragments account for.",
     "reserved_bytes": "Bytes of the budget that waiting activations have.",
-    "withheld_bytes": "Bytes that fragments do without while memory is short on the machine.",
+    "withheld_bytes": "Bytes withheld from fragments while memory is short on the machine.",
     "resident_fragments": "Fragments that can run now.",
     "cached_fragments": "Fragments on disk.",
     "cached_bytes": "Bytes of fragments on disk.",
@@ -35,6 +34,11 @@ GAUGES: Final = {
     "queued_tasks": "Tasks that wait or are ready.",
     "peer_links": "Streams to peers.",
     "session_connected": "1 while the agent has a session.",
+    "cache_limit_bytes": "Bytes that fragments on disk may take.",
+    "disk_free_bytes": "Bytes free on the disk of the cache.",
+    "certificate_expiration_timestamp_seconds": (
+        "When the agent's certificate expires, in seconds since 1970."
+    ),
     "processors": "Undisturbed threads that the device's processors amount to, as measured.",
     "convolution_flops_per_second": "Operations of convolutions, of one thread.",
     "product_flops_per_second": "Operations of matrix products, of one thread.",
@@ -59,11 +63,11 @@ class AgentCollector(Collector):
         self,
         info: dict[str, str],
         counters: Counters,
-        gauges: Callable[[], Mapping[str, float]],
+        gauges: Callable[[], Mapping[str, float | None]],
         shares: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
     ) -> None:
-        """`gauges` gives the present value of each of `GAUGES`, and `shares` that of each of
-        `SHARES`, for each resident fragment that can run in blocks."""
+        """`gauges` gives the present value of each of `GAUGES`, None: it is not known. `shares`
+        gives that of each of `SHARES`, for each resident fragment that can run in blocks."""
         self._info = info
         self._counters = counters
         self._gauges = gauges
@@ -72,8 +76,9 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         counters = self._counters
         yield InfoMetricFamily("shoal_agent", "Version and architecture of the agent.", self._info)
-        for name, value in self._gauges().items():
-            yield GaugeMetricFamily(f"shoal_agent_{name}", GAUGES[name], value=value)
+        readings = self._gauges()
+        for name, text in GAUGES.items():
+            yield GaugeMetricFamily(f"shoal_agent_{name}", text, value=readings.get(name))
         shares = self._shares()
         for name, text in SHARES.items():
             share = GaugeMetricFamily(f"shoal_agent_fragment_{name}", text, labels=["fragment"])
@@ -83,18 +88,19 @@ class AgentCollector(Collector):
         for name, text, count in (
             ("sent_bytes", "Bytes of bulk sent.", counters.sent_bytes),
             ("received_bytes", "Bytes of activations received.", counters.received_bytes),
-            ("evictions", "Fragments given up.", counters.evictions),
+            ("evictions", "Fragments evicted.", counters.evictions),
             ("sessions", "Sessions opened.", counters.sessions),
             ("grants", "Times a fragment was given more or less memory.", counters.grants),
             ("over_budget_runs", "Runs that were measured above the budget.", counters.over_budget),
         ):
             yield CounterMetricFamily(f"shoal_agent_{name}", text, value=count)
-        full_queues = counters.full_queues | Counter(transfers=counters.traffic.full_queues)
+        full_queues = {"outbox": 0, "peers": 0, **counters.full_queues}
+        full_queues["transfers"] = counters.traffic.full_queues
         for name, text, label, counts in (
             ("fetched_bytes", "Bytes of fragments fetched.", "source", counters.fetched_bytes),
             ("tasks", "Tasks answered.", "outcome", counters.tasks),
             ("loads", "Loads answered.", "outcome", counters.loads),
-            ("transfers_refused", "Activations not taken.", "outcome", counters.transfers_refused),
+            ("transfers_refused", "Activations refused.", "outcome", counters.transfers_refused),
             ("full_queues", "Times that a queue was full.", "queue", full_queues),
         ):
             family = CounterMetricFamily(f"shoal_agent_{name}", text, labels=[label])
@@ -105,9 +111,13 @@ class AgentCollector(Collector):
             ("task_compute_seconds", "Time of a task in ONNX Runtime.", counters.compute),
             ("task_seconds", "Time from a task's arrival to its answer.", counters.task),
             ("load_seconds", "Time to make a fragment resident.", counters.load),
+            (
+                "memory_estimate_ratio",
+                "Measured memory of a fragment, as a share of what it was planned with.",
+                counters.memory_ratio,
+            ),
         ):
-            buckets, total = histogram.buckets(), histogram.sum_seconds
-            yield HistogramMetricFamily(f"shoal_agent_{name}", text, buckets, total)
+            yield from HistogramCollector(f"shoal_agent_{name}", text, histogram).collect()
 
 
 def serve(
@@ -116,7 +126,13 @@ def serve(
     collector: AgentCollector,
 ) -> ExpositionServer:
     """Start the HTTP server; raises `OSError` where the address is taken."""
+    host, port = address
+    return ExpositionServer(readiness, host=host, port=port, registry=registry_of(collector))
+
+
+def registry_of(collector: AgentCollector) -> CollectorRegistry:
+    """All that an agent exposes."""
     registry = CollectorRegistry()
     registry.register(collector)
-    host, port = address
-    return ExpositionServer(readiness, host=host, port=port, registry=registry)
+    ProcessCollector(registry=registry)
+    return registry

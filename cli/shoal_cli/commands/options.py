@@ -137,6 +137,13 @@ Keep = Annotated[
     ),
 ]
 RunLogLevel = Annotated[LogLevel, _how(help="Of the logs in the work folder.")]
+MetricsAddress = Annotated[
+    str | None,
+    _how(metavar="HOST:PORT", help="Serve the metrics of all processes there (docs/metrics.md)."),
+]
+Otlp = Annotated[
+    str | None, _how(metavar="URL", help="Export a trace of each item to a collector there.")
+]
 Verify = Annotated[
     int | None,
     _show(
@@ -407,15 +414,7 @@ def access(
 
 
 _FOREIGN: Final = (
-    ".pt",
-    ".pth",
-    ".h5",
-    ".keras",
-    ".tflite",
-    ".pb",
-    ".safetensors",
-    ".gguf",
-    ".ort",
+    *(".pt", ".pth", ".h5", ".keras", ".tflite", ".pb", ".safetensors", ".gguf", ".ort"),
 )
 
 

@@ -1,9 +1,11 @@
 """`shoal run`."""
 
 import asyncio
+import contextlib
 import shutil
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,6 +61,8 @@ def run(
     work: options.RunWork = None,
     keep: options.Keep = True,
     log_level: options.RunLogLevel = "info",
+    metrics_address: options.MetricsAddress = None,
+    otlp: options.Otlp = None,
     verify: options.Verify = None,
     tolerance: options.Tolerance = 1e-4,
     report: options.Report = None,
@@ -110,8 +114,10 @@ def run(
         threads=threads,
         task_seconds=task_seconds,
         log_level=log_level,
+        metrics=_host_port(metrics_address),
+        otlp=_exportable(otlp),
     )
-    try:
+    with _work_in(folder, keep=keep):
         start = partial(run_orders, options=how)
         if there is not None:
             start = partial(run_on_coordinator, coordinator=there, options=how, keep=keep)
@@ -121,14 +127,16 @@ def run(
         if status != INTERRUPTED:
             asyncio.run(remote.upload(downloaded, options.note))
         raise typer.Exit(status)
+
+
+@contextlib.contextmanager
+def _work_in(folder: Path, *, keep: bool) -> Iterator[None]:
+    """Leave what the next run can use, if it is to be kept."""
+    try:
+        yield
     finally:
-        if not keep:
-            _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    for name in ("store", "cache", "state", "logs"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+        for name in () if keep else ("store", "cache", "state", "logs"):
+            shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _manifests(files: list[Path], bare: Mapping[str, Any], there: list[int]) -> "Manifests":
@@ -174,6 +182,21 @@ def _needed(path: Path | None, option: str) -> Path:
     if path is None:
         raise typer.BadParameter(f"a bare model needs {option} PATH")
     return path
+
+
+def _host_port(text: str | None) -> tuple[str, int] | None:
+    from shoal_protocol.arguments import host_port
+
+    try:
+        return None if text is None else host_port(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--metrics-address: {error}") from error
+
+
+def _exportable(url: str | None) -> str | None:
+    if url is not None and find_spec("opentelemetry") is None:
+        raise typer.BadParameter("--otlp needs OpenTelemetry: pip install 'shoal[otlp]'")
+    return url
 
 
 def _execute(

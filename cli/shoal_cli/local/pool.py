@@ -47,7 +47,8 @@ class AgentsMissing(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """How to run. `relay`: activations go through the coordinator, never from agent to agent.
-    `verify`: how many results are compared, 0: all; None: none."""
+    `verify`: how many results are compared, 0: all; None: none. `metrics`: host and port at which
+    those of all processes are served; `otlp`: the URL of an OpenTelemetry collector."""
 
     enforce: Enforce = Enforce.AUTO
     relay: bool = False
@@ -56,6 +57,16 @@ class RunOptions:
     threads: int | None = None
     task_seconds: float = 540.0
     log_level: str = "info"
+    metrics: tuple[str, int] | None = None
+    otlp: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A process: where it serves metrics (`unix:/path`), and the labels that they get."""
+
+    address: str
+    labels: dict[str, str]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,6 +182,9 @@ class PoolRun:
         command += ["--task-seconds", str(self.options.task_seconds)]
         if self.options.relay:
             command += ["--relay", "Always"]
+        if self.options.otlp is not None:
+            command += ["--otlp", self.options.otlp]
+        command += self._metrics_option("c")
         return self._spec(self.coordinator, self.coordinator, "shoal_coordinator", command)
 
     def _agent_spec(self, device: LocalDevice, number: int) -> ProcessSpec:
@@ -182,12 +196,12 @@ class PoolRun:
         command += ["--speed", str(speed_path())]
         command += ["--threads", str(self.options.threads or self._threads(device))]
         if not self.options.relay:
-            name = f"{self.pool.metadata.name[:20]}.{number}"
-            command += ["--listen", self.workspace.socket(name)]
+            command += ["--listen", self._socket(str(number))]
         if device.link is not None and device.link.rate is not None:
             command += ["--link-rate", str(device.link.rate)]
         if device.link is not None and device.link.latency_milliseconds:
             command += ["--link-latency-milliseconds", str(device.link.latency_milliseconds)]
+        command += self._metrics_option(str(number))
         group = self._device_groups.get(device.name)
         return self._spec(label, f"device {label}", "shoal_agent", command, group)
 
@@ -207,6 +221,29 @@ class PoolRun:
             command=tuple(whole if group is None else group.enter(whole)),
             log=self.workspace.log(name),
         )
+
+    def _socket(self, name: str) -> str:
+        """Of this pool; short, as the addresses of sockets are."""
+        return self.workspace.socket(f"{self.pool.metadata.name[:20]}.{name}")
+
+    def _metrics_option(self, process: str) -> list[str]:
+        """For the coordinator, `c`, or the agent of a number."""
+        asked = self.options.metrics is not None
+        return ["--metrics-address", self._socket(f"{process}.m")] if asked else []
+
+    def metrics_targets(self) -> list[Target]:
+        """Where the processes serve their metrics."""
+        pool = {"pool": self.pool.metadata.name}
+        agents = [
+            Target(
+                address=self._socket(f"{number}.m"),
+                labels=pool | {"component": "agent", "device": device.name},
+            )
+            for number, device in enumerate(self.devices)
+        ]
+        labels = pool | {"component": "coordinator"}
+        coordinator = Target(address=self._socket("c.m"), labels=labels)
+        return [coordinator, *agents]
 
     def _threads(self, device: LocalDevice) -> int:
         """The processors of the device's share, else a fair part of this machine's."""

@@ -33,7 +33,7 @@ from shoal_cli.local.orders import (
     PlanOrder,
 )
 from shoal_cli.local.planned_jobs import PlannedJob
-from shoal_cli.local.pool import PoolRun, RunOptions
+from shoal_cli.local.pool import PoolRun, RunOptions, Target
 from shoal_cli.local.preparation import Prepared, partition_path, prepare
 from shoal_cli.local.report import (
     DeviceReport,
@@ -163,7 +163,7 @@ class _Run:
 
     async def run(self, orders: Orders) -> RunReport:
         verified: dict[str, Verification | str] = {}
-        with self._interruptible():
+        with self._interruptible(), self._serve_metrics():
             try:
                 await self._run_jobs(orders.jobs)
                 if self._options.verify is not None and not self._interrupted:
@@ -392,6 +392,21 @@ class _Run:
         now = round(time.monotonic() - self._started, 3)
         self._deaths.append(Death(seconds=now, process=death.title, cause=death.cause))
         self._observer.note(f"{death.title} {death.cause}; starting it again")
+
+    @contextlib.contextmanager
+    def _serve_metrics(self) -> Iterator[None]:
+        """Serve those of the processes, if asked. Raises `OSError` where the address is taken."""
+        if self._options.metrics is None:
+            yield
+            return
+        from shoal_cli.local import metrics  # noqa: PLC0415 - heavy
+
+        with metrics.serve(self._options.metrics, self._metrics_targets) as server:
+            self._observer.note(f"metrics at {server.url}/metrics")
+            yield
+
+    def _metrics_targets(self) -> list[Target]:
+        return [target for pool in self._pools for target in pool.metrics_targets()]
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:

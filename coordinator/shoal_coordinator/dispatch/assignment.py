@@ -42,6 +42,7 @@ from shoal_coordinator.dispatch.state import (
     State,
     Task,
 )
+from shoal_protocol.units import Nanoseconds
 
 _LOOK_AHEAD = 8
 """How many waiting tasks an idle device examines for one reserved for another."""
@@ -79,6 +80,7 @@ def place(state: State, task: Task) -> None:
     queue = task.queue
     service = queue.service
     task.status = READY
+    task.ready_at = state.now
     queue.waiting += 1
     device = _choose(task, service)
     if device is not None:
@@ -269,6 +271,7 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
             tier=tier,
             attempt=task.attempts,
             ahead=task.ahead,
+            waited=Nanoseconds(state.now - task.ready_at),
             routes=tuple([(stage, other.name) for stage, other in running.routes]),
             why=(int(tier), backlog, load, score, order, device.name),
         )

@@ -8,7 +8,7 @@ from typing import TypeVar, dataclass_transform
 
 from shoal_coordinator.dispatch.events import Failure
 from shoal_protocol.digests import Digest
-from shoal_protocol.units import Bytes
+from shoal_protocol.units import Bytes, Nanoseconds
 
 _T = TypeVar("_T")
 
@@ -66,9 +66,10 @@ class Execute:
     """Run (job, item, stage) on a device where the fragment is resident (the model gate).
 
     The shell sends the model's inputs to the device if the stage takes them. `routes` are pairs
-    (consumer stage, device) known already: the activation leaves at once. `why` is the choice as
-    one loggable tuple: the rank of the device (`device.Rank`), with its name. `ahead`: what makes
-    its input has not ended; the device waits for that.
+    (consumer stage, device) known already: the activation leaves at once. `waited` lasts from when
+    the task was ready. `why` is the choice as one loggable tuple: the rank of the device
+    (`device.Rank`), with its name. `ahead`: what makes its input has not ended; the device waits
+    for that.
     """
 
     instruction: int
@@ -81,6 +82,7 @@ class Execute:
     tier: Tier
     attempt: int
     ahead: bool = False
+    waited: Nanoseconds = Nanoseconds(0)
     routes: tuple[tuple[int, str], ...] = ()
     why: tuple[int, float, int, float, int, str] = (0, 0.0, 0, 0.0, 0, "")
 

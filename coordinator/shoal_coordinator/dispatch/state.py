@@ -190,17 +190,18 @@ class StageQueue:
 class Task:
     """One item at one stage.
 
-    `device` runs it; `holder` has its output, until it is released or lost. `reserved_on` is the
-    device named for it on a route, `excluded` the one where it failed last. `inputs` says, by
-    producer, on which device a copy for this task is (or will be) beside the holder's own. `ran` is
-    how its last try went. `ahead`: it was given before its producer has answered (see
-    `assignment`).
+    `ready_at` is when it became READY last. `device` runs it; `holder` has its output, until it is
+    released or lost. `reserved_on` is the device named for it on a route, `excluded` the one where
+    it failed last. `inputs` says, by producer, on which device a copy for this task is (or will be)
+    beside the holder's own. `ran` is how its last try went. `ahead`: it was given before its
+    producer has answered (see `assignment`).
     """
 
     item: "Item"
     queue: StageQueue
     status: Status = WAITING
     instruction: int = 0
+    ready_at: Nanoseconds = Nanoseconds(0)
     device: Device | None = None
     holder: Device | None = None
     reserved_on: Device | None = None

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from shoal_coordinator.dispatch.decisions import LOADING, LoadCase, decide
 from shoal_coordinator.dispatch.device import Device, Tally
+from shoal_coordinator.dispatch.events import ItemStored
 from shoal_coordinator.dispatch.servers import may_serve
 from shoal_coordinator.dispatch.services import size_on
 from shoal_coordinator.dispatch.state import (
@@ -52,6 +53,16 @@ class KnownDevice(NamedTuple):
 def job(state: State, name: str) -> Job | None:
     """One job, running or ended of late."""
     return state.jobs.get(name) or state.ended.get(name)
+
+
+def time_of_item(state: State, event: ItemStored) -> Nanoseconds | None:
+    """How long the item took, from its first task's start, whose results this event reports as
+    stored. None: they are not, or the item has ended before."""
+    running = state.jobs.get(event.job)
+    item = None if running is None else running.active.get(event.item)
+    if item is None or not item.storing or event.failure is not None or item.started_at is None:
+        return None
+    return Nanoseconds(event.at - item.started_at)
 
 
 def devices(state: State) -> list[KnownDevice]:

@@ -18,6 +18,7 @@ from typing import Final, assert_never
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
+from shoal_coordinator.dispatch import views
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
 from shoal_coordinator.server import admission, wire
 from shoal_coordinator.server.deliveries import Deliveries
@@ -27,6 +28,7 @@ from shoal_coordinator.server.routes import Relay, Routes
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_coordinator.server.task_results import Run
 from shoal_coordinator.server.timeline import Timeline
+from shoal_coordinator.server.traces import Traces
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.digests import Digest
 from shoal_protocol.frames import TransferError
@@ -75,6 +77,7 @@ class Driver:
         self.timeline = Timeline()
         self.on_corrupt: Callable[[Digest], None] = lambda _: None
         """Called with a fragment whose bytes a device found wrong, wherever it got them."""
+        self.traces = Traces()
         self._routes = Routes(sessions, relay, named_peers=named_peers)
         self._task_seconds = task_seconds
         self._metrics = metrics
@@ -141,6 +144,11 @@ class Driver:
 
     def _step(self, event: ev.Event, job: str | None, device: str | None) -> None:
         started = perf_counter()
+        if isinstance(event, ev.ItemStored):
+            took = views.time_of_item(self.state, event)
+            self._metrics.count_stored(took)
+            if took is not None:
+                self.traces.stored(event.job, event.item)
         try:
             instructions = step(self.state, event)
         except Exception as error:
@@ -189,6 +197,7 @@ class Driver:
             self._dispatched.discard(name)
             if not self._dispatched:
                 self.timeline.end(self._now())
+            self.traces.job_ended(name)
             for on_ended in self.on_job_ended:
                 on_ended(name)
 
@@ -231,9 +240,7 @@ class Driver:
                 if (run := self.runs.get(order.job)) is not None:
                     run.finish(order.item)
             case ins.FailItem():
-                logger.info("%s: item %d failed: %s", order.job, order.item, order.failure.message)
-                if (run := self.runs.get(order.job)) is not None:
-                    run.fail(order.item, order.failure)
+                self._fail_item(order)
             case ins.FinishJob():
                 self._job_ended(order.job)
             case _:
@@ -244,6 +251,7 @@ class Driver:
         if run is None or session is None:
             return
         self._metrics.count_task(order)
+        self.traces.given(order)
         run.expect(order)
         takes_inputs = bool(run.wires[order.stage].model_inputs)
         frame = self.deliveries.inline(order, run) if takes_inputs else b""
@@ -258,6 +266,13 @@ class Driver:
         self._instruct(order, message)
         if takes_inputs and not frame:
             self.deliveries.start(session, order, run)
+
+    def _fail_item(self, order: ins.FailItem) -> None:
+        logger.info("%s: item %d failed: %s", order.job, order.item, order.failure.message)
+        self._metrics.count_failed(order.failure.kind)
+        self.traces.failed(order)
+        if (run := self.runs.get(order.job)) is not None:
+            run.fail(order.item, order.failure)
 
     def _forward(self, order: ins.Forward) -> None:
         if (run := self.runs.get(order.job)) is not None:
@@ -368,6 +383,8 @@ class Driver:
         self._routes.note(order, event, at)
         device = session.device
         self.timeline.answered(device, reply, at, idle=not session.unanswered)
+        if isinstance(order, ins.Execute):
+            self.traces.answered(order, event)
         match order, event:
             case ins.Execute(), ev.TaskFinished():
                 self._metrics.compute_seconds.observe(seconds(event.compute))

@@ -26,6 +26,7 @@ from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.lives import Life, Work
 from shoal_coordinator.server.messages import end_of, submission_of, with_end
+from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.volume import Volume
 from shoal_coordinator.storage.volume_paths import INPUTS, OUTPUTS, PathRefused
@@ -59,7 +60,12 @@ class Jobs:
     """All jobs by name."""
 
     def __init__(
-        self, driver: Driver, store: FragmentStore, ledger: Ledger, volume: Volume
+        self,
+        driver: Driver,
+        store: FragmentStore,
+        ledger: Ledger,
+        volume: Volume,
+        metrics: CoordinatorMetrics,
     ) -> None:
         self._driver = driver
         driver.on_job_ended.append(self._work_ended)
@@ -72,6 +78,7 @@ class Jobs:
         self._store = store
         self._ledger = ledger
         self._volume = volume
+        self._metrics = metrics
         self._state = State(maximum_jobs=MAXIMUM_JOBS, shown_ended=SHOWN_ENDED)
         self._writer = ThreadPoolExecutor(1, "job records")
         """One thread: records reach the disk in the order given."""
@@ -107,6 +114,7 @@ class Jobs:
                 life.settled.set()
                 life.done.set()
                 if quarantined:
+                    self._metrics.count_job(life.job, time())
                     ended = replace(record, request=None, status=life.last)
                     self._start(self._write(name, self._ledger.put, ended), feed=False)
 
@@ -370,6 +378,7 @@ class Jobs:
         if job.has_ended:
             assert job.end is not None, "a job that has ended has an end"
             life.done.set()
+            self._metrics.count_job(job, time())
             logger.info("job %s: %s %s", job.name, job.end.outcome.lower(), job.end.message)
 
 

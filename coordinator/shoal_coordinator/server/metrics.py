@@ -1,50 +1,126 @@
 """What the coordinator measures about itself, for Prometheus. No job is named in any label."""
 
+import shutil
 from collections import Counter as Counts
+from functools import partial
+from pathlib import Path
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.process_collector import ProcessCollector
 
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch import views
+from shoal_coordinator.dispatch.events import FailureKind
 from shoal_coordinator.dispatch.state import State
+from shoal_coordinator.jobs.state import Job
+from shoal_coordinator.jobs.values import Outcome
 from shoal_coordinator.server.exchange import ExchangeHub
+from shoal_protocol.certificate_times import expiration_seconds
+from shoal_protocol.channels import Credentials
+from shoal_protocol.exposition import HistogramCollector, Reading
+from shoal_protocol.histograms import Histogram
 from shoal_protocol.units import Nanoseconds, seconds
 
+_NAMESPACE: Final = "shoal_coordinator"
 _SHOWN: Final = 12
 """Digits of a fragment's digest."""
 _STEP_BUCKETS: Final = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.1, 1)
+_TASK_BUCKETS: Final = (1e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_ITEM_BUCKETS: Final = (*_TASK_BUCKETS[1:], 300, 600)
+_JOB_BUCKETS: Final = (1, 5, 15, 30, 60, 300, 900, 1800, 3600, 10800, 21600, 43200, 86400)
 
 
 class CoordinatorMetrics:
-    def __init__(self) -> None:
+    def __init__(self, store: Path | None = None, credentials: Credentials | None = None) -> None:
+        """`store` is on the volume whose space is measured."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._tasks = self._counter(
+        self._counted: Counts[Counter] = Counts()
+        self._declare_work()
+        self._declare_traffic()
+        self._declare_state()
+        for name, text, read in (
+            (
+                "volume_free_bytes",
+                "Bytes free on the volume of fragments, inputs and results.",
+                None if store is None else partial(_free_bytes, store),
+            ),
+            (
+                "volume_size_bytes",
+                "Size of that volume.",
+                None if store is None else partial(_size_bytes, store),
+            ),
+            (
+                "certificate_expiration_timestamp_seconds",
+                "When the coordinator's certificate expires, in seconds since 1970.",
+                None
+                if credentials is None
+                else partial(expiration_seconds, credentials.certificate),
+            ),
+        ):
+            self.registry.register(Reading(f"{_NAMESPACE}_{name}", text, read))
+
+    def _declare_work(self) -> None:
+        """What has been done, and how long it took."""
+        jobs = self._counter("jobs_ended", "Jobs that ended, by how.", "outcome")
+        self._jobs_ended = {each: jobs.labels(outcome=each.lower()) for each in Outcome}
+        self._job_seconds = self._histogram(
+            "job_seconds", "Time of a job from its submission to its end.", _JOB_BUCKETS
+        )
+        self._job_wait_seconds = self._histogram(
+            "job_wait_seconds",
+            "Time of a job from its submission to the start of its first task.",
+            _JOB_BUCKETS,
+        )
+        items = self._counter("items_ended", "Items that ended, by how.", "outcome")
+        self._items_succeeded = items.labels(outcome="succeeded")
+        self._items_failed = items.labels(outcome="failed")
+        failures = self._counter("item_failures", "Items that failed, by why.", "reason")
+        self._item_failures = {each: failures.labels(reason=each.value) for each in FailureKind}
+        self._item_seconds = self._histogram(
+            "item_seconds",
+            "Time of an item from the start of its first task to its stored result.",
+            _ITEM_BUCKETS,
+        )
+        tasks = self._counter(
             "tasks", "Tasks given to devices, by what the device had to do first.", "tier"
+        )
+        self._tasks = {tier: tasks.labels(tier=tier.name.lower()) for tier in ins.Tier}
+        self._retries = self._counter(
+            "task_retries", "Tasks given again, after a failure or the loss of a device."
+        )
+        self._task_wait_seconds = self._histogram(
+            "task_wait_seconds",
+            "Time that a task with all its inputs waited for a device.",
+            _TASK_BUCKETS,
+        )
+        self.compute_seconds = self._histogram(
+            "task_compute_seconds",
+            "Time of a task in the runtime, as devices report it.",
+            _TASK_BUCKETS,
+        )
+        self.step_seconds = self._histogram(
+            "step_seconds", "Time of one step of the dispatcher.", _STEP_BUCKETS
         )
         self.loads = self._counter("loads", "Fragments made resident.")
         self.evictions = self._counter("evictions", "Fragments unloaded to make room.")
-        self._relayed = self._counter("relayed_bytes", "Activations passed on between devices.")
-        self._received = self._counter("received_bytes", "Bulk bytes received from devices.")
-        self._sent = self._counter("sent_bytes", "Bulk bytes sent to devices.")
         self._failures = self._counter(
             "failures",
             "Errors inside the coordinator that were contained, by the part that raised them.",
             "part",
         )
-        self.step_seconds = Histogram(
-            "shoal_coordinator_step_seconds",
-            "Time of one step of the dispatcher.",
-            buckets=_STEP_BUCKETS,
-            registry=self.registry,
+
+    def _declare_traffic(self) -> None:
+        self._relayed = self._counter("relayed_bytes", "Activations passed on between devices.")
+        self._received = self._counter("received_bytes", "Bulk bytes received from devices.")
+        self._sent = self._counter("sent_bytes", "Bulk bytes sent to devices.")
+        self._full = self._counter(
+            "full_queues", "Transfers that had to wait because a device's queue was full."
         )
-        self.compute_seconds = Histogram(
-            "shoal_coordinator_task_compute_seconds",
-            "Time of a task in the runtime, as devices report it.",
-            registry=self.registry,
-        )
+
+    def _declare_state(self) -> None:
+        """What is so now."""
         self._devices = self._gauge("devices", "Devices by state.", "state")
         self._jobs = self._gauge("jobs", "Jobs that run.")
         self._ready = self._gauge("ready_tasks", "Tasks that could run and wait for a device.")
@@ -52,7 +128,6 @@ class CoordinatorMetrics:
         self._active = self._gauge("active_items", "Items admitted and not ended.")
         self._inputs = self._gauge("input_bytes_in_flight", "Inputs read and not delivered yet.")
         self._results = self._gauge("result_bytes_in_flight", "Results being received.")
-        self._by_tier = {tier: self._tasks.labels(tier=tier.name.lower()) for tier in ins.Tier}
         measured, predicted = "measured by its device", "predicted by the plan"
         self._task_seconds = {
             name: self._gauge(
@@ -60,13 +135,31 @@ class CoordinatorMetrics:
             )
             for name, text in (("measured", measured), ("predicted", predicted))
         }
-        self._full = self._counter(
-            "full_queues", "Transfers that had to wait because a device's queue was full."
-        )
-        self._counted: Counts[Counter] = Counts()
 
     def count_task(self, order: ins.Execute) -> None:
-        self._by_tier[order.tier].inc()
+        self._tasks[order.tier].inc()
+        self._task_wait_seconds.observe(seconds(order.waited))
+        if order.attempt > 1:
+            self._retries.inc()
+
+    def count_stored(self, took: Nanoseconds | None) -> None:
+        """The results of an item are stored; None: those of none."""
+        if took is not None:
+            self._items_succeeded.inc()
+            self._item_seconds.observe(seconds(took))
+
+    def count_failed(self, kind: FailureKind) -> None:
+        """An item has failed."""
+        self._items_failed.inc()
+        self._item_failures[kind].inc()
+
+    def count_job(self, job: Job, now_seconds: float) -> None:
+        """A job has ended, by the wall clock."""
+        assert job.end is not None, "it has ended"
+        self._jobs_ended[job.end.outcome].inc()
+        self._job_seconds.observe(max(0.0, now_seconds - job.submitted_seconds))
+        if (started := job.tally.started_seconds) is not None:
+            self._job_wait_seconds.observe(max(0.0, started - job.submitted_seconds))
 
     def count_failure(self, part: str) -> None:
         self._failures.labels(part=part).inc()
@@ -114,7 +207,20 @@ class CoordinatorMetrics:
                 predicted.labels(device=device, fragment=fragment).set(seconds(time))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"shoal_coordinator_{name}", text, labels, registry=self.registry)
+        return Counter(name, text, labels, namespace=_NAMESPACE, registry=self.registry)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"shoal_coordinator_{name}", text, labels, registry=self.registry)
+        return Gauge(name, text, labels, namespace=_NAMESPACE, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(tuple(map(float, bounds)))
+        self.registry.register(HistogramCollector(f"{_NAMESPACE}_{name}", text, histogram))
+        return histogram
+
+
+def _free_bytes(path: Path) -> float:
+    return shutil.disk_usage(path).free
+
+
+def _size_bytes(path: Path) -> float:
+    return shutil.disk_usage(path).total

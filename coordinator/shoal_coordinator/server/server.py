@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,9 +29,11 @@ from shoal_coordinator.server.routes import Relay
 from shoal_coordinator.server.service import CoordinatorService
 from shoal_coordinator.server.sessions import DeviceSession, Sessions
 from shoal_coordinator.server.supervision import supervise
+from shoal_coordinator.server.traces import open_traces
 from shoal_coordinator.storage.job_records import Ledger
 from shoal_coordinator.storage.scrubber import Scrubber
 from shoal_coordinator.storage.volume import Volume
+from shoal_protocol.arguments import metrics_address
 from shoal_protocol.bulk.local import BULK, CONTROL, LocalListener, listen
 from shoal_protocol.channels import AddressRefused, Credentials, is_secured, peer_name
 from shoal_protocol.digests import Digest
@@ -84,10 +86,10 @@ class CoordinatorSettings:
     fragment store, `state` a folder of its own.
 
     A device without a sign of life for `silence_seconds` is probed, and lost when it does not
-    answer within `patience_seconds`. `metrics` is HOST:PORT. `clients` are the common names that
-    may submit jobs where TLS is used. `task_seconds` is the longest that a task may take on a
-    device, its wait for another one there included. A caller that takes less than 64 KiB of a file
-    within `stall_seconds` is disconnected.
+    answer within `patience_seconds`. `metrics` is HOST:PORT or unix:/path, `otlp` the URL of an
+    OpenTelemetry collector. `clients` are the common names that may submit jobs where TLS is used.
+    `task_seconds` is the longest that a task may take on a device, its wait for another one there
+    included. A caller that takes less than 64 KiB of a file within `stall_seconds` is disconnected.
     """
 
     listen: str
@@ -95,6 +97,7 @@ class CoordinatorSettings:
     state: Path
     relay: Relay = Relay.AUTO
     metrics: str | None = None
+    otlp: str | None = None
     telemetry_seconds: float = 2.0
     silence_seconds: float = 6.0
     patience_seconds: float = 3.0
@@ -109,7 +112,8 @@ class CoordinatorSettings:
 def run_coordinator(settings: CoordinatorSettings) -> int:
     """Run until SIGTERM or SIGINT; the exit status. The next coordinator resumes the jobs.
 
-    Raises `AddressRefused` or `OSError` where the address or a folder cannot be used.
+    Raises `AddressRefused` or `OSError` where the address or a folder cannot be used, and
+    `TracesUnavailable`.
     """
     if settings.exit_with_parent:
         _exit_with_parent()
@@ -145,20 +149,9 @@ class Coordinator:
 @contextlib.asynccontextmanager
 async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     tls = settings.credentials is not None
-    metrics = CoordinatorMetrics()
+    metrics = CoordinatorMetrics(settings.store, settings.credentials)
     open_sessions: dict[str, DeviceSession] = {}
-    driver = Driver(
-        open_sessions,
-        limits=Limits(
-            silence=nanoseconds(settings.silence_seconds),
-            probe_patience=nanoseconds(settings.patience_seconds),
-            overdue=nanoseconds(max(OVERDUE_SECONDS, settings.task_seconds + ANSWER_SECONDS)),
-        ),
-        relay=settings.relay,
-        named_peers=tls,
-        task_seconds=settings.task_seconds,
-        metrics=metrics,
-    )
+    driver = _driver(settings, open_sessions, metrics)
     hub = ExchangeHub(driver)
     sessions = Sessions(
         driver, hub, open_sessions, tls=tls, telemetry_seconds=settings.telemetry_seconds
@@ -167,7 +160,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     ledger, volume = Ledger(settings.state), Volume(settings.store)
     scrubber = Scrubber(volume)
     driver.on_corrupt = scrubber.report
-    jobs, streams = Jobs(driver, store, ledger, volume), ItemStreams(driver)
+    jobs, streams = Jobs(driver, store, ledger, volume, metrics), ItemStreams(driver)
     volume.in_use = partial(_fragments_in_use, jobs, streams)
     overviews = Overviews(jobs, driver, sessions, store, hub)
     roles = Roles(clients=settings.clients)
@@ -177,6 +170,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         FilesService(volume, roles, jobs.runs),
     )
     async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, driver.traces.close)
         stack.callback(ledger.close)
         await asyncio.to_thread(volume.sweep)
         url = None
@@ -205,6 +199,27 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         yield Coordinator(driver, jobs, sessions, port, url)
 
 
+def _driver(
+    settings: CoordinatorSettings,
+    open_sessions: Mapping[str, DeviceSession],
+    metrics: CoordinatorMetrics,
+) -> Driver:
+    driver = Driver(
+        open_sessions,
+        limits=Limits(
+            silence=nanoseconds(settings.silence_seconds),
+            probe_patience=nanoseconds(settings.patience_seconds),
+            overdue=nanoseconds(max(OVERDUE_SECONDS, settings.task_seconds + ANSWER_SECONDS)),
+        ),
+        relay=settings.relay,
+        named_peers=settings.credentials is not None,
+        task_seconds=settings.task_seconds,
+        metrics=metrics,
+    )
+    driver.traces = open_traces(settings.otlp)
+    return driver
+
+
 def _fragments_in_use(jobs: Jobs, streams: ItemStreams) -> frozenset[Digest]:
     return jobs.fragments_in_use() | streams.fragments_in_use()
 
@@ -230,9 +245,10 @@ def _local_listeners(address: str, sessions: Sessions) -> list[LocalListener]:
 
 
 def _exposition(address: str, driver: Driver, metrics: CoordinatorMetrics) -> ExpositionServer:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise AddressRefused(address, "is no HOST:PORT for metrics")
+    try:
+        host, port = metrics_address(address)
+    except ValueError as error:
+        raise AddressRefused(address, "is no HOST:PORT for metrics") from error
 
     def readiness() -> str | None:
         age = (monotonic_ns() - driver.progressed_at) / 1e9
@@ -240,9 +256,7 @@ def _exposition(address: str, driver: Driver, metrics: CoordinatorMetrics) -> Ex
             return f"the dispatcher has not moved for {age:.0f} s"
         return None
 
-    return ExpositionServer(
-        readiness, host=host.strip("[]"), port=int(port), registry=metrics.registry
-    )
+    return ExpositionServer(readiness, host=host, port=port, registry=metrics.registry)
 
 
 async def _measure(driver: Driver, hub: ExchangeHub, metrics: CoordinatorMetrics) -> None:

@@ -28,6 +28,7 @@ from shoal_operator.controller.coordinators import CoordinatorFailed, Coordinato
 from shoal_operator.controller.events import Events
 from shoal_operator.controller.foreign import Identity
 from shoal_operator.controller.resources import POD
+from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.reconcile.deciding import APPLYING, NOT_APPLIED, refused_status
 from shoal_operator.reconcile.decision import (
     Applied,
@@ -53,13 +54,14 @@ class NotLeading(Exception):
 class Actions:
     """Carries out decisions as long as `leads` says so."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts that it uses
         self,
         api: Api,
         cache: Cache,
         children: Children,
         certificates: Certificates,
         coordinators: Coordinators,
+        metrics: OperatorMetrics,
         *,
         leads: Callable[[], bool],
     ) -> None:
@@ -68,6 +70,7 @@ class Actions:
         self._children = children
         self._certificates = certificates
         self._coordinators = coordinators
+        self._metrics = metrics
         self._events = Events(api)
         self._leads = leads
         self._applied: dict[ObjectName, tuple[str, Applied]] = {}
@@ -90,6 +93,7 @@ class Actions:
         assert own.value is not None, "a decision about an object that does not parse"
         if decision.status != own.value.status:
             identity = await self._apply_status(identity, write(decision.status))
+            self._metrics.status_written(own.value.status, decision.status)
         changed, failures, refused = False, list[Failure](), list[str]()
         for what, step in self._steps(identity, decision):
             self._check()

@@ -54,6 +54,7 @@ class Controller:
         queue, metrics = self._event_router.queue, self._metrics
         while True:
             name = await queue.take()
+            metrics.queue_seconds.observe(queue.waited_seconds(name))
             seconds = metrics.reconcile_seconds.labels(kind=name[0])
             try:
                 with metrics.workers.track_inprogress(), seconds.time():

@@ -351,6 +351,13 @@ class Coordinators:
                 for coordinator in tuple(self._all.values()):
                     await coordinator.polled.wait()
 
+    def measure(self) -> None:
+        """Bring the gauge of coordinators up to date."""
+        views = [coordinator.view for coordinator in self._all.values()]
+        reachable = sum(isinstance(view, CoordinatorView) for view in views)
+        self._metrics.coordinators.labels(state="reachable").set(reachable)
+        self._metrics.coordinators.labels(state="unreachable").set(len(views) - reachable)
+
     async def call(self, namespace: str, call: CoordinatorCall) -> None:
         """Call a coordinator; a refusal is remembered. Raises `CoordinatorFailed`."""
         coordinator = self._all.get((namespace, call.pool))

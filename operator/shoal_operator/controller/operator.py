@@ -20,7 +20,7 @@ from typing import Final
 from shoal_api.kinds import DevicePool, InferenceJob
 from shoal_operator.controller.actions import Actions
 from shoal_operator.controller.api import Api, ApiError
-from shoal_operator.controller.cache import ObjectName
+from shoal_operator.controller.cache import ObjectName, Own
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.children import Children
 from shoal_operator.controller.controller import Controller
@@ -34,6 +34,7 @@ from shoal_operator.controller.planning import Planning
 from shoal_operator.controller.snapshots import Snapshots
 from shoal_operator.controller.telemetry import Telemetry
 from shoal_operator.controller.watches import Watches
+from shoal_operator.pki.authority import expiry
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.exposition import ExpositionServer
@@ -41,6 +42,7 @@ from shoal_protocol.exposition import ExpositionServer
 logger = logging.getLogger(__name__)
 
 LEASE_NAME: Final = "shoal-operator"
+MEASURE_SECONDS: Final = 5.0
 FIRST_ANSWERS_SECONDS: Final = 5.0
 """How long a new leader waits for coordinators before it reports what it knows of them."""
 
@@ -138,6 +140,7 @@ class _Operator:
             self._children,
             self._certificates,
             self._coordinators,
+            self._metrics,
             leads=lambda: lease.leads,
         )
         self._controller = Controller(router, snapshots, actions, self._planning, self._metrics)
@@ -163,6 +166,7 @@ class _Operator:
             for name, work in (
                 ("lease", self._lease.run(self._leading.set, self._lost)),
                 ("heartbeat", self._health.heartbeat()),
+                ("measure", self._measure()),
                 ("authority", self._enrolling.keep_authority()),
                 ("enrolment", self._enrolling.serve()),
                 ("lead", self._lead()),
@@ -230,6 +234,18 @@ class _Operator:
                 logger.warning("no resync: %s", error)
             self._children.expire()
             self._event_router.add_all()
+
+    async def _measure(self) -> None:
+        """Bring the gauges up to date that take a look at all objects."""
+        cache, metrics = self._event_router.cache, self._metrics
+        while True:
+            states = cache.states(InferenceJob.__name__)
+            values = [state.value for state in states if isinstance(state, Own)]
+            metrics.count_jobs(value for value in values if isinstance(value, InferenceJob))
+            self._coordinators.measure()
+            if trusted := self._enrolling.trusted:
+                metrics.authority_expiration = expiry(trusted.encode()).timestamp()
+            await asyncio.sleep(MEASURE_SECONDS)
 
     def _object_changed(self, name: ObjectName) -> None:
         """Follow the coordinators of pools."""

@@ -28,7 +28,8 @@ class WorkQueue(Generic[K]):
         self._ready: OrderedDict[K, float] = OrderedDict()
         self._filled = asyncio.Event()
         self._waiting: dict[K, asyncio.TimerHandle] = {}
-        self._taken: dict[K, float] = {}
+        self._taken: dict[K, tuple[float, float]] = {}
+        """Since when a key was ready, and when it was taken."""
         self._again: set[K] = set()
         self._failures: dict[K, int] = {}
         self.moved_at = self._loop.time()
@@ -52,8 +53,8 @@ class WorkQueue(Generic[K]):
         while not self._ready:
             self._filled.clear()
             await self._filled.wait()
-        key, _ = self._ready.popitem(last=False)
-        self._taken[key] = self._loop.time()
+        key, since = self._ready.popitem(last=False)
+        self._taken[key] = (since, self._loop.time())
         return key
 
     def done(self, key: K) -> None:
@@ -100,9 +101,14 @@ class WorkQueue(Generic[K]):
         """Keys that become ready later."""
         return len(self._waiting)
 
+    def waited_seconds(self, key: K) -> float:
+        """How long a key that is taken had been ready."""
+        ready, taken = self._taken[key]
+        return taken - ready
+
     def longest_taken_seconds(self) -> float:
         """How long the slowest worker has had its key."""
-        oldest = min(self._taken.values(), default=None)
+        oldest = min((taken for _, taken in self._taken.values()), default=None)
         return 0.0 if oldest is None else self._loop.time() - oldest
 
     def stuck_seconds(self) -> float:

@@ -7,7 +7,8 @@ last response to a watch request, or from the last event. kopf renews a watch af
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -16,11 +17,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.process_collector import ProcessCollector
 from yarl import URL
 
+from shoal_api.conditions import JobWord, holds
+from shoal_api.fields import Status
+from shoal_api.kinds import InferenceJob
+from shoal_api.kinds.inference_job import InferenceJobStatus
+from shoal_api.kinds.placement import Cost, PlacementStatus
 from shoal_operator.controller.resources import WATCHED, Resource
+from shoal_protocol.exposition import Reading
 
 _BY_PLURAL: Final = {each.plural: each for each in WATCHED}
 _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _NAMESPACE: Final = "shoal_operator"
+_ENDS: Final = ("Complete", "Failed")
+_RATIOS: Final = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -34,7 +43,7 @@ class OperatorMetrics:
         gauge = partial(Gauge, namespace=_NAMESPACE, registry=self.registry)
         self.reconcile_seconds = Histogram(
             "reconcile_seconds",
-            "Time from taking an object to having carried out what was decided.",
+            "Time to reconcile an object, with its actions.",
             ["kind"],
             namespace=_NAMESPACE,
             buckets=_SECONDS,
@@ -43,8 +52,24 @@ class OperatorMetrics:
         self.reconcile_failures = counter(
             "reconcile_failures", "Reconciliations that failed.", ["kind"]
         )
+        self.queue_seconds = Histogram(
+            "queue_wait_seconds",
+            "Time that an object waited for a worker.",
+            namespace=_NAMESPACE,
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        ended = counter("jobs_ended", "InferenceJobs that ended, by how.", ["outcome"])
+        self._jobs_ended = {each: ended.labels(outcome=each.lower()) for each in _ENDS}
+        self.plan_rate_ratio = Histogram(
+            "plan_rate_ratio",
+            "Measured items per second of a Placement, as a share of the planner's prediction.",
+            namespace=_NAMESPACE,
+            buckets=_RATIOS,
+            registry=self.registry,
+        )
         self.requests = counter("api_requests", "Requests to the API server.", ["verb", "code"])
-        self.events = counter("watch_events", "Changes seen in watches.", ["kind"])
+        self.events = counter("watch_events", "Events of watches.", ["kind"])
         self.calls = counter("coordinator_calls", "Calls of coordinators.", ["method", "code"])
         self.queue_depth = gauge("queue_depth", "Objects that wait for a worker.")
         self.queue_waiting = gauge("queue_waiting", "Objects to be reconciled later.")
@@ -52,9 +77,45 @@ class OperatorMetrics:
         self.leader = gauge("leader", "1 while this operator leads.")
         self.loop_lag = gauge("loop_lag_seconds", "How late the event loop was last.")
         self.objects = gauge("objects", "Objects by kind.", ["kind"])
+        jobs = gauge("jobs", "InferenceJobs by status.", ["status"])
+        self._jobs = {word: jobs.labels(status=word.value) for word in JobWord}
+        self.coordinators = gauge("coordinators", "Coordinators of pools, by state.", ["state"])
+        self.authority_expiration: float | None = None
+        self.registry.register(
+            Reading(
+                f"{_NAMESPACE}_certificate_expiration_timestamp_seconds",
+                "When the operator's own authority expires, in seconds since 1970.",
+                lambda: self.authority_expiration,
+            )
+        )
         self.watch_age = gauge(
             "watch_age_seconds", "Since the watch of a kind was last known to be alive.", ["kind"]
         )
+
+    def status_written(self, before: Status | None, after: Status) -> None:
+        """Count what a status reports for the first time: the end of a job, a measured rate."""
+        match after:
+            case InferenceJobStatus():
+                known = () if before is None else before.conditions
+                for end in _ENDS:
+                    if holds(after.conditions, end) and not holds(known, end):
+                        self._jobs_ended[end].inc()
+            case PlacementStatus(
+                predicted=Cost(items_per_second=float(predicted)),
+                measured=Cost(items_per_second=float(measured)),
+            ) if predicted > 0 and getattr(before, "measured", None) != after.measured:
+                self.plan_rate_ratio.observe(measured / predicted)
+
+    def count_jobs(self, jobs: Iterable[InferenceJob]) -> None:
+        """All jobs that there are."""
+        counts = Counts(_word_of(job) for job in jobs)
+        for word, gauge in self._jobs.items():
+            gauge.set(counts[word])
+
+
+def _word_of(job: InferenceJob) -> JobWord:
+    columns = None if job.status is None else job.status.columns
+    return JobWord.PENDING if columns is None or columns.status is None else columns.status
 
 
 class Telemetry:

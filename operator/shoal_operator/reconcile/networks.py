@@ -12,6 +12,7 @@ All of a pool's pods are closed both ways first; then
 | who is named, else anybody where a PodMonitor is made | metrics         |
 """
 
+import re
 from typing import Final
 
 from shoal_api.kinds import DevicePool
@@ -29,6 +30,20 @@ from shoal_operator.reconcile.names import COMPONENT, POOL, child_name
 from shoal_operator.reconcile.settings import OperatorSettings
 
 WORKER_COMPONENTS: Final = ("deliver", "transfer-inputs", "transfer-results")
+_NOT_IN_NAMES: Final = re.compile(r"\W")
+_META: Final = "__meta_kubernetes_pod_"
+_TARGET_LABELS: Final[list[Json]] = [
+    {"sourceLabels": [f"{_META}label_{_NOT_IN_NAMES.sub('_', POOL)}"], "targetLabel": "pool"},
+    {
+        "sourceLabels": [f"{_META}label_{_NOT_IN_NAMES.sub('_', COMPONENT)}"],
+        "targetLabel": "component",
+    },
+    {
+        "sourceLabels": ["component", f"{_META}node_name"],
+        "regex": "agent;(.+)",
+        "targetLabel": "device",
+    },
+]
 _DNS: Final = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
 
 
@@ -92,16 +107,16 @@ def _policy(
 
 
 def pod_monitor(pool: DevicePool, settings: OperatorSettings) -> tuple[Manifest, ...]:
-    """Has the Prometheus operator read the metrics of coordinator and agents."""
+    """Has the Prometheus operator read the metrics of coordinator and agents, with the labels that
+    dashboards and alerts ask for: `pool`, `component`, and `device` on an agent's."""
     if not settings.pod_monitors:
         return ()
     among = {"key": COMPONENT, "operator": "In", "values": ["coordinator", "agent"]}
-    endpoint = {"port": "metrics", "path": "/metrics"}
+    endpoint: Json = {"port": "metrics", "path": "/metrics", "relabelings": _TARGET_LABELS}
     if settings.monitor_interval:
         endpoint["interval"] = settings.monitor_interval
     spec = {
         "selector": {"matchLabels": {POOL: pool.metadata.name}, "matchExpressions": [among]},
-        "podTargetLabels": [POOL, COMPONENT],
         "podMetricsEndpoints": [endpoint],
     }
     labels = labels_of(pool, "metrics") | dict(settings.monitor_labels)

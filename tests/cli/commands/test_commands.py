@@ -117,6 +117,10 @@ def test_a_process_shows_its_own_help(process: str, option: str) -> None:
         (("operator", "--settings", "nowhere.yaml"), "nowhere.yaml"),
         (("operator", "--settings", "s", "--coordinator", "shelf=x"), "write NAMESPACE/POOL"),
         (("operator", "--settings", "s", "--metrics-address", "8080"), "is not HOST:PORT"),
+        (
+            ("coordinator", "--listen", "unix:s", "--store", "s", "--metrics-address", "8080"),
+            "HOST:PORT for metrics",
+        ),
     ],
 )
 def test_a_process_says_in_one_line_what_is_wrong(

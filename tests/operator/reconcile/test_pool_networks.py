@@ -1,5 +1,6 @@
 """Who may talk to a pool's pods and read their metrics, and what goes when it is switched off."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -77,6 +78,28 @@ def test_a_pod_monitor_is_made_where_it_means_something() -> None:
     often = replace(asked, monitor_interval="15s")
     (monitor,) = children(see(settings=often), "PodMonitor").values()
     assert intervals(monitor) == ["15s"]
+
+
+def test_every_series_of_a_pool_says_of_which_pool_and_device_it_is() -> None:
+    (monitor,) = children(see(settings=settings(pod_monitors=True)), "PodMonitor").values()
+    spec = monitor["spec"]
+    assert isinstance(spec, Mapping)
+    (endpoint,) = spec["podMetricsEndpoints"]
+
+    def target(component: str) -> dict[str, str]:
+        labels = {
+            "__meta_kubernetes_pod_label_shoal_dev_pool": "shelf",
+            "__meta_kubernetes_pod_label_app_kubernetes_io_component": component,
+            "__meta_kubernetes_pod_node_name": "pi-4",
+        }
+        for rule in endpoint["relabelings"]:
+            joined = ";".join(labels.get(name, "") for name in rule["sourceLabels"])
+            if (found := re.fullmatch(rule.get("regex", "(.*)"), joined)) is not None:
+                labels[rule["targetLabel"]] = found[1]
+        return {name: text for name, text in labels.items() if not name.startswith("__")}
+
+    assert target("agent") == {"pool": "shelf", "component": "agent", "device": "pi-4"}
+    assert target("coordinator") == {"pool": "shelf", "component": "coordinator"}
 
 
 def intervals(monitor: Mapping[str, object]) -> list[object]:

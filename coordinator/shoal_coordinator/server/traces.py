@@ -1,0 +1,145 @@
+"""Traces of items for OpenTelemetry, where `--otlp` asks for them.
+
+    item JOB/3          from when its first task was ready to its stored result or its failure
+      +-- task 0        from its instruction to its answer; where it ran, how long it waited
+      +-- task 1            and computed, as attributes
+
+The coordinator knows all of this from its own instructions and their answers, so agents have no
+part in it. What the exporter cannot take in time is dropped: tracing never holds an item up.
+"""
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from shoal_coordinator.dispatch import events as ev
+from shoal_coordinator.dispatch import instructions as ins
+from shoal_protocol.units import seconds
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+PATH: Final = "/v1/traces"
+_EXPORT_SECONDS: Final = 2.0
+"""With all tries; the end of the process waits for the last export."""
+_OPEN_ITEMS: Final = 100_000
+"""Beyond these a new item has no trace."""
+
+
+class TracesUnavailable(Exception):
+    """The packages that `--otlp` needs are not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("--otlp needs OpenTelemetry: pip install 'shoal[otlp]'")
+
+
+class Traces:
+    """No traces: every method does nothing."""
+
+    def given(self, order: ins.Execute) -> None:
+        """A task is given to a device."""
+
+    def answered(self, order: ins.Execute, event: ev.Event) -> None:
+        """Its device has answered."""
+
+    def stored(self, job: str, item: int) -> None:
+        """The results of an item are stored."""
+
+    def failed(self, order: ins.FailItem) -> None:
+        """An item has failed for good."""
+
+    def job_ended(self, job: str) -> None:
+        """None of its items is processed any more."""
+
+    def close(self) -> None:
+        """Export what is left."""
+
+
+class OtlpTraces(Traces):
+    """Exports spans to a collector, in a thread of the SDK's own."""
+
+    def __init__(self, provider: "TracerProvider") -> None:
+        from opentelemetry import trace  # noqa: PLC0415 - optional
+
+        self._trace = trace
+        self._provider = provider
+        self._tracer = provider.get_tracer("shoal")
+        self._items: dict[str, dict[int, Span]] = {}
+        self._tasks: dict[int, Span] = {}
+
+    def given(self, order: ins.Execute) -> None:
+        if (item := self._item(order)) is None:
+            return
+        self._tasks[order.instruction] = self._tracer.start_span(
+            f"task {order.stage}",
+            self._trace.set_span_in_context(item),
+            attributes={
+                "shoal.stage": order.stage,
+                "shoal.device": order.device,
+                "shoal.tier": order.tier.name.lower(),
+                "shoal.attempt": order.attempt,
+                "shoal.wait_seconds": seconds(order.waited),
+            },
+        )
+
+    def answered(self, order: ins.Execute, event: ev.Event) -> None:
+        if (task := self._tasks.pop(order.instruction, None)) is None:
+            return
+        match event:
+            case ev.TaskFinished():
+                task.set_attribute("shoal.compute_seconds", seconds(event.compute))
+            case ev.InstructionFailed():
+                self._fail(task, event.failure)
+        task.end()
+
+    def stored(self, job: str, item: int) -> None:
+        if (span := self._items.get(job, {}).pop(item, None)) is not None:
+            span.end()
+
+    def failed(self, order: ins.FailItem) -> None:
+        if (span := self._items.get(order.job, {}).pop(order.item, None)) is not None:
+            self._fail(span, order.failure)
+            span.end()
+
+    def job_ended(self, job: str) -> None:
+        for span in self._items.pop(job, {}).values():
+            span.end()
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+    def _item(self, order: ins.Execute) -> "Span | None":
+        items = self._items.setdefault(order.job, {})
+        if order.item not in items:
+            if len(items) >= _OPEN_ITEMS:
+                return None
+            items[order.item] = self._tracer.start_span(
+                f"item {order.job}/{order.item}",
+                attributes={"shoal.job": order.job, "shoal.item": order.item},
+                start_time=time.time_ns() - order.waited,
+            )
+        return items[order.item]
+
+    def _fail(self, span: "Span", failure: ev.Failure) -> None:
+        span.set_attribute("shoal.failure", failure.kind.value)
+        span.set_status(self._trace.StatusCode.ERROR, failure.message)
+
+
+def open_traces(url: str | None) -> Traces:
+    """Export to a collector at `http://HOST:PORT`; None: nowhere. Raises `TracesUnavailable`."""
+    if url is None:
+        return Traces()
+    try:
+        # Optional, and heavy.
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+            OTLPSpanExporter,
+        )
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    except ImportError as error:
+        raise TracesUnavailable from error
+    provider = TracerProvider(resource=Resource.create({"service.name": "shoal-coordinator"}))
+    exporter = OTLPSpanExporter(endpoint=url.rstrip("/") + PATH, timeout=_EXPORT_SECONDS)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return OtlpTraces(provider)

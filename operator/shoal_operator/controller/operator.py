@@ -34,10 +34,10 @@ from shoal_operator.controller.planning import Planning
 from shoal_operator.controller.snapshots import Snapshots
 from shoal_operator.controller.telemetry import Telemetry
 from shoal_operator.controller.watches import Watches
-from shoal_operator.pki.authority import expiry
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.exposition import ExpositionServer
+from shoal_protocol.pki.authority import expiry
 
 logger = logging.getLogger(__name__)
 

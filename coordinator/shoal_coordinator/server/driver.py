@@ -133,7 +133,7 @@ class Driver:
                 try:
                     run.expire(now, partial(self.feed, job=run.name))
                 except Exception as error:
-                    self._contain("dispatcher", error, run.name, None)
+                    self.contain("dispatcher", error, run.name)
             failed = self._failed_ticks
             self.feed(ev.Tick(at=now))
             for name in self._dispatched - self.state.jobs.keys():
@@ -152,7 +152,7 @@ class Driver:
         try:
             instructions = step(self.state, event)
         except Exception as error:
-            self._contain("dispatcher", error, job or _job_of(event), device or _device_of(event))
+            self.contain("dispatcher", error, job or _job_of(event), device or _device_of(event))
             if isinstance(event, ev.JobCancelled):
                 self.fail(error)  # it cannot even be withdrawn: begin with a state that is sound
             return
@@ -166,13 +166,10 @@ class Driver:
             try:
                 self._perform(instruction)
             except Exception as error:
-                self._contain("dispatcher", error, _job_of(instruction), _device_of(instruction))
+                self.contain("dispatcher", error, _job_of(instruction), _device_of(instruction))
 
-    def contain(self, part: str, error: BaseException, job: str) -> None:
-        self._contain(part, error, job, None)
-
-    def _contain(
-        self, part: str, error: BaseException, job: str | None, device: str | None
+    def contain(
+        self, part: str, error: BaseException, job: str | None, device: str | None = None
     ) -> None:
         """Have an exception fail one job, or end one session, and nothing else."""
         logger.error("%s failed (job %s, device %s)", part, job, device, exc_info=error)

@@ -94,11 +94,7 @@ class _Operator:
             api, router.cache, telemetry, config.namespaces, watch_seconds=config.watch_seconds
         )
         self._lease = lease = Lease(
-            api,
-            name=LEASE_NAME,
-            identity=config.identity,
-            times=LeaseTimes(),
-            clock=clock,
+            api, name=LEASE_NAME, identity=config.identity, times=LeaseTimes(), clock=clock
         )
         self._health = Health(
             router,

@@ -66,7 +66,7 @@ def test_a_run_is_watched_described_and_explained_while_it_goes_on(
     assert {held["name"] for each in view["devices"] for held in each["fragments"]} >= {
         f"job/{stage['index']}" for stage in job["stages"] if stage["devices"]
     }
-    assert "3 of 3 devices" in look("top", *here)
+    assert "3 of 3 devices" in " ".join(look("top", *here).split())
     assert look("describe", "one", *here).startswith("one\nstate")
     reasons = seen("why", "job", *here)
     assert reasons["headline"].startswith("job ")

@@ -67,8 +67,7 @@ class Driver:
         self.on_job_ended: list[Callable[[str], None]] = []
         """Each is called once for each job given to `submit`: the dispatcher has ended it."""
         self.on_job_broken: list[Callable[[str, str], None]] = []
-        """Each is called with the message of an exception that the processing of a job has
-        raised."""
+        """Each is called with the message of an exception that a job's processing has raised."""
         self.on_results_unwritable: Callable[[str, str], None] = lambda _job, _message: None
         """Called with what keeps a job's outputs from taking any more results."""
         self.progressed_at = monotonic_ns()
@@ -133,7 +132,7 @@ class Driver:
                 try:
                     run.expire(now, partial(self.feed, job=run.name))
                 except Exception as error:
-                    self.contain("dispatcher", error, run.name)
+                    self.contain("dispatcher", error, run.name, None)
             failed = self._failed_ticks
             self.feed(ev.Tick(at=now))
             for name in self._dispatched - self.state.jobs.keys():
@@ -168,9 +167,7 @@ class Driver:
             except Exception as error:
                 self.contain("dispatcher", error, _job_of(instruction), _device_of(instruction))
 
-    def contain(
-        self, part: str, error: BaseException, job: str | None, device: str | None = None
-    ) -> None:
+    def contain(self, part: str, error: BaseException, job: str | None, device: str | None) -> None:
         """Have an exception fail one job, or end one session, and nothing else."""
         logger.error("%s failed (job %s, device %s)", part, job, device, exc_info=error)
         self._metrics.count_failure(part)

@@ -201,7 +201,7 @@ class Life:
             case OutputsUnwritable():
                 self._driver.on_results_unwritable(self.job.name, str(error))
             case _:
-                self._driver.contain("results", error, self.job.name)
+                self._driver.contain("results", error, self.job.name, None)
 
     def work_ended(self) -> ev.WorkEnded:
         name, view = self.job.name, self.view()

@@ -132,7 +132,8 @@ def submission(
 
 
 class ScriptedDevice:
-    """One session, from `run` to its cancellation. `executed` are the tasks that it ran."""
+    """One session, from `run` to its cancellation. `given` are the items and stages of its tasks,
+    `executed` those that it ran."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -151,6 +152,7 @@ class ScriptedDevice:
         """`gate` has one permit for each task that may run; None: all may."""
         self.name = name
         self.executed: list[tuple[int, int]] = []
+        self.given: list[tuple[int, int]] = []
         self.welcome: asyncio.Future[pb.Welcome] = asyncio.get_running_loop().create_future()
         self.gate = gate
         self.inline_inputs = 0
@@ -266,6 +268,7 @@ class ScriptedDevice:
 
     async def _execute(self, order: pb.Execute) -> None:
         task = order.task
+        self.given.append((task.item, task.stage))
         keys = [
             (task.item, name, task.job, int(task.epoch))
             for source in order.inputs

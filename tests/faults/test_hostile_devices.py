@@ -361,8 +361,11 @@ async def test_a_result_bomb_is_refused_before_it_takes_memory(
     attacker.spoil = first_bombs
     async with connected(attacker):
         epoch = (await pool.submit(homes=("one", "attacker"))).epoch
-        await pool.until_running(stage=1)
-        key = ActivationKey(job="job", epoch=epoch, item=0, producer=1, consumer=MODEL)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not attacker.given:
+                await asyncio.sleep(0.01)
+        item, stage = attacker.given[0]
+        key = ActivationKey(job="job", epoch=epoch, item=item, producer=stage, consumer=MODEL)
         answer = await attacker.send(bomb(key, shape))
         assert answer.outcome == Acknowledgement.REFUSED, answer
         for _ in range(3 * ITEMS):

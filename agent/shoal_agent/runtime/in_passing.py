@@ -2,6 +2,7 @@
 
 What costs as much as such a run is done for several of them: a `Stopper` serves until it was used,
 and the peak is read after every `_PEAK_EVERY`th run. The kernel's mark forgets nothing meanwhile.
+Where weights may come into memory run by run, rows of a table, it is read after each.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.runtime.watchdog import Watchdog
 
 _PEAK_EVERY: Final = 16
+_FEW_BYTES: Final = 1 << 20
+"""Of weights: so many more in memory than were measured last do no harm."""
 
 Result = TypeVar("Result")
 
@@ -40,9 +43,10 @@ class InPassing:
             if self._stopper.stopped:
                 self._stopper = Stopper()
 
-    def peak_bytes(self) -> int:
-        """The peak since the last run of the other kind, as it was read last."""
-        if self._passed % _PEAK_EVERY == 0:
+    def peak_bytes(self, weight_bytes: int) -> int:
+        """The peak since the last run of the other kind, as it was read last; `weight_bytes` are
+        those of the fragment that ran."""
+        if weight_bytes > _FEW_BYTES or self._passed % _PEAK_EVERY == 0:
             self._peak_bytes = self._meter.peak_since_begin_bytes()
         self._passed += 1
         return self._peak_bytes

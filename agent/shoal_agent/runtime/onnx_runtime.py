@@ -332,7 +332,9 @@ class Runtime:
         """
         fragment, feed = self._prepare(digest, tensors)
         ran = self._passing.run(partial(_run, fragment, feed))
-        return None if ran is None else _result(fragment, *ran, self._passing.peak_bytes())
+        if ran is None:
+            return None
+        return _result(fragment, *ran, self._passing.peak_bytes(self.weight_bytes(digest)))
 
     def _prepare(
         self, digest: str, tensors: Mapping[str, Array]

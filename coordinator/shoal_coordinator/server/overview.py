@@ -228,11 +228,15 @@ def _item(timing: ItemTiming, job: Job, place: Callable[[int], str]) -> pb.ItemT
 
     def task_of(task: TaskTiming) -> pb.TaskTiming:
         before = [ended.get(stage) or 0 for stage in job.queues[task.stage].predecessors]
+        # It may have been given before, to wait there; a predecessor may have run once more since.
+        ready = max(before, default=0)
+        if task.ended_at is not None:
+            ready = min(ready, task.ended_at)
         return pb.TaskTiming(
             stage=task.stage,
             device=task.device,
-            ready_seconds=min(since_start(max(before, default=0)), since_start(task.given_at)),
-            given_seconds=since_start(task.given_at),
+            ready_seconds=since_start(ready),
+            given_seconds=since_start(max(ready, task.given_at)),
             ended_seconds=0.0 if task.ended_at is None else since_start(task.ended_at),
             compute_seconds=seconds(task.compute),
         )

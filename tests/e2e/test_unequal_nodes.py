@@ -9,6 +9,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.nodes,
     pytest.mark.slow,
+    pytest.mark.minutes,
     pytest.mark.timeout(900),
 ]
 SLOW, CPUS = "jetson", 0.15

@@ -52,7 +52,7 @@ async def test_nothing_is_prefetched_where_there_is_no_room_for_what_is_received
     assert loaded.HasField("loaded"), loaded
     failure = (await joined.device.ask("prefetch", pb.Prefetch(digest=other.digest))).failure
     assert failure.code == pb.BUDGET, failure
-    assert failure.message.endswith("is not fetched now: needs 4 MiB on its way, have 3 MiB")
+    assert failure.message.endswith("is not fetched now: needs 6 MiB on its way, have 3 MiB")
     reply = await joined.device.ask("prefetch", pb.Prefetch(digest=fragment.digest))
     assert reply.prefetched.fetched_bytes == 0, "it is there"
     await joined.device.unload(fragment.digest)

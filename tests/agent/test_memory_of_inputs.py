@@ -11,7 +11,7 @@ from agent.fragment_making import dense_model, write_fragment
 from agent.scripted_coordinator import ScriptedCoordinator
 from agent.test_memory_of_fragments import peak_bytes
 from agent.test_running import edge
-from shoal_protocol.frame_sizes import AHEAD_BYTES
+from shoal_protocol.frame_sizes import FETCH_BYTES
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
@@ -40,4 +40,4 @@ async def test_a_fragment_is_fetched_in_what_is_reckoned_for_that(
     joined = await join(budget=budget)
     reply = await joined.device.ask("prefetch", pb.Prefetch(digest=made.digest))
     assert reply.prefetched.fetched_bytes > 64 * MIB
-    assert await peak_bytes(joined.device) < AHEAD_BYTES
+    assert await peak_bytes(joined.device) < FETCH_BYTES

@@ -237,6 +237,14 @@ def test_what_moves_may_end_when_the_budget_shrinks_and_no_fragment_goes_for_it(
 # ---- against brute force -------------------------------------------------------------------------
 
 
+def test_what_a_fragment_runs_within_is_the_most_that_it_can_need() -> None:
+    ledger = Ledger(budget=Bytes(100))
+    assert ledger.request_load("a", Bytes(23)) is Load.ADMITTED
+    ledger.finish_load("a", Bytes(101))
+    assert ledger.withhold(Bytes(78)) == []
+    assert ledger.resident == {"a": 23}
+
+
 def test_what_a_fragment_gathers_beyond_its_plan_has_a_quarter_of_what_is_free() -> None:
     planned = Bytes(20)
     ledger = new_ledger(a=planned)

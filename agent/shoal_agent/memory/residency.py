@@ -219,6 +219,7 @@ class Ledger:
             self.in_flight = _without(self.in_flight, digest)
             if least is not None:
                 within = need if granted is None else granted
+                least = min(least, within)  # It runs within that: it cannot need more.
                 share = Share(least=least, granted=within, wanted=within, curve=curve)
                 self.shares = {**self.shares, digest: replace(share, urgency=urgency)}
                 self.delays = {**self.delays, digest: Delay()}

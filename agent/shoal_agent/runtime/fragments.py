@@ -37,7 +37,7 @@ from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import SpillFull
-from shoal_protocol.frame_sizes import AHEAD_BYTES, MAXIMUM_PAYLOAD_BYTES
+from shoal_protocol.frame_sizes import FETCH_BYTES, MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_bytes
 
@@ -159,14 +159,14 @@ class Fragments:
         meanwhile: nothing else is granted for it. Raises as `load` does."""
         if digest in self.cache:
             return Fetched(0, 0.0)
-        if not self.request_move(AHEAD_BYTES):
-            have, need = format_bytes(self.ledger.free), format_bytes(AHEAD_BYTES)
+        if not self.request_move(FETCH_BYTES):
+            have, need = format_bytes(self.ledger.free), format_bytes(FETCH_BYTES)
             reason = f"{short(digest)} is not fetched now: needs {need} on its way, have {have}"
-            raise OverBudget(AHEAD_BYTES, self.ledger.free, reason)
+            raise OverBudget(FETCH_BYTES, self.ledger.free, reason)
         try:
             return await self._fetcher.ensure(digest, sources)
         finally:
-            self.end_move(AHEAD_BYTES)
+            self.end_move(FETCH_BYTES)
 
     async def run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
         """Run a resident fragment on one item's tensors, and measure it.

@@ -1,5 +1,6 @@
 """One operator on a real API server: what it writes of whom. It runs for all of these tests."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -9,6 +10,7 @@ import pytest
 
 from operator_processes import RunningOperator, model, operators, wait_until
 from shoal_cluster import ControlPlane
+from shoal_cluster.connection import RequestFailed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.real, pytest.mark.slow]
 
@@ -200,15 +202,21 @@ def test_an_object_that_says_what_no_schema_knows_is_told_what_is_wrong(
     place = "/spec/versions/0/schema/openAPIV3Schema"
     plane.kubectl(*schema, json.dumps([{"op": "replace", "path": place, "value": loose}]))
     try:
-        plane.access.apply(
-            {
-                "apiVersion": "shoal.dev/v1alpha1",
-                "kind": "Placement",
-                "metadata": {"name": "odd"},
-                "spec": {"partitionRef": "p", "poolRef": {"name": "shelf"}},
-            },
-            namespace=namespace,
-        )
+        odd = {
+            "apiVersion": "shoal.dev/v1alpha1",
+            "kind": "Placement",
+            "metadata": {"name": "odd"},
+            "spec": {"partitionRef": "p", "poolRef": {"name": "shelf"}},
+        }
+
+        def let_through() -> bool:
+            # The API server answers by the old schema until its own informer has the new one.
+            with contextlib.suppress(RequestFailed):
+                plane.access.apply(odd, namespace=namespace)
+                return True
+            return False
+
+        wait_until("the loose schema is in force", let_through)
         wait_until(
             "it is told",
             lambda: (

@@ -71,9 +71,7 @@ class _Part:
 def _names(layout: Layout) -> dict[int, str]:
     """For each position, a tensor behind whose node a cut is at that position."""
     compute = [
-        position
-        for position, node in enumerate(layout.profile.nodes)
-        if node.role is Role.COMPUTE
+        position for position, node in enumerate(layout.profile.nodes) if node.role is Role.COMPUTE
     ]
     names = {}
     for maker, position in pairwise(compute):

@@ -46,12 +46,14 @@ _ALONE: Final = Span(0, 1)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCut:
     """Where to cut: behind these tensors; none leaves the model whole. `period` and `latency` are
-    what the best plan of it gives; None where the devices cannot hold the model at once."""
+    what the best plan of it gives; None where the devices cannot hold the model at once. `gain`:
+    the part of the value that it saves against the cut that it replaces."""
 
     tensors: tuple[str, ...]
     period: Nanoseconds | None = None
     latency: Nanoseconds | None = None
     divisions: Divisions = ()
+    gain: float | None = None
 
     def value(self, goal: Goal) -> float:
         """Less is better; loading in turn is worse than anything else."""
@@ -135,9 +137,10 @@ def next_cut(
     if best is None or best.tensors == tuple(current) or not known.keys() >= set(current):
         return best
     now = choose_cut(table.only([known[name] for name in current]), pool, goal)
-    if now is None or now.value(goal) * (1 - GAIN) > best.value(goal):
+    if now is None or now.period is None:
         return best
-    return replace(now, tensors=tuple(current))
+    gain = 1 - best.value(goal) / now.value(goal)
+    return replace(best, gain=gain) if gain > GAIN else replace(now, tensors=tuple(current))
 
 
 def _best(table: CutTable, pool: Sequence[PoolDevice], goal: Goal) -> Divisions | None:

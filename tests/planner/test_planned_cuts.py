@@ -17,6 +17,7 @@ from shoal_planner.planned_cuts import TableCosts, choose_cut, next_cut
 from shoal_planner.segments import Layout
 from shoal_protocol.choices import Objective
 from shoal_protocol.cut_table import Candidate, CutTable, table_from_json, table_to_json
+from shoal_protocol.units import Bytes
 
 
 def table(
@@ -105,7 +106,9 @@ def test_no_cut_on_no_devices_beats_the_planned_one(
     goal, costs = Goal(objective, 50), TableCosts(of)
     chosen = choose_cut(of, pool, goal)
     # Devices that are filled to the brim are avoided as long as there is another way.
-    with_room = [replace(each, budget_bytes=each.budget_bytes - (640 << 10)) for each in pool]
+    with_room = [
+        replace(each, budget_bytes=Bytes(each.budget_bytes - (640 << 10))) for each in pool
+    ]
     for devices in (with_room, pool):
         values = [goal.value(*costs.totals(plan)) for plan in every_plan(of, devices)]
         if values:

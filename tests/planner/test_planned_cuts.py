@@ -7,8 +7,8 @@ from itertools import combinations, pairwise, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragment_pools import MIB, SECOND, device
-from random_profiles import NONE, profiles
+from fragment_pools import MIB, SECOND, cut_table, device
+from random_profiles import profiles
 from shoal_planner.costs import Division, PoolDevice, Span
 from shoal_planner.cut_tables import table_of
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
@@ -16,41 +16,8 @@ from shoal_planner.goal import Goal
 from shoal_planner.planned_cuts import TableCosts, choose_cut, next_cut
 from shoal_planner.segments import Layout
 from shoal_protocol.choices import Objective
-from shoal_protocol.cut_table import Candidate, CutTable, table_from_json, table_to_json
+from shoal_protocol.cut_table import CutTable, table_from_json, table_to_json
 from shoal_protocol.units import Bytes
-
-
-def table(
-    flops: Sequence[int],
-    weights: Sequence[int],
-    crossing: Sequence[int] = (),
-    least: Sequence[int] = (),
-) -> CutTable:
-    """A chain of layers; `crossing[i]` bytes enter layer i, the last ones leave the model. A
-    fragment needs twice its weights, and in blocks the most that one of its layers needs."""
-    count = len(flops)
-    moved = crossing or [0] * (count + 1)
-
-    def candidate(start: int, end: int) -> Candidate:
-        resident = 2 * sum(weights[start:end])
-        return Candidate(
-            weight_bytes=sum(weights[start:end]),
-            resident_bytes=resident,
-            least_bytes=max(least[start:end]) if least else resident,
-            flops=sum(flops[start:end]),
-            work=None,
-            received_bytes=moved[start],
-            sent_bytes=moved[end],
-        )
-
-    return CutTable(
-        model_digest=NONE,
-        tensors=tuple(f"t{number}" for number in range(1, count)),
-        rows=tuple(
-            tuple(candidate(start, end) for end in range(start + 1, count + 1))
-            for start in range(count)
-        ),
-    )
 
 
 def every_plan(of: CutTable, pool: Sequence[PoolDevice]) -> Iterator[tuple[Division, ...]]:
@@ -76,7 +43,7 @@ def questions(draw: st.DrawFn) -> tuple[CutTable, list[PoolDevice]]:
     count = draw(st.integers(1, 5))
     numbers = st.integers(0, 5)
     weights = [draw(numbers) * MIB for _ in range(count)]
-    made = table(
+    made = cut_table(
         [draw(numbers) * 10**8 for _ in range(count)],
         weights,
         [draw(numbers) * 10**5 for _ in range(count + 1)],
@@ -119,7 +86,7 @@ def test_no_cut_on_no_devices_beats_the_planned_one(
 
 
 def test_the_fast_device_gets_the_larger_fragment() -> None:
-    of = table([10**8] * 12, [MIB] * 12)
+    of = cut_table([10**8] * 12, [MIB] * 12)
     pool = [device("slow", 20 * MIB), device("fast", 20 * MIB, flops=2 * SECOND)]
     chosen = choose_cut(of, pool, Goal(Objective.THROUGHPUT))
     assert chosen is not None
@@ -129,7 +96,7 @@ def test_the_fast_device_gets_the_larger_fragment() -> None:
 
 
 def test_many_unequal_devices_are_given_borders_among_all_cuts() -> None:
-    of = table([10**8] * 48, [MIB] * 48)
+    of = cut_table([10**8] * 48, [MIB] * 48)
     pool = [device(f"d{n}", 40 * MIB, flops=(n + 2) * SECOND) for n in range(6)]
     chosen = choose_cut(of, pool, Goal(Objective.THROUGHPUT))
     assert chosen is not None
@@ -139,7 +106,7 @@ def test_many_unequal_devices_are_given_borders_among_all_cuts() -> None:
 
 
 def test_what_no_pool_holds_at_once_is_cut_into_the_fewest_fragments_that_fit() -> None:
-    of = table([10**8] * 8, [4 * MIB] * 8)
+    of = cut_table([10**8] * 8, [4 * MIB] * 8)
     chosen = choose_cut(of, [device("small", 20 * MIB)], Goal(Objective.THROUGHPUT))
     assert chosen is not None
     assert chosen.period is None
@@ -147,12 +114,12 @@ def test_what_no_pool_holds_at_once_is_cut_into_the_fewest_fragments_that_fit() 
 
 
 def test_a_layer_that_fits_nowhere_leaves_no_cut() -> None:
-    of = table([10**8] * 2, [MIB, 40 * MIB])
+    of = cut_table([10**8] * 2, [MIB, 40 * MIB])
     assert choose_cut(of, [device("small", 20 * MIB)], Goal(Objective.THROUGHPUT)) is None
 
 
 def test_a_cut_that_exists_stays_while_the_gain_is_small() -> None:
-    of = table([10**8] * 20, [MIB] * 20)
+    of = cut_table([10**8] * 20, [MIB] * 20)
     goal = Goal(Objective.THROUGHPUT)
     equal = [device("one", 30 * MIB), device("two", 30 * MIB)]
     first = choose_cut(of, equal, goal)
@@ -170,7 +137,7 @@ def test_a_cut_that_exists_stays_while_the_gain_is_small() -> None:
 
 
 def test_a_cut_that_the_devices_cannot_hold_any_more_gives_way() -> None:
-    of = table([10**8] * 20, [MIB] * 20)
+    of = cut_table([10**8] * 20, [MIB] * 20)
     goal = Goal(Objective.THROUGHPUT)
     pool = [device("a", 16 * MIB), device("b", 16 * MIB), device("c", 32 * MIB)]
     changed = next_cut(of, pool, goal, ())

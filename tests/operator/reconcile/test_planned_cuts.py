@@ -134,6 +134,11 @@ class Cluster:
         assert status is not None
         return status
 
+    def cut_status(self) -> PartitionStatus:
+        status = self.partition.status
+        assert status is not None
+        return status
+
     def cuts(self) -> tuple[str, ...]:
         cut = self.status().cut
         assert cut is not None
@@ -192,7 +197,7 @@ def test_the_placement_chooses_the_cut_and_the_partition_is_cut_there() -> None:
 def test_until_it_is_chosen_the_partition_says_what_it_waits_for() -> None:
     cluster = Cluster((), placements={})
     cluster.settle()
-    assert word(cluster.partition.status, "Cut") == "False WaitingForPlacement"
+    assert word(cluster.cut_status(), "Cut") == "False WaitingForPlacement"
     assert [each[1] for each in cluster.commands] == ["inspect"], "nothing is cut for nobody"
     assert cluster.workers == {}
 
@@ -220,12 +225,12 @@ def test_another_cut_is_made_where_it_gains_enough_and_the_finished_one_stays_un
     assert "% better than the cut before" in cut.reason
     cluster.look()
     assert cuts_in(cluster.commands[-1]) == cluster.cuts()
-    assert word(cluster.partition.status, "Ready") == "True Ready"
+    assert word(cluster.cut_status(), "Ready") == "True Ready"
     assert word(cluster.status(), "Planned") == "True Planned"
     epoch = cluster.status().epoch
     assert epoch is not None
     cluster.settle()
-    status = cast("PartitionStatus", cluster.partition.status)
+    status = cluster.cut_status()
     assert [each.digest for each in status.fragments] == [
         each.digest for each in cut_at(cluster.cuts()).fragments
     ]
@@ -284,4 +289,4 @@ def test_a_table_that_somebody_spoilt_is_made_again() -> None:
     cluster.objects[table_name("rec")] = spoilt
     cluster.settle()
     assert [each[1] for each in cluster.commands] == ["inspect", "partition", "inspect"]
-    assert word(cluster.partition.status, "Ready") == "True Ready"
+    assert word(cluster.cut_status(), "Ready") == "True Ready"

@@ -1,6 +1,7 @@
 """The plans of what manifests order, one beside the other on the pools that they share. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from shoal_cli.local.orders import PlanOrder
 from shoal_cli.local.preparation import Prepared
@@ -17,8 +18,15 @@ def find_plan(
     if held := held_bytes(others):
         beside = plan(document, left_over(devices, held), order.objective, pins=order.pins)
         if is_at_once(beside):
-            return beside
-    return plan(document, devices, order.objective, pins=order.pins)
+            return _with_cuts(beside, prepared)
+    return _with_cuts(plan(document, devices, order.objective, pins=order.pins), prepared)
+
+
+def _with_cuts(found: Plan | Infeasible, prepared: Prepared) -> Plan | Infeasible:
+    """A plan with the other cuts that were weighed among what lost."""
+    if isinstance(found, Infeasible):
+        return found
+    return replace(found, rejected=(*found.rejected, *prepared.rejected))
 
 
 def plans_beside(order: PlanOrder, known: Iterable[tuple[PlanOrder, Plan]]) -> list[Plan]:

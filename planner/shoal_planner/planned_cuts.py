@@ -200,11 +200,9 @@ def _best(table: CutTable, pool: Sequence[PoolDevice], goal: Goal) -> Divisions 
                 replace(each, span=Span(ends[each.span.start], ends[each.span.end]))
                 for each in found.divisions[0]
             )
-            return (
-                divisions
-                if found.complete and len(tried) == len(table.tensors)
-                else (_with_better_borders(TableCosts(table), divisions, goal))
-            )
+            if found.complete and len(tried) == len(table.tensors):
+                return divisions
+            return _with_better_borders(TableCosts(table), divisions, goal)
     return None
 
 

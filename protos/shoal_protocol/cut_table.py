@@ -8,7 +8,7 @@ a fragment needs depends on its two ends alone, never on the other cuts.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from shoal_protocol.digests import Digest, is_digest
@@ -51,7 +51,7 @@ class CutTable:
 
     model_digest: Digest
     tensors: tuple[str, ...]
-    rows: tuple[tuple[Candidate, ...], ...]
+    rows: tuple[tuple[Candidate, ...], ...] = field(hash=False)  # a thousand fragments
 
     def __post_init__(self) -> None:
         cuts = len(self.tensors) + 1

@@ -50,8 +50,8 @@ BUSY_SECONDS: Final = 60.0
 _SMALL_BYTES: Final = 64 << 10
 """Transfers that leave as one message may have so many bytes together."""
 _LOCAL_ANSWERS: Final = 8
-"""Acknowledgements that leave together where a write costs little. The sender holds a bounded number
-of transfers; it continues while the rest of what came with them is still being taken."""
+"""Acknowledgements that leave together where a write costs little: a sender that waits for them
+continues while the rest of what came with them is still being taken."""
 _ENCODE_IN_THREAD_FROM_BYTES: Final = 64 << 10
 
 Frames = Callable[[int], Iterable[Frame] | AsyncIterator[Frame]]

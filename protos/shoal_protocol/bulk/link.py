@@ -49,6 +49,9 @@ BUSY_SECONDS: Final = 60.0
 """For how long a transfer that the receiver has no room for is sent again."""
 _SMALL_BYTES: Final = 64 << 10
 """Transfers that leave as one message may have so many bytes together."""
+_LOCAL_ANSWERS: Final = 8
+"""Acknowledgements that leave together where a write costs little: a sender that waits for them
+continues while the rest of what came with them is still being taken."""
 _ENCODE_IN_THREAD_FROM_BYTES: Final = 64 << 10
 
 Frames = Callable[[int], Iterable[Frame] | AsyncIterator[Frame]]
@@ -144,6 +147,7 @@ class BulkLink:
         self._room = asyncio.Semaphore(WAITING_TRANSFERS)
         self._waiting: deque[Outgoing] = deque()
         self._answers: deque[Frame] = deque()
+        self._answers_together = _LOCAL_ANSWERS if transport.local else FRAMES_TOGETHER
         self._unanswered: dict[int, Outgoing] = {}
         self._writer: asyncio.Task[None] | None = None
         self._writing = False
@@ -375,6 +379,8 @@ class BulkLink:
             async for frames in self._transport.received():
                 for frame in frames:
                     await self._handle(frame)
+                    if len(self._answers) >= self._answers_together:
+                        await self._acknowledge()
                 if self._answers:
                     await self._acknowledge()
         except TransportBroken as error:

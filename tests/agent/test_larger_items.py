@@ -1,4 +1,5 @@
-"""Items that are larger than planned: what they get of the arena leaves room for weights."""
+"""Items that are larger than planned, and trials of more than there is: what they get of the arena
+leaves room for what is in memory already."""
 
 import json
 import subprocess
@@ -13,6 +14,7 @@ from agent.fragment_making import write_fragment
 from made_models import Made, weight
 
 PROBE = Path(__file__).with_name("larger_item_probe.py")
+TRIAL = Path(__file__).with_name("trial_probe.py")
 MIB = 1 << 20
 BUDGET = 24 * MIB
 LIMIT = BUDGET - BUDGET // 8
@@ -89,3 +91,16 @@ def test_the_item_after_a_larger_one_has_room_for_all_weights(tmp_path: Path) ->
     found = found_with(tmp_path, layers(4), 12)
     assert not found["stopped"], found
     assert found["next_peak"] <= BUDGET
+
+
+@pytest.mark.parametrize(("rows_mib", "stopped"), [(8, False), (20, True)])
+def test_a_trial_takes_no_more_than_is_left_beside_what_is_in_memory(
+    tmp_path: Path, rows_mib: int, *, stopped: bool
+) -> None:
+    values = {"count": (rows_mib * 256, 1024)}
+    model = onnx.load(GROWING.save(tmp_path))
+    made = write_fragment(tmp_path, model, BUDGET, largest={"count": [2]}, values=values)
+    command = [sys.executable, TRIAL, made.folder, BUDGET]
+    found = json.loads(subprocess.check_output(list(map(str, command)), text=True))
+    assert found["stopped"] == stopped, found
+    assert found["peak"] <= BUDGET

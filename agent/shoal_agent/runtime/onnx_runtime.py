@@ -315,7 +315,8 @@ class Runtime:
             size = sum(array.nbytes for array in feed.values())
             check_inputs(fragment.inputs, feed)
             self.shrink()
-            peak = self._run_guarded(fragment, feed, Stopper(), limit_bytes).peak_bytes
+            with self._ballast.hold(self._limit_bytes - limit_bytes + self._meter.used_bytes()):
+                peak = self._run_guarded(fragment, feed, Stopper(), limit_bytes).peak_bytes
         except Exceeded as error:
             taken = error.peak_bytes - before
             return curve, Tried(taken_bytes=taken, stopped=True, prepared=is_prepared)

@@ -246,7 +246,8 @@ class BlockFragment:
         self._follow(self._warm)
 
     def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
-        """One item; raises `RuntimeFailed` and its kinds."""
+        """One item, as arrays of its own or views into the arena; raises `RuntimeFailed` and its
+        kinds."""
         adopted = self._choose()
         if adopted is not self._followed:
             self._follow(adopted)
@@ -269,11 +270,7 @@ class BlockFragment:
         except RuntimeFailed:
             self._follow(adopted)
             raise
-        # The runtime's arrays are views into its allocator; kept, they would hold it back.
-        return [
-            placed[name] if name in placed else np.array(values[name].numpy())
-            for name in self.outputs
-        ]
+        return [placed[name] if name in placed else values[name].numpy() for name in self.outputs]
 
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped."""

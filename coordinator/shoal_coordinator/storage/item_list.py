@@ -19,6 +19,7 @@ from shoal_coordinator.storage.folders import Folder
 _NAME: Final = "items.json"
 _VERSION: Final = 1
 _MOST_BYTES: Final = 256 << 20
+_MOST_ITEMS: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def read_items(folder: Folder) -> ItemList | None:
         content = file.read(_MOST_BYTES)
     try:
         return _parsed(json.loads(content))
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None  # damaged: as if no run had left it
 
 
@@ -108,7 +109,7 @@ def _parsed(document: object) -> ItemList | None:
             "stored": list(stored),
             "failed": list(failed),
             "tries": list(tries),
-        }:
+        } if 0 <= total <= _MOST_ITEMS:
             return ItemList(
                 total=total,
                 files=tuple(

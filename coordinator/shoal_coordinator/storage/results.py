@@ -313,14 +313,7 @@ class ResultStore:
             "job": self._job,
             "failed": len(self._failed),
             "failures": [
-                {
-                    "item": each.item,
-                    "input": each.input,
-                    "reason": each.reason,
-                    "tries": each.tries,
-                    "device": each.device,
-                }
-                for each in listed
+                {"item": each.item, "input": each.input, "reason": each.reason} for each in listed
             ],
         }
         content = json.dumps(document, indent=1).encode() + b"\n"

@@ -123,16 +123,8 @@ class World:
     def _retry(self, name: str) -> None:
         caller = self._caller("retry")
         self._retries[caller] = self.state.jobs.get(name)
-        items = tuple(range(self.chance.randrange(2)))
-        self.feed(
-            ev.RetryRequested(
-                job=name,
-                caller=caller,
-                at_seconds=float(self.steps),
-                items=items,
-                missing="fragment 1" if self.unlucky(0.1) else "",
-            )
-        )
+        now, missing = float(self.steps), "fragment 1" if self.unlucky(0.1) else ""
+        self.feed(ev.RetryRequested(job=name, caller=caller, at_seconds=now, missing=missing))
 
     def _submission(self, name: str) -> Submission:
         other = self.unlucky(0.1)
@@ -377,8 +369,7 @@ class World:
             run.given = run.dispatched = True
 
     def _check_retry(self, effect: do.Accept | do.Refuse) -> None:
-        """A retry that is accepted begins another life, on the disk; it is refused where the job
-        runs or is complete."""
+        """A retry that is accepted begins another life of a job that is not complete."""
         asked_of = self._retries.pop(effect.caller)
         if isinstance(effect, do.Refuse):
             return

@@ -1,6 +1,7 @@
 """What the dispatcher receives. Each event carries when it happened; an answer carries which
 instruction it answers. An answer to an instruction that is void is ignored."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -37,6 +38,10 @@ class Failure:
     need: Bytes | None = None
     have: Bytes | None = None
     device: str = ""
+
+
+Failures = Mapping[int, Failure]
+"""By item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +123,12 @@ class Answer(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted(_Event):
-    """`completed` are the items whose results exist already."""
+    """`completed` are the items whose results exist already, `failed` those that failed in an
+    earlier run and are not tried again."""
 
     job: JobSpec
     completed: frozenset[int] = frozenset()
+    failed: Failures = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -240,7 +240,8 @@ class Item:
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
     """A job in progress. `open` are its items that have not ended, admitted or not. `completed`
-    are those whose results existed before, `succeeded` those of this run; `latency` of an item
+    are those whose results existed before, `skipped` these and those that are not tried again,
+    `succeeded` those of this run; `latency` of an item
     lasts from its first task's start to its result. Stages up to `open_stages` may begin: all of
     them, unless the mode is Barrier.
     """
@@ -248,6 +249,7 @@ class Job:
     spec: JobSpec
     submitted_at: Nanoseconds
     completed: frozenset[int]
+    skipped: frozenset[int] = frozenset()
     queues: list[StageQueue] = field(default_factory=list)
     results: frozenset[int] = frozenset()
     active: dict[int, Item] = field(default_factory=dict)

@@ -9,6 +9,8 @@ from typing import Any, Final
 import grpc
 
 from shoal_coordinator.jobs.values import Refusal
+from shoal_coordinator.server import wire
+from shoal_coordinator.server.item_lists import NotListed, items_of, pages, require_failed
 from shoal_coordinator.server.item_streams import ItemStreams, StreamRefused, TooManyStreams
 from shoal_coordinator.server.jobs import JobRefused, Jobs
 from shoal_coordinator.server.lives import Life
@@ -34,6 +36,8 @@ _CODES: Final = {
     Refusal.LACKING: grpc.StatusCode.FAILED_PRECONDITION,
     Refusal.KNOWN: grpc.StatusCode.ALREADY_EXISTS,
     Refusal.RUNS: grpc.StatusCode.FAILED_PRECONDITION,
+    Refusal.COMPLETE: grpc.StatusCode.FAILED_PRECONDITION,
+    Refusal.UNKNOWN: grpc.StatusCode.NOT_FOUND,
     Refusal.FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Refusal.STOPPING: grpc.StatusCode.UNAVAILABLE,
 }
@@ -93,6 +97,36 @@ class CoordinatorService(CoordinatorServicer):
             self._jobs.cancel(request.name, request.reason)
             await job.done.within(CANCEL_SECONDS)
         return job.status()
+
+    async def RetryJob(self, request: pb.RetryJobRequest, context: _Context) -> pb.JobStatus:
+        await self._roles.require(context, Role.CLIENT)
+        if len(request.items) > wire.MOST_RETRIED:
+            reason = f"{len(request.items)} items, at most {wire.MOST_RETRIED}; name none for all"
+            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, reason)
+        life = await self._find(request.name, context)
+        try:
+            if request.items and life.has_ended:
+                items, _ = await items_of(life)
+                require_failed(request.name, items, request.items)
+            job = await self._jobs.retry(request.name, request.items)
+        except NotListed as error:
+            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except JobRefused as error:
+            await abort(context, _CODES[error.refusal], str(error))
+        await job.settled.within(PREPARE_SECONDS)
+        return job.status()
+
+    async def ListItems(
+        self, request: pb.ListItemsRequest, context: _Context
+    ) -> AsyncIterator[pb.ItemPage]:
+        await self._roles.require(context, Role.CLIENT, Role.VIEWER)
+        life = await self._find(request.name, context)
+        try:
+            items, active = await items_of(life)
+        except NotListed as error:
+            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        for page in pages(items, active, frozenset(request.states)):
+            yield page
 
     # gRPC takes a coroutine that writes its answers as well; its stubs know generators only.
     async def Infer(  # type: ignore[override]

@@ -49,6 +49,16 @@ class CoordinatorStub:
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.FromString,
                 _registered_method=True)
+        self.RetryJob = channel.unary_unary(
+                '/shoal.v1.Coordinator/RetryJob',
+                request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.RetryJobRequest.SerializeToString,
+                response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.FromString,
+                _registered_method=True)
+        self.ListItems = channel.unary_stream(
+                '/shoal.v1.Coordinator/ListItems',
+                request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListItemsRequest.SerializeToString,
+                response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ItemPage.FromString,
+                _registered_method=True)
         self.ListJobs = channel.unary_stream(
                 '/shoal.v1.Coordinator/ListJobs',
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListJobsRequest.SerializeToString,
@@ -107,6 +117,23 @@ class CoordinatorServicer:
 
     def CancelJob(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetryJob(self, request, context):
+        """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
+        that never ended run, results that exist stay. A job that ends just now is waited for;
+        FAILED_PRECONDITION while it runs, and where it is complete.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListItems(self, request, context):
+        """The items of a job, in their order, as they are now; then it ends. FAILED_PRECONDITION where its
+        inputs were never counted.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -182,6 +209,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.CancelJob,
                     request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.CancelJobRequest.FromString,
                     response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.SerializeToString,
+            ),
+            'RetryJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryJob,
+                    request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.RetryJobRequest.FromString,
+                    response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.SerializeToString,
+            ),
+            'ListItems': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListItems,
+                    request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListItemsRequest.FromString,
+                    response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ItemPage.SerializeToString,
             ),
             'ListJobs': grpc.unary_stream_rpc_method_handler(
                     servicer.ListJobs,
@@ -300,6 +337,60 @@ class Coordinator:
             '/shoal.v1.Coordinator/CancelJob',
             shoal__protocol_dot_v1_dot_coordinator__pb2.CancelJobRequest.SerializeToString,
             shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetryJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Coordinator/RetryJob',
+            shoal__protocol_dot_v1_dot_coordinator__pb2.RetryJobRequest.SerializeToString,
+            shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shoal.v1.Coordinator/ListItems',
+            shoal__protocol_dot_v1_dot_coordinator__pb2.ListItemsRequest.SerializeToString,
+            shoal__protocol_dot_v1_dot_coordinator__pb2.ItemPage.FromString,
             options,
             channel_credentials,
             insecure,

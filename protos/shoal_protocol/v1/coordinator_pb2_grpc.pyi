@@ -39,6 +39,15 @@ class CoordinatorStub:
     WatchJob: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]
     """The job's status now, then whenever it changed, at most every `interval_seconds`, until it ended."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.JobStatus]
+    RetryJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.RetryJobRequest, _coordinator_pb2.JobStatus]
+    """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
+    that never ended run, results that exist stay. A job that ends just now is waited for;
+    FAILED_PRECONDITION while it runs, and where it is complete.
+    """
+    ListItems: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ListItemsRequest, _coordinator_pb2.ItemPage]
+    """The items of a job, in their order, as they are now; then it ends. FAILED_PRECONDITION where its
+    inputs were never counted.
+    """
     ListJobs: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ListJobsRequest, _coordinator_pb2.JobStatus]
     """Every job that is known here, one message each, in the order of their submission; then it ends."""
     RemoveJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.RemoveJobRequest, _coordinator_pb2.RemoveJobResponse]
@@ -72,6 +81,15 @@ class CoordinatorAsyncStub(CoordinatorStub):
     WatchJob: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """The job's status now, then whenever it changed, at most every `interval_seconds`, until it ended."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
+    RetryJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RetryJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
+    """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
+    that never ended run, results that exist stay. A job that ends just now is waited for;
+    FAILED_PRECONDITION while it runs, and where it is complete.
+    """
+    ListItems: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ListItemsRequest, _coordinator_pb2.ItemPage]  # type: ignore[assignment]
+    """The items of a job, in their order, as they are now; then it ends. FAILED_PRECONDITION where its
+    inputs were never counted.
+    """
     ListJobs: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ListJobsRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """Every job that is known here, one message each, in the order of their submission; then it ends."""
     RemoveJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RemoveJobRequest, _coordinator_pb2.RemoveJobResponse]  # type: ignore[assignment]
@@ -120,6 +138,27 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.CancelJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]: ...
+
+    @_abc_1.abstractmethod
+    def RetryJob(
+        self,
+        request: _coordinator_pb2.RetryJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]:
+        """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
+        that never ended run, results that exist stay. A job that ends just now is waited for;
+        FAILED_PRECONDITION while it runs, and where it is complete.
+        """
+
+    @_abc_1.abstractmethod
+    def ListItems(
+        self,
+        request: _coordinator_pb2.ListItemsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.ItemPage], _abc.AsyncIterator[_coordinator_pb2.ItemPage]]:
+        """The items of a job, in their order, as they are now; then it ends. FAILED_PRECONDITION where its
+        inputs were never counted.
+        """
 
     @_abc_1.abstractmethod
     def ListJobs(

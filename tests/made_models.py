@@ -334,3 +334,18 @@ def tied_encoder(layers: int = 4, width: int = 320, tables: int = 0) -> Made:
         shapes={} if tables else {"x": (2, width)},
         feeds={"x": np.array([3, tables - 1], np.int64)} if tables else {},
     )
+
+
+def deep(layers: int = 24) -> Made:
+    """A chain of layers of 1 MiB each."""
+    return Made(
+        text="agraph (float[1, 512] x) => (float[1, 512] y) {\n"
+        + "\n".join(
+            f"{'y' if layer == layers else f't{layer}'} = MatMul ("
+            f"{'x' if layer == 1 else f't{layer - 1}'}, W{layer})"
+            for layer in range(1, layers + 1)
+        )
+        + "\n}",
+        weights={f"W{layer}": weight(512, 512, seed=layer) for layer in range(1, layers + 1)},
+        shapes={"x": (1, 512)},
+    )

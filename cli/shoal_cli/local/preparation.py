@@ -6,7 +6,7 @@ from are those of last time (`source.json` beside `partition.json`).
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -24,10 +24,12 @@ from shoal_coordinator.storage.inputs import (
 )
 from shoal_planner.advice import advise, in_words, largest
 from shoal_planner.costs import Holding, PoolDevice
+from shoal_planner.cut_tables import table_of
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
+from shoal_planner.planned_cuts import choose_cut
 from shoal_planner.profile import Profile
 from shoal_protocol.choices import Objective
 from shoal_protocol.durable_files import replace_file
@@ -133,9 +135,9 @@ def cut_into_store(
     path = partition_path(store, order.name)
     source: dict[str, object] = {"model": profile.digest, "cuts": choices, "shapes": suited.shapes}
     source |= {"version": _VERSION}
-    if len(choices) > 1 or order.finer_than is not None:
+    if len(choices) > 1 or order.finer_than is not None or _is_planned(order):
         source |= {"devices": list(map(dataclasses.asdict, order.devices))}
-        source |= {"objective": order.objective}
+        source |= {"objective": order.objective, "planned": _is_planned(order)}
     answer = {
         "advice": _advice(order, profile, choices[-1]),
         "note": suited.note,
@@ -167,7 +169,8 @@ def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
 
 
 def _best(order: CutOrder, model: "Source", suited: "_Suited") -> "Cut":
-    """The cut whose plan costs the least; what its fragments need in blocks, cutting shows."""
+    """The cut whose plan costs the least, the planned one only if it is better than the others;
+    what its fragments need in blocks, cutting shows."""
     from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
 
     def cost(cut: "Cut") -> tuple[int, ...]:
@@ -178,8 +181,26 @@ def _best(order: CutOrder, model: "Source", suited: "_Suited") -> "Cut":
         goal = Goal(order.objective)
         return (reloads, goal.value(found.period_nanoseconds or 0, found.latency_nanoseconds or 0))
 
-    cuts = [Cut(model, suited.profile, each) for each in suited.choices]
+    choices = dict.fromkeys([*suited.choices, *_planned(order, suited.profile)])
+    cuts = [Cut(model, suited.profile, each) for each in choices]
     return cuts[0] if len(cuts) == 1 else min(cuts, key=cost)
+
+
+def _is_planned(order: CutOrder) -> bool:
+    """Whether cuts and devices are chosen together: one device has all fragments anyway."""
+    return order.planned and order.finer_than is None and len(order.devices) > 1
+
+
+def _planned(order: CutOrder, profile: Profile) -> Iterator[tuple[int, ...]]:
+    """The cut that was chosen together with the devices, where that was asked for."""
+    if not _is_planned(order):
+        return
+    found = choose_cut(table_of(profile), order.devices, Goal(order.objective))
+    if found is None:
+        return
+    cuts = choose_cuts(profile, CutRequest(tensors=found.tensors)) if found.tensors else ()
+    if not isinstance(cuts, Refusal):
+        yield cuts
 
 
 def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:

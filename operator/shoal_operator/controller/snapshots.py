@@ -42,8 +42,10 @@ from shoal_operator.reconcile.names import (
     partition_of,
     placement_of,
     pool_of,
+    table_name,
     uid_of,
 )
+from shoal_operator.reconcile.planned_cuts import is_planned
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
@@ -56,6 +58,7 @@ from shoal_operator.reconcile.snapshot import (
     Run,
     Snapshot,
     StoredDocument,
+    StoredTable,
     Unreachable,
     Worker,
     WorkerPhase,
@@ -127,6 +130,8 @@ class Snapshots:
             workers=await self._workers(reader, partition),
             document=await self._document(reader, partition, fresh=True),
             pools=reader.all_own(DevicePool, namespace) if _cut_for_pools(partition) else (),
+            table=await self._table(reader, partition),
+            placements=self._placements(reader, partition),
         )
 
     async def _pool(self, reader: Reader, pool: DevicePool) -> DevicePoolSnapshot:
@@ -170,6 +175,8 @@ class Snapshots:
             view=view,
             measured=self._measured(reader, placement, view),
             cordoned=self._cordoned(reader, view),
+            table=await self._table(reader, partition),
+            placements=self._placements(reader, partition),
         )
 
     async def _job(self, reader: Reader, job: InferenceJob) -> InferenceJobSnapshot:
@@ -202,6 +209,20 @@ class Snapshots:
             refusal=self._coordinators.refusal(namespace, name or "", job_id(job)),
             rivals=() if over or name is None else self._rivals(job, name, view),
         )
+
+    def _placements(self, reader: Reader, partition: Partition | None) -> tuple[Placement, ...]:
+        """Those that may choose the cuts of a Partition."""
+        if partition is None or not is_planned(partition):
+            return ()
+        name = partition.metadata.name
+        return reader.all_own(Placement, namespace_of(partition), referring(name))
+
+    async def _table(self, reader: Reader, partition: Partition | None) -> StoredTable | None:
+        if partition is None or not is_planned(partition):
+            return None
+        namespace, name = namespace_of(partition), table_name(partition.metadata.name)
+        reader.subscribe((CONFIG_MAP.kind, namespace, name))
+        return await self._documents.read_table(partition)
 
     def _view(self, reader: Reader, namespace: str, pool: str, *parts: str) -> views.View:
         """What a pool's coordinator says; reconciled again when one of these parts changes."""
@@ -311,4 +332,5 @@ class Snapshots:
 def _cut_for_pools(partition: Partition) -> bool:
     """Whether a Partition is cut for the smallest budget around, because it says nothing itself."""
     spec = partition.spec
-    return spec.fragments is None and spec.max_fragment_size is None and spec.cuts is None
+    given = (spec.fragments, spec.max_fragment_size, spec.cuts, spec.cutting)
+    return all(each is None for each in given)

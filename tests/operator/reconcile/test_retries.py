@@ -91,6 +91,7 @@ def test_the_deadline_of_a_retry_counts_from_its_beginning() -> None:
     late = replace(knows(limited, replace(FAILED, reason="DeadlineExceeded")), now=LATER)
     done = works(written(late, decide(late)), "out", WorkerPhase.SUCCEEDED)
     ended = written(done, decide(done))
+    assert ended.job.status is not None
     assert word(ended.job.status, "Failed") == "True DeadlineExceeded"
     decision = decide(retried(ended))
     assert word(decision.status, "Failed") == "False NotFailed"
@@ -104,6 +105,7 @@ def test_a_transfer_that_failed_is_made_again_by_a_retry() -> None:
         broken, workers=tuple(replace(each, ended_at=broken.now) for each in broken.workers)
     )
     ended = written(broken, decide(broken))
+    assert ended.job.status is not None
     assert word(ended.job.status, "Failed") == "True InputTransferFailed"
     decision = decide(retried(ended))
     assert word(decision.status, "Complete") == "False Retrying"

@@ -4,7 +4,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from shoal_api.kinds import Partition
-from shoal_operator.reconcile.decision import Terms
+from shoal_operator.reconcile.decision import SubmitJob, Terms
 from shoal_operator.reconcile.snapshot import RunState, WorkerPhase
 
 ITEMS = 6
@@ -26,6 +26,17 @@ class SimulatedJob:
     message: str = ""
     reason: str = ""
     too_large: bool = False
+    retry: int = 0
+
+    @staticmethod
+    def submitted(call: SubmitJob, known: "SimulatedJob | None") -> "SimulatedJob":
+        """A run, perhaps after another one; of a retry, what failed is tried again."""
+        again = SimulatedJob(RunState.PENDING, call.plan, call.terms, retry=call.retry)
+        if known is not None:
+            later = known.retry < call.retry
+            assert later or known.reason in {"Cancelled", "Budget"}, "run twice"
+            again.finished, again.failed = known.finished, set() if later else known.failed
+        return again
 
     def advance(self, seconds: float, now: float, bad_items: AbstractSet[int]) -> list[int]:
         """Run for so long until now; the items that have finished meanwhile."""

@@ -32,8 +32,11 @@ from shoal_planner.costs import (
 from shoal_planner.cuts import comfortable
 from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions
+from shoal_planner.outcome import Infeasible, Plan, Rejected, duration
 from shoal_planner.replanning import GAIN
 from shoal_planner.search import MAX_STEPS, Wishes, search, transitions
+from shoal_planner.sharing import is_at_once
+from shoal_protocol.choices import Objective
 from shoal_protocol.cut_table import CutTable
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
 from shoal_protocol.units import Bytes, Nanoseconds
@@ -137,10 +140,53 @@ def next_cut(
     if best is None or best.tensors == tuple(current) or not known.keys() >= set(current):
         return best
     now = choose_cut(table.only([known[name] for name in current]), pool, goal)
-    if now is None or now.period is None:
+    if now is None:
+        return best
+    if best.period is None:
+        return _kept(now, current)  # loading in turn, one cut is as good as another
+    if now.period is None:
         return best
     gain = 1 - best.value(goal) / now.value(goal)
-    return replace(best, gain=gain) if gain > GAIN else replace(now, tensors=tuple(current))
+    return replace(best, gain=gain) if gain > GAIN else _kept(now, current)
+
+
+def _kept(now: PlannedCut, current: Sequence[str]) -> PlannedCut:
+    """The current cut, though its plan may not need all of its borders."""
+    return replace(now, tensors=tuple(current))
+
+
+def cut_order(found: Plan | Infeasible, objective: Objective) -> tuple[int, int]:
+    """Of the plans of several cuts the least is the best: what each device holds at once, then what
+    is loaded in turn, then what fits in no way."""
+    if isinstance(found, Infeasible):
+        return 2, 0
+    period, latency = found.period_nanoseconds or 0, found.latency_nanoseconds or 0
+    return int(not is_at_once(found)), Goal(objective).value(period, latency)
+
+
+def rejected_cut(fragments: int, lost: Plan | Infeasible, best: Plan | Infeasible) -> Rejected:
+    """A cut whose plan lost, and why."""
+    name = f"cut into {fragments} fragment{'s' * (fragments != 1)}"
+    if isinstance(lost, Infeasible) or isinstance(best, Infeasible):
+        return Rejected(alternative=name, reason="its fragments fit these devices in no way")
+    if not is_at_once(lost) and is_at_once(best):
+        reason = "devices would load its fragments in turn"
+    elif cut_order(lost, best.objective) == cut_order(best, best.objective):
+        reason = "is as good"
+    elif best.objective is Objective.LATENCY:
+        reason = f"an item would take {_times(lost.latency_nanoseconds, best.latency_nanoseconds)}"
+    else:
+        reason = f"an item every {_times(lost.period_nanoseconds, best.period_nanoseconds)}"
+    return Rejected(
+        alternative=name,
+        reason=reason,
+        period_nanoseconds=lost.period_nanoseconds,
+        latency_nanoseconds=lost.latency_nanoseconds,
+    )
+
+
+def _times(lost: Nanoseconds | None, best: Nanoseconds | None) -> str:
+    return f"{duration(lost or 0)}, against {duration(best or 0)}"
 
 
 def _best(table: CutTable, pool: Sequence[PoolDevice], goal: Goal) -> Divisions | None:

@@ -145,6 +145,14 @@ def test_a_cut_that_the_devices_cannot_hold_any_more_gives_way() -> None:
     assert changed.tensors
 
 
+def test_fragments_that_are_loaded_in_turn_anyway_are_not_cut_again() -> None:
+    of = cut_table([10**8] * 8, [4 * MIB] * 8)
+    current = ("t1", "t2", "t3", "t4", "t5", "t6", "t7")
+    kept = next_cut(of, [device("small", 20 * MIB)], Goal(Objective.THROUGHPUT), current)
+    assert kept is not None
+    assert kept.tensors == current
+
+
 @settings(max_examples=100, deadline=None)
 @given(profiles())
 def test_a_table_has_what_the_cuts_of_its_profile_need(profile: object) -> None:

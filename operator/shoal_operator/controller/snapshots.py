@@ -7,6 +7,7 @@ where it may still change, the object is requeued.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from operator import itemgetter
 from typing import Final, assert_never
 
@@ -45,7 +46,7 @@ from shoal_operator.reconcile.names import (
     table_name,
     uid_of,
 )
-from shoal_operator.reconcile.planned_cuts import is_planned
+from shoal_operator.reconcile.planned_cuts import age, is_planned
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
@@ -177,6 +178,7 @@ class Snapshots:
             cordoned=self._cordoned(reader, view),
             table=await self._table(reader, partition),
             placements=self._placements(reader, partition),
+            beside=tuple(self._beside(placement)),
         )
 
     async def _job(self, reader: Reader, job: InferenceJob) -> InferenceJobSnapshot:
@@ -285,6 +287,25 @@ class Snapshots:
                 placement = self._cache.own(Placement, namespace, placement_of(job))
                 if pool_of(job, placement) == pool:
                     yield job
+
+    def _beside(self, placement: Placement) -> Iterator[Placement]:
+        """Older Placements on a pool that jobs run by. Where there is one Model, all have the same
+        fragments. Nobody subscribes to them, as to jobs on a pool.
+        """
+        namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
+        models = islice(self._cache.all_own(Model, namespace), 2)
+        if len(list(models)) < 2:
+            return
+        own = age(placement)
+        names = {
+            placement_of(job)
+            for job in self._jobs_on(namespace, pool)
+            if not job.spec.suspend and not (job.status is not None and has_ended(job.status))
+        }
+        for name in sorted(names):
+            other = self._cache.own(Placement, namespace, name)
+            if other is not None and age(other) < own:
+                yield other
 
     def _nodes(self, reader: Reader) -> tuple[Node, ...]:
         states = reader.members((NODE.kind, "", ANY))

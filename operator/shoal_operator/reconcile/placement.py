@@ -50,6 +50,7 @@ from shoal_operator.reconcile.plans import (
     assignment,
     in_force,
     status_of,
+    taken_by,
     with_measured,
 )
 from shoal_operator.reconcile.snapshot import (
@@ -129,6 +130,7 @@ def _question(snapshot: PlacementSnapshot) -> Question | CutQuestion | Decision:
         pins=spec.pins,
         previous=assignment(previous),
         anew=not snapshot.placement.holds("Planned"),
+        taken=taken_by(snapshot.beside, document),
     )
 
 
@@ -154,6 +156,7 @@ def _cut_question(snapshot: PlacementSnapshot, devices: tuple[PoolDevice, ...]) 
         devices=devices,
         objective=snapshot.placement.spec.objective,
         current=current,
+        taken=taken_by(snapshot.beside, None if stored is None else stored.document),
     )
 
 

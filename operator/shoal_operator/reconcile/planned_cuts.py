@@ -26,6 +26,7 @@ from shoal_planner.costs import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import rate_of
 from shoal_planner.planned_cuts import PlannedCut, choose_cut, next_cut
+from shoal_planner.sharing import left_over
 from shoal_protocol.choices import Cutting, Objective
 from shoal_protocol.cut_table import (
     CutTable,
@@ -45,16 +46,24 @@ _NAMED: Final = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutQuestion:
     """Where to cut for these devices. `current`: the cut that was chosen before; None: none was, or
-    not for this spec. Equal questions have equal answers."""
+    not for this spec. `taken` is what other models hold of the devices. Equal questions have equal
+    answers."""
 
     stored: StoredTable
     devices: tuple[PoolDevice, ...]
     objective: Objective
     current: tuple[str, ...] | None
+    taken: tuple[tuple[str, int], ...] = ()
 
     def answer(self) -> CutAnswer:
         """It may take seconds."""
-        return CutAnswer(_answered(self.stored.table, self.devices, self.objective, self.current))
+        cut = None
+        if self.taken:
+            beside = left_over(self.devices, dict(self.taken))
+            cut = _answered(self.stored.table, beside, self.objective, self.current)
+        if cut is None or cut.period is None:
+            cut = _answered(self.stored.table, self.devices, self.objective, self.current)
+        return CutAnswer(cut)
 
 
 @lru_cache(_REMEMBERED)
@@ -78,10 +87,11 @@ def is_planned(partition: Partition | None) -> bool:
 def chooser(placements: Iterable[Placement]) -> Placement | None:
     """Of the Placements of one Partition the one that chooses its cuts: the oldest."""
     alive = [each for each in placements if each.metadata.deletion_timestamp is None]
-    return min(alive, key=_age, default=None)
+    return min(alive, key=age, default=None)
 
 
-def _age(of: Placement) -> tuple[str, str]:
+def age(of: Placement) -> tuple[str, str]:
+    """The oldest is the first."""
     return of.metadata.creation_timestamp or "", of.metadata.name
 
 

@@ -343,8 +343,8 @@ class PlacementSnapshot(_Snapshot):
     `measured` is the newest Run on it that its coordinator knows; the controller reconciles again
     when such a Run ends. `cordoned` are the nodes where nothing new is to be placed. Where cuts are
     planned, `table` is what may be chosen from, and `placements` are those of the Partition.
-    `cut_answer` and `answer` are those to its questions, as far as it has some
-    (`placement.question_of`).
+    `beside` are older Placements on the same pool that jobs run by. `cut_answer` and `answer` are
+    those to its questions, as far as it has some (`placement.question_of`).
     """
 
     placement: Placement
@@ -356,6 +356,7 @@ class PlacementSnapshot(_Snapshot):
     cordoned: frozenset[str] = frozenset()
     table: StoredTable | None = None
     placements: tuple[Placement, ...] = ()
+    beside: tuple[Placement, ...] = ()
     cut_answer: CutAnswer | None = None
     answer: Plan | Infeasible | None = None
 

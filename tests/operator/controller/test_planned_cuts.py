@@ -10,7 +10,7 @@ import pytest_asyncio
 from pool import read_results
 
 from cluster_fixtures import or_skip
-from made_models import deep
+from made_models import Tensors, deep
 from operator_processes import Operators
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from shoal_cluster import ControlPlane
@@ -68,7 +68,7 @@ async def test_a_placement_has_its_partition_cut_for_its_devices_and_jobs_share_
     path = deep().save(world.claims / "models").rename(world.claims / "models" / "deep.onnx")
     folder = world.claims / "lines" / "deep"
     folder.mkdir(parents=True)
-    inputs = [
+    inputs: list[Tensors] = [
         {"x": np.random.default_rng(item).random((1, 512), np.float32)} for item in range(ITEMS)
     ]
     for item, each in enumerate(inputs):

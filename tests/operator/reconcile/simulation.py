@@ -34,8 +34,10 @@ from shoal_operator.reconcile.names import (
     partition_of,
     placement_of,
     pool_of,
+    table_name,
 )
 from shoal_operator.reconcile.partition import read_document
+from shoal_operator.reconcile.planned_cuts import read_table
 from shoal_operator.reconcile.snapshot import (
     Claim,
     ConnectedDevice,
@@ -51,12 +53,14 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Snapshot,
     StoredDocument,
+    StoredTable,
     Unreachable,
     Worker,
     WorkerPhase,
     Workload,
 )
 from shoal_operator.reconcile.times import as_time, instant
+from shoal_protocol.cut_table import CutTable, table_to_json
 from shoal_protocol.partition import PartitionDocument, document_from_json, document_to_json
 from shoal_protocol.units import Bytes
 
@@ -66,7 +70,8 @@ START = instant("2026-03-01T12:00:00Z")
 
 @dataclass(slots=True)
 class Cluster:
-    """Everything there is. `cut`: what a worker's command cuts; `too_large`: whether a fragment, as
+    """Everything there is. `cut`: what a worker's command cuts; `table`: what its model can be cut
+    into; `too_large`: whether a fragment, as
     measured, fits on no device; `finished`: how often each item was finished anew.
     """
 
@@ -74,6 +79,7 @@ class Cluster:
     failures: float = 0.1
     bad_items: frozenset[int] = frozenset()
     cut: Callable[[tuple[str, ...]], PartitionDocument] = lambda _: document()
+    table: CutTable | None = None
     too_large: Callable[[PartitionDocument], bool] = lambda _: False
     now: float = START
     models: dict[str, Model] = field(default_factory=dict)
@@ -160,6 +166,9 @@ class Cluster:
         )
 
     def _output(self, worker: SimulatedWorker) -> bytes | None:
+        if "--table" in worker.command:
+            assert self.table is not None
+            return table_to_json(self.table).encode()
         if worker.command[1] == "inspect":
             digest = document().model_digest
             return (
@@ -197,7 +206,17 @@ class Cluster:
             workers=self.workers_of(of.metadata.uid),
             document=self._kept(of),
             pools=tuple(self.pools.values()),
+            table=self._table(of),
+            placements=self._placements_of(of),
         )
+
+    def _table(self, of: Partition) -> StoredTable | None:
+        return read_table(self.objects.get(("ConfigMap", table_name(of.metadata.name)), {}))
+
+    def _placements_of(self, of: Partition) -> tuple[Placement, ...]:
+        name = of.metadata.name
+        found = self.placements.values()
+        return tuple(each for each in found if each.spec.partition_ref.name == name)
 
     def _kept(self, of: Partition) -> StoredDocument | None:
         made = self.objects.get(("ConfigMap", document_name(of.metadata.name)))
@@ -261,6 +280,8 @@ class Cluster:
             document=None if partition is None else self._kept(partition),
             pool=there,
             view=self.view() if there is not None else Unreachable(reason="there is no pool"),
+            table=None if partition is None else self._table(partition),
+            placements=() if partition is None else self._placements_of(partition),
         )
 
     def see_job(self, of: InferenceJob) -> InferenceJobSnapshot:

@@ -4,14 +4,19 @@ import base64
 import gzip
 import json
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any, cast
+
+import pytest
 
 from fragment_pools import cut_table
 from reconcile.rules import decide
+from reconcile.simulation import started
 from reconcile.test_partition import command_of, name_of, ready_model
 from reconcile.test_placement import device
-from reconcile.values import MIB, NOW, SETTINGS, document, make, pool, word
-from shoal_api.kinds import Partition, Placement
+from reconcile.test_walks import check_the_end, disturb, heal, reconcile_all, settle
+from reconcile.values import MIB, NOW, SETTINGS, cut_at, cuts_in, make, pool, word
+from shoal_api.kinds import InferenceJob, Partition, Placement
 from shoal_api.kinds.partition import PartitionStatus
 from shoal_api.kinds.placement import PlacementStatus
 from shoal_operator.reconcile.decision import Decision, Manifest
@@ -27,8 +32,7 @@ from shoal_operator.reconcile.snapshot import (
     WorkerPhase,
 )
 from shoal_protocol.cut_table import table_to_json
-from shoal_protocol.digests import Digest
-from shoal_protocol.partition import PartitionDocument, document_to_json
+from shoal_protocol.partition import document_to_json
 from shoal_protocol.speeds import Speed
 
 LAYERS = 20
@@ -120,7 +124,7 @@ class Cluster:
         command = self.commands[-1]
         text = table_to_json(TABLE)
         if "--table" not in command:
-            text = document_to_json(cut_at(cuts_in(command)))
+            text = document_to_json(cut_at(TABLE, cuts_in(command)))
         self.workers[name] = Worker(name=name, phase=WorkerPhase.SUCCEEDED, output=text.encode())
 
     def settle(self) -> None:
@@ -134,37 +138,15 @@ class Cluster:
         assert status is not None
         return status
 
+    def cut_status(self) -> PartitionStatus:
+        status = self.partition.status
+        assert status is not None
+        return status
+
     def cuts(self) -> tuple[str, ...]:
         cut = self.status().cut
         assert cut is not None
         return cut.cuts
-
-
-def cuts_in(command: list[str]) -> tuple[str, ...]:
-    if "--cuts" not in command:
-        return ()
-    return tuple(command[command.index("--cuts") + 1].split(","))
-
-
-def cut_at(cuts: tuple[str, ...]) -> PartitionDocument:
-    """The fragments of a cut, as the table has them; their digests are those of this cut."""
-    ends = [0, *(1 + TABLE.tensors.index(name) for name in cuts), TABLE.end]
-    made = document(len(cuts) + 1)
-    fragments = []
-    for each in made.fragments:
-        known = TABLE.candidate(ends[each.index], ends[each.index + 1])
-        place = LAYERS * ends[each.index] + ends[each.index + 1]
-        fragments.append(
-            replace(
-                each,
-                digest=Digest(f"sha256:{place:064x}"),
-                weight_bytes=known.weight_bytes,
-                resident_bytes=known.resident_bytes,
-                least_bytes=known.least_bytes,
-                flops=known.flops,
-            )
-        )
-    return replace(made, fragments=tuple(fragments))
 
 
 def test_the_placement_chooses_the_cut_and_the_partition_is_cut_there() -> None:
@@ -178,7 +160,7 @@ def test_the_placement_chooses_the_cut_and_the_partition_is_cut_there() -> None:
     assert [each[1] for each in cluster.commands] == ["inspect", "partition"]
     assert cuts_in(cluster.commands[1]) == cluster.cuts()
     sizes = {
-        stage.devices: cut_at(cluster.cuts()).fragments[stage.fragments[0]].flops
+        stage.devices: cut_at(TABLE, cluster.cuts()).fragments[stage.fragments[0]].flops
         for stage in cluster.status().stages
     }
     assert sizes["quick",] > sizes["slow",]  # type: ignore[operator]
@@ -192,7 +174,7 @@ def test_the_placement_chooses_the_cut_and_the_partition_is_cut_there() -> None:
 def test_until_it_is_chosen_the_partition_says_what_it_waits_for() -> None:
     cluster = Cluster((), placements={})
     cluster.settle()
-    assert word(cluster.partition.status, "Cut") == "False WaitingForPlacement"
+    assert word(cluster.cut_status(), "Cut") == "False WaitingForPlacement"
     assert [each[1] for each in cluster.commands] == ["inspect"], "nothing is cut for nobody"
     assert cluster.workers == {}
 
@@ -220,14 +202,14 @@ def test_another_cut_is_made_where_it_gains_enough_and_the_finished_one_stays_un
     assert "% better than the cut before" in cut.reason
     cluster.look()
     assert cuts_in(cluster.commands[-1]) == cluster.cuts()
-    assert word(cluster.partition.status, "Ready") == "True Ready"
+    assert word(cluster.cut_status(), "Ready") == "True Ready"
     assert word(cluster.status(), "Planned") == "True Planned"
     epoch = cluster.status().epoch
     assert epoch is not None
     cluster.settle()
-    status = cast("PartitionStatus", cluster.partition.status)
+    status = cluster.cut_status()
     assert [each.digest for each in status.fragments] == [
-        each.digest for each in cut_at(cluster.cuts()).fragments
+        each.digest for each in cut_at(TABLE, cluster.cuts()).fragments
     ]
     assert cluster.status().epoch == epoch + 1
     assert word(cluster.status(), "Planned") == "True Planned"
@@ -284,4 +266,50 @@ def test_a_table_that_somebody_spoilt_is_made_again() -> None:
     cluster.objects[table_name("rec")] = spoilt
     cluster.settle()
     assert [each[1] for each in cluster.commands] == ["inspect", "partition", "inspect"]
-    assert word(cluster.partition.status, "Ready") == "True Ready"
+    assert word(cluster.cut_status(), "Ready") == "True Ready"
+
+
+SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.minutes) for seed in range(3, 16))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_goes_away_and_returns_jobs_end_and_the_cut_is_the_chosen_one(seed: int) -> None:
+    table = cut_table([10**9] * LAYERS, [4 * MIB] * LAYERS)
+    cluster = started(
+        Random(seed),  # noqa: S311
+        jobs=2,
+        failures=0.05,
+        table=table,
+        cut=lambda command: cut_at(table, cuts_in(command)),
+    )
+    planned = {"modelRef": {"name": "rec"}, "cutting": "Planned"}
+    cluster.partitions["rec"] = cluster.new(Partition, "rec", planned, {})
+    refers = {"partitionRef": {"name": "rec"}, "poolRef": {"name": "shelf"}}
+    cluster.placements["rec"] = cluster.new(Placement, "rec", refers, {})
+    for number, name in enumerate(cluster.jobs):
+        spec = {
+            "placementRef": {"name": "rec"},
+            "inputs": {"uri": "pvc://lines/in"},
+            "outputs": {"uri": f"pvc://lines/out-{number}"},
+        }
+        cluster.jobs[name] = cluster.new(InferenceJob, name, spec, {})
+    for _ in range(60):
+        if cluster.chance.random() < 0.3:
+            disturb(cluster)
+        reconcile_all(cluster, dies=0.2)
+        cluster.pass_time(cluster.chance.choice((1, 5, 20)))
+    heal(cluster)
+    settle(cluster)
+    for _ in range(30):
+        reconcile_all(cluster)
+        cluster.pass_time(10)
+    check_the_end(cluster)
+    chosen, cut = cluster.placements["rec"].status, cluster.partitions["rec"].status
+    assert chosen is not None
+    assert chosen.cut is not None
+    assert cut is not None
+    assert [each.digest for each in cut.fragments] == [
+        each.digest for each in cut_at(table, chosen.cut.cuts).fragments
+    ]
+    assert word(chosen, "Planned") == "True Planned"
+    assert word(cut, "Ready") == "True Ready"

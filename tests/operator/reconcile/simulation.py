@@ -12,7 +12,14 @@ from random import Random
 from typing import Any
 
 from reconcile.rules import decide, name_of
-from reconcile.simulated_work import ITEMS, SimulatedJob, SimulatedWorker, edited
+from reconcile.simulated_work import (
+    ITEMS,
+    SimulatedJob,
+    SimulatedWorker,
+    edited,
+    printed,
+    rolled_out,
+)
 from reconcile.values import NAMESPACE, SETTINGS, K, document, make, model, pool
 from shoal_api.kinds import Device, DevicePool, InferenceJob, Model, Partition, Placement
 from shoal_api.schema import parse
@@ -27,7 +34,6 @@ from shoal_operator.reconcile.decision import (
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.names import (
     OWNER_UID,
-    TEMPLATE,
     document_name,
     job_id,
     model_of,
@@ -60,8 +66,8 @@ from shoal_operator.reconcile.snapshot import (
     Workload,
 )
 from shoal_operator.reconcile.times import as_time, instant
-from shoal_protocol.cut_table import CutTable, table_to_json
-from shoal_protocol.partition import PartitionDocument, document_from_json, document_to_json
+from shoal_protocol.cut_table import CutTable
+from shoal_protocol.partition import PartitionDocument, document_from_json
 from shoal_protocol.units import Bytes
 
 MIB = 1 << 20
@@ -166,18 +172,7 @@ class Cluster:
         )
 
     def _output(self, worker: SimulatedWorker) -> bytes | None:
-        if "--table" in worker.command:
-            assert self.table is not None
-            return table_to_json(self.table).encode()
-        if worker.command[1] == "inspect":
-            digest = document().model_digest
-            return (
-                f'{{"digest": "{digest}", "size_bytes": 1, "opset": 17, "parameters": 3,'
-                '"inputs": [], "outputs": []}'
-            ).encode()
-        if "--document" in worker.command:
-            return document_to_json(self.cut(worker.command)).encode()
-        return None
+        return printed(worker.command, self.cut, self.table)
 
     def snapshots(self) -> list[Snapshot]:
         """Everything that is to be reconciled."""
@@ -214,8 +209,7 @@ class Cluster:
         return read_table(self.objects.get(("ConfigMap", table_name(of.metadata.name)), {}))
 
     def _placements_of(self, of: Partition) -> tuple[Placement, ...]:
-        name = of.metadata.name
-        found = self.placements.values()
+        found, name = self.placements.values(), of.metadata.name
         return tuple(each for each in found if each.spec.partition_ref.name == name)
 
     def _kept(self, of: Partition) -> StoredDocument | None:
@@ -247,27 +241,13 @@ class Cluster:
             secrets=frozenset({"shelf-ca", "shelf-coordinator-tls", "shelf-worker-tls"}),
             coordinator=coordinator if made else None,
             claim=Claim(name="shelf-coordinator", bound=True, size=Bytes(5 << 30)),
-            agents=self._agents(),
+            agents=rolled_out(self.objects, len(self.connected)),
             view=self.view(),
             devices=tuple(self.devices.values()),
             jobs=frozenset(job_id(job) for job in self.jobs.values()),
             own_jobs=tuple(self.jobs.values()),
             enrolment_authority="-----BEGIN CERTIFICATE-----",
         )
-
-    def _agents(self) -> tuple[Workload, ...]:
-        """The DaemonSets, rolled out."""
-        found = []
-        for (kind, name), made in self.objects.items():
-            if kind == "DaemonSet":
-                metadata = made["metadata"]
-                assert isinstance(metadata, Mapping)
-                template = metadata["annotations"][TEMPLATE]
-                ready, current = len(self.connected), True
-                found.append(
-                    Workload(name=name, wanted=3, ready=ready, current=current, template=template)
-                )
-        return tuple(found)
 
     def see_placement(self, of: Placement) -> PlacementSnapshot:
         partition = self.partitions.get(of.spec.partition_ref.name)

@@ -10,13 +10,13 @@ from shoal_agent.execution import queue as execution
 from shoal_agent.execution.queue import Assignment, Effect, Need, Sent, TaskQueue
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import RunResult
-from shoal_agent.session import eager
 from shoal_agent.session.answers import EXPECTED, failure, failure_of, refusal
 from shoal_agent.session.outputs import Outputs, made
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import steady_nanoseconds
 from shoal_agent.transport.activations import ActivationStore, SpillFull, StoreBuffer
+from shoal_protocol import eager
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.bulk.link import OutboundActivation
 from shoal_protocol.tensors import ActivationKey, Array, memory_bytes

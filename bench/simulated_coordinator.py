@@ -83,6 +83,12 @@ class PlayedCoordinator(CoordinatorServicer):
         self._runs.pop(request.name, None)
         return pb.RemoveJobResponse()
 
+    async def PlaceFragments(
+        self, request: pb.PlaceFragmentsRequest, context: _Context
+    ) -> pb.PlacedFragments:
+        """Nothing is placed before a job."""
+        return pb.PlacedFragments()
+
     async def RetryJob(self, request: pb.RetryJobRequest, context: _Context) -> pb.JobStatus:
         """No item fails here."""
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no item has failed")

@@ -126,6 +126,11 @@ class CoordinatorClient:
         request = pb.RetryJobRequest(name=name, items=items)
         return await self._ask("RetryJob", self._jobs.RetryJob, request)
 
+    async def place(self, request: pb.PlaceFragmentsRequest) -> pb.PlacedFragments:
+        """Have devices fetch and load fragments before there is a job; for a while, unless it is
+        said again."""
+        return await self._ask("PlaceFragments", self._jobs.PlaceFragments, request)
+
     async def items(
         self, name: str, states: Sequence[pb.JobItem.State]
     ) -> AsyncIterator[pb.JobItem]:

@@ -59,6 +59,9 @@ CLIENT: dict[str, Call] = {
     "RetryJob": lambda c: CoordinatorStub(c).RetryJob(api.RetryJobRequest(name="x"), timeout=10),
     "ListJobs": lambda c: read_all(CoordinatorStub(c).ListJobs(api.ListJobsRequest(), timeout=10)),
     "RemoveJob": lambda c: CoordinatorStub(c).RemoveJob(api.RemoveJobRequest(name="x"), timeout=10),
+    "PlaceFragments": lambda c: CoordinatorStub(c).PlaceFragments(
+        api.PlaceFragmentsRequest(), timeout=10
+    ),
     "ListDevices": lambda c: CoordinatorStub(c).ListDevices(api.ListDevicesRequest(), timeout=10),
     "GetTimeline": lambda c: CoordinatorStub(c).GetTimeline(api.GetTimelineRequest(), timeout=10),
     "ListFragments": lambda c: CoordinatorStub(c).ListFragments(

@@ -72,7 +72,9 @@ class Stage:
 class JobSpec:
     """A bounded piece of work: `items` inputs through `stages`, which are in topological order.
 
-    An `open_ended` job gets more of them by `ItemsArrived`, and runs until it is cancelled.
+    An `open_ended` job gets more of them by `ItemsArrived`, and runs until it is cancelled. One
+    that `holds` has none: its fragments are fetched, and loaded where there is room that no other
+    job needs, on their homes.
     """
 
     name: str
@@ -88,6 +90,7 @@ class JobSpec:
     parallelism: int = 0
     """Items on their way at once, at most; 0: as many as keep the devices busy."""
     open_ended: bool = False
+    holds: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

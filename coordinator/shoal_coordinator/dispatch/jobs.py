@@ -60,7 +60,7 @@ def submit(state: State, event: ev.JobSubmitted) -> None:
     job.failed = len(skipped) - len(completed)
     job.failures.extend(list(failed.items())[:SHOWN_FAILURES])
     job.open = spec.items - len(skipped)
-    rivals = [other.served for other in state.jobs.values()]
+    rivals = [other.served for other in state.jobs.values() if not other.spec.holds]
     job.served = min(rivals, default=0)
     state.ended.pop(spec.name, None)
     state.jobs[spec.name] = job
@@ -119,7 +119,7 @@ def _make_queues(state: State, job: Job) -> None:
             service=service,
             predecessors=stage.predecessors,
             consumers=tuple(consumers),
-            wanted=not stage.predecessors,
+            wanted=not stage.predecessors or job.spec.holds,
             moved_bytes=max(other.output_bytes or 0 for other in (stage, *before)),
         )
         job.queues.append(queue)

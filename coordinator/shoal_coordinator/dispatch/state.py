@@ -136,7 +136,14 @@ class Service:
     @property
     def wanted(self) -> bool:
         """Whether there is, or soon will be, something for it to do."""
-        return any(queue.wanted and queue.coming > 0 for queue in self.queues)
+        return any(
+            queue.wanted and (queue.coming > 0 or queue.job.spec.holds) for queue in self.queues
+        )
+
+    @property
+    def held(self) -> bool:
+        """Whether no job has items for it: then it is loaded on its homes, and nowhere else."""
+        return all(queue.job.spec.holds for queue in self.queues)
 
     @property
     def priority(self) -> int:

@@ -126,7 +126,7 @@ class Jobs:
             request = self._with_folders(request)
         except PathRefused as error:
             raise JobRefused(str(error)) from error
-        document, missing = self._checked_now(request)
+        document, missing = self.checked_now(request)
         caller, future = self._call(Work(request, document))
         self._feed(
             ev.Submitted(
@@ -151,7 +151,7 @@ class Jobs:
             if not complete:
                 known = "was recorded by an older version; submit it again"
             raise JobRefused(f"job {name} {known}", Refusal.COMPLETE)
-        document, missing = self._checked_now(life.request)
+        document, missing = self.checked_now(life.request)
         caller, future = self._call(Work(life.request, document))
         self._feed(
             ev.RetryRequested(
@@ -246,7 +246,7 @@ class Jobs:
                 setattr(whole, field, str(place.absolute()))
         return whole
 
-    def _checked_now(self, request: pb.SubmitJobRequest) -> tuple[PartitionDocument, str]:
+    def checked_now(self, request: pb.SubmitJobRequest) -> tuple[PartitionDocument, str]:
         """As `checked`. Raises `JobRefused`."""
         try:
             return self.checked(request)

@@ -15,6 +15,7 @@ from shoal_coordinator.server.item_streams import ItemStreams, StreamRefused, To
 from shoal_coordinator.server.jobs import JobRefused, Jobs
 from shoal_coordinator.server.lives import Life
 from shoal_coordinator.server.overview import Overviews
+from shoal_coordinator.server.placements import Placements, TooManyPlacements, submission_of
 from shoal_coordinator.server.roles import Role, Roles, abort
 from shoal_coordinator.server.wire import Malformed
 from shoal_protocol.fragment_store import FragmentStore
@@ -53,12 +54,14 @@ class CoordinatorService(CoordinatorServicer):
         jobs: Jobs,
         streams: ItemStreams,
         overviews: Overviews,
+        placements: Placements,
         store: FragmentStore,
         roles: Roles,
     ) -> None:
         self._jobs = jobs
         self._streams = streams
         self._overviews = overviews
+        self._placements = placements
         self._store = store
         self._roles = roles
         self._watchers = 0
@@ -147,6 +150,20 @@ class CoordinatorService(CoordinatorServicer):
             await abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
         if self._jobs.closed:
             await abort(context, grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
+
+    async def PlaceFragments(
+        self, request: pb.PlaceFragmentsRequest, context: _Context
+    ) -> pb.PlacedFragments:
+        await self._roles.require(context, Role.CLIENT)
+        try:
+            document, missing = self._jobs.checked_now(submission_of(request))
+            if missing and request.stages:
+                await abort(context, grpc.StatusCode.FAILED_PRECONDITION, missing)
+            return self._placements.place(request, document)
+        except JobRefused as error:
+            await abort(context, _CODES[error.refusal], str(error))
+        except TooManyPlacements as error:
+            await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     async def ListDevices(
         self, request: pb.ListDevicesRequest, context: _Context

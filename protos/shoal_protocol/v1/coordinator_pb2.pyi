@@ -178,6 +178,42 @@ class JobItem(_message.Message):
     device: str
     def __init__(self, item: _Optional[int] = ..., input: _Optional[str] = ..., state: _Optional[_Union[JobItem.State, str]] = ..., reason: _Optional[str] = ..., tries: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
+class PlaceFragmentsRequest(_message.Message):
+    __slots__ = ("name", "partition", "stages")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    partition: bytes
+    stages: _containers.RepeatedCompositeFieldContainer[StagePlacement]
+    def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ...) -> None: ...
+
+class PlacedFragments(_message.Message):
+    __slots__ = ("fragments", "problem")
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    fragments: _containers.RepeatedCompositeFieldContainer[PlacedFragment]
+    problem: str
+    def __init__(self, fragments: _Optional[_Iterable[_Union[PlacedFragment, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class PlacedFragment(_message.Message):
+    __slots__ = ("fragment", "device", "state")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ABSENT: _ClassVar[PlacedFragment.State]
+        CACHED: _ClassVar[PlacedFragment.State]
+        RESIDENT: _ClassVar[PlacedFragment.State]
+    ABSENT: PlacedFragment.State
+    CACHED: PlacedFragment.State
+    RESIDENT: PlacedFragment.State
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    device: str
+    state: PlacedFragment.State
+    def __init__(self, fragment: _Optional[int] = ..., device: _Optional[str] = ..., state: _Optional[_Union[PlacedFragment.State, str]] = ...) -> None: ...
+
 class ListJobsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -74,6 +74,11 @@ class CoordinatorStub:
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.InferRequest.SerializeToString,
                 response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.InferAnswer.FromString,
                 _registered_method=True)
+        self.PlaceFragments = channel.unary_unary(
+                '/shoal.v1.Coordinator/PlaceFragments',
+                request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.PlaceFragmentsRequest.SerializeToString,
+                response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.PlacedFragments.FromString,
+                _registered_method=True)
         self.ListDevices = channel.unary_unary(
                 '/shoal.v1.Coordinator/ListDevices',
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListDevicesRequest.SerializeToString,
@@ -165,6 +170,16 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlaceFragments(self, request, context):
+        """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
+        before there is a job. Devices that join later do the same. It is a lease: it ends three minutes
+        after the last call of this name. A call with another plan replaces it, one without stages ends it.
+        Answers how far it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListDevices(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -234,6 +249,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Infer,
                     request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.InferRequest.FromString,
                     response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.InferAnswer.SerializeToString,
+            ),
+            'PlaceFragments': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlaceFragments,
+                    request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.PlaceFragmentsRequest.FromString,
+                    response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.PlacedFragments.SerializeToString,
             ),
             'ListDevices': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDevices,
@@ -472,6 +492,33 @@ class Coordinator:
             '/shoal.v1.Coordinator/Infer',
             shoal__protocol_dot_v1_dot_coordinator__pb2.InferRequest.SerializeToString,
             shoal__protocol_dot_v1_dot_coordinator__pb2.InferAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlaceFragments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Coordinator/PlaceFragments',
+            shoal__protocol_dot_v1_dot_coordinator__pb2.PlaceFragmentsRequest.SerializeToString,
+            shoal__protocol_dot_v1_dot_coordinator__pb2.PlacedFragments.FromString,
             options,
             channel_credentials,
             insecure,

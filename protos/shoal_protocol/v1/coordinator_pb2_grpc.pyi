@@ -62,6 +62,12 @@ class CoordinatorStub:
     A client that sends faster than its items are answered waits: the coordinator reads no further
     while it holds 64 unanswered items, or 256 MiB of them.
     """
+    PlaceFragments: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.PlaceFragmentsRequest, _coordinator_pb2.PlacedFragments]
+    """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
+    before there is a job. Devices that join later do the same. It is a lease: it ends three minutes
+    after the last call of this name. A call with another plan replaces it, one without stages ends it.
+    Answers how far it is.
+    """
     ListDevices: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListDevicesRequest, _coordinator_pb2.ListDevicesResponse]
     ListFragments: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListFragmentsRequest, _coordinator_pb2.ListFragmentsResponse]
     """The fragments that are whole in the store."""
@@ -103,6 +109,12 @@ class CoordinatorAsyncStub(CoordinatorStub):
 
     A client that sends faster than its items are answered waits: the coordinator reads no further
     while it holds 64 unanswered items, or 256 MiB of them.
+    """
+    PlaceFragments: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.PlaceFragmentsRequest, _coordinator_pb2.PlacedFragments]  # type: ignore[assignment]
+    """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
+    before there is a job. Devices that join later do the same. It is a lease: it ends three minutes
+    after the last call of this name. A call with another plan replaces it, one without stages ends it.
+    Answers how far it is.
     """
     ListDevices: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListDevicesRequest, _coordinator_pb2.ListDevicesResponse]  # type: ignore[assignment]
     ListFragments: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListFragmentsRequest, _coordinator_pb2.ListFragmentsResponse]  # type: ignore[assignment]
@@ -190,6 +202,18 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
 
         A client that sends faster than its items are answered waits: the coordinator reads no further
         while it holds 64 unanswered items, or 256 MiB of them.
+        """
+
+    @_abc_1.abstractmethod
+    def PlaceFragments(
+        self,
+        request: _coordinator_pb2.PlaceFragmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.PlacedFragments, _abc.Awaitable[_coordinator_pb2.PlacedFragments]]:
+        """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
+        before there is a job. Devices that join later do the same. It is a lease: it ends three minutes
+        after the last call of this name. A call with another plan replaces it, one without stages ends it.
+        Answers how far it is.
         """
 
     @_abc_1.abstractmethod

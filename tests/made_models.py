@@ -349,3 +349,24 @@ def deep(layers: int = 24) -> Made:
         weights={f"W{layer}": weight(512, 512, seed=layer) for layer in range(1, layers + 1)},
         shapes={"x": (1, 512)},
     )
+
+
+WORDS: Final = 1 << 16
+"""What `vocabulary` gives numbers for."""
+
+
+def vocabulary(width: int = 256) -> onnx.ModelProto:
+    """A last layer that is much larger than what it reads, as language models have: 64 MiB of
+    weights, and 256 KiB of output for each row."""
+    ends = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, "rows", size])
+        for name, size in (("x", width), ("y", WORDS))
+    ]
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["t"]),
+        helper.make_node("MatMul", ["t", "W"], ["y"]),
+    ]
+    weights = [numpy_helper.from_array(weight(width, WORDS), "W")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    opset = helper.make_opsetid("", 17)
+    return helper.make_model(graph, opset_imports=[opset], ir_version=9)

@@ -93,6 +93,11 @@ def job_id(job: InferenceJob) -> str:
     return f"{job.metadata.name}-{uid_of(job)[:8]}"
 
 
+def retries(job: InferenceJob) -> int:
+    """Which retry of a job was begun last; 0: none."""
+    return 0 if job.status is None or job.status.retry is None else job.status.retry.number
+
+
 def coordinator_host(pool: str, namespace: str) -> str:
     """The host in the coordinator's certificate."""
     return f"{coordinator_name(pool)}.{namespace}.svc"

@@ -216,7 +216,7 @@ class Run:
     are what it was submitted with last. `completing`: every item has ended, and the results are
     being completed. `started_seconds`: when its first task started, by the coordinator's clock,
     since 1970; 0: none has. `fragment_seconds`: of those that ran, their index and the median time
-    of a task in ONNX Runtime.
+    of a task in ONNX Runtime. `retry`: which retry of the job it is.
     """
 
     job: str
@@ -237,6 +237,7 @@ class Run:
     completing: bool = False
     started_seconds: float = 0.0
     fragment_seconds: tuple[tuple[int, float], ...] = ()
+    retry: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +250,7 @@ class Refusal:
     plan: int
     terms: Terms
     message: str
+    retry: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from reconcile.values import document
 from shoal_api.kinds import Partition
-from shoal_operator.reconcile.decision import Manifest, Terms
+from shoal_operator.reconcile.decision import Manifest, SubmitJob, Terms
 from shoal_operator.reconcile.names import TEMPLATE
 from shoal_operator.reconcile.snapshot import RunState, WorkerPhase, Workload
 from shoal_protocol.cut_table import CutTable, table_to_json
@@ -31,6 +31,17 @@ class SimulatedJob:
     message: str = ""
     reason: str = ""
     too_large: bool = False
+    retry: int = 0
+
+    @staticmethod
+    def submitted(call: SubmitJob, known: "SimulatedJob | None") -> "SimulatedJob":
+        """A run, perhaps after another one; of a retry, what failed is tried again."""
+        again = SimulatedJob(RunState.PENDING, call.plan, call.terms, retry=call.retry)
+        if known is not None:
+            later = known.retry < call.retry
+            assert later or known.reason in {"Cancelled", "Budget"}, "run twice"
+            again.finished, again.failed = known.finished, set() if later else known.failed
+        return again
 
     def advance(self, seconds: float, now: float, bad_items: AbstractSet[int]) -> list[int]:
         """Run for so long until now; the items that have finished meanwhile."""

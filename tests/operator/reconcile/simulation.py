@@ -149,6 +149,7 @@ class Cluster:
             failed=len(job.failed),
             seconds=job.seconds,
             started_seconds=job.started_seconds,
+            retry=job.retry,
             items_per_second=len(job.finished) / job.seconds if job.seconds else 0.0,
             latency_p50_seconds=0.5,
             tier_hits=(1, 2, 3, 4),
@@ -366,17 +367,11 @@ class Cluster:
                 if known is not None and known.state in (RunState.PENDING, RunState.RUNNING):
                     known.plan, known.terms = max(known.plan, plan), terms
                 elif name not in self.inputs:
-                    self.runs[name] = SimulatedJob(
-                        RunState.FAILED, plan, terms, message="no inputs", reason="FolderRefused"
-                    )
+                    self.runs[name] = again = SimulatedJob.submitted(call, known)
+                    again.state, again.reason = RunState.FAILED, "FolderRefused"
                 else:
-                    reason = "Cancelled" if known is None else known.reason
-                    assert reason in {"Cancelled", "Budget"}, "run twice"
-                    again = SimulatedJob(RunState.PENDING, plan, terms)
+                    self.runs[name] = again = SimulatedJob.submitted(call, known)
                     again.too_large = self.too_large(document_from_json(partition))
-                    if known is not None:
-                        again.finished, again.failed = known.finished, known.failed
-                    self.runs[name] = again
             case CancelJob(job=name):
                 known = self.runs.get(name)
                 if known is not None and known.state in (RunState.PENDING, RunState.RUNNING):

@@ -42,7 +42,7 @@ async def introduce(
     try:
         async with asyncio.timeout(_WELCOME_SECONDS):
             await stream.write((pb.AgentMessage(hello=hello),))
-            answers = await anext(incoming, ())
+            answers = await anext(incoming, None)  # Python 3.11 raises for an empty tuple
     except TimeoutError as error:
         raise SessionBroken(f"no welcome within {_WELCOME_SECONDS:.0f} s") from error
     except TransportBroken as error:

@@ -159,8 +159,8 @@ class Sessions:
         requests = stream.received()
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                messages = await anext(requests, ())
-            hello = self._greeted(messages, identify)
+                messages = await anext(requests, None)  # Python 3.11 raises for an empty tuple
+            hello = self._greeted(messages or (), identify)
         except (_Refused, TimeoutError, MalformedFrame) as error:
             late = isinstance(error, TimeoutError)
             refused = _Refused("no Hello came", _LATE) if late else error

@@ -11,6 +11,7 @@ from typing import Final
 
 from shoal_api.kinds import Device, DevicePool, InferenceJob, Model, Partition, Placement
 from shoal_api.kinds.inference_job import InferenceJobStatus
+from shoal_api.kinds.placement import NearState
 from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.names import job_id, pool_of
 from shoal_operator.reconcile.settings import OperatorSettings
@@ -237,6 +238,16 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """The coordinator's last answer to `PlaceFragments`: fragment, device and state of each, and
+    why nothing more is fetched or loaded, where that is so.
+    """
+
+    fragments: tuple[tuple[int, str, NearState], ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable:
     """A coordinator that does not answer, and why."""
 
@@ -322,7 +333,8 @@ class PlacementSnapshot(_Snapshot):
 
     `measured` is the newest Run on it that its coordinator knows; the controller reconciles again
     when such a Run ends. `cordoned` are the nodes where nothing new is to be placed. `answer` is
-    that to its question, where it has one (`placement.question_of`).
+    that to its question, where it has one (`placement.question_of`). `model`, `workers` (the
+    Partition's) and `placed` are for a Placement that prefetches.
     """
 
     placement: Placement
@@ -333,6 +345,14 @@ class PlacementSnapshot(_Snapshot):
     measured: Run | None = None
     cordoned: frozenset[str] = frozenset()
     answer: Plan | Infeasible | None = None
+    model: Model | None = None
+    workers: tuple[Worker, ...] = ()
+    placed: Placed | None = None
+
+    @property
+    def pool_name(self) -> str:
+        """The name of the DevicePool."""
+        return self.placement.spec.pool_ref.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

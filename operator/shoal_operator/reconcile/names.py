@@ -75,6 +75,8 @@ viewer_secret = partial(child_name, suffix="viewer-tls")
 """Secret of the certificate that people look at a pool's coordinator with."""
 document_name = partial(child_name, suffix="partition")
 """ConfigMap with a Partition's document."""
+table_name = partial(child_name, suffix="cuts")
+"""ConfigMap with the table of a Partition whose cuts are planned."""
 
 
 def uid_of(value: AnyKind) -> str:

@@ -181,6 +181,12 @@ def cut_worker(partition: Partition, model: Model, arguments: Sequence[str]) -> 
     return _on_model(partition, model, "cut", arguments, command)
 
 
+def table_worker(partition: Partition, model: Model, arguments: Sequence[str]) -> WorkerSpec:
+    """Say of every fragment that could be what it would need, for a Placement to choose from."""
+    command = ("inspect", model.spec.source.uri, *arguments, "--table")
+    return _on_model(partition, model, "table", arguments, command)
+
+
 def deliver_worker(
     partition: Partition, model: Model, arguments: Sequence[str], pool: str
 ) -> WorkerSpec:

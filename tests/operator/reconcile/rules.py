@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from reconcile.values import passes_its_schema
 from shoal_api.conditions import holds
@@ -15,7 +15,7 @@ from shoal_operator.reconcile import deciding
 from shoal_operator.reconcile.deciding import subject
 from shoal_operator.reconcile.decision import Applied, Decision, Manifest
 from shoal_operator.reconcile.names import retries
-from shoal_operator.reconcile.placement import question_of
+from shoal_operator.reconcile.placement import question_of, with_answer
 from shoal_operator.reconcile.snapshot import (
     ModelSnapshot,
     PartitionSnapshot,
@@ -56,8 +56,10 @@ def answered(snapshot: S) -> S:
     """With the plan that the controller has made before it reconciles a Placement."""
     if not isinstance(snapshot, PlacementSnapshot):
         return snapshot
-    question = question_of(snapshot)
-    return replace(snapshot, answer=None if question is None else question.answer())
+    asking: PlacementSnapshot = replace(snapshot, answer=None, cut_answer=None)
+    while (question := question_of(asking)) is not None:
+        asking = with_answer(asking, question.answer())
+    return cast("S", asking)
 
 
 def with_status(snapshot: S, decision: Decision) -> S:

@@ -74,10 +74,9 @@ async def test_a_failed_job_that_is_retried_runs_and_completes(
         await world.until("it is retried", lambda: "retry" in end_of(world))
         assert "completionTime" not in end_of(world)
         operator.kill()
-    # As `kubectl wait` sees it, which compares the generations first.
-    wanted = ("--for=condition=Complete", "inferencejob/late", "--timeout=240s")
     with operating(running, world):
-        world.kubectl("wait", *wanted)
+        await world.wait("inferencejob", "late", "Complete")
+    world.kubectl("wait", "--for=condition=Complete", "inferencejob/late", "--timeout=30s")
     status = end_of(world)
     assert (status["retry"]["number"], status["items"]["succeeded"]) == (1, ITEMS)
     assert world.condition("inferencejob", "late", "Failed")["status"] == "False"

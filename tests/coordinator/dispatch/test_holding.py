@@ -1,5 +1,6 @@
 """Fragments that are held before a job has items for them, and items that stay failed."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from coordinator.dispatch.driving import Table, chain, job, only, some
@@ -10,8 +11,8 @@ from shoal_coordinator.dispatch.state import JobPhase
 HOMES = {"a": ("d1",), "b": ("d2",)}
 
 
-def held(homes: dict[str, tuple[str, ...]] | None = None) -> JobSpec:
-    spec = job(chain("a", "b", homes=homes or HOMES), 0, name="placement/early")
+def held(homes: Mapping[str, tuple[str, ...]] = HOMES) -> JobSpec:
+    spec = job(chain("a", "b", homes=homes), 0, name="placement/early")
     return replace(spec, open_ended=True, holds=True, priority=-1001)
 
 

@@ -49,6 +49,8 @@ def submission(world: World, *, lossy: bool = False) -> SubmitJob:
         backoff_limit=7,
         terms=Terms(priority=5, parallelism=4, active_deadline_seconds=600.0),
         lossy=lossy,
+        retry=2,
+        retried_items=(4, 9),
     )
 
 
@@ -85,6 +87,7 @@ async def test_a_submission_says_what_the_job_says(
         active_deadline_seconds=600.0,
         lossy=lossy,
         parallelism=4,
+        retry=api.Retry(number=2, items=[4, 9]),
     )
 
 

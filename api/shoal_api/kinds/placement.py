@@ -1,5 +1,6 @@
 """Placement: which devices serve which stages, and why."""
 
+from enum import StrEnum
 from typing import Final
 
 from shoal_api.fields import (
@@ -22,7 +23,7 @@ from shoal_api.fields import (
 )
 from shoal_api.rules import immutable
 from shoal_api.schema import Object, member, record
-from shoal_api.shapes import Choice, Items, Number, Text
+from shoal_api.shapes import Choice, Flag, Items, Number, Text
 from shoal_protocol.choices import Objective, PinPolicy
 
 MAX_GRANTS: Final = 4096
@@ -60,6 +61,35 @@ class PlacementSpec:
         "Fragments tied to devices.",
         default=[],
         example=[{"fragment": 0, "device": "jetson"}],
+    )
+    prefetch: bool = member(
+        Flag(),
+        "true: the devices of the plan fetch their fragments before there is a job, and load them "
+        "where there is room that no job needs.",
+        default=False,
+        example=True,
+    )
+
+
+class NearState(StrEnum):
+    """How near a fragment is to a device."""
+
+    ABSENT = "Absent"
+    CACHED = "Cached"
+    RESIDENT = "Resident"
+
+
+@record()
+class Prefetched:
+    """A fragment on a device of the plan, before there is a job."""
+
+    fragment: int = member(FRAGMENT, "The fragment's index.", example=0)
+    # Without a name's pattern, as in StageStatus.
+    device: str = member(Text(max_length=253, meant="a device's name"), "The device.", example="pi")
+    state: NearState = member(
+        Choice(NearState),
+        "Absent: not there yet; Cached: on its disk; Resident: in its memory.",
+        example="Resident",
     )
 
 
@@ -254,7 +284,8 @@ class PlacementStatus(Status):
     conditions: tuple[Condition, ...] = member(
         CONDITIONS,
         "Planned, Ready; WithinBudget, which is False while a device of the plan is over its "
-        "budget.",
+        "budget; with prefetch, Prefetched, which is True when every fragment is on the disk or in "
+        "the memory of its devices.",
         default=[],
     )
     epoch: int | None = member(COUNT, "Grows with every new plan.", default=None, example=1)
@@ -264,6 +295,11 @@ class PlacementStatus(Status):
     fragments: tuple[FragmentMemory, ...] = member(
         Items(of=Object(FragmentMemory), max_items=MAX_FRAGMENTS),
         "The memory of each fragment, in their order.",
+        default=[],
+    )
+    prefetched: tuple[Prefetched, ...] = member(
+        Items(of=Object(Prefetched), max_items=MAX_GRANTS),
+        "With prefetch: where the fragments are.",
         default=[],
     )
     cut: ChosenCut | None = member(
@@ -281,7 +317,8 @@ class PlacementStatus(Status):
 
 @record()
 class Placement(Resource):
-    """A plan: which devices serve which stages. Alone it is a preview; nothing runs."""
+    """A plan: which devices serve which stages. Alone it is a preview; nothing runs. With prefetch,
+    its devices have the fragments before a job needs them."""
 
     spec: PlacementSpec = member(Object(PlacementSpec), "What is wanted.")
     status: PlacementStatus | None = member(Object(PlacementStatus), "What is.", default=None)

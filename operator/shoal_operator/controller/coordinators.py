@@ -29,15 +29,23 @@ from shoal_operator.controller.views import (
     View,
     device_of,
     differences,
+    placed_of,
+    placed_part,
     progress,
     run_differences,
     run_of,
     run_part,
     topic,
 )
-from shoal_operator.reconcile.decision import CancelJob, CoordinatorCall, RemoveJob, SubmitJob
+from shoal_operator.reconcile.decision import (
+    CancelJob,
+    CoordinatorCall,
+    PlaceFragments,
+    RemoveJob,
+    SubmitJob,
+)
 from shoal_operator.reconcile.names import authority_secret, coordinator_host
-from shoal_operator.reconcile.snapshot import CoordinatorView, Refusal, Run, Unreachable
+from shoal_operator.reconcile.snapshot import CoordinatorView, Placed, Refusal, Run, Unreachable
 from shoal_protocol.channels import open_channel, open_secured_channel
 from shoal_protocol.choices import Mode, Policy
 from shoal_protocol.coordinator_client import CallFailed, CoordinatorClient
@@ -120,6 +128,7 @@ class _Coordinator:
         self._changed = changed
         self.view: View = _UNKNOWN
         self.refusals: dict[str, Refusal] = {}
+        self.placed: dict[str, Placed] = {}
         self.client: CoordinatorClient | None = None
         self.polled = asyncio.Event()
         self._wake = asyncio.Event()
@@ -138,10 +147,31 @@ class _Coordinator:
                 case RemoveJob():
                     await client.remove(call.job)
                     self._update_run(call.job, None)
+                case PlaceFragments():
+                    await self._place(client, call)
+                    return
                 case _:
                     assert_never(call)
         self._called_jobs.add(call.job)
         self._wake.set()
+
+    async def _place(self, client: CoordinatorClient, call: PlaceFragments) -> None:
+        request = pb.PlaceFragmentsRequest(
+            name=call.placement,
+            partition=call.partition,
+            stages=[
+                pb.StagePlacement(devices=devices, granted_bytes=granted)
+                for devices, granted in zip(call.stages, call.granted_bytes, strict=True)
+            ],
+        )
+        answer = await client.place(request)
+        placed = placed_of(answer) if call.stages else None
+        if self.placed.get(call.placement) != placed:
+            self._changed([placed_part(call.placement)])
+        if placed is None:
+            self.placed.pop(call.placement, None)
+        else:
+            self.placed[call.placement] = placed
 
     async def _submit(self, client: CoordinatorClient, call: SubmitJob) -> None:
         request = pb.SubmitJobRequest(
@@ -258,6 +288,7 @@ class _Coordinator:
     def _publish(self, view: View) -> None:
         before, self.view = self.view, view
         if isinstance(view, Unreachable):
+            self.placed.clear()
             self.refusals.clear()  # The one that comes back may be of another version.
         self._pending_progress |= dict.fromkeys(progress(before, view))
         urgent = differences(before, view) - self._pending_progress.keys()
@@ -315,6 +346,11 @@ class Coordinators:
         """The coordinator's last refusal of a job."""
         coordinator = self._all.get((namespace, pool))
         return None if coordinator is None else coordinator.refusals.get(job)
+
+    def placed(self, namespace: str, pool: str, placement: str) -> Placed | None:
+        """Where the fragments of a Placement were that the coordinator was asked about."""
+        coordinator = self._all.get((namespace, pool))
+        return None if coordinator is None else coordinator.placed.get(placement)
 
     def follow(self, namespace: str, pool: str, target: str) -> None:
         """Poll a pool's coordinator at this target from now on."""

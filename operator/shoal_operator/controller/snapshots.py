@@ -166,7 +166,7 @@ class Snapshots:
         namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
         partition = reader.own(Partition, namespace, placement.spec.partition_ref.name)
         view = self._view(reader, namespace, pool, views.FLEET, views.EXCESSES)
-        return PlacementSnapshot(
+        snapshot = PlacementSnapshot(
             now=now_text(),
             settings=self._settings,
             placement=placement,
@@ -179,6 +179,18 @@ class Snapshots:
             table=await self._table(reader, partition),
             placements=self._placements(reader, partition),
             beside=tuple(self._beside(placement)),
+        )
+        name = placement.metadata.name
+        placed = self._coordinators.placed(namespace, pool, name)
+        if not placement.spec.prefetch or partition is None:
+            return replace(snapshot, placed=placed)
+        reader.subscribe(views.topic(namespace, pool, views.FRAGMENTS))
+        reader.subscribe(views.topic(namespace, pool, views.placed_part(name)))
+        return replace(
+            snapshot,
+            placed=placed,
+            model=reader.own(Model, namespace, partition.spec.model_ref.name),
+            workers=await self._workers(reader, partition, answers=False),
         )
 
     async def _job(self, reader: Reader, job: InferenceJob) -> InferenceJobSnapshot:

@@ -4,7 +4,7 @@ Topics: `(VIEW, NAMESPACE, "POOL/...")` with `reach` (whether it answers), `devi
 `fleet` (those to plan with), `lost` (those given up), `excesses` (those over their budgets),
 `fragments`, `runs` (which there are, which
 have results, and which have ended), `run/JOB` (one of them), `end/JOB` (whether it is there, and
-whether it has ended).
+whether it has ended), `placed/PLACEMENT` (where its fragments are).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +12,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Final
 
+from shoal_api.kinds.placement import NearState
 from shoal_operator.controller.cache import Topic
 from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.snapshot import (
@@ -19,6 +20,7 @@ from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
     DeviceState,
     Excess,
+    Placed,
     Run,
     RunState,
     Unreachable,
@@ -38,6 +40,7 @@ RUNS: Final = "runs"
 MAX_FAILURES: Final = 8
 
 _STATES: Final = {pb.JobStatus.State.Value(each.name): each for each in RunState}
+_NEAR: Final = {pb.PlacedFragment.State.Value(each.name): each for each in NearState}
 _DEVICES: Final = {pb.DeviceStatus.State.Value(each.name): each for each in DeviceState}
 
 View = CoordinatorView | Unreachable
@@ -78,6 +81,17 @@ def run_of(status: pb.JobStatus) -> Run:
     )
 
 
+def placed_of(answer: pb.PlacedFragments) -> Placed:
+    """Where the fragments of a Placement are."""
+    return Placed(
+        fragments=tuple(
+            (each.fragment, each.device, _NEAR.get(each.state, NearState.ABSENT))
+            for each in answer.fragments
+        ),
+        problem=answer.problem,
+    )
+
+
 def device_of(status: pb.DeviceStatus) -> ConnectedDevice:
     """A device of the coordinator."""
     over, excess = status.budget_excess, None
@@ -113,6 +127,11 @@ def topic(namespace: str, pool: str, part: str) -> Topic:
 def run_part(job: str) -> str:
     """One run."""
     return f"run/{job}"
+
+
+def placed_part(placement: str) -> str:
+    """Where the fragments of a Placement are that prefetches."""
+    return f"placed/{placement}"
 
 
 def end_part(job: str) -> str:

@@ -24,6 +24,7 @@ from shoal_operator.reconcile.inference_job import reconcile_inference_job
 from shoal_operator.reconcile.model import reconcile_model
 from shoal_operator.reconcile.partition import reconcile_partition
 from shoal_operator.reconcile.placement import reconcile_placement
+from shoal_operator.reconcile.prefetching import with_prefetch
 from shoal_operator.reconcile.snapshot import (
     DevicePoolSnapshot,
     InferenceJobSnapshot,
@@ -75,7 +76,7 @@ def reconcile(snapshot: Snapshot) -> Decision:
         case DevicePoolSnapshot():
             return reconcile_device_pool(snapshot)
         case PlacementSnapshot():
-            return reconcile_placement(snapshot)
+            return with_prefetch(snapshot, reconcile_placement(snapshot))
         case InferenceJobSnapshot():
             return reconcile_inference_job(snapshot)
         case _:

@@ -114,7 +114,21 @@ class RemoveJob:
     job: str
 
 
-CoordinatorCall = SubmitJob | CancelJob | RemoveJob
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceFragments:
+    """Have the devices of a plan fetch fragments, and load them where there is room, before there
+    is a job; without stages: no more. It is a lease, to be renewed. `placement` is the Placement's
+    name; the rest is as in `SubmitJob`.
+    """
+
+    pool: str
+    placement: str
+    partition: bytes
+    stages: tuple[tuple[str, ...], ...] = ()
+    granted_bytes: tuple[tuple[int, ...], ...] = ()
+
+
+CoordinatorCall = SubmitJob | CancelJob | RemoveJob | PlaceFragments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

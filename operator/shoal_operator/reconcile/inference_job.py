@@ -385,7 +385,7 @@ def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
 def _prepare(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:
     """Fragments and inputs are transferred, both at once; then the job is submitted."""
     status, pool = with_run(snapshot), snapshot.pool_name
-    steps = [deliver(snapshot, ready)]
+    steps = [deliver(snapshot, ready.document)]
     if snapshot.run is None:
         inputs = input_transfer_worker(snapshot.job, pool).name
         if status.items is not None and worker_named(snapshot.workers, inputs) is not None:

@@ -38,8 +38,14 @@ from shoal_operator.reconcile.names import (
     uid_of,
 )
 from shoal_operator.reconcile.partition import current_document, pool_budget, recipe_of
-from shoal_operator.reconcile.plans import in_force
-from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, Unreachable, Worker, WorkerPhase
+from shoal_operator.reconcile.plans import in_force, served_by
+from shoal_operator.reconcile.snapshot import (
+    InferenceJobSnapshot,
+    PlacementSnapshot,
+    Unreachable,
+    Worker,
+    WorkerPhase,
+)
 from shoal_operator.reconcile.times import seconds_since
 from shoal_operator.reconcile.workers import (
     WorkerSpec,
@@ -198,18 +204,9 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
         partition = partition_of(snapshot.job, placement)
         return Cause("PartitionNotReady", f"Partition {partition} is not cut yet")
     in_place = in_force(placement, document)
-    devices = {index: stage.devices for stage in in_place for index in stage.fragments}
     if not in_place:
         return Cause("PlacementNotPlanned", f"Placement {name} still plans other fragments")
-    stages = tuple(devices[index] for index in range(len(devices)))
-    grants = {
-        (each.fragment, each.device): each.granted_bytes
-        for stage in in_place
-        for each in stage.in_blocks
-    }
-    granted = tuple(
-        tuple(grants.get((index, name), 0) for name in names) for index, names in enumerate(stages)
-    )
+    stages, granted = served_by(in_place)
     planned = ConditionUpdate("Planned", TRUE, "Planned", placement.message("Planned"))
     return Ready(
         document=document,
@@ -321,11 +318,13 @@ def _starts(job: InferenceJob, now: str) -> bool:
 # ---- what is transferred to the coordinator ------------------------------------------------------
 
 
-def deliver(snapshot: InferenceJobSnapshot, ready: Ready) -> Step | Verdict | None:
+def deliver(
+    snapshot: InferenceJobSnapshot | PlacementSnapshot, document: PartitionDocument
+) -> Step | Verdict | None:
     """Fragments that the pool's store lacks are cut into it; many jobs share one worker."""
     view, partition, model = snapshot.view, snapshot.partition, snapshot.model
     assert not isinstance(view, Unreachable), "nothing is prepared for a silent coordinator"
-    lacking = {fragment.digest for fragment in ready.document.fragments} - view.fragments
+    lacking = {fragment.digest for fragment in document.fragments} - view.fragments
     if not lacking:
         return None
     assert partition is not None, "`plan_for` has checked"

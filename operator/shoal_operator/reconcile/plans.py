@@ -108,6 +108,23 @@ def in_force(placement: Placement, document: PartitionDocument) -> tuple[StageSt
     return stages if same else ()
 
 
+def served_by(
+    stages: Sequence[StageStatus],
+) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Per fragment the devices that serve it, and what each grants it (0: all that it needs)."""
+    devices = {index: stage.devices for stage in stages for index in stage.fragments}
+    grants = {
+        (each.fragment, each.device): each.granted_bytes
+        for stage in stages
+        for each in stage.in_blocks
+    }
+    names = tuple(devices[index] for index in range(len(devices)))
+    granted = tuple(
+        tuple(grants.get((index, name), 0) for name in each) for index, each in enumerate(names)
+    )
+    return names, granted
+
+
 def taken_by(
     placements: Iterable[Placement], document: PartitionDocument | None
 ) -> tuple[tuple[str, int], ...]:

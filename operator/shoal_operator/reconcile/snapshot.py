@@ -11,6 +11,7 @@ from typing import Final
 
 from shoal_api.kinds import Device, DevicePool, InferenceJob, Model, Partition, Placement
 from shoal_api.kinds.inference_job import InferenceJobStatus
+from shoal_api.kinds.placement import NearState
 from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.names import job_id, pool_of
 from shoal_operator.reconcile.settings import OperatorSettings
@@ -254,6 +255,16 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """The coordinator's last answer to `PlaceFragments`: fragment, device and state of each, and
+    why nothing more is fetched or loaded, where that is so.
+    """
+
+    fragments: tuple[tuple[int, str, NearState], ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable:
     """A coordinator that does not answer, and why."""
 
@@ -344,7 +355,8 @@ class PlacementSnapshot(_Snapshot):
     when such a Run ends. `cordoned` are the nodes where nothing new is to be placed. Where cuts are
     planned, `table` is what may be chosen from, and `placements` are those of the Partition.
     `beside` are older Placements on the same pool that jobs run by. `cut_answer` and `answer` are
-    those to its questions, as far as it has some (`placement.question_of`).
+    those to its questions, as far as it has some (`placement.question_of`). `model`,
+    `workers` (the Partition's) and `placed` are for a Placement that prefetches.
     """
 
     placement: Placement
@@ -359,6 +371,14 @@ class PlacementSnapshot(_Snapshot):
     beside: tuple[Placement, ...] = ()
     cut_answer: CutAnswer | None = None
     answer: Plan | Infeasible | None = None
+    model: Model | None = None
+    workers: tuple[Worker, ...] = ()
+    placed: Placed | None = None
+
+    @property
+    def pool_name(self) -> str:
+        """The name of the DevicePool."""
+        return self.placement.spec.pool_ref.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

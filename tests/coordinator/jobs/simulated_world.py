@@ -16,6 +16,7 @@ from shoal_coordinator.jobs.values import (
     End,
     Outcome,
     Plan,
+    Refusal,
     Retry,
     Submission,
     Tally,
@@ -74,7 +75,6 @@ class World:
         self.runs: dict[str, Run] = {}
         self.waiting: dict[int, str] = {}
         self._retries: dict[int, Job | None] = {}
-        """Retries, and the life of the job when they were requested."""
         self.lives: dict[Job, End | None] = {}
         self.ended_at: dict[Job, int] = {}
         self.present: dict[str, Job] = {}
@@ -123,8 +123,7 @@ class World:
     def _retry(self, name: str) -> None:
         caller = self._caller("retry")
         self._retries[caller] = self.state.jobs.get(name)
-        now, missing = float(self.steps), "fragment 1" if self.unlucky(0.1) else ""
-        self.feed(ev.RetryRequested(job=name, caller=caller, at_seconds=now, missing=missing))
+        self.feed(ev.RetryRequested(job=name, caller=caller, at_seconds=float(self.steps)))
 
     def _submission(self, name: str) -> Submission:
         other = self.unlucky(0.1)
@@ -372,10 +371,11 @@ class World:
         """A retry that is accepted begins another life of a job that is not complete."""
         asked_of = self._retries.pop(effect.caller)
         if isinstance(effect, do.Refuse):
+            if effect.refusal is Refusal.RUNS and asked_of is not None and asked_of.completes:
+                raise self.wrong("a retry does not wait for the end of its job")
             return
         job = self.state.jobs[effect.job]
-        cancelled = job.stop is not None or job.end is not None
-        if not cancelled and (job is asked_of or job.submission.retry.number == 0):
+        if (job.stop or job.end) is None and (job is asked_of or job.submission.retry.number == 0):
             raise self.wrong(f"a retry of {job.name} is accepted, and begins no other run")
         if asked_of is not None and asked_of.end == COMPLETE and job is not asked_of:
             raise self.wrong(f"{job.name} was complete, and runs again for a retry")

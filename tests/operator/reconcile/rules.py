@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from reconcile.values import passes_its_schema
 from shoal_api.conditions import holds
 from shoal_api.fields import Status
-from shoal_api.kinds import AnyKind, Device, InferenceJob
+from shoal_api.kinds import AnyKind, Device, InferenceJob, Placement
 from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_api.schema import parse
 from shoal_operator.reconcile import deciding
@@ -85,7 +85,8 @@ def check(snapshot: Snapshot, applied: Applied | None, decision: Decision) -> No
         assert passes_its_schema(replace(about, status=status))  # type: ignore[arg-type]
         _SOUND.add((kind, status))
     assert status.observed_generation == about.metadata.generation
-    assert [each.type for each in status.conditions] == CONDITIONS[kind]
+    more = ["Prefetched"] if isinstance(about, Placement) and about.spec.prefetch else []
+    assert [each.type for each in status.conditions] == CONDITIONS[kind] + more
     assert not (holds(status.conditions, "Complete") and holds(status.conditions, "Failed"))
     for each in status.conditions:
         assert each.message or each.type not in {"Ready", "Planned", "Complete"}, each

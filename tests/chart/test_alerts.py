@@ -271,7 +271,7 @@ def items_ended(pool: str, outcome: str) -> str:
     return f"shoal_coordinator_items_ended_total{{{labels}}}"
 
 
-RECORDED = {
+RECORDED: dict[str, tuple[dict[str, str], dict[str, float]]] = {
     "shoal:items_failed:ratio_rate15m": (
         {
             items_ended("a", "failed"): "0+1x30",

@@ -121,4 +121,4 @@ def wait_until(what: str, holds: Callable[[], bool]) -> None:
     ends = time.monotonic() + PATIENCE_SECONDS
     while not holds():
         assert time.monotonic() < ends, f"still not so: {what}"
-        time.sleep(0.1)
+        time.sleep(0.5)  # most of what is asked starts a process

@@ -25,6 +25,7 @@ would cut sessions, which live for days, so there is none.
 """
 
 import ipaddress
+import json
 import re
 import resource
 from dataclasses import dataclass
@@ -38,6 +39,28 @@ MAXIMUM_CONCURRENT_STREAMS: Final = 256
 MAXIMUM_CALLS: Final = 50_000
 _UNIX_PATH_BYTES: Final = 107
 """What the kernel allows in `sockaddr_un`, without the terminating zero."""
+
+_RETRIES: Final = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [
+                    {"service": f"shoal.v1.{each}"}
+                    for each in ("Coordinator", "Enrolment", "Files")
+                ],
+                "retryPolicy": {
+                    "maxAttempts": 4,
+                    "initialBackoff": "0.05s",
+                    "maxBackoff": "1s",
+                    "backoffMultiplier": 3,
+                    "retryableStatusCodes": ["CANCELLED"],
+                },
+            }
+        ]
+    }
+)
+"""A server whose certificate is renewed cancels calls that reach it at that moment, before anyone
+has seen them (grpc/grpc#41785). Agents need no retry: their sessions connect again."""
 
 Option = tuple[str, int | str]
 _Request = TypeVar("_Request")
@@ -69,6 +92,7 @@ def client_options() -> list[Option]:
         ("grpc.max_reconnect_backoff_ms", 5_000),
         # A proxy of the environment is meant for the web, not for devices on the same network.
         ("grpc.enable_http_proxy", 0),
+        ("grpc.service_config", _RETRIES),
         *_shared_options(),
     ]
 

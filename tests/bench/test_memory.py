@@ -39,6 +39,7 @@ def test_a_quick_run_prints_a_table_and_writes_its_measurements(part: str, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize("pair", [FEW], ids=["few"])
 def test_budgets_change_and_models_alternate_without_excess_or_leak(
     pair: Pair, tmp_path: Path

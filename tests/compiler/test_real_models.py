@@ -12,6 +12,8 @@ from shoal_compiler.profile import profile_model
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 
 QUICK_ZOO = ("minilm_l6", "squeezenet1_1", "mobilenet_v2")
+LATER = ("ppocr_det", "ppocr_rec")
+"""Every check runs them in pieces on devices already."""
 
 
 def check(name: str, store: Path, counts: tuple[int, ...] = (2, 3, 5)) -> None:
@@ -33,7 +35,13 @@ def check(name: str, store: Path, counts: tuple[int, ...] = (2, 3, 5)) -> None:
                 np.testing.assert_array_equal(got[output], value, err_msg=f"{name} in {count}")
 
 
-@pytest.mark.parametrize("name", [*PACKAGED, *QUICK_ZOO])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.minutes if name in LATER else [])
+        for name in (*PACKAGED, *QUICK_ZOO)
+    ],
+)
 def test_a_real_model_in_pieces_gives_what_the_whole_gives(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
 

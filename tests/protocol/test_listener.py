@@ -16,8 +16,10 @@ import pytest
 from certificates import Pki
 from protocol.renewing_server import Echo
 from shoal_protocol.channels import Credentials, open_channel
+from shoal_protocol.coordinator_client import CoordinatorClient
 from shoal_protocol.listener import Listener
 from shoal_protocol.services import PeerClient, add_peer_service
+from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 from strangers import context_of, crowd, descriptors, handshakes, settled
 
@@ -80,6 +82,43 @@ async def test_a_renewed_certificate_is_shown_and_calls_go_on(pki: Pki) -> None:
         await call.write(b"after")
         assert await call.read() == b"after"
         assert await echo(channel) == b"hello"
+    await listener.stop(None)
+
+
+async def no_devices(request: pb.ListDevicesRequest, context: object) -> pb.ListDevicesResponse:
+    return pb.ListDevicesResponse()
+
+
+def add_coordinator(server: grpc.aio.Server) -> None:
+    """A coordinator without devices."""
+    handler = grpc.unary_unary_rpc_method_handler(
+        no_devices,
+        request_deserializer=pb.ListDevicesRequest.FromString,
+        response_serializer=pb.ListDevicesResponse.SerializeToString,
+    )
+    methods = {"ListDevices": handler}
+    service = grpc.method_handlers_generic_handler("shoal.v1.Coordinator", methods)
+    server.add_generic_rpc_handlers((service,))
+
+
+async def test_no_call_fails_while_certificates_are_renewed(pki: Pki) -> None:
+    server, client = pki.issue("server"), pki.issue("pi-4")
+    listener = Listener(add_coordinator, connections=100, check_seconds=0.05)
+    port = await listener.open("127.0.0.1:0", server)
+    renewed = False
+
+    async def ask(coordinator: CoordinatorClient) -> None:
+        while not renewed:
+            assert await coordinator.devices() == []
+
+    async with open_channel(f"localhost:{port}", client) as channel:
+        coordinator = CoordinatorClient(channel)
+        asking = asyncio.gather(*(ask(coordinator) for _ in range(8)))
+        for _ in range(10):
+            server = pki.issue("server")
+            await until_shown(server.certificate.read_bytes(), port, pki, client)
+        renewed = True
+        await asking
     await listener.stop(None)
 
 

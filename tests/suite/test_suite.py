@@ -17,8 +17,8 @@ from suite.subjects import ENTRIES, LIGHT
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 DEVICES = (1, 2, 3)
-OFTEN = ("u_net", "tied_encoder")
-"""In every check: activations that weigh more than weights, and weights that fragments share."""
+OFTEN = ("u_net",)
+"""In every check: activations that weigh more than weights."""
 
 
 def bench_of(name: str, folder: Path) -> Bench:

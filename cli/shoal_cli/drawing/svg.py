@@ -4,10 +4,10 @@ vl-convert-python draws, the optional extra `page`; what it draws needs nothing 
 """
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from importlib.util import find_spec
 from textwrap import wrap
 from typing import Final
-from xml.sax.saxutils import escape
 
 from shoal_cli.drawing.chart import Chart
 

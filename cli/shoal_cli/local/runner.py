@@ -13,12 +13,10 @@ run resumes.
 import asyncio
 import contextlib
 import datetime
-import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
-from typing import Final
 
 from shoal_cli.local import supervisor
 from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
@@ -44,6 +42,7 @@ from shoal_cli.local.report import (
     Verification,
 )
 from shoal_cli.local.run_record import Death, Timeline
+from shoal_cli.local.signals import ENDING, handling
 from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.verification import VerificationRequest, verify
@@ -51,8 +50,6 @@ from shoal_cli.local.workspace import Workspace
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
 from shoal_planner.finer_cuts import MOST_CUTS
 from shoal_planner.outcome import Infeasible, Plan
-
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class EnforcementImpossible(Exception):
@@ -123,6 +120,26 @@ def check_folders(order: JobOrder) -> None:
         problem = problem or str(error)
     if problem is not None:
         raise JobRefused(f"job {order.name}: {problem}")
+
+
+async def verify_job(
+    order: JobOrder, workspace: Workspace, options: RunOptions, observer: Observer
+) -> Verification | str:
+    """Compare a job's results with the whole model's. A verification that failed does not lose the
+    report: why it failed is returned."""
+    observer.phase(f"verifying {order.name} against the whole model")
+    request = VerificationRequest(
+        model=order.plan.cut.path,
+        partition=partition_path(workspace.store, order.plan.cut.name),
+        inputs=order.inputs,
+        outputs=order.outputs,
+        tolerance=options.tolerance,
+        most_items=options.verify or None,
+    )
+    try:
+        return await verify(request, partial(observer.verifying, order.name))
+    except (StepRefused, StepCrashed) as error:
+        return str(error)
 
 
 def snapshot(pools: Sequence[PoolRun]) -> Snapshot:
@@ -361,25 +378,11 @@ class _Run:
             self._coordinator_restarts += self._supervisor.restarts(pool.coordinator)
 
     async def _verify(self, orders: Sequence[JobOrder]) -> dict[str, Verification | str]:
-        """Phase 7, one job after another: each has the machine's memory for itself. A verification
-        that failed does not lose the report: its entry says why."""
-        found: dict[str, Verification | str] = {}
-        for order in orders:
-            name = order.name
-            self._observer.phase(f"verifying {name} against the whole model")
-            request = VerificationRequest(
-                model=order.plan.cut.path,
-                partition=partition_path(self._workspace.store, order.plan.cut.name),
-                inputs=order.inputs,
-                outputs=order.outputs,
-                tolerance=self._options.tolerance,
-                most_items=self._options.verify or None,
-            )
-            try:
-                found[name] = await verify(request, partial(self._observer.verifying, name))
-            except (StepRefused, StepCrashed) as error:
-                found[name] = str(error)
-        return found
+        """Phase 7, one job after another: each has the machine's memory for itself."""
+        return {
+            order.name: await verify_job(order, self._workspace, self._options, self._observer)
+            for order in orders
+        }
 
     def _on_snapshot(self) -> None:
         self._observer.running(snapshot(self._pools))
@@ -407,7 +410,6 @@ class _Run:
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
         """The first signal cancels the run, which then stops gracefully; the next one kills."""
-        loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
 
@@ -419,10 +421,5 @@ class _Run:
             if not self._stopping:
                 task.cancel()
 
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, interrupt)
-        try:
+        with handling(dict.fromkeys(ENDING, interrupt)):
             yield
-        finally:
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)

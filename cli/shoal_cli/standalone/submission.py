@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import datetime
 import hashlib
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,12 +30,16 @@ from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, JobRefused, Orders
 from shoal_cli.local.planned_jobs import PlannedJob, device_report
 from shoal_cli.local.pool import RunOptions
-from shoal_cli.local.preparation import partition_path
 from shoal_cli.local.report import DeviceReport, Enforcement, JobReport, RunReport
 from shoal_cli.local.run_record import timeline_of
-from shoal_cli.local.runner import Interrupted, check_folders, plan_on_pool, prepare_all
-from shoal_cli.local.steps import StepCrashed, StepRefused
-from shoal_cli.local.verification import VerificationRequest, verify
+from shoal_cli.local.runner import (
+    Interrupted,
+    check_folders,
+    plan_on_pool,
+    prepare_all,
+    verify_job,
+)
+from shoal_cli.local.signals import ENDING, handling
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_cli.transfer.coordinators import JobFolder, upload_fragments
@@ -54,7 +57,6 @@ from shoal_protocol.speeds import Link, sane, speed_of
 from shoal_protocol.units import Bytes, format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NAME_LENGTH: Final = 48
 _SHOWN_SECONDS: Final = 1.0
 _ENFORCED_THERE: Final = Enforcement(
@@ -307,21 +309,8 @@ class _Run:
         if self.options.verify is None:
             return
         for order in orders:
-            self.observer.phase(f"verifying {order.name} against the whole model")
-            request = VerificationRequest(
-                model=order.plan.cut.path,
-                partition=partition_path(self.workspace.store, order.plan.cut.name),
-                inputs=order.inputs,
-                outputs=order.outputs,
-                tolerance=self.options.tolerance,
-                most_items=self.options.verify or None,
-            )
-            report = self._reports[order.name]
-            try:
-                found = await verify(request, partial(self.observer.verifying, order.name))
-                self._reports[order.name] = report.verified(found)
-            except (StepRefused, StepCrashed) as error:
-                self._reports[order.name] = report.verified(str(error))
+            found = await verify_job(order, self.workspace, self.options, self.observer)
+            self._reports[order.name] = self._reports[order.name].verified(found)
 
     def _folder(self, sent: Sent, folder: str, client: CoordinatorClient) -> JobFolder:
         place = f"jobs/{sent.name}/{folder}"
@@ -334,20 +323,15 @@ class _Run:
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
         """A signal ends the run here; what runs on the coordinator is not touched."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None
 
         def interrupt() -> None:
             self._interrupted = True
             task.cancel()
 
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, interrupt)
-        try:
+        with handling(dict.fromkeys(ENDING, interrupt)):
             yield
-        finally:
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
 
 
 @dataclass(slots=True)

@@ -63,7 +63,8 @@ def _of_job(state: State, job: Job) -> Iterator[str]:
         yield f"{name}: {len(job.active)} active of {job.open}"
     counts = {queue.stage: [0, 0, 0, 0] for queue in job.queues}
     for item in job.active.values():
-        yield from _of_item(item)
+        for problem in _of_item(item):
+            yield f"{name}/{item.index}{problem}"
         for task in item.tasks:
             counts[task.queue.stage][task.status] += 1
     for queue in job.queues:
@@ -73,22 +74,23 @@ def _of_job(state: State, job: Job) -> Iterator[str]:
 
 
 def _of_item(item: Item) -> Iterator[str]:
-    name = f"{item.job.spec.name}/{item.index}"
+    """What does not hold of an item, behind its name."""
     if item.ended:
-        yield f"{name}: ended and active"
-    left = sum(task.queue.stage in item.job.results and not task.reported for task in item.tasks)
-    if item.results_left != left and not item.storing:
-        yield f"{name}: {item.results_left} results to come, in truth {left}"
+        yield ": ended and active"
+    results, left = item.job.results, 0
     for task in item.tasks:
-        stage = f"{name}/{task.queue.stage}"
-        if (task.status is Status.RUNNING) != (task.device is not None):
-            yield f"{stage}: {task.status.name} on {task.device and task.device.name}"
-        if task.device is not None and task.device.lost:
-            yield f"{stage}: runs on a device that is lost"
-        if task.holder is not None and task not in task.holder.work.outputs:
-            yield f"{stage}: {task.holder.name} does not know that it holds it"
-        if task.holder is not None and task.status is not Status.FINISHED:
-            yield f"{stage}: held, but {task.status.name}"
+        stage, device, holder = task.queue.stage, task.device, task.holder
+        left += stage in results and not task.reported
+        if (task.status is Status.RUNNING) != (device is not None):
+            yield f"/{stage}: {task.status.name} on {device and device.name}"
+        if device is not None and device.lost:
+            yield f"/{stage}: runs on a device that is lost"
+        if holder is not None and task not in holder.work.outputs:
+            yield f"/{stage}: {holder.name} does not know that it holds it"
+        if holder is not None and task.status is not Status.FINISHED:
+            yield f"/{stage}: held, but {task.status.name}"
+    if item.results_left != left and not item.storing:
+        yield f": {item.results_left} results to come, in truth {left}"
 
 
 def _of_service(state: State, service: Service) -> Iterator[str]:

@@ -8,8 +8,7 @@ import pytest
 
 from cli.live.test_cluster import FakeKubectl
 from cli.live.test_cluster import kubectl as kubectl  # noqa: PLC0414 - a fixture
-from cli.live.test_running import command
-from cli.local.workbench import Ran
+from cli.local.workbench import Ran, command
 from coordinator.conftest import world as world  # noqa: PLC0414 - a fixture
 from coordinator.scripted import connected
 from coordinator.test_retries import Picky

@@ -1,7 +1,6 @@
 """A run that goes on, seen from other processes."""
 
 import contextlib
-import io
 import json
 import os
 import pty
@@ -15,8 +14,7 @@ from typing import Any
 import pytest
 
 from cli.local.test_running import until
-from cli.local.workbench import Ran, Workbench, save_inputs
-from shoal_cli.commands.app import run_app
+from cli.local.workbench import Workbench, command, save_inputs
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(150)]
 
@@ -31,16 +29,6 @@ def work(bench: Workbench) -> Iterator[Path]:
     yield work
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-
-
-def command(*arguments: str | Path) -> Ran:
-    """`shoal ARGUMENTS` in this process: the ones that look start nothing."""
-    with (
-        contextlib.redirect_stdout(io.StringIO()) as out,
-        contextlib.redirect_stderr(io.StringIO()) as err,
-    ):
-        status = run_app(list(map(str, arguments)))
-    return Ran(status=status, out=out.getvalue(), err=err.getvalue(), report={})
 
 
 def look(*arguments: str | Path) -> str:

@@ -1,6 +1,7 @@
 """A job that is complete: running it again starts nothing, until anything changes."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from cli.local.workbench import (
     Ran,
     Workbench,
     assert_results_are_the_whole_models,
+    make_workbench,
     save_inputs,
 )
 from shoal_cli.local.report import SCHEMA_PATH
@@ -25,6 +27,11 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(150)]
 
 def run(bench: Workbench, *options: str) -> Ran:
     return bench.run("run", bench.manifest, "--report", bench.report, *options)
+
+
+def run_again(bench: Workbench, *options: str) -> Ran:
+    """As `run`, in this process: where no agent starts."""
+    return bench.command("run", bench.manifest, "--report", bench.report, *options)
 
 
 def said(ran: Ran) -> str:
@@ -41,16 +48,29 @@ def started(ran: Ran) -> bool:
     return any((Path(str(ran.report["work"])) / "logs").iterdir())
 
 
-@pytest.fixture
-def finished(bench: Workbench) -> Workbench:
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workbench, Path]:
+    """A workbench on which a job has run to its end, and a copy of its folder."""
+    bench = make_workbench(tmp_path_factory.mktemp("finished"))
     ran = run(bench)
     assert ran.status == 0, ran.err
     assert started(ran)
+    copy = bench.folder.with_name("copy")
+    shutil.copytree(bench.folder, copy)
+    return bench, copy
+
+
+@pytest.fixture
+def finished(ended: tuple[Workbench, Path]) -> Workbench:
+    """The workbench as the run left it, in the folder of the run."""
+    bench, copy = ended
+    shutil.rmtree(bench.folder)
+    shutil.copytree(copy, bench.folder)
     return bench
 
 
 def test_a_finished_job_is_not_cut_planned_or_started_again(finished: Workbench) -> None:
-    again = run(finished)
+    again = run_again(finished)
     assert (again.status, started(again)) == (0, False), again.err
     assert "cutting" not in again.err
     assert (
@@ -63,7 +83,7 @@ def test_a_finished_job_is_not_cut_planned_or_started_again(finished: Workbench)
 
 
 def test_a_finished_job_can_be_verified_without_agents(finished: Workbench) -> None:
-    again = run(finished, "--verify")
+    again = run_again(finished, "--verify")
     assert (again.status, started(again)) == (0, False), again.err
     assert "verified 10 items against the whole model" in said(again)
 
@@ -71,14 +91,14 @@ def test_a_finished_job_can_be_verified_without_agents(finished: Workbench) -> N
 def test_a_sample_is_verified_and_a_result_that_is_wrong_is_still_found(
     finished: Workbench,
 ) -> None:
-    sample = run(finished, "--verify=3")
+    sample = run_again(finished, "--verify=3")
     assert sample.status == 0, sample.err
     assert "verified 3 of 10 items against the whole model" in said(sample)
     path = finished.outputs / "01.npz"
     with np.load(path) as results:
         wrong = results["y"] + 0.25
     np.savez(path, y=wrong)
-    every = run(finished, "--verify")
+    every = run_again(finished, "--verify")
     assert every.status == 1
     assert "DIFFERENT: more than the tolerance of 0.0001" in said(every)
 
@@ -136,7 +156,7 @@ def test_results_of_what_has_changed_since_are_refused(
     finished: Workbench, change: Callable[[Workbench], None]
 ) -> None:
     change(finished)
-    again = run(finished)
+    again = run_again(finished)
     assert again.status == 2
     assert "of another model or other inputs" in said(again)
 

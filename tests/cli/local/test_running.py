@@ -166,7 +166,7 @@ def test_a_fragment_over_every_budget_is_refused_with_what_it_needs_and_what_the
     bench: Workbench,
 ) -> None:
     bench.write_manifest(fragments=1, budget="2Mi")
-    ran = bench.run("run", bench.manifest, "--report", bench.report)
+    ran = bench.command("run", bench.manifest, "--report", bench.report)
     assert ran.status == 2
     assert "fragment 0 of small-3 needs" in ran.err
     assert "one has 2 MiB" in ran.err
@@ -177,11 +177,11 @@ def test_a_fragment_over_every_budget_is_refused_with_what_it_needs_and_what_the
 def test_a_folder_without_inputs_is_refused(bench: Workbench) -> None:
     for file in bench.inputs.iterdir():
         file.unlink()
-    empty = bench.run("run", bench.manifest)
+    empty = bench.command("run", bench.manifest)
     assert empty.status == 2
     assert "has no .npz or .npy file" in empty.err
     bench.inputs.rmdir()
-    missing = bench.run("run", bench.manifest)
+    missing = bench.command("run", bench.manifest)
     assert missing.status == 2
     assert str(bench.inputs) in missing.err
 
@@ -390,7 +390,7 @@ def test_each_agent_is_held_by_its_own_cgroup_where_the_machine_allows_it(
 
 
 def test_a_plan_is_shown_without_running_anything(bench: Workbench) -> None:
-    shown = bench.run("plan", bench.manifest)
+    shown = bench.command("plan", bench.manifest)
     assert shown.status == 0, shown.err
     assert "InferenceJob job" in shown.out
     assert "Rejected" in shown.out
@@ -399,7 +399,7 @@ def test_a_plan_is_shown_without_running_anything(bench: Workbench) -> None:
 
 def test_a_bare_model_is_planned_with_the_smallest_budget_that_works(bench: Workbench) -> None:
     pool = ("--devices", "2", "--budget", "32Mi", "--fragments", "3")
-    shown = bench.run("plan", bench.model, *pool, "--inputs", bench.inputs)
+    shown = bench.command("plan", bench.model, *pool, "--inputs", bench.inputs)
     assert shown.status == 0, shown.err
     assert "small.onnx on 2 devices" in shown.out
     assert "Memory" in shown.out
@@ -410,7 +410,7 @@ def test_a_bare_model_is_planned_with_the_smallest_budget_that_works(bench: Work
 
 def test_a_plan_is_given_to_programs_and_drawn(bench: Workbench) -> None:
     picture = bench.folder / "plan.svg"
-    shown = bench.run("plan", bench.manifest, "--output", "json", "--svg", picture)
+    shown = bench.command("plan", bench.manifest, "--output", "json", "--svg", picture)
     assert shown.status == 0, shown.err
     (planned,) = json.loads(shown.out)["plans"]
     assert planned["name"] == "InferenceJob job"
@@ -426,7 +426,7 @@ def test_a_plan_is_given_to_programs_and_drawn(bench: Workbench) -> None:
 
 def test_a_partition_is_shown_and_kept_where_asked(bench: Workbench) -> None:
     store = bench.folder / "store"
-    shown = bench.run("partition", bench.model, "--fragments", "3", "--out", store)
+    shown = bench.command("partition", bench.model, "--fragments", "3", "--out", store)
     assert shown.status == 0, shown.err
     assert "3 fragments of sha256:" in shown.out
     assert "Boundaries" in shown.out

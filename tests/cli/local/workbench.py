@@ -1,17 +1,22 @@
 """A small model with its inputs, and `shoal` run on it as a user runs it."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+from shoal_cli.commands.app import run_app
 
 LAYERS = 6
 WIDTH = 256
@@ -98,6 +103,23 @@ class Ran:
     report: Mapping[str, object]
 
 
+def command(
+    *arguments: str | Path, folder: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Ran:
+    """`shoal ARGUMENTS` in this process: for commands that start no agent."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+        for name, value in (environment or {}).items():
+            patch.setenv(name, value)
+        if folder is not None:
+            patch.chdir(folder)
+        status = run_app(list(map(str, arguments)))
+    return Ran(status=status, out=out.getvalue(), err=err.getvalue(), report={})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workbench:
     """A folder with a model, inputs and a manifest, and the environment to run `shoal` in."""
@@ -143,8 +165,27 @@ class Workbench:
         """Run `shoal ARGUMENTS` to its end."""
         process = self.start(*arguments)
         out, err = process.communicate(timeout=120)
-        report = json.loads(self.report.read_bytes()) if self.report.exists() else {}
-        return Ran(status=process.returncode, out=out, err=err, report=report)
+        return Ran(status=process.returncode, out=out, err=err, report=self._reported())
+
+    def command(self, *arguments: str | Path) -> Ran:
+        """As `run`, but in this process: for commands that start no agent."""
+        ran = command(*arguments, folder=self.folder, environment=self.environment)
+        return replace(ran, report=self._reported())
+
+    def _reported(self) -> Mapping[str, object]:
+        found: Mapping[str, object]
+        found = json.loads(self.report.read_bytes()) if self.report.exists() else {}
+        return found
+
+
+def make_workbench(folder: Path) -> Workbench:
+    """A workbench in an empty folder, with four files of inputs."""
+    environment = {"XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "120", "NO_COLOR": "1"}
+    made = Workbench(folder=folder, environment=environment)
+    save_model(made.model)
+    save_inputs(made.inputs, files=4)
+    made.write_manifest()
+    return made
 
 
 def assert_results_are_the_whole_models(bench: Workbench) -> None:

@@ -64,7 +64,8 @@ class World:
         self.state = new_state(Limits(turnaround=turnaround))
         self.trouble = trouble
         self.calm = False
-        self.transcript: list[str] = []
+        self.story: list[tuple[int, str | Event | give.Instruction]] = []
+        """What happened when; becomes text in `transcript`, as that takes as long as the rest."""
         self.agents = {model.name: Agent(self, model) for model in models}
         self.specs: dict[str, JobSpec] = {}
         self.finished: dict[str, Failure | None] = {}
@@ -111,13 +112,18 @@ class World:
         self._sessions += 1
         return self._sessions
 
-    def note(self, text: str) -> None:
-        """Write a line of the transcript."""
-        self.transcript.append(f"{self.now / SECOND:9.4f} {text}")
+    def note(self, what: str | Event | give.Instruction) -> None:
+        """Record what happens now."""
+        self.story.append((self.now, what))
+
+    @property
+    def transcript(self) -> list[str]:
+        """What happened, a line each."""
+        return _lines(self.story)
 
     def wrong(self, text: str) -> Wrong:
         """Stop: this is not as it should be."""
-        lines = "\n".join(self.transcript[-_SHOWN_LINES:])
+        lines = "\n".join(_lines(self.story[-_SHOWN_LINES:]))
         return Wrong(f"seed {self.seed}: {text}\n{lines}")
 
     # ---- the coordinator ---------------------------------------------------------------------
@@ -128,9 +134,9 @@ class World:
         event = replace(event, at=Nanoseconds(self.now))
         given = step(self.state, event)
         if given or not isinstance(event, Tick | DeviceTelemetry):
-            self.note(_line(event))
+            self.note(event)
         for instruction in given:
-            self.note(f"    {_line(instruction)}")
+            self.note(instruction)
         if broken := violations(self.state):
             raise self.wrong("; ".join(broken))
         for instruction in given:
@@ -227,6 +233,15 @@ class World:
 
 
 # ---- the transcript ------------------------------------------------------------------------------
+
+
+def _lines(story: Sequence[tuple[int, str | Event | give.Instruction]]) -> list[str]:
+    """Instructions are further to the right than what they follow from."""
+    return [
+        f"{at / SECOND:9.4f} {'    ' * isinstance(what, give.Instruction)}"
+        f"{what if isinstance(what, str) else _line(what)}"
+        for at, what in story
+    ]
 
 
 def _line(value: Event | give.Instruction) -> str:

@@ -62,7 +62,7 @@ class Fragment:
     activations alive at once, and workspace. `least_bytes` is the same for a device that swaps: the
     fragment in blocks, the weights of one in memory (`blocks`); without blocks the two are equal.
     `flops`, `work` and `activation_bytes` are None where a shape is unknown: unknown stays unknown,
-    never zero.
+    never zero. `batches` says that it may run several items at once.
     """
 
     index: int
@@ -76,6 +76,7 @@ class Fragment:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     work: Work | None = None
+    batches: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +189,8 @@ def _read_fragment(reader: "_Reader") -> Fragment:
         inputs=_read_specs(reader, "inputs"),
         outputs=_read_specs(reader, "outputs"),
         work=_read_work(reader),
+        # Documents that were written before there were batches do not have it.
+        batches=reader.has("batches") and reader.under("batches").value is True,
     )
 
 

@@ -27,7 +27,7 @@ from agent.fragment_making import (
 from agent.scripted_coordinator import ScriptedCoordinator
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher, FragmentUnavailable, Source
-from shoal_agent.execution.queue import Made
+from shoal_agent.execution.values import Made
 from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.failures import Terminated
 from shoal_agent.runtime.fragments import Fragments

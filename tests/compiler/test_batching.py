@@ -173,12 +173,8 @@ def test_items_that_meet_are_computed_one_by_one(text: str) -> None:
 
 
 def test_only_an_open_first_axis_takes_several_items() -> None:
-    for shape, open_ended in (
-        (["N", 16], True),
-        ([None, 16], True),
-        ([1, 16], False),
-        (None, False),
-    ):
+    shapes: list[list[str | int | None] | None] = [["N", 16], [None, 16], [1, 16], None]
+    for shape, open_ended in zip(shapes, (True, True, False, False), strict=True):
         model = mixing("y = Relu(x)").proto()
         model.graph.input[0].CopyFrom(
             helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)

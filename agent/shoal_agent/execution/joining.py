@@ -29,9 +29,9 @@ def likeness(tensors: Tensors, counted: Counted) -> Hashable:
     parts: list[Hashable] = []
     for name in sorted(tensors):
         array = tensors[name]
-        if name in counted:
+        if name in counted and max(counted[name], default=0) < array.size:
             parts.append((name, array.dtype.str, array.shape, array.tobytes()))
-        elif array.ndim and array.size:
+        elif array.ndim and array.size and name not in counted:
             parts.append((name, array.dtype.str, array.shape))
         else:
             return None

@@ -16,7 +16,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager
 
-from shoal_agent.execution.queue import Made
+from shoal_agent.execution.values import Made
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import RunResult
 from shoal_agent.session.answers import failure, failure_of

@@ -345,7 +345,7 @@ class Prefetch(_message.Message):
     def __init__(self, instruction: _Optional[int] = ..., digest: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Execute(_message.Message):
-    __slots__ = ("instruction", "task", "digest", "inputs", "routes", "results", "deadline_seconds", "lossy", "kept", "reply_bytes", "input_frame")
+    __slots__ = ("instruction", "task", "digest", "inputs", "routes", "results", "deadline_seconds", "lossy", "kept", "reply_bytes", "input_frame", "batch")
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +357,7 @@ class Execute(_message.Message):
     KEPT_FIELD_NUMBER: _ClassVar[int]
     REPLY_BYTES_FIELD_NUMBER: _ClassVar[int]
     INPUT_FRAME_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     instruction: int
     task: Task
     digest: str
@@ -368,7 +369,8 @@ class Execute(_message.Message):
     kept: _containers.RepeatedScalarFieldContainer[str]
     reply_bytes: int
     input_frame: bytes
-    def __init__(self, instruction: _Optional[int] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., digest: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[InputSource, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., results: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., kept: _Optional[_Iterable[str]] = ..., reply_bytes: _Optional[int] = ..., input_frame: _Optional[bytes] = ...) -> None: ...
+    batch: int
+    def __init__(self, instruction: _Optional[int] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., digest: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[InputSource, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., results: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., kept: _Optional[_Iterable[str]] = ..., reply_bytes: _Optional[int] = ..., input_frame: _Optional[bytes] = ..., batch: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("job", "epoch", "item", "stage")

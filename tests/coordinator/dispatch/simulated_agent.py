@@ -9,7 +9,7 @@ keeps its disk only.
 from functools import partial
 
 from coordinator.dispatch.simulated_link import MILLISECOND, SECOND, TENSOR, Link
-from shoal_agent.execution import queue as execution
+from shoal_agent.execution import values as execution
 from shoal_agent.memory import residency
 from shoal_coordinator.dispatch import instructions as give
 from shoal_coordinator.dispatch.events import (
@@ -126,10 +126,8 @@ class Agent(Link):
         self._answer(session, event)
 
     def _unload(self, session: int, unload: give.Unload) -> None:
-        running = self.queue.running
-        if self.queue.unload(unload.digest) or (
-            running is not None and running.digest == unload.digest
-        ):
+        running = [self._executes[each].digest for each in self.queue.running]
+        if self.queue.unload(unload.digest) or unload.digest in running:
             raise self.world.wrong(f"{self.name}: unloaded under its tasks")
 
         def unloaded() -> None:
@@ -225,7 +223,7 @@ class Agent(Link):
             world.later(compute, lambda: self.kill(SECOND))
 
         def ended() -> None:
-            if self.queue is queue and queue.running is assignment:
+            if self.queue is queue and assignment.instruction in queue.running:
                 self._end_task(session, execute, compute)
 
         world.later(compute, ended)

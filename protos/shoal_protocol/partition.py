@@ -105,6 +105,16 @@ class PartitionDocument:
         for edge in self.edges:
             assert edge.producer < edge.consumer or edge.consumer == MODEL, f"{edge} goes back"
 
+    def batch_item_bytes(self, index: int) -> int | None:
+        """What each item more takes on a device that runs several of a fragment at once: as much as
+        a run takes beside weights, and its inputs and outputs once more; None: it runs items one by
+        one."""
+        fragment = self.fragments[index]
+        if not fragment.batches:
+            return None
+        moved = (each.bytes_per_item or 0 for each in (*self.into(index), *self.out_of(index)))
+        return fragment.resident_bytes - fragment.weight_bytes + sum(moved)
+
     def into(self, consumer: int) -> tuple[Edge, ...]:
         """The edges that end in a stage, by producer."""
         return tuple(edge for edge in self.edges if edge.consumer == consumer)

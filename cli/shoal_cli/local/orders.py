@@ -87,6 +87,12 @@ class JobOrder:
         """Whether activations travel in half precision."""
         return self.job.spec.transfer_precision is Precision.HALF
 
+    @property
+    def batch(self) -> int:
+        """How many items may run at once; 0: each runs alone."""
+        batching = self.job.spec.batching
+        return 0 if batching is None else batching.max_items
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:

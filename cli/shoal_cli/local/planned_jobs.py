@@ -60,6 +60,7 @@ class PlannedJob:
             active_deadline_seconds=float(spec.active_deadline_seconds or 0),
             parallelism=spec.parallelism or 0,
             lossy=self.order.lossy,
+            batch=self.order.batch,
             explanation=sentences(self.plan),
         )
 

@@ -427,5 +427,6 @@ def _submission(snapshot: InferenceJobSnapshot, ready: Ready) -> SubmitJob:
         policy=spec.policy.value,
         backoff_limit=spec.backoff_limit,
         lossy=spec.transfer_precision is Precision.HALF,
+        batch=0 if spec.batching is None else spec.batching.max_items,
         terms=terms_of(snapshot.job),
     )

@@ -33,6 +33,8 @@ from shoal_protocol.tensors import Array
 _KNOWN: Final = 512
 """Likenesses of items that have run alone, of one fragment."""
 _MOST: Final = 1 << 16
+_FAILURES: Final = 3
+"""A fragment that failed with so many batches, and succeeded with none, runs items one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class _Fragment:
     run_bytes: int
     most: int = _MOST
     has_run: bool = False
+    failures: int = 0
     alone: dict[Hashable, _Alone] = field(default_factory=dict)
 
     def extra_bytes(self, items: int, alone: _Alone) -> int:
@@ -153,13 +156,15 @@ class Batches:
             raise RuntimeFailed(str(error)) from error
         except (RuntimeFailed, InputMismatch) as error:
             if not fragment.has_run and not isinstance(error, Terminated):
-                fragment.most = 1
+                self._note_failure(digest, fragment)
             raise
         fragment.has_run = True
         if result.peak_bytes > self._ledger.budget:
             fragment.most = max(1, len(items) // 2)
-        seconds = result.compute_seconds / len(items)
-        return [replace(result, outputs=each, compute_seconds=seconds) for each in outputs]
+        result = replace(
+            result, compute_seconds=result.compute_seconds / len(items), batch=len(items)
+        )
+        return [replace(result, outputs=each) for each in outputs]
 
     def settled(self, items: int = 1) -> None:
         """So many of the chosen items are delivered, or have not run."""
@@ -187,6 +192,13 @@ class Batches:
             self._end_move(granted)
 
     # ---- inside ------------------------------------------------------------------------------
+
+    def _note_failure(self, digest: str, fragment: _Fragment) -> None:
+        """An item may be to blame; where that happens again and again, it is the fragment."""
+        fragment.failures += 1
+        if fragment.failures >= _FAILURES:
+            fragment.most = 1
+            log.warning("%s runs items one by one from now on", short(digest))
 
     def _returned(self, _: asyncio.Task[None]) -> None:
         self._returning = None

@@ -116,12 +116,14 @@ OpenFragment = WholeFragment | BlockFragment
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """Outputs of a run, its time in ONNX Runtime, and the most memory above the floor during it.
-    `squeezed`: it has only fitted because weights were dropped while it ran."""
+    `squeezed`: it has only fitted because weights were dropped while it ran. `batch`: so many items
+    ran at once, of which this is one; 0: it ran by itself."""
 
     outputs: dict[str, Array]
     compute_seconds: float
     peak_bytes: int
     squeezed: bool = False
+    batch: int = 0
 
 
 class Runtime:

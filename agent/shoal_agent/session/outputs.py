@@ -127,6 +127,7 @@ class Outputs:
         executed.compute_seconds = result.compute_seconds
         executed.output_bytes = output_bytes
         executed.peak_bytes = result.peak_bytes
+        executed.batch = result.batch
         executed.delivered.extend(r.consumer for r in message.routes if r.consumer not in missed)
         executed.result_frame = frame
         return reply

@@ -188,6 +188,7 @@ class Agent(Link):
             task=execution.Made(execute.job, execute.epoch, execute.item, execute.stage),
             digest=digest,
             needs=tuple(execution.Need(producer=other, tensors=TENSOR) for other in producers),
+            batch=stage.batch,
         )
         self._executes[number] = execute
         if stage.takes_model_inputs:
@@ -207,23 +208,35 @@ class Agent(Link):
     def _carry_out(self, effects: list[execution.Effect]) -> None:
         for effect in effects:
             match effect:
-                case execution.Start(assignment=assignment):
-                    self._start_task(self.session, assignment)
+                case execution.Start():
+                    self._start_tasks(self.session, effect)
                 case execution.Refused(instruction=number, reason=reason, message=message):
                     del self._executes[number]
                     self._fail(self.session, number, FailureKind[reason.name], message)
                 case execution.Stop() | execution.Drop():
                     pass
 
-    def _start_task(self, session: int, assignment: execution.Assignment) -> None:
+    def _start_tasks(self, session: int, start: execution.Start) -> None:
+        """One task, or several at once: some of them do not suit, and some runs fail."""
         world, queue = self.world, self.queue
-        execute = self._executes[assignment.instruction]
+        others = [each.assignment.instruction for each in start.joined]
+        back = [number for number in others if world.chance.random() < 0.2]
+        self._carry_out(queue.put_back(back))
+        numbers = [start.assignment.instruction, *(each for each in others if each not in back)]
+        executes = [self._executes[number] for number in numbers]
         compute = int(world.chance.uniform(5, 50) * MILLISECOND * self.model.slowness)
-        if (execute.job, execute.item) in world.trouble.poison and not world.calm:
+        items = {(each.job, each.item) for each in executes}
+        if not items.isdisjoint(world.trouble.poison) and not world.calm:
             world.later(compute, lambda: self.kill(SECOND))
 
         def ended() -> None:
-            if self.queue is queue and assignment.instruction in queue.running:
+            if self.queue is not queue or not set(numbers) <= set(queue.running):
+                return
+            world.together += len(numbers) > 1
+            if len(numbers) > 1 and world.chance.random() < 0.2:
+                self._carry_out(queue.put_back(numbers, alone=True))
+                return
+            for execute in executes:
                 self._end_task(session, execute, compute)
 
         world.later(compute, ended)

@@ -64,6 +64,7 @@ class World:
         self.state = new_state(Limits(turnaround=turnaround))
         self.trouble = trouble
         self.calm = False
+        self.together = 0
         self.transcript: list[str] = []
         self.agents = {model.name: Agent(self, model) for model in models}
         self.specs: dict[str, JobSpec] = {}

@@ -124,11 +124,10 @@ def _extra_slots(state: State, queue: StageQueue, device: Device, time: int) -> 
     that the devices behind have time to show how much they take.
     """
     limits = state.limits
-    extra = 2 * _batch(queue, device) - limits.queue_depth
+    batch = _batch(queue, device)
+    extra = 2 * batch if batch > 1 else 0
     if time <= limits.turnaround:
         extra = max(extra, min(limits.turnaround // max(time, 1), limits.queue_extra))
-    if extra <= 0:
-        return 0
     if queue.moved_bytes:
         extra = min(extra, device.memory.budget // _WAITING_SHARE // queue.moved_bytes)
     return min(1 << extra.bit_length() >> 1, device.work.slots)

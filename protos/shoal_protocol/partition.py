@@ -124,6 +124,12 @@ class PartitionDocument:
         return tuple(edge for edge in self.edges if edge.producer == producer)
 
 
+def items_within(free_bytes: int, item_bytes: int, most: int) -> int:
+    """How many items may run at once: one, and as many more as there is memory for; `most` in
+    all."""
+    return min(most, 1 + max(0, free_bytes) // max(1, item_bytes))
+
+
 # ---- partition.json ------------------------------------------------------------------------------
 
 VERSION: Final = 1

@@ -32,6 +32,7 @@ from shoal_coordinator.dispatch.state import (
     Task,
 )
 from shoal_coordinator.dispatch.timings import TaskTiming
+from shoal_protocol.partition import items_within
 from shoal_protocol.units import Nanoseconds
 
 _WAITING_SHARE = 16
@@ -138,7 +139,7 @@ def _batch(queue: StageQueue, device: Device) -> int:
     spec = queue.spec
     if spec.batch < 2:
         return 1
-    return min(spec.batch, 1 + max(0, device.memory.room) // max(1, spec.batch_item_bytes))
+    return items_within(device.memory.room, spec.batch_item_bytes, spec.batch)
 
 
 def _note_delivered(state: State, running: Running, delivered: tuple[int, ...]) -> None:

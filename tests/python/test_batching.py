@@ -26,7 +26,8 @@ def test_items_give_the_same_at_once_as_alone_also_when_a_device_is_killed(
         model = pool.load(path, shapes=made.shapes(), batching=8)
         for number, result in enumerate(model.map(items, look_ahead=24)):
             assert isinstance(result, dict)
-            for output, wanted in run_whole(path, items[number]).items():
+            for output, value in run_whole(path, items[number]).items():
+                wanted = value.astype(np.float64)
                 np.testing.assert_allclose(result[output], wanted, rtol=1e-3, atol=1e-4)
             if number == 4:
                 os.kill(processes("shoal_agent")[0], signal.SIGKILL)

@@ -47,6 +47,7 @@ class Agent(Link):
             case give.Cancel(cancelled=number):
                 self._carry_out(self.queue.cancel(number))
             case give.PeerLost(peer=peer):
+                self._gone[peer] = max(self._tickets, default=-1)
                 for give_up in self._stuck.pop(peer, ()):
                     give_up()
             case give.Probe():

@@ -76,6 +76,8 @@ class Link:
         self._given_up: set[str] = set()
         self._unmeasured: set[str] = set()
         self._stuck: dict[str, list[Callable[[], None]]] = {}
+        self._gone: dict[str, int] = {}
+        """Of each peer that was lost, the newest instruction of before that."""
 
     # ---- sessions ----------------------------------------------------------------------------
 
@@ -257,6 +259,9 @@ class Link:
 
         def stand_still() -> None:
             """Nothing comes back: until somebody says that nothing will, or for long."""
+            if number <= self._gone.get(target, -1):
+                end(False)
+                return
             stuck = self._stuck.setdefault(target, [])
             given_up = False
 

@@ -93,6 +93,14 @@ Policy = Annotated[
     choices.Policy | None,
     _bare(case_sensitive=False, help="How devices that suit a task equally well are ranked."),
 ]
+Batching = Annotated[
+    int | None,
+    _bare(
+        min=1,
+        max=choices.LARGEST_BATCH,
+        help="So many items that wait on a device may run there at once; by default one by one.",
+    ),
+]
 Residency = Annotated[
     choices.Residency | None,
     _bare(

@@ -133,6 +133,7 @@ def bare_manifests(  # noqa: PLR0913 - each is an option of `shoal run MODEL.onn
     residency: Residency,
     policy: Policy,
     mode: Mode,
+    batching: int | None = None,
 ) -> Manifests:
     """The manifests that `shoal run MODEL.onnx` stands for."""
     name, specs = _bare_specs(model, budgets, fragments, residency, {})
@@ -143,6 +144,7 @@ def bare_manifests(  # noqa: PLR0913 - each is an option of `shoal run MODEL.onn
         "outputs": {"uri": outputs.absolute().as_uri()},
         "policy": policy.value,
         "mode": mode.value,
+        **({} if batching is None else {"batching": {"maxItems": batching}}),
     }
     return _manifests(model, specs)
 

@@ -157,6 +157,8 @@ def test_inputs_are_carried_in_before_the_job_is_submitted() -> None:
         )
     half = decide(works(planned(transferPrecision="Half"), "in", WorkerPhase.SUCCEEDED))
     assert (call.lossy, half.calls) == (False, (replace(call, lossy=True),))
+    batched = decide(works(planned(batching={"maxItems": 8}), "in", WorkerPhase.SUCCEEDED))
+    assert (call.batch, batched.calls) == (0, (replace(call, batch=8),))
 
 
 def test_fragments_that_the_store_lacks_are_delivered_by_a_worker_of_the_partition() -> None:

@@ -100,6 +100,9 @@ MIXING_MODELS = {
     "joined to others": "y = Concat<axis = 0>(x, x)",
     "turned into features": "t = Transpose(x) y = Relu(t)",
     "one for all": "y = ReduceMax<axes = [0], keepdims = 0>(x)",
+    "turned to nowhere": "y = Transpose<perm = [5, 6]>(x)",
+    "a slice without a step": """s = Shape(x) n = Slice(s, zero1, one1, zero1, zero1)
+        y = Reshape(x, n)""",
     "by chance": "r = RandomNormalLike(x) y = Add(x, r)",
     "a branch for all": """s = ReduceSum<keepdims = 0>(x) c = Greater(s, half)
         y = If<then_branch = t () => (float[N,16] a) { a = Relu(x) },

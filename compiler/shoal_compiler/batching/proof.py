@@ -18,6 +18,7 @@ is an error of the runtime, and never another result.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import onnx
 from onnx import numpy_helper
@@ -37,7 +38,8 @@ class Batching:
     outputs: Mapping[str, Value]
 
 
-_ONE_BY_ONE = Batching(counts=None, outputs={})
+_FOLLOWED: Final = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.FLOAT)
+_ONE_BY_ONE: Final = Batching(counts=None, outputs={})
 
 
 def batching_of(model: onnx.ModelProto, known: Mapping[str, Value]) -> Batching:
@@ -60,7 +62,7 @@ def batching_of(model: onnx.ModelProto, known: Mapping[str, Value]) -> Batching:
             for each in (*model.graph.input, *model.graph.output)
             if (positions := _positions(values[each.name])) is not None
         }
-    except Mixes:
+    except (Mixes, LookupError, ValueError):  # a node that makes no sense is for the runtime
         return _ONE_BY_ONE
     return Batching(
         counts=counts, outputs={each.name: values[each.name] for each in model.graph.output}
@@ -92,11 +94,9 @@ def _positions(value: Value) -> tuple[int, ...] | None:
 def _weight(tensor: onnx.TensorProto) -> Value:
     first = tensor.dims[0] if tensor.dims else None
     elements: tuple[Element, ...] | None = None
-    inside = tensor.data_location != onnx.TensorProto.EXTERNAL
-    if inside and len(tensor.dims) <= 1 and (first is None or first <= MAX_ELEMENTS):
-        content = numpy_helper.to_array(tensor).reshape(-1)
-        if content.dtype.kind in "iuf":
-            elements = tuple(content.tolist())
+    is_read = tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.data_type in _FOLLOWED
+    if is_read and len(tensor.dims) <= 1 and (first is None or first <= MAX_ELEMENTS):
+        elements = tuple(numpy_helper.to_array(tensor).reshape(-1).tolist())
     return Value(rank=len(tensor.dims), first=first, elements=elements)
 
 

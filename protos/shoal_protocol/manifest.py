@@ -30,6 +30,8 @@ BATCHED: Final = "batched"
 """The key of a fragment that may run several items at once, joined along the first axis of their
 tensors: the positions of integers that grow with the number of items, by the name of each input and
 output that consists of such instead of items."""
+JOINS: Final = "joins"
+"""The key of the outputs that blocks give in parts."""
 VALUES: Final = "values"
 """The key of what inputs hold that are a few integers, where it follows from the planned shapes."""
 MAXIMUM_MANIFEST_BYTES: Final = 16 << 20

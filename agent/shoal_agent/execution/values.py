@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from shoal_protocol.units import Nanoseconds
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """Names what a task makes: the outputs of a stage for one item."""
 
     job: str
@@ -16,8 +16,7 @@ class Made:
     stage: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """Names tensors that were sent here: from a producer (-1: the model's inputs) to a consumer."""
 
     job: str

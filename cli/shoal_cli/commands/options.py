@@ -94,12 +94,7 @@ Policy = Annotated[
     _bare(case_sensitive=False, help="How devices that suit a task equally well are ranked."),
 ]
 Batching = Annotated[
-    int | None,
-    _bare(
-        min=1,
-        max=choices.LARGEST_BATCH,
-        help="So many items that wait on a device may run there at once; by default one by one.",
-    ),
+    int | None, _bare(min=1, max=choices.LARGEST_BATCH, help="How many items may run at once.")
 ]
 Residency = Annotated[
     choices.Residency | None,

@@ -27,7 +27,7 @@ import numpy as np
 from measurement import RATIO, Measurement, alternate, compared
 
 from shoal_agent.cache.disk import FragmentCache
-from shoal_agent.execution.queue import Sent
+from shoal_agent.execution.values import Sent
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.activations import ActivationStore, StoreBuffer
 from shoal_agent.transport.links import PeerLink

@@ -40,7 +40,7 @@ def run_chained(
     made[MODEL] = feeds
     for fragment in document.fragments:
         folder = store / "fragments" / fragment.digest.removeprefix("sha256:")
-        taken = _arriving(document, made, fragment.index)
+        taken = arriving(document, made, fragment.index)
         assert sorted(taken) == sorted(spec.name for spec in fragment.inputs)
         made[fragment.index] = _run(folder / "model.onnx", taken)
         blocks = parse_manifest((folder / MANIFEST).read_bytes(), fragment.digest).blocks
@@ -57,7 +57,7 @@ def run_chained(
                 else:
                     np.testing.assert_array_equal(in_blocks[name], value, err_msg=name)
         assert sorted(made[fragment.index]) == sorted(spec.name for spec in fragment.outputs)
-    return _arriving(document, made, MODEL)
+    return arriving(document, made, MODEL)
 
 
 def run_blocks(
@@ -82,7 +82,7 @@ def manifest(store: Path, digest: str) -> dict[str, object]:
     return content
 
 
-def _arriving(
+def arriving(
     document: PartitionDocument, made: Mapping[int, Tensors], consumer: int
 ) -> dict[str, npt.NDArray[np.generic]]:
     return {

@@ -384,6 +384,7 @@ class Agent:
             now, tasks = self.counters.activity(), self.tasks()
             if now == before != rested and (tasks is None or tasks.idle):
                 await self.links.close_idle()
+                await self.fragments.batches.give_back()
                 await self.fragments.processor.call(self._meter.give_back)
                 rested = now
             before = now

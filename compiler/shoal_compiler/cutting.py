@@ -14,6 +14,8 @@ from contextlib import closing, contextmanager
 from itertools import count, repeat
 from pathlib import Path
 
+from shoal_compiler.batching.proof import batching_of
+from shoal_compiler.batching.values import Value
 from shoal_compiler.blocks import make_blocks
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.fragments import FragmentFiles
@@ -94,6 +96,7 @@ def _described(index: int, piece: Piece, files: FragmentFiles, profile: Profile)
         activation_bytes=piece.segment.activation_bytes,
         flops=piece.segment.flops,
         work=None if None in works else sum(filter(None, works), Work()),
+        batches=files.batched is not None,
         inputs=files.inputs,
         outputs=files.outputs,
     )
@@ -143,6 +146,7 @@ class _Builder:
         self._graph = graph
         self._profile = profile
         self._sources = sources
+        self._batched: dict[str, Value] = {}
         uses = [
             {each.tensor.name: each.bytes for each in self._wholes(self._stored(piece))}
             for piece in pieces
@@ -153,7 +157,7 @@ class _Builder:
         ]
 
     def files(self, piece: Piece) -> FragmentFiles:
-        """The files of one fragment."""
+        """The files of one fragment, after those of the fragments before it."""
         graph, profile = self._graph, self._profile
         stored = self._stored(piece)
         files = self._weight_files(stored)
@@ -163,6 +167,8 @@ class _Builder:
         }
         places = {name: place for name, (_, place) in weights.items()}
         whole = make_model(graph, profile, piece, places)
+        batching = batching_of(whole.model, self._batched)
+        self._batched |= batching.outputs
         return FragmentFiles(
             model=whole.model,
             weights=weights,
@@ -183,6 +189,7 @@ class _Builder:
             resident_bytes=piece.segment.resident_bytes,
             in_order=piece.in_order(profile),
             blocks=make_blocks(graph, profile, piece, whole, places),
+            batched=batching.counts,
         )
 
     def _stored(self, piece: Piece) -> list[Weight]:

@@ -25,6 +25,7 @@ from shoal_protocol.digests import Digest, digest_of
 from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import (
+    BATCHED,
     BLOCKS,
     IN_ORDER,
     JOINS,
@@ -51,7 +52,8 @@ class FragmentFiles:
     are the largest shapes of those inputs that can have several: a device that runs it with these
     before any work measures what it takes. `values` are of inputs that are a few integers, as they
     follow from these. `in_order`: a device runs the nodes in the order of the
-    file.
+    file. `batched`: the positions of integers that grow with the number of items, by input and
+    output that consists of such; None: it may not run several items at once.
     """
 
     model: onnx.ModelProto
@@ -65,6 +67,7 @@ class FragmentFiles:
     resident_bytes: int
     in_order: bool
     blocks: Blocks
+    batched: Mapping[str, tuple[int, ...]] | None
 
     @property
     def least_bytes(self) -> int:
@@ -108,6 +111,8 @@ class FragmentFiles:
             description[LARGEST] = {name: list(shape) for name, shape in self.largest.items()}
         if self.values:
             description[VALUES] = {name: list(each) for name, each in self.values.items()}
+        if self.batched is not None:
+            description[BATCHED] = {name: list(each) for name, each in self.batched.items()}
         if self.blocks.blocks:
             description["blocks"] = blocks_as_json(self.blocks.blocks)
         if self.blocks.joins:

@@ -1,6 +1,10 @@
 """The closed choices that the kinds offer; their values are what a manifest writes."""
 
 from enum import StrEnum
+from typing import Final
+
+LARGEST_BATCH: Final = 1024
+"""Items that a job may have run at once."""
 
 
 class Mode(StrEnum):

@@ -26,6 +26,10 @@ IN_ORDER: Final = "in_order"
 LARGEST: Final = "largest"
 """The key of the largest shapes that are planned for, of inputs whose sizes the graph leaves
 open."""
+BATCHED: Final = "batched"
+"""The key of a fragment that may run several items at once, joined along the first axis of their
+tensors: the positions of integers that grow with the number of items, by the name of each input and
+output that consists of such instead of items."""
 JOINS: Final = "joins"
 """The key of the outputs that blocks give in parts."""
 VALUES: Final = "values"

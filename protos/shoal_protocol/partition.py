@@ -62,7 +62,7 @@ class Fragment:
     activations alive at once, and workspace. `least_bytes` is the same for a device that swaps: the
     fragment in blocks, the weights of one in memory (`blocks`); without blocks the two are equal.
     `flops`, `work` and `activation_bytes` are None where a shape is unknown: unknown stays unknown,
-    never zero.
+    never zero. `batches` says that it may run several items at once.
     """
 
     index: int
@@ -76,6 +76,7 @@ class Fragment:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     work: Work | None = None
+    batches: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,16 @@ class PartitionDocument:
         for edge in self.edges:
             assert edge.producer < edge.consumer or edge.consumer == MODEL, f"{edge} goes back"
 
+    def batch_item_bytes(self, index: int) -> int | None:
+        """What each item more takes on a device that runs several of a fragment at once: as much as
+        a run takes beside weights, and its inputs and outputs once more; None: it runs items one by
+        one."""
+        fragment = self.fragments[index]
+        if not fragment.batches:
+            return None
+        moved = (each.bytes_per_item or 0 for each in (*self.into(index), *self.out_of(index)))
+        return fragment.resident_bytes - fragment.weight_bytes + sum(moved)
+
     def into(self, consumer: int) -> tuple[Edge, ...]:
         """The edges that end in a stage, by producer."""
         return tuple(edge for edge in self.edges if edge.consumer == consumer)
@@ -111,6 +122,12 @@ class PartitionDocument:
     def out_of(self, producer: int) -> tuple[Edge, ...]:
         """The edges that start in a stage, by consumer."""
         return tuple(edge for edge in self.edges if edge.producer == producer)
+
+
+def items_within(free_bytes: int, item_bytes: int, most: int) -> int:
+    """How many items may run at once: one, and as many more as there is memory for; `most` in
+    all."""
+    return min(most, 1 + max(0, free_bytes) // max(1, item_bytes))
 
 
 # ---- partition.json ------------------------------------------------------------------------------
@@ -188,6 +205,8 @@ def _read_fragment(reader: "_Reader") -> Fragment:
         inputs=_read_specs(reader, "inputs"),
         outputs=_read_specs(reader, "outputs"),
         work=_read_work(reader),
+        # Documents that were written before there were batches do not have it.
+        batches=reader.has("batches") and reader.under("batches").value is True,
     )
 
 

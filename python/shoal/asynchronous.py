@@ -16,6 +16,7 @@ from shoal.loading import load
 from shoal.processes import running, settings
 from shoal.remote import running_there
 from shoal.running import Running
+from shoal_protocol.choices import LARGEST_BATCH
 from shoal_protocol.tensors import Array
 
 LOOK_AHEAD: Final = 16
@@ -111,15 +112,20 @@ class AsyncPool:
         *,
         shapes: Mapping[str, Sequence[int]] | None = None,
         fragments: int | None = None,
+        batching: int = 1,
     ) -> AsyncModel:
         """Cut an ONNX file for the devices, and have them ready for its items.
 
         `shapes` are the largest of inputs whose sizes the model leaves open, by name. `fragments`:
-        how many to cut it into, by default as suits the budgets. Raises `ModelFailed`.
+        how many to cut it into, by default as suits the budgets. `batching`: so many items that
+        wait on a device for one fragment may run there at once, where the model computes each by
+        itself; results may differ in the last digits then. Raises `ModelFailed`.
         """
+        check_batching(batching)
         async with self._cutting:
             run = self._open_run()
             start = await load(Path(path), run, shapes or {}, fragments)
+            start.batch = batching
             self._open_run()  # it may have been closed meanwhile
         items = Items(run.open_channel(), start)
         self._models.append(items)
@@ -170,6 +176,12 @@ def async_pool(
     if (devices, budget, enforce) != (None, DEFAULT_BUDGET, "auto"):
         raise ValueError("the devices of a coordinator have budgets of their own: give none here")
     return AsyncPool(partial(running_there, coordinator, folder))
+
+
+def check_batching(batching: int) -> None:
+    """Raise `ValueError` for a number of items that makes no sense."""
+    if not 1 <= batching <= LARGEST_BATCH:
+        raise ValueError(f"batching={batching}: 1 to {LARGEST_BATCH} items may run at once")
 
 
 def check_map(look_ahead: int, on_error: str) -> None:

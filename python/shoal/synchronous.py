@@ -99,13 +99,17 @@ class Pool:
         *,
         shapes: Mapping[str, Sequence[int]] | None = None,
         fragments: int | None = None,
+        batching: int = 1,
     ) -> Model:
         """Cut an ONNX file for the devices, and have them ready for its items.
 
         `shapes` are the largest of inputs whose sizes the model leaves open, by name. `fragments`:
-        how many to cut it into, by default as suits the budgets. Raises `ModelFailed`.
+        how many to cut it into, by default as suits the budgets. `batching`: so many items that
+        wait on a device for one fragment may run there at once, where the model computes each by
+        itself; results may differ in the last digits then. Raises `ModelFailed`.
         """
-        return Model(_wait(_submit(self._pool.load(path, shapes=shapes, fragments=fragments))))
+        loading = self._pool.load(path, shapes=shapes, fragments=fragments, batching=batching)
+        return Model(_wait(_submit(loading)))
 
 
 def pool(

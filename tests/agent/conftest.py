@@ -10,12 +10,15 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.in_process import Thread, make_fragments
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
+from shoal_agent.runtime.fragments import Fragments
 
 SOURCES = Path(__file__).parents[2]
 _MARKS = ("--relayed", "--measured")
@@ -76,6 +79,18 @@ def folder() -> Iterator[Path]:
     yield path
     if not os.environ.get("KEEP"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+async def processor() -> AsyncIterator[Thread]:
+    with Thread(1, "processor") as thread:
+        yield thread
+
+
+@pytest.fixture
+def make(tmp_path: Path, processor: Thread) -> Callable[..., Fragments]:
+    """Fragments over a cache that holds what the test wrote to its folder."""
+    return partial(make_fragments, tmp_path, processor)
 
 
 @pytest.fixture

@@ -49,16 +49,19 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def write_fragment(
+def write_fragment(  # noqa: PLR0913 - what a manifest may say
     store: Path,
     model: onnx.ModelProto,
     resident_bytes: int | None = None,
     blocks: InBlocks | None = None,
     largest: Mapping[str, Sequence[int]] | None = None,
     values: Mapping[str, Sequence[int]] | None = None,
+    *,
+    batched: bool = False,
 ) -> MadeFragment:
     """Write one self-contained model, weights inside, as a fragment of the store; `largest` are
-    the largest shapes of its inputs, `values` what those of them hold that are a few integers."""
+    the largest shapes of its inputs, `values` what those of them hold that are a few integers.
+    `batched`: it may run several items at once."""
     model = lift_constants(model)
     weights, initializers = pack_weights(model)
     files: dict[str, bytes] = {"model.onnx": externalised(model, initializers)}
@@ -77,6 +80,8 @@ def write_fragment(
         manifest["largest"] = {name: list(shape) for name, shape in largest.items()}
     if values is not None:
         manifest["values"] = {name: list(each) for name, each in values.items()}
+    if batched:
+        manifest["batched"] = {}
     least = resident
     if blocks is not None:
         described, files["blocks.bin"] = pack_blocks(model, initializers, blocks)

@@ -9,6 +9,9 @@ from shoal_agent.execution.queue import (
     DELIVERING_LIMIT,
     SMALL_LIMIT,
     UNCLAIMED_LIFETIME,
+    TaskQueue,
+)
+from shoal_agent.execution.values import (
     Assignment,
     Drop,
     Effect,
@@ -19,7 +22,6 @@ from shoal_agent.execution.queue import (
     Sent,
     Start,
     Stop,
-    TaskQueue,
 )
 from shoal_protocol.units import Nanoseconds
 
@@ -37,6 +39,7 @@ def assignment(
     epoch: int = 1,
     digest: str = "d",
     deadline: int | None = None,
+    batch: int = 1,
 ) -> Assignment:
     return Assignment(
         instruction=instruction,
@@ -44,6 +47,7 @@ def assignment(
         digest=digest,
         needs=tuple(Need(producer=p, tensors=frozenset({f"t{p}"})) for p in producers),
         deadline=None if deadline is None else Nanoseconds(deadline),
+        batch=batch,
     )
 
 
@@ -54,6 +58,17 @@ def sent(item: int, producer: int = 0, epoch: int = 1) -> Sent:
 def started(effects: Iterable[Effect] | None) -> list[int]:
     assert effects is not None
     return [e.assignment.instruction for e in effects if isinstance(e, Start)]
+
+
+def together(effects: Iterable[Effect] | None) -> list[list[int]]:
+    """What starts at once."""
+    assert effects is not None
+    starts = [each for each in effects if isinstance(each, Start)]
+    return [[part.assignment.instruction for part in (each, *each.joined)] for each in starts]
+
+
+def ended(queue: TaskQueue, instruction: int) -> list[Effect]:
+    return queue.computed(instruction) + queue.delivered(instruction)
 
 
 def refused(effects: Iterable[Effect]) -> list[tuple[int, Reason]]:
@@ -225,9 +240,58 @@ def test_tasks_of_a_fragment_that_goes_are_answered() -> None:
     assert started(queue.computed(1)) == [3]
 
 
+def test_tasks_of_one_fragment_that_wait_start_at_once_up_to_the_batch_of_each() -> None:
+    queue = TaskQueue()
+    queue.submit(assignment(1, 0, batch=8))
+    for number, digest, batch in ((2, "d", 8), (3, "e", 8), (4, "d", 3), (5, "d", 8), (6, "d", 1)):
+        queue.submit(assignment(number, number, digest=digest, batch=batch))
+    queue.submit(assignment(7, 7, 0, batch=8))
+    assert together(ended(queue, 1)) == [[2, 4, 5]], "7 waits for its input"
+    assert queue.running == (2, 4, 5)
+    assert [together(ended(queue, each)) for each in (2, 4, 5)] == [[], [], [[3]]]
+    assert together(ended(queue, 3)) == [[6]]
+
+
+def test_what_did_not_run_with_others_waits_where_it_was_and_may_run_with_others_later() -> None:
+    queue = TaskQueue()
+    for number in range(1, 6):
+        queue.submit(assignment(number, number, batch=3))
+    assert together(ended(queue, 1)) == [[2, 3, 4]]
+    assert queue.put_back([3, 4]) == []
+    assert together(ended(queue, 2)) == [[3, 4, 5]]
+
+
+def test_the_tasks_of_a_run_that_failed_run_by_themselves() -> None:
+    queue = TaskQueue()
+    for number in range(1, 5):
+        queue.submit(assignment(number, number, batch=3))
+    assert together(ended(queue, 1)) == [[2, 3, 4]]
+    assert together(queue.put_back([2, 3, 4], alone=True)) == [[2]]
+    queue.submit(assignment(5, 5, batch=3))
+    assert together(ended(queue, 2)) == [[3]]
+    assert together(ended(queue, 3)) == [[4]]
+    assert together(ended(queue, 4)) == [[5]]
+
+
+def test_one_that_is_cancelled_in_a_run_with_others_stops_it_and_only_it_is_answered() -> None:
+    queue = TaskQueue()
+    queue.arrive(NOW, sent(3), ["t0"])
+    queue.submit(assignment(1, 1, batch=3))
+    queue.submit(assignment(2, 2, batch=3))
+    queue.submit(assignment(3, 3, 0, batch=3, deadline=10))
+    assert together(queue.computed(1)) == [[2, 3]]
+    assert queue.tick(Nanoseconds(10)) == [Stop(instruction=3)]
+    effects = queue.put_back([2, 3], alone=True)
+    assert refused(effects) == [(3, Reason.CANCELLED)], "others had the processor too"
+    assert dropped(effects) == {sent(3)}
+    assert together(effects) == [[2]]
+
+
 actions = st.lists(
     st.tuples(
-        st.sampled_from(["submit", "arrive", "finish", "deliver", "cancel", "release", "epoch"]),
+        st.sampled_from(
+            ["submit", "arrive", "finish", "put back", "deliver", "cancel", "release", "epoch"]
+        ),
         st.integers(0, 5),
         st.integers(0, 1),
     ),
@@ -241,7 +305,7 @@ class Device:
     def __init__(self) -> None:
         self.queue = TaskQueue()
         self.answers: dict[int, str] = {}
-        self.running: Assignment | None = None
+        self.running: dict[int, Assignment] = {}
         self.delivering: list[int] = []
         self.here: set[object] = set()
         self.epoch, self.submitted = 1, 0
@@ -250,10 +314,13 @@ class Device:
         for effect in effects or []:
             match effect:
                 case Start():
-                    assert self.running is None
-                    assert all(key in self.here for key, _ in effect.inputs)
-                    assert len(effect.inputs) == len(effect.assignment.needs)
-                    self.running = effect.assignment
+                    assert not self.running
+                    for each in (effect, *effect.joined):
+                        assert all(key in self.here for key, _ in each.inputs)
+                        assert len(each.inputs) == len(each.assignment.needs)
+                        self.running[each.assignment.instruction] = each.assignment
+                    most = min(each.batch for each in self.running.values())
+                    assert len(self.running) == 1 or len(self.running) <= most
                 case Refused(instruction=instruction):
                     assert instruction not in self.answers
                     self.answers[instruction] = "refused"
@@ -261,13 +328,11 @@ class Device:
                     assert self.here >= set(keys)
                     self.here.difference_update(keys)
                 case Stop(instruction=instruction):
-                    assert self.running is not None
-                    assert self.running.instruction == instruction
+                    assert instruction in self.running
 
     def finish(self) -> None:
-        """The running task has computed."""
-        assert self.running is not None
-        task, self.running = self.running, None
+        """The first task that runs has computed."""
+        task = self.running.pop(next(iter(self.running)))
         self.delivering.append(task.instruction)
         # Before the effects: the next task may start on what this one made.
         if not self.queue.stale(task.task.job, task.task.epoch):
@@ -286,14 +351,20 @@ class Device:
         match action:
             case "submit":
                 self.submitted += 1
-                task = assignment(self.submitted, item, producer - 1, epoch=self.epoch)
+                batch = 1 + self.submitted % 4
+                task = assignment(self.submitted, item, producer - 1, epoch=self.epoch, batch=batch)
                 self.follow(self.queue.submit(task))
             case "arrive":
                 key = sent(item, producer - 1, self.epoch)
                 self.here.add(key)
                 self.follow(self.queue.arrive(NOW, key, [f"t{producer - 1}"]))
-            case "finish" if self.running is not None:
+            case "finish" if self.running:
                 self.finish()
+            case "put back" if len(self.running) > 1:
+                back = [*self.running][1 - producer :]
+                for instruction in back:
+                    del self.running[instruction]
+                self.follow(self.queue.put_back(back, alone=producer == 1))
             case "deliver" if self.delivering:
                 self.deliver()
             case "cancel":
@@ -315,8 +386,8 @@ def test_every_task_is_answered_exactly_once_and_starts_only_with_all_its_inputs
         device.act(action, item, producer)
     for instruction in range(1, device.submitted + 1):
         device.follow(device.queue.cancel(instruction))
-    while device.running is not None or device.delivering:
-        if device.running is not None:
+    while device.running or device.delivering:
+        if device.running:
             device.finish()
         else:
             device.deliver()

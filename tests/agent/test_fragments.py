@@ -7,7 +7,6 @@ import shutil
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from agent.fragment_making import (
     InBlocks,
@@ -24,16 +22,15 @@ from agent.fragment_making import (
     slow_model,
     write_fragment,
 )
+from agent.in_process import BUDGET, MIB, Thread, at_once
 from agent.scripted_coordinator import ScriptedCoordinator
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher, FragmentUnavailable, Source
-from shoal_agent.execution.queue import Made
+from shoal_agent.execution.values import Made
 from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.failures import Terminated
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import Runtime
-from shoal_agent.runtime.process_memory import MemoryMeter
-from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.activations import ActivationStore, SpillFull, StoreBuffer
 from shoal_agent.transport.intake import open_intake
@@ -51,53 +48,7 @@ from shoal_protocol.services import (
     add_peer_service,
 )
 from shoal_protocol.tensors import ActivationKey, encode_activation
-from shoal_protocol.units import Bytes
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
-
-MIB = 1 << 20
-BUDGET = Bytes(64 * MIB)
-
-
-async def at_once(_: int) -> None:
-    """A link of any speed."""
-
-
-class Thread(ThreadPoolExecutor):
-    """The one thread, and how many calls it was given."""
-
-    given = 0
-
-    def submit(self, *arguments: Any, **options: Any) -> Any:
-        self.given += 1
-        return super().submit(*arguments, **options)
-
-
-@pytest_asyncio.fixture
-async def processor() -> AsyncIterator[Thread]:
-    with Thread(1, "processor") as thread:
-        yield thread
-
-
-@pytest.fixture
-def make(tmp_path: Path, processor: Thread) -> Callable[..., Fragments]:
-    """Fragments over a cache that holds what the test wrote to it."""
-
-    def make(budget: int = BUDGET, kind: type[Runtime] = Runtime) -> Fragments:
-        cache = FragmentCache(tmp_path, 1 << 30)
-        meter = MemoryMeter()
-        runtime = processor.submit(kind, meter, threads=1, limit_bytes=64 * MIB).result()
-        processor.submit(meter.settle).result()
-        return Fragments(
-            ledger=Ledger(budget=Bytes(budget)),
-            cache=cache,
-            fetcher=Fetcher(cache, lambda *_: None, at_once),
-            runtime=runtime,
-            processor=Processor(runtime, processor),
-            counters=Counters(),
-            on_evicted=lambda *_: None,
-        )
-
-    return make
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, Script
 from agent.test_running import edge, task
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher
-from shoal_agent.execution.queue import Made
+from shoal_agent.execution.values import Made
 from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import Runtime

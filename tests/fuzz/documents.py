@@ -45,7 +45,7 @@ def read_partition(data: bytes) -> None:
     assert document_from_json(document_to_json(document)) == document
     request = SubmitJobRequest(name="job", partition=data)
     wire.check_submission(request, document)
-    wire.stage_wires(document)
+    wire.stage_wires(document, request.batch)
     wire.job_spec(request, document, items=1, epoch=1, deadline=None)
 
 

@@ -1,8 +1,8 @@
 """The queue of tasks on one device: which task runs next, and what each one waits for.
 
 A task is *waiting* until every tensor that it takes is here, then *ready*; one task at a time is
-*running*; after that it is *delivering* its outputs, while the next one runs already; when it has
-been answered the queue forgets it.
+*running*, or several at once of one fragment; after that it is *delivering* its outputs, while the
+next one runs already; when it has been answered the queue forgets it.
 
     waiting --inputs here--> ready --device free--> running --> delivering --> answered
        |                       |                       |
@@ -11,6 +11,9 @@ been answered the queue forgets it.
 Rules:
 
 - Ready tasks run in the order in which they came; a waiting one never holds up a ready one.
+- With a task start those that are ready now for the same fragment, up to the `batch` of each. None
+  is waited for. Where they did not run, they are put back to where they were, to run with others
+  later, or *alone*.
 - At most `DELIVERING_LIMIT` tasks deliver at once: a slow link holds up the processor, not the
   memory. Those with small outputs, of which many leave as one message, have a limit of their own,
   `SMALL_LIMIT`. Outputs that found no room of their own lie in their fragment's share until they
@@ -28,10 +31,22 @@ keys used here; the effects say which to drop.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Final
 
+from shoal_agent.execution.values import (
+    Assignment,
+    Drop,
+    Effect,
+    Key,
+    Made,
+    Need,
+    Reason,
+    Refused,
+    Sent,
+    Start,
+    Stop,
+)
 from shoal_protocol.units import Nanoseconds
 
 DELIVERING_LIMIT: Final = 4
@@ -39,89 +54,6 @@ SMALL_LIMIT: Final = 24
 UNCLAIMED_LIFETIME: Final = Nanoseconds(600_000_000_000)
 """How long received tensors wait for a task that takes them."""
 _KNOWN_JOBS: Final = 4096
-
-
-class Made(NamedTuple):
-    """Names what a task makes: the outputs of a stage for one item."""
-
-    job: str
-    epoch: int
-    item: int
-    stage: int
-
-
-class Sent(NamedTuple):
-    """Names tensors that were sent here: from a producer (-1: the model's inputs) to a consumer."""
-
-    job: str
-    epoch: int
-    item: int
-    producer: int
-    consumer: int
-
-
-Key = Made | Sent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """Tensors that a task takes from one producer."""
-
-    producer: int
-    tensors: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """One Execute: a task, the fragment that runs it, and what it waits for."""
-
-    instruction: int
-    task: Made
-    digest: str
-    needs: tuple[Need, ...] = ()
-    deadline: Nanoseconds | None = None
-
-
-class Reason(Enum):
-    """Why a task is answered without having run to its end."""
-
-    CANCELLED = auto()
-    DEADLINE = auto()
-    NOT_RESIDENT = auto()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Run it now; `inputs` says under which key each needed tensor is found."""
-
-    assignment: Assignment
-    inputs: tuple[tuple[Key, frozenset[str]], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """Stop the running task if that is possible; its end is reported as any other's."""
-
-    instruction: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """The answer to a task that will not run."""
-
-    instruction: int
-    reason: Reason
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drop:
-    """Nobody needs these tensors any more."""
-
-    keys: tuple[Key, ...]
-
-
-Effect = Start | Stop | Refused | Drop
 
 
 @dataclass(slots=True)
@@ -145,7 +77,8 @@ class TaskQueue:
 
     _queued: dict[int, Assignment] = field(default_factory=dict)
     _ready: set[int] = field(default_factory=set)
-    _running: _Running | None = None
+    _running: dict[int, _Running] = field(default_factory=dict)
+    _alone: set[int] = field(default_factory=set)
     _delivering: dict[int, Made] = field(default_factory=dict)
     _small: set[int] = field(default_factory=set)
     _in_the_way: set[int] = field(default_factory=set)
@@ -164,11 +97,12 @@ class TaskQueue:
     @property
     def idle(self) -> bool:
         """Nothing runs and nothing is being delivered."""
-        return self._running is None and not self._delivering
+        return not self._running and not self._delivering
 
     @property
-    def running(self) -> Assignment | None:
-        return None if self._running is None else self._running.assignment
+    def running(self) -> tuple[int, ...]:
+        """The instructions that run."""
+        return tuple(self._running)
 
     def stale(self, job: str, epoch: int) -> bool:
         return epoch < self._epochs.get(job, 0)
@@ -178,8 +112,7 @@ class TaskQueue:
 
     def next_deadline(self) -> Nanoseconds | None:
         tasks = list(self._queued.values())
-        if self._running is not None and self._running.stopped is None:
-            tasks.append(self._running.assignment)
+        tasks += [each.assignment for each in self._running.values() if each.stopped is None]
         return min((task.deadline for task in tasks if task.deadline is not None), default=None)
 
     # ---- events ------------------------------------------------------------------------------
@@ -220,15 +153,12 @@ class TaskQueue:
         in_the_way: bool = False,
         small: bool = False,
     ) -> list[Effect]:
-        """The running task has run, or failed; `kept` are the outputs that later stages need.
+        """A running task has run, or failed; `kept` are the outputs that later stages need.
 
         `in_the_way`: what it delivers has no room of its own, so nothing runs until it has.
         `small`: it is little.
         """
-        running = self._running
-        assert running is not None
-        assert running.assignment.instruction == instruction
-        self._running = None
+        running = self._running.pop(instruction)
         self._forget(running.assignment)
         self._delivering[instruction] = running.assignment.task
         if in_the_way:
@@ -249,11 +179,26 @@ class TaskQueue:
         self._small.discard(instruction)
         return self._next()
 
+    def put_back(self, instructions: Iterable[int], *, alone: bool = False) -> list[Effect]:
+        """These were to run at once with others, and have not run: they wait again, before the
+        others; one that was stopped meanwhile is answered. `alone`: each is to run by itself."""
+        back = [self._running.pop(instruction) for instruction in instructions]
+        assignments = {each.assignment.instruction: each.assignment for each in back}
+        self._queued = assignments | self._queued
+        if alone:
+            self._alone.update(assignments)
+        effects: list[Effect] = []
+        for each in back:
+            if each.stopped is None:
+                self._promote(each.assignment)
+            else:  # what it took of the time of others is not its own
+                number, message = each.assignment.instruction, "stopped while it ran with others"
+                effects += self._give_up(number, Reason.CANCELLED, message)
+        return effects + self._next()
+
     def stopped_because(self, instruction: int) -> Reason | None:
-        running = self._running
-        if running is None or running.assignment.instruction != instruction:
-            return None
-        return running.stopped
+        running = self._running.get(instruction)
+        return None if running is None else running.stopped
 
     def cancel(self, instruction: int) -> list[Effect]:
         """Give up one task, wherever it is; one that has run already is still delivered."""
@@ -327,15 +272,12 @@ class TaskQueue:
         return effects + self._drop(old)
 
     def _tasks(self) -> list[Assignment]:
-        tasks = list(self._queued.values())
-        return tasks if self._running is None else [*tasks, self._running.assignment]
+        return [*self._queued.values(), *(each.assignment for each in self._running.values())]
 
     def _assignment(self, instruction: int) -> Assignment:
         if instruction in self._queued:
             return self._queued[instruction]
-        assert self._running is not None
-        assert self._running.assignment.instruction == instruction
-        return self._running.assignment
+        return self._running[instruction].assignment
 
     def _sources(self, assignment: Assignment) -> Iterator[tuple[Need, Key | None]]:
         """For each need, the key under which it is here: what was made here, else what was sent."""
@@ -370,27 +312,45 @@ class TaskQueue:
                 self._promote(self._queued[instruction])
 
     def _next(self) -> list[Effect]:
-        if self._running is not None or self._in_the_way:
+        if self._running or self._in_the_way:
             return []
         small = len(self._small)
         if len(self._delivering) - small >= DELIVERING_LIMIT or small >= SMALL_LIMIT:
             return []
         while self._ready:
             first = next(each for each in self._queued if each in self._ready)
-            self._ready.discard(first)
-            assignment = self._queued[first]
-            sources = [(key, need.tensors) for need, key in self._sources(assignment)]
-            inputs = tuple((key, names) for key, names in sources if key is not None)
-            if len(inputs) < len(sources):  # released under it: it waits again
-                continue
-            del self._queued[first]
-            self._running = _Running(assignment, inputs)
-            return [Start(assignment=assignment, inputs=inputs)]
+            if (start := self._begin(self._queued[first])) is not None:
+                joined = tuple(self._begin_with(start.assignment))
+                return [replace(start, joined=joined) if joined else start]
         return []
 
+    def _begin(self, assignment: Assignment) -> Start | None:
+        """Have a ready task run; None: what it takes was released under it, and it waits again."""
+        self._ready.discard(assignment.instruction)
+        sources = [(key, need.tensors) for need, key in self._sources(assignment)]
+        inputs = tuple((key, names) for key, names in sources if key is not None)
+        if len(inputs) < len(sources):
+            return None
+        del self._queued[assignment.instruction]
+        self._running[assignment.instruction] = _Running(assignment, inputs)
+        return Start(assignment=assignment, inputs=inputs)
+
+    def _begin_with(self, first: Assignment) -> Iterator[Start]:
+        """What is ready for the same fragment."""
+        most = 1 if first.instruction in self._alone else first.batch
+        if most < 2:
+            return
+        others = [self._queued[each] for each in self._queued if each in self._ready - self._alone]
+        for other in others:
+            most = min(most, other.batch) if other.digest == first.digest else most
+            if len(self._running) >= most:
+                return
+            if other.digest == first.digest and (start := self._begin(other)) is not None:
+                yield start
+
     def _give_up(self, instruction: int, reason: Reason, message: str) -> list[Effect]:
-        running = self._running
-        if running is not None and running.assignment.instruction == instruction:
+        running = self._running.get(instruction)
+        if running is not None:
             if running.stopped is not None:
                 return []
             running.stopped = reason
@@ -413,6 +373,7 @@ class TaskQueue:
         )
 
     def _forget(self, assignment: Assignment) -> None:
+        self._alone.discard(assignment.instruction)
         item = _item(assignment.task)
         if (wanted := self._wanted.get(item)) is not None:
             wanted.discard(assignment.instruction)
@@ -420,8 +381,8 @@ class TaskQueue:
                 del self._wanted[item]
 
     def _keys_in_use(self) -> Iterator[Key]:
-        if self._running is not None:
-            yield from (key for key, _ in self._running.inputs)
+        for running in self._running.values():
+            yield from (key for key, _ in running.inputs)
 
     def _drop(self, keys: Iterable[Key]) -> list[Effect]:
         gone = tuple([key for key in keys if self._held.pop(key, None) is not None])

@@ -8,7 +8,6 @@ Everything that touches ONNX Runtime runs in one thread, the processor.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
@@ -27,10 +26,12 @@ from shoal_agent.memory.residency import (
     Spill,
     short,
 )
+from shoal_agent.runtime.batches import Batches
 from shoal_agent.runtime.failures import Exceeded, NotResident, OverBudget
+from shoal_agent.runtime.gathered_rows import GatheredRows
 from shoal_agent.runtime.granting import Granting
 from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
-from shoal_agent.runtime.opening import Opening, Room, limit_of_larger
+from shoal_agent.runtime.opening import LoadResult, Opening, Room, limit_of_larger
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
 from shoal_agent.runtime.processor import Processor
@@ -40,15 +41,6 @@ from shoal_agent.transport.activations import SpillFull
 from shoal_protocol.frame_sizes import FETCH_BYTES, MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LoadResult:
-    """A fragment became resident: what the ledger reckons, time, and bytes fetched for it."""
-
-    resident_bytes: int
-    seconds: float
-    fetched_bytes: int
 
 
 class Fragments:
@@ -75,11 +67,12 @@ class Fragments:
         self._on_evicted = on_evicted
         preparation = Preparation(cache, self.request_move, self.end_move)
         self._opening = Opening(cache, fetcher, preparation, runtime, processor, self._room)
+        self.batches = Batches(ledger, processor, runtime, cache.path, self.end_move)
         self._turn = asyncio.Lock()
         self._loading: dict[str, asyncio.Event] = {}
         self._evicting: set[asyncio.Task[None]] = set()
         self._measured: set[str] = set()
-        self._planned: dict[str, Bytes] = {}
+        self._gathered = GatheredRows(ledger, processor, runtime)
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self._spill_turn = asyncio.Lock()
@@ -176,9 +169,11 @@ class Fragments:
         """
         if digest not in self.ledger.resident:
             raise NotResident(f"{short(digest)} is not resident")
+        known = digest in self._measured
+        if not known:
+            await self.batches.give_back()
         before = self.ledger.reserved + self.ledger.moving
         terms = self._terms(digest)
-        known = digest in self._measured
         result = await self._run(digest, tensors, before)
         self.ledger.note_run(digest, result.compute_seconds)
         if self._terms(digest) != terms:
@@ -195,10 +190,19 @@ class Fragments:
             return result
         if not known or (over and digest in self.ledger.shares):
             await self._measure(digest, result.peak_bytes - beside)
-        excess = result.peak_bytes - self.ledger.fragments - beside
-        if excess > 0 and not self._may_grow(digest, excess):
-            await self._shrink(digest)
+        await self._gathered.check(digest, result.peak_bytes - beside)
         return result
+
+    async def run_together(
+        self, digest: str, items: Sequence[Mapping[str, Array]]
+    ) -> list[RunResult]:
+        """`run` for items that `batches` has chosen; where it raises, none of them has run."""
+        if digest not in self.ledger.resident:
+            raise NotResident(f"{short(digest)} is not resident")
+        results = await self.batches.run(digest, items)
+        beside = self.ledger.reserved + self.ledger.moving
+        await self._gathered.check(digest, results[0].peak_bytes - beside)
+        return results
 
     async def _run(self, digest: str, tensors: Mapping[str, Array], beside: int) -> RunResult:
         """A fragment is measured also where its first run is stopped, and runs in blocks, within
@@ -249,28 +253,9 @@ class Fragments:
                 f"have {format_bytes(have)}",
             )
 
-    def _may_grow(self, digest: str, excess: int) -> bool:
-        """Whether a fragment may keep the rows that have gathered of its tables."""
-        reckoned = self.ledger.resident.get(digest, Bytes(0))
-        most = self._runtime.weight_bytes(digest) - reckoned
-        if most <= 0:
-            return True  # it is reckoned with all that it has: what is more is not its weights
-        size, planned = Bytes(min(excess, most)), self._planned.get(digest, reckoned)
-        grown = self.ledger.grow(digest, size, planned)
-        if grown:
-            self._planned[digest] = planned
-        return grown
-
-    async def _shrink(self, digest: str) -> None:
-        """Let go what a fragment has beyond its plan."""
-        self.processor.note_gathered(digest)
-        await self.processor.call(self._runtime.drop_weights, digest)
-        if (planned := self._planned.pop(digest, None)) is not None:
-            self.ledger.shrink(digest, planned)
-
     def planned_bytes(self, digest: str) -> int:
         """What a fragment was loaded for, without what has gathered or was lent since."""
-        planned = self._planned.get(digest, self.ledger.resident[digest])
+        planned = self._gathered.planned_bytes(digest)
         share = self.ledger.shares.get(digest)
         return planned if share is None else planned - share.lent
 
@@ -283,10 +268,10 @@ class Fragments:
     async def change_budget(self, budget_bytes: int) -> None:
         """There is more or less memory from now on. On return, what had to leave memory has left
         it, but for what moves."""
-        for grown in list(self._planned):
-            await self._shrink(grown)
+        await self._gathered.drop_all()
         log.warning("the budget is %s now", format_bytes(budget_bytes))
         self.processor.note_budget()
+        self.batches.take_back()
         self._carry_out(self.ledger.change_budget(Bytes(budget_bytes)))
         while changing := self._spilling | self._granting.tasks | self._evicting:
             await asyncio.gather(*changing, return_exceptions=True)
@@ -295,24 +280,25 @@ class Fragments:
     async def withhold(self, size_bytes: int) -> None:
         """Memory is short elsewhere, or not any more: fragments do without so much, if they can."""
         log.info("memory is short: %s are withheld", format_bytes(size_bytes))
+        self.batches.take_back()
         self._carry_out(self.ledger.withhold(Bytes(size_bytes)))
         await self._granting.wait()
 
     # ---- the activations' share --------------------------------------------------------------
 
     def request_space(self, size: int) -> bool:
-        if granted := self.ledger.request_space(size):
-            return granted
-        self._granting.take_back()
-        return False
+        return self.ledger.request_space(size) or self._take_back()
 
     def return_space(self, size: int) -> None:
         self.ledger.return_space(size)
 
     def request_move(self, size: int) -> bool:
-        if granted := self.ledger.request_move(size):
-            return granted
+        return self.ledger.request_move(size) or self._take_back()
+
+    def _take_back(self) -> bool:
+        """Something finds no room: what was lent is free again, soon."""
         self._granting.take_back()
+        self.batches.take_back()
         return False
 
     def end_move(self, size: int) -> None:
@@ -364,8 +350,8 @@ class Fragments:
         """Whether there is something to load. Raises `OverBudget`, `SpillFull`."""
         while True:
             if need_bytes > self.ledger.free:
-                for grown in list(self._planned):
-                    await self._shrink(grown)
+                await self._gathered.drop_all()
+                await self.batches.give_back()
             match self.ledger.request_load(digest, Bytes(need_bytes)):
                 case Load.ADMITTED:
                     return True
@@ -392,7 +378,9 @@ class Fragments:
         finally:
             self.cache.unpin(digest)
             self._measured.discard(digest)
-            self._planned.pop(digest, None)
+            self._gathered.forget(digest)
+            self.batches.forget(digest)
+            self.batches.take_back()
             self.processor.note_change(digest)
             self.ledger.unload(digest)
             self._carry_out(self.ledger.lend())

@@ -113,13 +113,14 @@ OpenFragment = WholeFragment | BlockFragment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """Outputs of a run, its time in ONNX Runtime, and the most memory above the floor during it.
-    `squeezed`: it has only fitted because weights were dropped while it ran."""
+    """Outputs of a run, its time in ONNX Runtime, and its most memory above the floor. `squeezed`:
+    it fitted because weights were dropped. `batch`: so many items ran at once; 0: one alone."""
 
     outputs: dict[str, Array]
     compute_seconds: float
     peak_bytes: int
     squeezed: bool = False
+    batch: int = 0
 
 
 class Runtime:
@@ -443,8 +444,6 @@ def _run(
     return outputs, perf_counter() - started
 
 
-def _result(
-    fragment: OpenFragment, outputs: list[Array], compute_seconds: float, peak_bytes: int
-) -> RunResult:
-    named = dict(zip(fragment.outputs, outputs, strict=True))
-    return RunResult(outputs=named, compute_seconds=compute_seconds, peak_bytes=peak_bytes)
+def _result(fragment: OpenFragment, made: list[Array], seconds: float, peak: int) -> RunResult:
+    outputs = dict(zip(fragment.outputs, made, strict=True))
+    return RunResult(outputs=outputs, compute_seconds=seconds, peak_bytes=peak)

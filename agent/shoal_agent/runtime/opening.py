@@ -59,6 +59,15 @@ class Opened:
         return _least(self.curve)
 
 
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """A fragment became resident: what the ledger reckons, time, and bytes fetched for it."""
+
+    resident_bytes: int
+    seconds: float
+    fetched_bytes: int
+
+
 class _Key(NamedTuple):
     """How a fragment was tried: within so many bytes, prepared if it could be, or `as_cut`."""
 

@@ -24,8 +24,8 @@ class Processor:
         self._executor = executor
         self._stopper = Stopper()
         self._waiting = 0
-        self._light: dict[str, int] = {}
-        self._largest: dict[str, int] = {}
+        self._light: dict[tuple[str, int], int] = {}
+        self._largest: dict[tuple[str, int], int] = {}
 
     async def call(self, function: Callable[..., Result], *arguments: object) -> Result:
         """Run in the thread that ONNX Runtime has.
@@ -43,7 +43,7 @@ class Processor:
         finally:
             self._waiting -= 1
 
-    async def run(
+    async def run(  # noqa: PLR0913 - what is known of a run
         self,
         digest: str,
         tensors: Mapping[str, Array],
@@ -52,29 +52,32 @@ class Processor:
         measured: bool,
         is_tried: bool,
         is_larger: bool,
+        items: int = 1,
     ) -> RunResult:
         """In the thread; or here, where that costs more than the run itself.
 
         An item that is larger than those before it is kept within the limit, or stopped, and so is
         the first one: what was made up for its trial may have computed less.
         `measured`: what the fragment takes is known, so that it may run here the next time;
-        `is_tried`: it was tried, `is_larger`: with smaller inputs.
+        `is_tried`: it was tried, `is_larger`: with smaller inputs. `items`: so many at once, of
+        which the first ones are guarded as well.
         """
+        key = (digest, items)
         size = sum(tensor.nbytes for tensor in tensors.values())
         result = None
-        if size <= self._light.get(digest, -1) and not self._waiting:
+        if size <= self._light.get(key, -1) and not self._waiting:
             result = self._runtime.run_in_passing(digest, tensors)
         if result is None:
             self._stopper = Stopper()
-            guarded = None if size <= self._largest.get(digest, -1) else limit_bytes
+            guarded = None if size <= self._largest.get(key, -1) else limit_bytes
             run = partial(self._runtime.run, is_tried=is_tried, is_larger=is_larger)
             result = await self.call(run, digest, tensors, self._stopper, guarded)
             if not result.squeezed:
-                self._largest[digest] = max(size, self._largest.get(digest, 0))
+                self._largest[key] = max(size, self._largest.get(key, 0))
         if result.compute_seconds > _LIGHT_SECONDS or result.peak_bytes > limit_bytes:
-            self._light.pop(digest, None)
+            self._light.pop(key, None)
         elif measured:
-            self._light[digest] = max(size, self._light.get(digest, 0))
+            self._light[key] = max(size, self._light.get(key, 0))
         return result
 
     def stop(self) -> None:
@@ -83,8 +86,8 @@ class Processor:
 
     def note_change(self, digest: str) -> None:
         """The fragment is to run in other terms from now on, or no more."""
-        self._light.pop(digest, None)
-        self._largest.pop(digest, None)
+        self.note_gathered(digest)
+        self._largest = {key: size for key, size in self._largest.items() if key[0] != digest}
 
     def note_budget(self) -> None:
         """What has run within the old budget may exceed the new one."""
@@ -93,4 +96,4 @@ class Processor:
 
     def note_gathered(self, digest: str) -> None:
         """The peak of the fragment's next run is to be its own."""
-        self._light.pop(digest, None)
+        self._light = {key: size for key, size in self._light.items() if key[0] != digest}

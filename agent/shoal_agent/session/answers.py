@@ -1,7 +1,7 @@
 """Failures in the protocol's terms: which exception becomes which code."""
 
 from shoal_agent.cache.fetching import FragmentCorrupt, FragmentUnavailable
-from shoal_agent.execution.queue import Reason
+from shoal_agent.execution.values import Reason
 from shoal_agent.memory.residency import NoRoom
 from shoal_agent.runtime.failures import (
     NotOpen,

@@ -16,7 +16,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager
 
-from shoal_agent.execution.queue import Made
+from shoal_agent.execution.values import Made
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import RunResult
 from shoal_agent.session.answers import failure, failure_of
@@ -130,6 +130,7 @@ class Outputs:
         executed.compute_seconds = result.compute_seconds
         executed.output_bytes = output_bytes
         executed.peak_bytes = result.peak_bytes
+        executed.batch = result.batch
         executed.delivered.extend(r.consumer for r in message.routes if r.consumer not in missed)
         executed.result_frame = frame
         return reply

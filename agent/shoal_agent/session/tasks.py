@@ -6,8 +6,9 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
-from shoal_agent.execution import queue as execution
-from shoal_agent.execution.queue import Assignment, Effect, Need, Sent, TaskQueue
+from shoal_agent.execution import values as execution
+from shoal_agent.execution.queue import TaskQueue
+from shoal_agent.execution.values import Assignment, Effect, Need, Sent
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import RunResult
 from shoal_agent.session.answers import EXPECTED, failure, failure_of, refusal
@@ -114,6 +115,7 @@ class Tasks:
                         for source in message.inputs
                     ),
                     deadline=deadline,
+                    batch=max(1, message.batch),
                 )
             )
         )
@@ -139,8 +141,7 @@ class Tasks:
     def drain(self) -> None:
         """Answer what has not begun."""
         for instruction in list(self._orders):
-            running = self._queue.running
-            if running is None or running.instruction != instruction:
+            if instruction not in self._queue.running:
                 self._do(self._queue.cancel(instruction))
 
     # ---- what peers and the coordinator send ----------------------------------------------------
@@ -171,7 +172,7 @@ class Tasks:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._queue.running is not None:
+        if self._queue.running:
             self._fragments.stop_run()
         for task in self._background:
             task.cancel()
@@ -201,7 +202,8 @@ class Tasks:
         self._starting = True
         try:
             while self._starts:
-                self._begin(self._run(self._starts.popleft()))
+                start = self._starts.popleft()
+                self._begin(self._run_together(start) if start.joined else self._run(start))
         finally:
             self._starting = False
 
@@ -222,6 +224,43 @@ class Tasks:
                 outcome = _stopped(stopped, start.assignment, order.message, ran, outcome.message)
             await self._computed(start)
             self.fail(instruction, outcome)
+        self._do(self._queue.delivered(instruction))
+
+    async def _run_together(self, start: execution.Start) -> None:
+        """Tasks that may run at once, as far as their inputs let them; the others wait again, and
+        so do all where the run fails, each to run by itself: whoever is to blame fails alone."""
+        starts, digest = [start, *start.joined], start.assignment.digest
+        found = [self._inputs(each) for each in starts]
+        items = [each if isinstance(each, dict) else None for each in found]
+        chosen = self._fragments.batches.choose(digest, items)
+        numbers = [each.assignment.instruction for each in starts]
+        others = [number for at, number in enumerate(numbers) if at not in chosen]
+        self._do(self._queue.put_back(others))
+        if len(chosen) < 2:
+            await self._run(start)
+            return
+        left = len(chosen)
+        try:
+            inputs = [item for at in chosen if (item := items[at]) is not None]
+            results = await self._fragments.run_together(digest, inputs)
+            if not self._closed:
+                for at, result in zip(chosen, results, strict=True):
+                    self._begin(self._hand_over(starts[at], result))
+                    left -= 1
+        except EXPECTED as error:
+            log.info("%d items run by themselves: %s", len(chosen), error)
+            if not self._closed:
+                self._do(self._queue.put_back([numbers[at] for at in chosen], alone=True))
+        finally:
+            self._fragments.batches.settled(left)
+
+    async def _hand_over(self, start: execution.Start, result: RunResult) -> None:
+        """What one task of a batch made."""
+        instruction = start.assignment.instruction
+        try:
+            await self._finish(start, self._orders[instruction], result)
+        finally:
+            self._fragments.batches.settled()
         self._do(self._queue.delivered(instruction))
 
     async def _finish(self, start: execution.Start, order: _Order, result: RunResult) -> None:
@@ -278,17 +317,29 @@ class Tasks:
     async def _compute(self, start: execution.Start) -> RunResult | pb.Failure:
         if self._queue.stopped_because(start.assignment.instruction) is not None:
             return failure(pb.CANCELLED, "stopped before it began")
+        tensors = self._inputs(start)
+        if not isinstance(tensors, dict):
+            return failure(pb.MISSING_ACTIVATION, f"the activation {tensors} is gone")
+        for key, _ in start.inputs:
+            self._store.cover(key)
+        digest = start.assignment.digest
+        try:
+            result = await self._fragments.run(digest, tensors)
+        except EXPECTED as error:
+            return failure_of(error)
+        if start.assignment.batch > 1:
+            self._fragments.batches.note(digest, tensors, result.outputs)
+        return result
+
+    def _inputs(self, start: execution.Start) -> dict[str, Array] | execution.Key:
+        """What a task takes, or the key of what is gone of it."""
         tensors: dict[str, Array] = {}
         for key, names in start.inputs:
             held = self._store.get(key)
             if held is None or not names <= held.keys():
-                return failure(pb.MISSING_ACTIVATION, f"the activation {key} is gone")
-            self._store.cover(key)
+                return key
             tensors |= {name: held[name] for name in names}
-        try:
-            return await self._fragments.run(start.assignment.digest, tensors)
-        except EXPECTED as error:
-            return failure_of(error)
+        return tensors
 
     async def _forward(self, message: pb.Forward) -> None:
         self._sink.reply(await self._outputs.forward(message))

@@ -34,7 +34,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_agent.execution.queue import Key
+from shoal_agent.execution.values import Key
 from shoal_agent.memory.residency import NoRoom
 from shoal_protocol.frame_sizes import received_frame_bytes
 from shoal_protocol.frames import TransferError

@@ -20,7 +20,7 @@ from shoal_api.fields import (
 from shoal_api.rules import ended, exactly_one, immutable
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Flag, Items, Number, Text, Whole
-from shoal_protocol.choices import Mode, Objective, Policy, Precision
+from shoal_protocol.choices import LARGEST_BATCH, Mode, Objective, Policy, Precision
 
 _FOR_THE_STORE: Final = (
     "A Secret with what the store asks for; its keys become the environment of the worker that "
@@ -29,7 +29,7 @@ _FOR_THE_STORE: Final = (
 MAX_RETRIED: Final = 1000
 _FIXED: Final = (
     *("modelRef", "partitionRef", "placementRef", "poolRef", "inputs", "outputs"),
-    *("mode", "policy", "objective", "transferPrecision", "backoffLimit"),
+    *("mode", "policy", "objective", "transferPrecision", "batching", "backoffLimit"),
 )
 """What a job is; the rest says when and how fast it runs, and may change, as in `batch/v1`."""
 
@@ -62,6 +62,18 @@ class Outputs:
     )
     secret_ref: Reference | None = member(
         REFERENCE, _FOR_THE_STORE, default=None, example={"name": "line-store"}
+    )
+
+
+@record()
+class Batching:
+    """Several items in one run of a fragment."""
+
+    max_items: int = member(
+        Whole(minimum=1, maximum=LARGEST_BATCH),
+        "So many at once, at most; fewer where a device's memory holds fewer. No item waits for "
+        "others to come.",
+        example=8,
     )
 
 
@@ -140,6 +152,13 @@ class InferenceJobSpec:
         "exact.",
         default="Exact",
         example="Half",
+    )
+    batching: Batching | None = member(
+        Object(Batching),
+        "Items that wait on a device for one fragment run there at once, where the model computes "
+        "each item by itself along an open first axis. Results may differ in the last digits from "
+        "those of items that run alone; absent: each runs alone.",
+        default=None,
     )
     priority: int = member(
         Whole(minimum=-1000, maximum=1000), "Jobs with more go first.", default=0, example=10

@@ -93,6 +93,9 @@ Policy = Annotated[
     choices.Policy | None,
     _bare(case_sensitive=False, help="How devices that suit a task equally well are ranked."),
 ]
+Batching = Annotated[
+    int | None, _bare(min=1, max=choices.LARGEST_BATCH, help="How many items may run at once.")
+]
 Residency = Annotated[
     choices.Residency | None,
     _bare(

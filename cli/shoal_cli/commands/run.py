@@ -53,6 +53,7 @@ def run(
     mode: options.Mode = None,
     policy: options.Policy = None,
     residency: options.Residency = None,
+    batching: options.Batching = None,
     coordinator: RunCoordinator = None,
     enforce: options.Enforce = Enforce.AUTO,
     relay: options.RelayAlways = False,
@@ -95,6 +96,7 @@ def run(
     bare = {
         **{"inputs": inputs, "outputs": outputs, "devices": devices, "budget": budget},
         **{"fragments": fragments, "mode": mode, "policy": policy, "residency": residency},
+        "batching": batching,
     }
     manifests = _manifests(files, bare, [device.budget_bytes for device in devices_there])
     if there is not None:
@@ -156,6 +158,7 @@ def _manifests(files: list[Path], bare: Mapping[str, Any], there: list[int]) -> 
         residency=bare["residency"] or Residency.ADAPTIVE,
         policy=bare["policy"] or Policy.MABAC,
         mode=bare["mode"] or Mode.STREAMING,
+        batching=bare["batching"],
     )
 
 

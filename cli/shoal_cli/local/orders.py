@@ -89,6 +89,12 @@ class JobOrder:
         """Whether activations travel in half precision."""
         return self.job.spec.transfer_precision is Precision.HALF
 
+    @property
+    def batch(self) -> int:
+        """How many items may run at once; 0: each runs alone."""
+        batching = self.job.spec.batching
+        return 0 if batching is None else batching.max_items
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
@@ -129,6 +135,7 @@ def bare_manifests(  # noqa: PLR0913 - each is an option of `shoal run MODEL.onn
     residency: Residency,
     policy: Policy,
     mode: Mode,
+    batching: int | None = None,
 ) -> Manifests:
     """The manifests that `shoal run MODEL.onnx` stands for."""
     name, specs = _bare_specs(model, budgets, fragments, residency, {})
@@ -139,6 +146,7 @@ def bare_manifests(  # noqa: PLR0913 - each is an option of `shoal run MODEL.onn
         "outputs": {"uri": outputs.absolute().as_uri()},
         "policy": policy.value,
         "mode": mode.value,
+        **({} if batching is None else {"batching": {"maxItems": batching}}),
     }
     return _manifests(model, specs)
 

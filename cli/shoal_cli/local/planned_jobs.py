@@ -18,6 +18,7 @@ from shoal_cli.local.report import (
 )
 from shoal_cli.local.run_record import cut_report
 from shoal_cli.local.watch import DeviceTally
+from shoal_planner.batches import batch_sentences
 from shoal_planner.explanation import sentences
 from shoal_planner.figures import PlanFigures, Rates, figures
 from shoal_planner.outcome import Plan
@@ -60,7 +61,11 @@ class PlannedJob:
             active_deadline_seconds=float(spec.active_deadline_seconds or 0),
             parallelism=spec.parallelism or 0,
             lossy=self.order.lossy,
-            explanation=sentences(self.plan),
+            batch=self.order.batch,
+            explanation=[
+                *sentences(self.plan),
+                *batch_sentences(self.plan, self.prepared.document, self.order.batch),
+            ],
         )
 
     def fragments_on(self, device: str) -> dict[str, FragmentHeld]:

@@ -53,7 +53,8 @@ class Stage:
     are the devices that the plan gives it, best first; none: any device. `granted` is what the plan
     grants it on devices that give it less than `resident_bytes`: there it runs in blocks, for which
     it needs `least_bytes`. `output_bytes` is per item. `predicted` is how long the plan says that a
-    task takes on a device.
+    task takes on a device. `batch` items that wait on a device may run there at once, and each of
+    them but one takes `batch_item_bytes` more.
     """
 
     digest: Digest
@@ -66,6 +67,8 @@ class Stage:
     granted: tuple[tuple[str, Bytes], ...] = ()
     output_bytes: Bytes | None = None
     predicted: tuple[tuple[str, Nanoseconds], ...] = ()
+    batch: int = 1
+    batch_item_bytes: Bytes = Bytes(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,8 @@ class Limits:
     `queue_depth`: tasks given to a device and not ended; the second one's inputs travel while the
     first computes, a third would only wait. Only where a task is shorter than the `turnaround`
     from its answer to the next instruction, up to `queue_extra` more are given, to fill that time
-    (and to travel many in one message), as far as what they take is small beside the budget.
+    (and to travel many in one message), as far as what they take is small beside the budget. Where
+    tasks may run at once, the next batch waits while one runs, within the same bound.
     An activation is sent ahead to a device with one task more than that at most, given or
     reserved. `silence` without a sign of life is followed by a probe, `probe_patience` after that
     the device is lost (Asteroid, section 3.4, heartbeat). `settle`: how long a fragment must lie

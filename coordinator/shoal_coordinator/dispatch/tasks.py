@@ -32,6 +32,7 @@ from shoal_coordinator.dispatch.state import (
     Task,
 )
 from shoal_coordinator.dispatch.timings import TaskTiming
+from shoal_protocol.partition import items_within
 from shoal_protocol.units import Nanoseconds
 
 _WAITING_SHARE = 16
@@ -117,18 +118,28 @@ def _note_time(state: State, task: Task, device: Device, compute: Nanoseconds) -
 
 
 def _extra_slots(state: State, queue: StageQueue, device: Device, time: int) -> int:
-    """How many short tasks more fill the time until the next instructions come.
+    """How many short tasks more fill the time until the next instructions come, or the batch after
+    the one that runs.
 
     In powers of two: every change recomputes the windows of all jobs. Growing step by step, so
     that the devices behind have time to show how much they take.
     """
     limits = state.limits
-    if time > limits.turnaround:
-        return 0
-    extra = min(limits.turnaround // max(time, 1), limits.queue_extra)
+    batch = _batch(queue, device)
+    extra = 2 * batch if batch > 1 else 0
+    if time <= limits.turnaround:
+        extra = max(extra, min(limits.turnaround // max(time, 1), limits.queue_extra))
     if queue.moved_bytes:
         extra = min(extra, device.memory.budget // _WAITING_SHARE // queue.moved_bytes)
     return min(1 << extra.bit_length() >> 1, device.work.slots)
+
+
+def _batch(queue: StageQueue, device: Device) -> int:
+    """How many items a device may run at once, by what its fragments leave."""
+    spec = queue.spec
+    if spec.batch < 2:
+        return 1
+    return items_within(device.memory.room, spec.batch_item_bytes, spec.batch)
 
 
 def _note_delivered(state: State, running: Running, delivered: tuple[int, ...]) -> None:

@@ -86,7 +86,7 @@ class ItemStreams:
         start = pb.SubmitJobRequest()
         start.CopyFrom(request)
         start.name, start.mode = f"{request.name[:200]}.{secrets.token_hex(4)}", pb.STREAMING
-        stream = _ItemStream(start.name, document, self._driver)
+        stream = _ItemStream(start.name, document, self._driver, batch=start.batch)
         spec = wire.job_spec(start, document, items=0, epoch=1, deadline=None, open_ended=True)
         self._open[start.name] = stream
         self._driver.runs[start.name] = stream.run
@@ -108,11 +108,13 @@ class ItemStreams:
 class _ItemStream:
     """One call."""
 
-    def __init__(self, name: str, document: PartitionDocument, driver: Driver) -> None:
+    def __init__(
+        self, name: str, document: PartitionDocument, driver: Driver, *, batch: int
+    ) -> None:
         self.document = document
         self._answers: asyncio.Queue[Item | ev.Failure | None] = asyncio.Queue()
         """None: the end."""
-        self.run = StreamRun(name, document, driver.feed, self._answers.put_nowait)
+        self.run = StreamRun(name, document, driver.feed, self._answers.put_nowait, batch=batch)
         self._inputs = {spec.name: spec for spec in document.inputs}
         self._unanswered = 0
         self._unanswered_bytes = 0

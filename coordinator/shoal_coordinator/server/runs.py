@@ -65,7 +65,7 @@ class JobRun(Run):
         results: ResultStore,
         crashes: CrashCount,
     ) -> None:
-        super().__init__(request.name, document, epoch, lossy=request.lossy)
+        super().__init__(request.name, document, epoch, lossy=request.lossy, batch=request.batch)
         self.inputs = inputs
         self.completed = results.completed()
         """The items whose results existed when the run began."""

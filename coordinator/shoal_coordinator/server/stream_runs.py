@@ -33,9 +33,15 @@ class StreamRun(Run):
     """`on_end` receives each item that has its results, or has failed for good, once."""
 
     def __init__(
-        self, name: str, document: PartitionDocument, feed: Feed, on_end: Callable[[Item], None]
+        self,
+        name: str,
+        document: PartitionDocument,
+        feed: Feed,
+        on_end: Callable[[Item], None],
+        *,
+        batch: int,
     ) -> None:
-        super().__init__(name, document, epoch=1, lossy=False)
+        super().__init__(name, document, epoch=1, lossy=False, batch=batch)
         self._feed = feed
         self._on_end = on_end
         self._items: dict[int, Item] = {}

@@ -39,12 +39,14 @@ class _Expected:
 class Run(ABC):
     """One run of a job. Where its inputs come from, and where its results go, a subclass says."""
 
-    def __init__(self, name: str, document: PartitionDocument, epoch: int, *, lossy: bool) -> None:
+    def __init__(
+        self, name: str, document: PartitionDocument, epoch: int, *, lossy: bool, batch: int
+    ) -> None:
         self.name = name
         self.epoch = epoch
         self.lossy = lossy
         self.deadline: Nanoseconds | None = None
-        self.wires = wire.stage_wires(document)
+        self.wires = wire.stage_wires(document, batch)
         self.bfloat16 = frozenset(s.name for s in document.inputs if s.dtype == "bfloat16")
         self._expected: dict[tuple[int, int], _Expected] = {}
         """By item and stage."""

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_protocol import PROTOCOL
+from shoal_protocol.choices import LARGEST_BATCH
 from shoal_protocol.digests import Digest, is_digest
 from shoal_protocol.partition import MODEL, Fragment, PartitionDocument, TensorSpec
 from shoal_protocol.tensors import ActivationKey
@@ -198,8 +199,8 @@ class StageWires:
     """What the stage makes."""
 
 
-def stage_wires(document: PartitionDocument) -> tuple[StageWires, ...]:
-    """The wiring of every stage of a partition."""
+def stage_wires(document: PartitionDocument, batch: int) -> tuple[StageWires, ...]:
+    """The wiring of every stage of a partition; `batch` is that of the job."""
     wires: list[StageWires] = []
     for index in range(len(document.fragments)):
         into, out = document.into(index), document.out_of(index)
@@ -215,6 +216,7 @@ def stage_wires(document: PartitionDocument) -> tuple[StageWires, ...]:
                     results=results,
                     kept=dict.fromkeys(name for names in later.values() for name in names),
                     reply_bytes=INLINE_BYTES if results else 0,
+                    batch=batch if document.fragments[index].batches else 0,
                 ),
                 results=results,
                 outgoing=later,
@@ -332,6 +334,8 @@ def check_submission(request: api.SubmitJobRequest, document: PartitionDocument)
         raise Malformed(f"active_deadline_seconds is {request.active_deadline_seconds}")
     if request.backoff_limit > 1000:
         raise Malformed(f"backoff_limit is {request.backoff_limit}, at most 1000")
+    if request.batch > LARGEST_BATCH:
+        raise Malformed(f"batch is {request.batch}, at most {LARGEST_BATCH}")
     if request.epoch >= 1 << 62:
         raise Malformed(f"epoch is {request.epoch}")
     if len(request.retry.items) > MOST_RETRIED:
@@ -375,6 +379,8 @@ def job_spec(
                 granted=_granted(placement, fragment),
                 predicted=_predicted(placement),
                 output_bytes=Bytes(sum(known)) if len(known) == len(sizes) else None,
+                batch=request.batch if fragment.batches else 1,
+                batch_item_bytes=Bytes(document.batch_item_bytes(fragment.index) or 0),
             )
         )
     return ev.JobSpec(

@@ -191,6 +191,7 @@ class _Coordinator:
             priority=call.terms.priority,
             backoff_limit=call.backoff_limit,
             lossy=call.lossy,
+            batch=call.batch,
             parallelism=call.terms.parallelism,
             active_deadline_seconds=call.terms.active_deadline_seconds,
             retry=pb.Retry(number=call.retry, items=call.retried_items),

@@ -76,7 +76,8 @@ class SubmitJob:
     `stages`: per fragment the devices that serve it, best first, and in `granted_bytes` what each
     grants it (0: all that it needs), in `predicted_seconds` how long a task of it takes there, as
     far as that is predicted; `plan` the epoch of the Placement.
-    `mode` and `policy` are words of `shoal_protocol.choices`; `lossy` permits float16 on the way.
+    `mode` and `policy` are words of `shoal_protocol.choices`; `lossy` permits float16 on the way,
+    `batch` items may run at once.
     Inputs and results are in the job's own folders on the coordinator's volume. `retry` is which
     retry of the job it is, `retried_items` the failed items that are tried again (none: all).
     """
@@ -92,6 +93,7 @@ class SubmitJob:
     backoff_limit: int
     terms: Terms
     lossy: bool = False
+    batch: int = 0
     predicted_seconds: tuple[tuple[float, ...], ...] = ()
     retry: int = 0
     retried_items: tuple[int, ...] = ()

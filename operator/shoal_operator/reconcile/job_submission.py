@@ -34,6 +34,7 @@ def submission(snapshot: InferenceJobSnapshot, ready: Ready) -> SubmitJob:
         policy=spec.policy.value,
         backoff_limit=spec.backoff_limit,
         lossy=spec.transfer_precision is Precision.HALF,
+        batch=0 if spec.batching is None else spec.batching.max_items,
         terms=terms_of(snapshot.job),
         retry=retries(snapshot.job),
         retried_items=retried_items(snapshot.job),

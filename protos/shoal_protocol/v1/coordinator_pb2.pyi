@@ -63,7 +63,7 @@ class InferFailure(_message.Message):
     def __init__(self, item: _Optional[int] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., need_bytes: _Optional[int] = ..., have_bytes: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class SubmitJobRequest(_message.Message):
-    __slots__ = ("name", "partition", "stages", "epoch", "inputs_uri", "outputs_uri", "mode", "policy", "priority", "backoff_limit", "active_deadline_seconds", "lossy", "parallelism", "explanation", "retry")
+    __slots__ = ("name", "partition", "stages", "epoch", "inputs_uri", "outputs_uri", "mode", "policy", "priority", "backoff_limit", "active_deadline_seconds", "lossy", "parallelism", "explanation", "batch", "retry")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class SubmitJobRequest(_message.Message):
     LOSSY_FIELD_NUMBER: _ClassVar[int]
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     name: str
     partition: bytes
@@ -93,8 +94,9 @@ class SubmitJobRequest(_message.Message):
     lossy: bool
     parallelism: int
     explanation: _containers.RepeatedScalarFieldContainer[str]
+    batch: int
     retry: Retry
-    def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ..., epoch: _Optional[int] = ..., inputs_uri: _Optional[str] = ..., outputs_uri: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., policy: _Optional[_Union[Policy, str]] = ..., priority: _Optional[int] = ..., backoff_limit: _Optional[int] = ..., active_deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., parallelism: _Optional[int] = ..., explanation: _Optional[_Iterable[str]] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ..., epoch: _Optional[int] = ..., inputs_uri: _Optional[str] = ..., outputs_uri: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., policy: _Optional[_Union[Policy, str]] = ..., priority: _Optional[int] = ..., backoff_limit: _Optional[int] = ..., active_deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., parallelism: _Optional[int] = ..., explanation: _Optional[_Iterable[str]] = ..., batch: _Optional[int] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ...) -> None: ...
 
 class Retry(_message.Message):
     __slots__ = ("number", "items")

@@ -233,7 +233,7 @@ class Prefetched(_message.Message):
     def __init__(self, fetched_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., dropped: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Executed(_message.Message):
-    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame", "sending_seconds")
+    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame", "sending_seconds", "batch")
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +241,7 @@ class Executed(_message.Message):
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
     RESULT_FRAME_FIELD_NUMBER: _ClassVar[int]
     SENDING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     compute_seconds: float
     total_seconds: float
     output_bytes: int
@@ -248,7 +249,8 @@ class Executed(_message.Message):
     delivered: _containers.RepeatedScalarFieldContainer[int]
     result_frame: bytes
     sending_seconds: float
-    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ..., sending_seconds: _Optional[float] = ...) -> None: ...
+    batch: int
+    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ..., sending_seconds: _Optional[float] = ..., batch: _Optional[int] = ...) -> None: ...
 
 class Forwarded(_message.Message):
     __slots__ = ("sent_bytes", "seconds")
@@ -345,7 +347,7 @@ class Prefetch(_message.Message):
     def __init__(self, instruction: _Optional[int] = ..., digest: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Execute(_message.Message):
-    __slots__ = ("instruction", "task", "digest", "inputs", "routes", "results", "deadline_seconds", "lossy", "kept", "reply_bytes", "input_frame")
+    __slots__ = ("instruction", "task", "digest", "inputs", "routes", "results", "deadline_seconds", "lossy", "kept", "reply_bytes", "input_frame", "batch")
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +359,7 @@ class Execute(_message.Message):
     KEPT_FIELD_NUMBER: _ClassVar[int]
     REPLY_BYTES_FIELD_NUMBER: _ClassVar[int]
     INPUT_FRAME_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     instruction: int
     task: Task
     digest: str
@@ -368,7 +371,8 @@ class Execute(_message.Message):
     kept: _containers.RepeatedScalarFieldContainer[str]
     reply_bytes: int
     input_frame: bytes
-    def __init__(self, instruction: _Optional[int] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., digest: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[InputSource, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., results: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., kept: _Optional[_Iterable[str]] = ..., reply_bytes: _Optional[int] = ..., input_frame: _Optional[bytes] = ...) -> None: ...
+    batch: int
+    def __init__(self, instruction: _Optional[int] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., digest: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[InputSource, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., results: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., kept: _Optional[_Iterable[str]] = ..., reply_bytes: _Optional[int] = ..., input_frame: _Optional[bytes] = ..., batch: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("job", "epoch", "item", "stage")

@@ -49,6 +49,8 @@ def chained(seed: int) -> World:
             takes_model_inputs=not stage or chance.random() < 0.2,
             gives_results=stage == count - 1 or chance.random() < 0.15,
             homes=(names[stage],) if chance.random() < 0.9 else (names[stage], names[0]),
+            batch=(8, 1)[stage % 2],
+            batch_item_bytes=Bytes(1),
         )
         for stage in range(count)
     ]
@@ -92,6 +94,8 @@ def _job(chance: random.Random, index: int) -> JobSpec:
                 predecessors=predecessors,
                 takes_model_inputs=not predecessors or chance.random() < 0.2,
                 gives_results=stage == count - 1 or chance.random() < 0.15,
+                batch=(1, 4)[(index + stage) % 2],
+                batch_item_bytes=Bytes(1),
             )
         )
     return JobSpec(

@@ -9,7 +9,7 @@ keeps its disk only.
 from functools import partial
 
 from coordinator.dispatch.simulated_link import MILLISECOND, SECOND, TENSOR, Link
-from shoal_agent.execution import queue as execution
+from shoal_agent.execution import values as execution
 from shoal_agent.memory import residency
 from shoal_coordinator.dispatch import instructions as give
 from shoal_coordinator.dispatch.events import (
@@ -47,6 +47,7 @@ class Agent(Link):
             case give.Cancel(cancelled=number):
                 self._carry_out(self.queue.cancel(number))
             case give.PeerLost(peer=peer):
+                self._gone[peer] = max(self._tickets, default=-1)
                 for give_up in self._stuck.pop(peer, ()):
                     give_up()
             case give.Probe():
@@ -126,10 +127,8 @@ class Agent(Link):
         self._answer(session, event)
 
     def _unload(self, session: int, unload: give.Unload) -> None:
-        running = self.queue.running
-        if self.queue.unload(unload.digest) or (
-            running is not None and running.digest == unload.digest
-        ):
+        running = [self._executes[each].digest for each in self.queue.running]
+        if self.queue.unload(unload.digest) or unload.digest in running:
             raise self.world.wrong(f"{self.name}: unloaded under its tasks")
 
         def unloaded() -> None:
@@ -190,6 +189,7 @@ class Agent(Link):
             task=execution.Made(execute.job, execute.epoch, execute.item, execute.stage),
             digest=digest,
             needs=tuple(execution.Need(producer=other, tensors=TENSOR) for other in producers),
+            batch=stage.batch,
         )
         self._executes[number] = execute
         if stage.takes_model_inputs:
@@ -209,23 +209,35 @@ class Agent(Link):
     def _carry_out(self, effects: list[execution.Effect]) -> None:
         for effect in effects:
             match effect:
-                case execution.Start(assignment=assignment):
-                    self._start_task(self.session, assignment)
+                case execution.Start():
+                    self._start_tasks(self.session, effect)
                 case execution.Refused(instruction=number, reason=reason, message=message):
                     del self._executes[number]
                     self._fail(self.session, number, FailureKind[reason.name], message)
                 case execution.Stop() | execution.Drop():
                     pass
 
-    def _start_task(self, session: int, assignment: execution.Assignment) -> None:
+    def _start_tasks(self, session: int, start: execution.Start) -> None:
+        """One task, or several at once: some of them do not suit, and some runs fail."""
         world, queue = self.world, self.queue
-        execute = self._executes[assignment.instruction]
+        others = [each.assignment.instruction for each in start.joined]
+        back = [number for number in others if world.chance.random() < 0.2]
+        self._carry_out(queue.put_back(back))
+        numbers = [start.assignment.instruction, *(each for each in others if each not in back)]
+        executes = [self._executes[number] for number in numbers]
         compute = int(world.chance.uniform(5, 50) * MILLISECOND * self.model.slowness)
-        if (execute.job, execute.item) in world.trouble.poison and not world.calm:
+        items = {(each.job, each.item) for each in executes}
+        if not items.isdisjoint(world.trouble.poison) and not world.calm:
             world.later(compute, lambda: self.kill(SECOND))
 
         def ended() -> None:
-            if self.queue is queue and queue.running is assignment:
+            if self.queue is not queue or not set(numbers) <= set(queue.running):
+                return
+            world.together += len(numbers) > 1
+            if len(numbers) > 1 and world.chance.random() < 0.2:
+                self._carry_out(queue.put_back(numbers, alone=True))
+                return
+            for execute in executes:
                 self._end_task(session, execute, compute)
 
         world.later(compute, ended)

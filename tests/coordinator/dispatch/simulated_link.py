@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shoal_agent.execution import queue as execution
+from shoal_agent.execution import values as execution
+from shoal_agent.execution.queue import TaskQueue
 from shoal_agent.memory import residency
 from shoal_coordinator.dispatch import instructions as give
 from shoal_coordinator.dispatch.events import (
@@ -61,7 +62,7 @@ class Link:
         self.name = model.name
         self.ledger = model.empty_ledger()
         self.cached: set[str] = set()
-        self.queue = execution.TaskQueue()
+        self.queue = TaskQueue()
         self.session = 0
         self.incarnation = 1
         self.connected = False
@@ -75,6 +76,8 @@ class Link:
         self._given_up: set[str] = set()
         self._unmeasured: set[str] = set()
         self._stuck: dict[str, list[Callable[[], None]]] = {}
+        self._gone: dict[str, int] = {}
+        """Of each peer that was lost, the newest instruction of before that."""
 
     # ---- sessions ----------------------------------------------------------------------------
 
@@ -85,7 +88,7 @@ class Link:
         self.session = self.world.next_session()
         self.connected, self.hung = True, False
         self._sent_until = self._received_until = self.world.now
-        self.queue = execution.TaskQueue()
+        self.queue = TaskQueue()
         self._executes.clear()
         self._measure(self.session)
         self.world.feed(
@@ -107,7 +110,7 @@ class Link:
             return
         lost = DeviceLost(at=Nanoseconds(0), device=self.name, session=self.session)
         self.connected = False
-        self.queue = execution.TaskQueue()
+        self.queue = TaskQueue()
         self._executes.clear()
         for digest in list(self.ledger.in_flight):
             self.ledger.fail_load(digest)
@@ -256,6 +259,9 @@ class Link:
 
         def stand_still() -> None:
             """Nothing comes back: until somebody says that nothing will, or for long."""
+            if number <= self._gone.get(target, -1):
+                end(False)
+                return
             stuck = self._stuck.setdefault(target, [])
             given_up = False
 

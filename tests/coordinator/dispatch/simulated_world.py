@@ -64,6 +64,7 @@ class World:
         self.state = new_state(Limits(turnaround=turnaround))
         self.trouble = trouble
         self.calm = False
+        self.together = 0
         self.story: list[tuple[int, str | Event | give.Instruction]] = []
         """What happened when; becomes text in `transcript`, as that takes as long as the rest."""
         self.agents = {model.name: Agent(self, model) for model in models}

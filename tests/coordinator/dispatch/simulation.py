@@ -15,7 +15,7 @@ import sys
 from coordinator.dispatch.scenarios import chained, scenario
 from coordinator.dispatch.simulated_link import SECOND
 from coordinator.dispatch.simulated_world import World, Wrong
-from shoal_agent.execution import queue as execution
+from shoal_agent.execution import values as execution
 
 FAULTS_END = 25 * SECOND
 PATIENCE = 400 * SECOND

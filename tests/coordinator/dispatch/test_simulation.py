@@ -10,9 +10,12 @@ CHUNK = 100
 
 @pytest.mark.parametrize("first", range(0, 1000, CHUNK))
 def test_every_input_ends_once_within_every_budget_whatever_happens(first: int) -> None:
+    together = 0
     for seed in range(first, first + CHUNK):
         world = simulate(seed)  # raises `Wrong` at the first step that breaks a rule
         assert set(world.finished) == set(world.specs)
+        together += world.together
+    assert together > 50, "several tasks ran at once"
 
 
 @pytest.mark.parametrize("first", range(0, 1000, CHUNK))

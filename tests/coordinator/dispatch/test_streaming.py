@@ -139,6 +139,19 @@ def test_tasks_shorter_than_a_message_s_way_are_given_in_larger_numbers() -> Non
     assert some(given, Execute) == []
 
 
+def test_a_device_that_runs_several_tasks_at_once_is_given_the_next_batch_as_well() -> None:
+    for budget_mib, queued in ((500, 18), (60, 10), (19, 2)):
+        table = Table()
+        table.join("d1", budget_mib, resident=("a",))
+        (stage,) = chain("a")
+        stage = replace(stage, batch=8, batch_item_bytes=Bytes(10 * MIB))
+        table.submit(job((stage,), 200))
+        for number in range(20):
+            table.answer(table.all(Execute)[number], milliseconds=50)
+            table.wait(250)
+        assert table.state.devices["d1"].work.queued == queued
+
+
 def test_items_are_admitted_up_to_a_window_that_follows_the_devices() -> None:
     table = Table()
     table.join("d1", resident=("a",))

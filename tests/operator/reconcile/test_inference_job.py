@@ -155,8 +155,9 @@ def test_inputs_are_carried_in_before_the_job_is_submitted() -> None:
         assert [sum(each) for each in zip(*parts, strict=True)] == pytest.approx(
             stage.device_seconds
         )
-    half = decide(works(planned(transferPrecision="Half"), "in", WorkerPhase.SUCCEEDED))
-    assert (call.lossy, half.calls) == (False, (replace(call, lossy=True),))
+    other = planned(transferPrecision="Half", batching={"maxItems": 8})
+    more = decide(works(other, "in", WorkerPhase.SUCCEEDED)).calls
+    assert (call.lossy, call.batch, more) == (False, 0, (replace(call, lossy=True, batch=8),))
 
 
 def test_fragments_that_the_store_lacks_are_delivered_by_a_worker_of_the_partition() -> None:

@@ -1,0 +1,1 @@
+"""Whether a fragment may run several items at once, and the proof of it."""

@@ -1,0 +1,51 @@
+"""Fragments and the processor's thread in the test's own process."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from shoal_agent.cache.disk import FragmentCache
+from shoal_agent.cache.fetching import Fetcher
+from shoal_agent.memory.residency import Ledger
+from shoal_agent.runtime.fragments import Fragments
+from shoal_agent.runtime.onnx_runtime import Runtime
+from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.processor import Processor
+from shoal_agent.telemetry.counters import Counters
+from shoal_protocol.units import Bytes
+
+MIB = 1 << 20
+BUDGET = Bytes(64 * MIB)
+
+
+async def at_once(_: int) -> None:
+    """A link of any speed."""
+
+
+class Thread(ThreadPoolExecutor):
+    """The one thread, and how many calls it was given."""
+
+    given = 0
+
+    def submit(self, *arguments: Any, **options: Any) -> Any:
+        self.given += 1
+        return super().submit(*arguments, **options)
+
+
+def make_fragments(
+    folder: Path, processor: Thread, budget: int = BUDGET, kind: type[Runtime] = Runtime
+) -> Fragments:
+    """Fragments over a cache that holds what the test wrote to the folder."""
+    cache = FragmentCache(folder, 1 << 30)
+    meter = MemoryMeter()
+    runtime = processor.submit(kind, meter, threads=1, limit_bytes=64 * MIB).result()
+    processor.submit(meter.settle).result()
+    return Fragments(
+        ledger=Ledger(budget=Bytes(budget)),
+        cache=cache,
+        fetcher=Fetcher(cache, lambda *_: None, at_once),
+        runtime=runtime,
+        processor=Processor(runtime, processor),
+        counters=Counters(),
+        on_evicted=lambda *_: None,
+    )

@@ -18,6 +18,7 @@ import numpy as np
 
 from fuzz.scratch import empty_folder
 from shoal_coordinator.storage.arrays import Limits
+from shoal_coordinator.storage.catalogues import FailedItem, FixedFiles
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.inputs import (
     FolderLimits,
@@ -26,7 +27,7 @@ from shoal_coordinator.storage.inputs import (
     scan_inputs,
 )
 from shoal_coordinator.storage.parts import Part, ResultFile, make_file
-from shoal_coordinator.storage.results import FailedItem, OutputsRefused, ResultStore
+from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.partition import TensorSpec
 
 LIMITS: Final = FolderLimits(
@@ -211,7 +212,7 @@ def open_results(data: bytes) -> None:
 
 def _opened(outputs: Path) -> ResultStore:
     files = (ResultFile("a.npz", 0, 1), ResultFile("b.npz", 1, 3, stacked=True))
-    return ResultStore(outputs, job="job", identity="i", files=files, names=NAMES)
+    return ResultStore(outputs, job="job", identity="i", catalogue=FixedFiles(files), names=NAMES)
 
 
 def _written(outputs: Path) -> ResultStore:

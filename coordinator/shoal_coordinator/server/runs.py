@@ -10,12 +10,13 @@ from typing import Final, ParamSpec, TypeVar
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.task_results import Feed, Run
+from shoal_coordinator.storage.catalogues import FailedItem
 from shoal_coordinator.storage.inputs import InputSet, InputUnsuitable, scan_inputs
 from shoal_coordinator.storage.job_files import open_results
 from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.locations import local_folder
 from shoal_coordinator.storage.prefetch import InputPrefetch
-from shoal_coordinator.storage.results import FailedItem, OutputsRefused, ResultStore
+from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import MODEL, PartitionDocument

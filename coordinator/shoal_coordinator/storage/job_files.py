@@ -3,10 +3,10 @@ the results depend. The coordinator opens them to run a job, the command line to
 left to do."""
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 
-from shoal_coordinator.storage.inputs import InputSet, InputsRefused, scan_inputs
+from shoal_coordinator.storage.catalogues import FixedFiles
+from shoal_coordinator.storage.inputs import InputFile, InputSet, InputsRefused, scan_inputs
 from shoal_coordinator.storage.parts import ResultFile
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.partition import PartitionDocument
@@ -21,7 +21,7 @@ def open_results(
         outputs,
         job=job,
         identity=hashlib.sha256("\0".join(facts).encode()).hexdigest(),
-        files=_result_files(inputs),
+        catalogue=FixedFiles(map(result_file, inputs.files)),
         names=[spec.name for spec in document.outputs],
     )
 
@@ -44,14 +44,12 @@ def finished_items(
         results.close()
 
 
-def _result_files(inputs: InputSet) -> Sequence[ResultFile]:
-    return [
-        ResultFile(
-            name=f"{file.name.rpartition('.')[0]}.npz",
-            first=file.first,
-            items=file.contents.items,
-            stacked=file.contents.stacked is not None,
-            joined=file.contents.joined,
-        )
-        for file in inputs.files
-    ]
+def result_file(file: InputFile) -> ResultFile:
+    """What is made of an input file."""
+    return ResultFile(
+        name=f"{file.name.rpartition('.')[0]}.npz",
+        first=file.first,
+        items=file.items,
+        stacked=file.contents.stacked is not None,
+        joined=file.contents.joined,
+    )

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from time import monotonic, monotonic_ns, sleep
 from typing import Final, ParamSpec, TypeVar
 
@@ -42,6 +43,15 @@ Held = list[tuple[int, Mapping[str, Array]]]
 """Results in memory, by item."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What runs before have done of a job: the items that ended, and the first that failed."""
+
+    succeeded: int = 0
+    failed: int = 0
+    failures: tuple[FailedItem, ...] = ()
+
+
 class OutputsUnwritable(Exception):
     """A job's outputs take no more results of any item; the text says why and what to do."""
 
@@ -62,6 +72,11 @@ class JobRun(Run):
         self.inputs = inputs
         self.completed = results.completed()
         """The items whose results existed when the run began."""
+        self.earlier = Earlier(succeeded=len(self.completed))
+        self.first = 0
+        """Items before this one have ended."""
+        self.follows = False
+        """More items may arrive."""
         self._results = results
         self._untouched = tuple(
             name for edge in document.into(MODEL) if edge.producer == MODEL for name in edge.tensors
@@ -89,6 +104,9 @@ class JobRun(Run):
 
         self._writing = asyncio.create_task(self._write_results(feed))
         self._writing.add_done_callback(ended)
+
+    def end(self) -> None:
+        """Take no further items: of use where items arrive while the job runs."""
 
     async def close(self, *, complete: bool) -> str | None:
         """Store what is pending, complete the results if `complete`, and release the folders; why

@@ -39,7 +39,7 @@ from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import TensorSpec
 from shoal_protocol.units import format_bytes
 
-_SUFFIXES: Final = (".npy", ".npz")
+SUFFIXES: Final = (".npy", ".npz")
 _OPEN_FILES: Final = 4
 """More than one, because a model's input that is used late is read again when the item gets
 there."""
@@ -283,7 +283,7 @@ def _names(folder: Path, limits: FolderLimits) -> list[str]:
         if is_transient(e):
             raise
         raise InputsRefused(folder, f"cannot be listed: {e.strerror}") from e
-    names = sorted(name for name in found if name.endswith(_SUFFIXES))
+    names = sorted(name for name in found if name.endswith(SUFFIXES))
     if not names:
         what = f"holds {len(found)} files, none of them" if found else "is empty: it has no"
         raise InputsRefused(folder, f"{what} .npz or .npy")
@@ -315,6 +315,19 @@ def _fingerprint(path: Path, headers: Mapping[str, ArrayHeader]) -> bytes:
         else:
             parts.append(f"{status.st_size}:{status.st_mtime_ns}")
     return "\0".join([*parts, "\0"]).encode()
+
+
+def contents_of(
+    path: Path, model_inputs: tuple[TensorSpec, ...], limits: FolderLimits
+) -> FileContents:
+    """What a file holds, by its headers. Raises `OSError` that says nothing of it."""
+    try:
+        contents = _contents(read_headers(path, limits.arrays), model_inputs, limits.arrays)
+    except UnreadableArrays as problem:
+        return FileContents(1, problem=str(problem))
+    if contents.items > limits.items:
+        return FileContents(1, problem=f"has more than {limits.items} items; split it")
+    return contents
 
 
 def _classify(

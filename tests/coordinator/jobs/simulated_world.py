@@ -5,40 +5,24 @@ checked at every step. What happened is written into a transcript, which a failu
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from coordinator.jobs.simulated_disk import Disk, Run
 from shoal_coordinator.jobs import effects as do
 from shoal_coordinator.jobs import events as ev
 from shoal_coordinator.jobs.machine import State, step
 from shoal_coordinator.jobs.state import Job, Phase
-from shoal_coordinator.jobs.values import NOTHING, End, Outcome, Plan, Submission, Tally, Terms
+from shoal_coordinator.jobs.values import End, Outcome, Plan, Submission, Tally, Terms
 
 NAMES = ("a", "b")
+FOLLOWS = "b"
+"""A job whose items arrive while it runs, until somebody ends that."""
 ITEMS = 4
 COMPLETE = End(outcome=Outcome.COMPLETE)
 
 
 class Wrong(AssertionError):
     """What the simulation found; the message ends with the transcript."""
-
-
-@dataclass(slots=True)
-class Run:
-    """A run of a job outside the machine: its folders, and the dispatcher's part."""
-
-    opened: bool = False
-    given: bool = False
-    dispatched: bool = False
-    closing: bool = False
-    tally: Tally = NOTHING
-
-
-@dataclass(slots=True)
-class Disk:
-    """What a crash leaves: records by name, and how many items have results, by work."""
-
-    records: dict[str, do.Record] = field(default_factory=dict)
-    results: dict[str, int] = field(default_factory=dict)
 
 
 class World:
@@ -55,6 +39,8 @@ class World:
         self.transcript: list[str] = []
         self.cut_short: set[str] = set()
         """Works whose statistics a crash, or another work of the name, may have cut short."""
+        self.to_end: set[Job] = set()
+        """Those of which somebody knows that their following ends: that was accepted."""
         self._callers = 0
         self._epochs: dict[str, int] = {}
         self._start()
@@ -63,6 +49,7 @@ class World:
         self.state = State(maximum_jobs=2, shown_ended=2)
         self.runs: dict[str, Run] = {}
         self.waiting: dict[int, str] = {}
+        self.enders: set[int] = set()
         self.lives: dict[Job, End | None] = {}
         self.ended_at: dict[Job, int] = {}
         self.present: dict[str, Job] = {}
@@ -96,15 +83,21 @@ class World:
         elif kind < 0.3:
             self.feed(ev.RemovalRequested(job=name, caller=self._caller("removal")))
         else:
-            self.feed(
-                ev.Submitted(
-                    job=name,
-                    caller=self._caller("submission"),
-                    at_seconds=float(self.steps),
-                    submission=self._submission(name),
-                    missing="fragment 1" if self.unlucky(0.1) else "",
-                )
+            self._submit(name, self._submission(name))
+
+    def _submit(self, name: str, submission: Submission) -> None:
+        caller = self._caller("submission")
+        if submission.terms.end:
+            self.enders.add(caller)
+        self.feed(
+            ev.Submitted(
+                job=name,
+                caller=caller,
+                at_seconds=float(self.steps),
+                submission=submission,
+                missing="fragment 1" if self.unlucky(0.1) else "",
             )
+        )
 
     def _submission(self, name: str) -> Submission:
         other = self.unlucky(0.1)
@@ -112,7 +105,10 @@ class World:
         return Submission(
             work=f"{name} {other}",
             plan=Plan(number=self.chance.randrange(1, 5), stages=((operator,),)),
-            terms=Terms(priority=self.chance.randrange(2)),
+            terms=Terms(
+                priority=self.chance.randrange(2),
+                end=name == FOLLOWS and self.chance.random() < 0.2,
+            ),
         )
 
     def _caller(self, asks: str) -> int:
@@ -136,15 +132,24 @@ class World:
             return
         name = self.chance.choice(busy)
         run = self.runs[name]
+        left = self.results(name) < self.items(self.work(name))
         if self.unlucky(0.05):
             self._work_ends(name, End(outcome=Outcome.FAILED, reason="DeadlineExceeded"))
-        elif self.results(name) < ITEMS and self.unlucky(0.05):
+        elif left and self.unlucky(0.05):
             self._find_no_room(name)
-        elif self.results(name) < ITEMS:
+        elif left:
             self.disk.results[self.work(name)] = self.results(name) + 1
             run.tally = run.tally.plus(Tally(stored=1, seconds=1.0, tier_hits=(1, 0)))
-        else:
+        elif name != FOLLOWS or run.ending:
             self._work_ends(name, COMPLETE)
+        elif not self.calm:
+            self.disk.arrived[self.work(name)] = self.items(self.work(name)) + 1
+        elif not self.state.jobs[name].submission.terms.end and not self.enders:
+            self._submit(name, Submission(work=self.work(name), terms=Terms(end=True)))
+
+    def items(self, work: str) -> int:
+        """How many items a work has; one that follows gets more."""
+        return self.disk.arrived.get(work, 0) if work.startswith(FOLLOWS) else ITEMS
 
     def _find_no_room(self, name: str) -> None:
         """A result of a job cannot be stored: nothing more of it may be computed."""
@@ -189,6 +194,7 @@ class World:
         self.cut_short |= {self.work(name) for name in self.runs}
         for name in self.state.removing:
             self.cut_short |= self._works(name)
+        to_end, self.to_end = {job.name for job in self.to_end}, set()
         self._start()
         for name, record in sorted(self.disk.records.items()):
             ended = record.end is not None
@@ -205,6 +211,9 @@ class World:
             )
             if record.submission is not None and not ended and name not in self.state.jobs:
                 raise self.wrong(f"{name} was accepted, and does not go on")
+            if name in to_end and not ended:
+                self.to_end.add(self.state.jobs[name])
+        self.check()
 
     # ---- one step, and what it has done ------------------------------------------------------
 
@@ -240,6 +249,10 @@ class World:
                 self._check_end(job)
                 self.ended_at[job] = self.steps
                 self.lives[job] = job.end
+        self.to_end = {job for job in self.to_end if not job.has_ended}
+        for job in self.to_end:
+            if not job.submission.terms.end:
+                raise self.wrong(f"{job.name} follows on, though its end was accepted")
         for name in self.runs:
             if name not in self.state.jobs or self.state.jobs[name].has_ended:
                 raise self.wrong(f"{name} has a run, and no job")
@@ -270,8 +283,11 @@ class World:
         )
         if job.recorded_end and (record is None or record.end != job.end):
             raise self.wrong(f"the end of {job.name} is not on the disk")
-        if job.end.outcome is Outcome.COMPLETE and there < ITEMS:
+        if job.end.outcome is Outcome.COMPLETE and there < self.items(job.submission.work):
             raise self.wrong(f"{job.name} is complete without all its results")
+        followed = job.name == FOLLOWS and not job.submission.terms.end
+        if job.end.outcome is Outcome.COMPLETE and followed:
+            raise self.wrong(f"{job.name} is complete, and nobody has ended its following")
         stored = job.tally.stored
         exact = job.submission.work not in self.cut_short
         if stored > there or (stored < there and exact):
@@ -285,7 +301,8 @@ class World:
                 if caller not in self.waiting:
                     raise self.wrong(f"caller {caller} is answered twice")
                 if self.waiting.pop(caller) == "submission" and isinstance(effect, do.Accept):
-                    self._check_durable(self.state.jobs[effect.job])
+                    self._check_durable(self.state.jobs[effect.job], caller)
+                self.enders.discard(caller)
             case do.Record():
                 if effect.submission is not None:
                     self.present[effect.job] = self.state.jobs[effect.job]
@@ -318,6 +335,7 @@ class World:
                 self._answers.append(lambda: self._open(name))
             case do.Dispatch(epoch=epoch) | do.Amend(epoch=epoch):
                 self._dispatch(name, epoch, first=isinstance(effect, do.Dispatch))
+                self.runs[name].ending |= effect.submission.terms.end
             case do.Withdraw():
                 if not self.runs[name].opened:
                     raise self.wrong(f"{name} is withdrawn before it was dispatched")
@@ -351,10 +369,15 @@ class World:
         if name in self.runs:
             raise self.wrong(f"{name} has a run already")
 
-    def _check_durable(self, job: Job) -> None:
+    def _check_durable(self, job: Job, caller: int) -> None:
         record = self.disk.records.get(job.name)
         if record is None or record.epoch < job.epoch:
             raise self.wrong(f"{job.name} is accepted, and not on the disk")
+        goes_on = job.phase in {Phase.RECORDING, Phase.OPENING, Phase.RUNNING}
+        if caller in self.enders and goes_on and job.stop is None:
+            if record.submission is None or not record.submission.terms.end:
+                raise self.wrong(f"the end of {job.name}'s following is accepted, and not recorded")
+            self.to_end.add(job)
 
     def _record(self, effect: do.Record) -> None:
         if self.unlucky(0.1):
@@ -373,7 +396,8 @@ class World:
             self.feed(ev.OpenFailed(job=name, end=End(outcome=Outcome.FAILED, reason="Folder")))
             return
         self.runs[name].opened = True
-        self.feed(ev.Opened(job=name, items=ITEMS, completed=self.results(name)))
+        items = self.items(self.work(name))
+        self.feed(ev.Opened(job=name, items=items, completed=self.results(name)))
 
     def _close(self, name: str, *, complete: bool) -> None:
         del self.runs[name]

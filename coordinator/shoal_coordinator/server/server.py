@@ -167,7 +167,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     listener = _listener(
         _SessionService(sessions, store, scrubber, roles, settings.stall_seconds),
         CoordinatorService(jobs, streams, overviews, store, roles),
-        FilesService(volume, roles, jobs.runs),
+        FilesService(volume, roles, jobs.refuses_inputs),
     )
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.to_thread, driver.traces.close)

@@ -94,6 +94,21 @@ class CoordinatorService(CoordinatorServicer):
             await job.done.within(CANCEL_SECONDS)
         return job.status()
 
+    async def EndJob(self, request: pb.EndJobRequest, context: _Context) -> pb.JobStatus:
+        await self._roles.require(context, Role.CLIENT)
+        job = await self._find(request.name, context)
+        if not job.has_ended:
+            if not job.request.follow:
+                text = f"job {request.name} does not follow its inputs: it ends by itself"
+                await abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
+            ending = job.request
+            ending.end = True
+            try:
+                job = await self._jobs.submit(ending)
+            except JobRefused as error:
+                await abort(context, _CODES[error.refusal], str(error))
+        return job.status()
+
     # gRPC takes a coroutine that writes its answers as well; its stubs know generators only.
     async def Infer(  # type: ignore[override]
         self, requests: AsyncIterator[pb.InferRequest], context: _Context

@@ -39,6 +39,8 @@ class CoordinatorStub:
     WatchJob: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]
     """The job's status now, then whenever it changed, at most every `interval_seconds`, until it ended."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.JobStatus]
+    EndJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.EndJobRequest, _coordinator_pb2.JobStatus]
+    """Have a job that follows its inputs take no further ones: SubmitJob with `end`, for those who know its name only."""
     ListJobs: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ListJobsRequest, _coordinator_pb2.JobStatus]
     """Every job that is known here, one message each, in the order of their submission; then it ends."""
     RemoveJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.RemoveJobRequest, _coordinator_pb2.RemoveJobResponse]
@@ -72,6 +74,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     WatchJob: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """The job's status now, then whenever it changed, at most every `interval_seconds`, until it ended."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
+    EndJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.EndJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
+    """Have a job that follows its inputs take no further ones: SubmitJob with `end`, for those who know its name only."""
     ListJobs: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ListJobsRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """Every job that is known here, one message each, in the order of their submission; then it ends."""
     RemoveJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RemoveJobRequest, _coordinator_pb2.RemoveJobResponse]  # type: ignore[assignment]
@@ -120,6 +124,14 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.CancelJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]: ...
+
+    @_abc_1.abstractmethod
+    def EndJob(
+        self,
+        request: _coordinator_pb2.EndJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]:
+        """Have a job that follows its inputs take no further ones: SubmitJob with `end`, for those who know its name only."""
 
     @_abc_1.abstractmethod
     def ListJobs(

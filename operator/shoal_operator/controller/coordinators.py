@@ -163,6 +163,8 @@ class _Coordinator:
             lossy=call.lossy,
             parallelism=call.terms.parallelism,
             active_deadline_seconds=call.terms.active_deadline_seconds,
+            follow=call.follow,
+            end=call.terms.end,
         )
         try:
             answer = await client.submit(request)

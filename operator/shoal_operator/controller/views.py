@@ -56,6 +56,7 @@ def run_of(status: pb.JobStatus) -> Run:
             priority=status.terms.priority,
             parallelism=status.terms.parallelism,
             active_deadline_seconds=status.terms.active_deadline_seconds,
+            end=status.terms.end,
         ),
         items=status.items,
         active=status.active,
@@ -70,6 +71,7 @@ def run_of(status: pb.JobStatus) -> Run:
         ),
         reason=status.reason,
         completing=status.completing,
+        following=status.following,
         started_seconds=status.started_seconds,
         fragment_seconds=tuple(
             (each.index, each.compute_seconds) for each in status.stages if each.finished

@@ -76,7 +76,9 @@ class Overviews:
     def _status(self, view: views.KnownDevice) -> pb.DeviceStatus:
         session = self.sessions.last.get(view.name)
         excess = self.driver.excesses.of(view.name)
-        return device_status(view, session, excess, self.store.size_bytes)
+        status = device_status(view, session, excess, self.store.size_bytes)
+        status.peak_bytes = max(status.peak_bytes, self.driver.excesses.highest(view.name))
+        return status
 
     def _device(self, view: views.KnownDevice) -> pb.DeviceOverview:
         session, status = self.sessions.last.get(view.name), self._status(view)

@@ -10,7 +10,7 @@ from shoal_operator.reconcile.decision import Decision, SubmitJob, Terms
 from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, RunState, Worker, WorkerPhase
 from shoal_operator.reconcile.workers import input_follower, result_follower, worker_job
 
-FOLLOWED = {"inputs": {"uri": "pvc://lines/in", "follow": True}}
+FOLLOWED: dict[str, Any] = {"inputs": {"uri": "pvc://lines/in", "follow": True}}
 FOLLOWING = planned(**FOLLOWED)
 ENDING = planned(**FOLLOWED, end=True)
 INPUTS, RESULTS = "ocr-aabbccdd-follow-inputs", "ocr-aabbccdd-follow-results"

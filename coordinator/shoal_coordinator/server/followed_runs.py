@@ -63,7 +63,6 @@ class FollowedRun(JobRun):
 
     @property
     def waiting_files(self) -> int:
-        """Files that have come and were not taken yet."""
         return self._folder.waiting
 
     def start(self, feed: Feed, on_error: Callable[[BaseException], None]) -> None:

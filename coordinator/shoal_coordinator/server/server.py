@@ -262,6 +262,7 @@ def _exposition(address: str, driver: Driver, metrics: CoordinatorMetrics) -> Ex
 async def _measure(driver: Driver, hub: ExchangeHub, metrics: CoordinatorMetrics) -> None:
     while True:
         metrics.refresh(driver.state, hub, driver.deliveries.budget.used)
+        metrics.waiting_files.set(sum(run.waiting_files for run in driver.runs.values()))
         await asyncio.sleep(1.0)
 
 

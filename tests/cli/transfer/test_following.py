@@ -1,13 +1,18 @@
 """Files that come while a copy goes on are carried once, when they are whole."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from cli.transfer.carrying import Shaky, fill, read
+from cli.transfer.conftest import volume_settings
+from shoal_cli.standalone.carrying import Carrier
 from shoal_cli.transfer.addresses import Access
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.following import copy_new
+from shoal_cli.transfer.joined import Reachable
 from shoal_cli.transfer.places import TRIES
+from shoal_coordinator.server import serving
 
 QUICK = 0.05
 
@@ -78,3 +83,30 @@ async def test_a_copy_that_follows_goes_on_after_the_network_broke(tmp_path: Pat
     await asyncio.wait([following])
     assert (tmp_path / "out/000.npz").read_bytes() == files["000.npz"]
     assert any("the line went dead; it is tried again" in each for each in notes)
+
+
+async def test_a_job_elsewhere_gets_inputs_as_they_come_and_gives_results_back(
+    tmp_path: Path,
+) -> None:
+    notes: list[str] = []
+    target = f"unix:{tmp_path}/s"
+    carrier = Carrier(
+        coordinator=Reachable(target),
+        job="camera-1",
+        inputs=tmp_path / "in",
+        outputs=tmp_path / "out",
+        note=notes.append,
+        look_seconds=QUICK,
+    )
+    there = tmp_path / "volume/jobs/camera-1"
+    first = fill(tmp_path / "in", 10)
+    settings = replace(volume_settings(tmp_path), listen=target)
+    async with serving(settings), carrier.carrying():
+        await until_there(there / "in", "000.npz")
+        results = fill(there / "out", 30, 40)
+        await until_there(tmp_path / "out", *results)
+        (tmp_path / "in/late.npz").write_bytes(b"late")
+        await carrier.last_inputs()
+    assert read(there / "in") == {**first, "late.npz": b"late"}
+    assert read(tmp_path / "out") == results
+    assert notes == []

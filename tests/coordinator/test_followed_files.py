@@ -12,6 +12,7 @@ from shoal_coordinator.storage import followed, following
 from shoal_coordinator.storage.catalogues import FailedItem
 from shoal_coordinator.storage.followed import FollowedFiles
 from shoal_coordinator.storage.following import FollowedFolder, FollowedInputs
+from shoal_coordinator.storage.inputs import InputFile
 from shoal_coordinator.storage.job_files import result_file
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.partition import TensorSpec
@@ -57,7 +58,7 @@ class Camera:
         number, row = self.inputs.locate(item)
         return {n: file.name for n, file in self.files_by_number().items()}[number], row
 
-    def files_by_number(self) -> dict[int, following.InputFile]:
+    def files_by_number(self) -> dict[int, InputFile]:
         table = self.inputs._table
         return {number: table[number] for number in table}
 

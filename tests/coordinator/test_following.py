@@ -2,12 +2,15 @@
 
 import asyncio
 import os
+from collections.abc import Awaitable
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
 from coordinator.scripted import connected, whole_model
+from coordinator.test_metrics import measured
 from coordinator.world import World, refusal
 from shoal_coordinator.server import followed_runs
 from shoal_coordinator.storage import following
@@ -156,6 +159,47 @@ async def test_more_files_than_are_held_at_once_wait_on_disk(
         last = await world.ended()
     assert (last.state, last.items) == (api.JobStatus.COMPLETE, 30)
     check_frames(world.folder / "out", *range(30))
+
+
+async def test_a_job_is_ended_by_its_name(world: World) -> None:
+    def end() -> Awaitable[api.JobStatus]:
+        return world.stub.EndJob(api.EndJobRequest(name="job"), timeout=10)
+
+    assert (await refusal(end()))[0] == grpc.StatusCode.NOT_FOUND
+    drop(world.folder / "in", 0)
+    gate = asyncio.Semaphore(0)
+    async with connected(world.device("a", gate=gate)):
+        await world.submit()
+        code, text = await refusal(end())
+        assert code == grpc.StatusCode.FAILED_PRECONDITION
+        assert text == "job job does not follow its inputs: it ends by itself"
+        await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=10)
+        for _ in range(9):
+            gate.release()
+        await world.submit(follow=True, outputs_uri=str(world.folder / "followed"))
+        await world.until(lambda status: status.succeeded == 1)
+        assert (await end()).terms.end
+        last = await world.ended()
+        assert (last.state, last.items) == (api.JobStatus.COMPLETE, 1)
+        assert (await end()).state == api.JobStatus.COMPLETE
+
+
+async def test_a_job_that_follows_streams(world: World) -> None:
+    code, text = await refusal(world.submit(follow=True, mode=api.BARRIER))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert text == "a job that follows its inputs needs mode Streaming"
+
+
+async def test_files_that_wait_are_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "LIVE_FILES", 2)
+    drop(world.folder / "in", *range(5))
+    gate = asyncio.Semaphore(0)
+    async with connected(world.device("a", gate=gate)):
+        await world.submit(follow=True)
+        await world.until(lambda status: status.items == 2)
+        async with asyncio.timeout(20):
+            while (await measured(world))["waiting_files"] != 3:
+                await asyncio.sleep(0.05)
 
 
 async def test_a_job_that_does_not_follow_is_another_job(world: World) -> None:

@@ -29,7 +29,7 @@ from shoal_coordinator.storage.job_files import result_file, result_name
 
 NAME: Final = "followed.sqlite"
 _LISTED_FAILURES: Final = 100_000
-_CHUNK: Final = 500
+_CHUNK: Final = 5000
 _REASON: Final = 2000
 """Characters of a reason that is stored."""
 _SCHEMA: Final = """

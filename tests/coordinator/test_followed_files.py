@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from shoal_coordinator.storage import followed, following
-from shoal_coordinator.storage.catalogues import FailedItem
 from shoal_coordinator.storage.followed import FollowedFiles
 from shoal_coordinator.storage.following import FollowedFolder, FollowedInputs
 from shoal_coordinator.storage.inputs import InputFile
+from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.job_files import result_file
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.partition import TensorSpec

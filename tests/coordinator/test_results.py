@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from shoal_coordinator.storage import results
-from shoal_coordinator.storage.catalogues import FailedItem, FixedFiles
+from shoal_coordinator.storage.catalogues import FixedFiles
+from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.parts import ROWS, ResultFile
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from fuzz.scratch import empty_folder
 from shoal_coordinator.storage.arrays import Limits
-from shoal_coordinator.storage.catalogues import FailedItem, FixedFiles
+from shoal_coordinator.storage.catalogues import FixedFiles
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.inputs import (
     FolderLimits,
@@ -26,6 +26,7 @@ from shoal_coordinator.storage.inputs import (
     InputUnsuitable,
     scan_inputs,
 )
+from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.parts import Part, ResultFile, make_file
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.partition import TensorSpec

@@ -25,7 +25,7 @@ Memory is back when `close` returns.
 """
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -97,13 +97,11 @@ class WholeFragment:
         self.outputs = tuple(value.name for value in session.get_outputs())
 
     def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
-        """One item; raises `RuntimeFailed` and its kinds."""
+        """One item, as views into the arena; raises `RuntimeFailed` and its kinds."""
         try:
-            outputs = self._session.run(self.outputs, feed, stopper.options)
+            return list(self._session.run(self.outputs, feed, stopper.options))
         except Exception as error:  # the runtime's exceptions have no common base but this
             raise failure_of(error, stopped=stopper.stopped) from error
-        # The runtime's arrays are views into its allocator; kept, they would hold all of it back.
-        return [np.array(output) for output in outputs]
 
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped."""
@@ -264,8 +262,13 @@ class Runtime:
             drop(weights)
             taken = self._limit_bytes - limit_bytes + self._meter.used_bytes()
             taken += min(size_of(weights), READ_BYTES) // 2 if is_larger else 0
-            with self._ballast.hold(taken if is_larger or not is_tried else 0):
-                return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)
+            is_bounded = is_larger or not is_tried
+            try:
+                with self._ballast.hold(taken if is_bounded else 0):
+                    return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)
+            finally:
+                if is_bounded:  # the arena has the place of weights, which the next run reads
+                    self.shrink()
         self._meter.begin_peak()
         try:
             outputs, compute_seconds = _run(fragment, feed, stopper)
@@ -286,7 +289,7 @@ class Runtime:
         self._meter.begin_peak()
         with Guard(self._meter, limit_bytes, stopper, weights) as guard:
             try:
-                outputs, compute_seconds = _run(fragment, feed, stopper)
+                outputs, compute_seconds = _run(fragment, feed, stopper, guard.make_room)
             except (Terminated, OutOfBudget) as error:
                 if isinstance(error, Terminated) and not guard.tripped:
                     raise
@@ -312,7 +315,8 @@ class Runtime:
             size = sum(array.nbytes for array in feed.values())
             check_inputs(fragment.inputs, feed)
             self.shrink()
-            peak = self._run_guarded(fragment, feed, Stopper(), limit_bytes).peak_bytes
+            with self._ballast.hold(self._limit_bytes - limit_bytes + self._meter.used_bytes()):
+                peak = self._run_guarded(fragment, feed, Stopper(), limit_bytes).peak_bytes
         except Exceeded as error:
             taken = error.peak_bytes - before
             return curve, Tried(taken_bytes=taken, stopped=True, prepared=is_prepared)
@@ -422,20 +426,25 @@ class Runtime:
 
 
 def _run(
-    fragment: OpenFragment, feed: Mapping[str, Array], stopper: Stopper
+    fragment: OpenFragment,
+    feed: Mapping[str, Array],
+    stopper: Stopper,
+    make_room: Callable[[int], None] | None = None,
 ) -> tuple[list[Array], float]:
+    """Outputs and seconds. What lies in the arena is copied: kept, it would hold back all of that.
+    `make_room` is asked before; raises what it and the run raise."""
     if stopper.stopped:
         raise Terminated("stopped before it began")
     started = perf_counter()
     outputs = fragment.run(feed, stopper)
+    if make_room is not None:
+        make_room(sum(each.nbytes for each in outputs if not each.flags.owndata))
+    outputs = [each if each.flags.owndata else np.array(each) for each in outputs]
     return outputs, perf_counter() - started
 
 
 def _result(
     fragment: OpenFragment, outputs: list[Array], compute_seconds: float, peak_bytes: int
 ) -> RunResult:
-    return RunResult(
-        outputs=dict(zip(fragment.outputs, outputs, strict=True)),
-        compute_seconds=compute_seconds,
-        peak_bytes=peak_bytes,
-    )
+    named = dict(zip(fragment.outputs, outputs, strict=True))
+    return RunResult(outputs=named, compute_seconds=compute_seconds, peak_bytes=peak_bytes)

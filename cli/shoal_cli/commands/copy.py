@@ -3,7 +3,7 @@
 import asyncio
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -26,11 +26,26 @@ EPILOG: Final = (
 )
 
 
+New = Annotated[
+    bool,
+    typer.Option(
+        "--new",
+        help="Copy only files whose names the target lacks, each once it has stopped changing.",
+    ),
+]
+Follow = Annotated[
+    bool,
+    typer.Option(
+        "--follow", help="The same, and go on with files as they come, until interrupted."
+    ),
+]
+
+
 def copy(
     source: options.CopySource,
     target: options.CopyTarget,
-    new: options.CopyNew = False,
-    follow: options.CopyFollow = False,
+    new: New = False,
+    follow: Follow = False,
     volume: options.Volumes = None,
     tls_ca: options.TlsCa = None,
     tls_certificate: options.TlsCertificate = None,

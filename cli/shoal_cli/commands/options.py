@@ -267,19 +267,6 @@ CopySource = Annotated[
         "coordinator://HOST:PORT/jobs/JOB/out.",
     ),
 ]
-CopyNew = Annotated[
-    bool,
-    typer.Option(
-        "--new",
-        help="Copy only files whose names the target lacks, each once it has stopped changing.",
-    ),
-]
-CopyFollow = Annotated[
-    bool,
-    typer.Option(
-        "--follow", help="The same, and go on with files as they come, until interrupted."
-    ),
-]
 CopyTarget = Annotated[
     str,
     typer.Argument(

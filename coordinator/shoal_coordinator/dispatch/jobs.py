@@ -53,10 +53,21 @@ def submit(state: State, event: ev.JobSubmitted) -> None:
         elif spec.epoch == known.spec.epoch:
             _amend(state, known, spec)
         return
-    completed = frozenset(index for index in event.completed if spec.first <= index < spec.items)
-    job = Job(spec=spec, submitted_at=event.at, completed=completed, next_item=spec.first)
-    job.open = spec.items - spec.first - len(completed)
-    rivals = [other.served for other in state.jobs.values()]
+    first, items = spec.first, range(spec.first, spec.items)
+    completed = frozenset(index for index in event.completed if index in items)
+    failed = {item: why for item, why in event.failed.items() if item in items}
+    skipped = completed | failed.keys()
+    job = Job(
+        spec=spec,
+        submitted_at=event.at,
+        completed=completed,
+        skipped=skipped,
+        next_item=first,
+    )
+    job.failed = len(skipped) - len(completed)
+    job.failures.extend(list(failed.items())[:SHOWN_FAILURES])
+    job.open = len(items) - len(skipped)
+    rivals = [other.served for other in state.jobs.values() if not other.spec.holds]
     job.served = min(rivals, default=0)
     state.ended.pop(spec.name, None)
     state.jobs[spec.name] = job
@@ -119,7 +130,7 @@ def _make_queues(state: State, job: Job) -> None:
             service=service,
             predecessors=stage.predecessors,
             consumers=tuple(consumers),
-            wanted=not stage.predecessors,
+            wanted=not stage.predecessors or job.spec.holds,
             moved_bytes=max(other.output_bytes or 0 for other in (stage, *before)),
         )
         job.queues.append(queue)
@@ -199,7 +210,7 @@ def _fill_window(state: State, job: Job) -> None:
         if job.again:
             index = job.again.popleft()
         else:
-            while job.next_item in job.completed:
+            while job.next_item in job.skipped:
                 job.next_item += 1
             if job.next_item >= job.spec.items:
                 return
@@ -266,7 +277,10 @@ def fail_item(state: State, item: Item, failure: ev.Failure) -> None:
     job.failed += 1
     if len(job.failures) < SHOWN_FAILURES:
         job.failures.append((item.index, failure))
-    state.out.append(ins.FailItem(job=job.spec.name, item=item.index, failure=failure))
+    attempts = item.retries + (item.started_at is not None)
+    state.out.append(
+        ins.FailItem(job=job.spec.name, item=item.index, failure=failure, attempts=attempts)
+    )
     _end_item(state, item)
 
 

@@ -54,6 +54,7 @@ class FollowedRun(JobRun):
             failures=tuple(files.failures(SHOWN_FAILURES)),
         )
         self.completed |= files.ended_items()
+        self.failed = {}
         self._failed_places: dict[int, str] = {}
         """Of the first items that failed: their files may have ended since."""
         self._last = False
@@ -92,10 +93,17 @@ class FollowedRun(JobRun):
         except KeyError:
             return f"item {item}"
 
-    def fail(self, item: int, failure: ev.Failure) -> None:
+    def finish(self, item: int, attempts: int) -> None:
+        super().finish(item, attempts)
+        del self._tries[item]  # nobody lists the items of weeks
+
+    def fail(self, item: int, failure: ev.Failure, attempts: int) -> None:
         if len(self._failed_places) < SHOWN_FAILURES:
             self._failed_places[item] = self.place(item)
-        super().fail(item, failure)
+        super().fail(item, failure, attempts)
+
+    def _close_results(self) -> None:
+        self._results.close()
 
     async def _follow(self, feed: Feed) -> None:
         while not self._halted:

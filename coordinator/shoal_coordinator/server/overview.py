@@ -131,7 +131,9 @@ class Overviews:
         lives = self.jobs.all()
         running = [life.job.name for life in lives if not life.has_ended]
         ended = [life.job.name for life in reversed(lives) if life.has_ended]
-        names = dict.fromkeys((*running, *self.driver.state.jobs, *ended))
+        known = self.driver.state.jobs.values()
+        calls = [job.spec.name for job in known if not job.spec.holds]
+        names = dict.fromkeys((*running, *calls, *ended))
         return sorted(names, key=lambda name: name != asked)
 
     def _job(self, name: str, asked: bool) -> pb.JobOverview:

@@ -2,21 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from shoal_coordinator.storage.file_tables import FileTable
 from shoal_coordinator.storage.folders import Folder
+from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.journal import Journal, Line
 from shoal_coordinator.storage.parts import ResultFile
-
-
-@dataclass(frozen=True, slots=True)
-class FailedItem:
-    """An item without a result: where its input is, and why it failed."""
-
-    item: int
-    input: str
-    reason: str
 
 
 class Catalogue(ABC):

@@ -21,10 +21,11 @@ from pathlib import Path
 from threading import RLock
 from typing import Final
 
-from shoal_coordinator.storage.catalogues import Catalogue, FailedItem
+from shoal_coordinator.storage.catalogues import Catalogue
 from shoal_coordinator.storage.file_tables import FileTable
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.inputs import FileContents, InputFile
+from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.job_files import result_file, result_name
 
 NAME: Final = "followed.sqlite"

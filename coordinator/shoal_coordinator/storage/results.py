@@ -38,9 +38,9 @@ from pathlib import Path
 from typing import Final
 
 from shoal_coordinator.storage.arrays import Array
-from shoal_coordinator.storage.catalogues import Catalogue, FailedItem
-from shoal_coordinator.storage.file_tables import FileTable
+from shoal_coordinator.storage.catalogues import Catalogue
 from shoal_coordinator.storage.folders import Folder
+from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.parts import Part, ResultFile, archive_of, make_file
 from shoal_coordinator.storage.result_log import LARGEST_BYTES, ResultLog
 from shoal_protocol.durable_files import is_disk_full, is_transient, is_unwritable
@@ -98,7 +98,7 @@ class ResultStore:
         outputs in order. Raises `OutputsRefused`."""
         self._path = outputs
         self._job = job
-        self._catalogue = catalogue
+        self._catalogue, self._files = catalogue, catalogue.files
         self._names = tuple(names)
         self._made: dict[int, int] = {}
         self._made_in_part: set[int] = set()
@@ -107,6 +107,8 @@ class ResultStore:
         """The names of the files of one item."""
         self._listed = 0
         self._unwritten = 0
+        self.folder: Folder
+        """The job's own folder in the outputs."""
         self.unwritable = ""
         """Why the folder takes no more results of any item, and what to do; empty if it does."""
         with contextlib.ExitStack() as undo:
@@ -114,11 +116,11 @@ class ResultStore:
                 outputs.mkdir(parents=True, exist_ok=True)
                 self._outputs = Folder(outputs)
                 undo.callback(self._outputs.close)
-                self._folder = self._own_folder(undo)
+                self.folder = self._own_folder(undo)
                 self._identify(identity)
-                noted = catalogue.open(self._folder)
+                noted = catalogue.open(self.folder)
                 undo.callback(catalogue.close)
-                self._log = ResultLog(self._folder, self._outputs, self._small, self._note_made)
+                self._log = ResultLog(self.folder, self._outputs, self._small, self._note_made)
                 undo.callback(self._log.close)
                 self._expect((number, self._files[number]) for number in self._files)
                 self._recover(noted)
@@ -131,10 +133,6 @@ class ResultStore:
 
     def close(self) -> None:
         self._resources.close()
-
-    @property
-    def _files(self) -> FileTable[ResultFile]:
-        return self._catalogue.files
 
     def extend(self, files: Sequence[tuple[int, ResultFile]]) -> None:
         """There are more files to make."""
@@ -152,6 +150,9 @@ class ResultStore:
         for part in self._parts.values():
             items.update(part.file.first + row for row in part.stored_rows())
         return frozenset(items)
+
+    def failed(self) -> dict[int, FailedItem]:
+        return {each.item: each for each in self._catalogue.failures(self._catalogue.failed)}
 
     def is_complete(self) -> bool:
         """Whether every file is made, and nothing in it failed."""
@@ -371,7 +372,7 @@ class ResultStore:
         number = self._files.number_of(item)
         if number not in self._parts:
             file = self._files[number]
-            self._parts[number] = Part(self._folder, number, file, self._names)
+            self._parts[number] = Part(self.folder, number, file, self._names)
         return self._parts[number]
 
     # ---- beginning -------------------------------------------------------------------------------
@@ -407,21 +408,21 @@ class ResultStore:
 
     def _identify(self, identity: str) -> None:
         mine = {"version": _VERSION, "job": self._job, "identity": identity}
-        if self._folder.size("job.json") is None:
-            self._folder.replace("job.json", json.dumps(mine).encode())
+        if self.folder.size("job.json") is None:
+            self.folder.replace("job.json", json.dumps(mine).encode())
             return
-        with open(self._folder.open("job.json", os.O_RDONLY), "rb") as file:
+        with open(self.folder.open("job.json", os.O_RDONLY), "rb") as file:
             content = file.read(_MOST_IDENTITY_BYTES)
         try:
             known = json.loads(content)
         except (ValueError, RecursionError) as e:
-            damaged = self._folder.path / "job.json"
+            damaged = self.folder.path / "job.json"
             raise OutputsRefused(self._path, f"hold a damaged {damaged}; delete it") from e
         if known != mine:
             raise OutputsRefused(
                 self._path,
                 f"hold results of another {self._job!r}, of another model or other inputs; "
-                f"choose another folder, or delete {self._folder.path.parent}",
+                f"choose another folder, or delete {self.folder.path.parent}",
             )
 
     def _recover(self, noted: Mapping[int, int]) -> None:
@@ -430,7 +431,7 @@ class ResultStore:
             if self._outputs.size(self._files[number].name) == size:
                 self._made[number] = size
         self._made |= self._log.recover(self._made.keys())
-        for name in self._folder.names():
+        for name in self.folder.names():
             stem, dot, kind = name.partition(".")
             if not dot or kind not in ("part", "part.tmp"):
                 continue
@@ -439,7 +440,7 @@ class ResultStore:
             if kind == "part" and known and number not in self._made:
                 self._part_of(self._files[number].first).recover()
             else:
-                self._folder.remove(name)
+                self.folder.remove(name)
         # What does not hold any more must not be believed later.
         self._catalogue.correct(self._made)
         self._forget_removed(tuple(self._made))

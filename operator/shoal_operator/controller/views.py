@@ -73,6 +73,7 @@ def run_of(status: pb.JobStatus) -> Run:
         completing=status.completing,
         following=status.following,
         started_seconds=status.started_seconds,
+        retry=status.retry,
         fragment_seconds=tuple(
             (each.index, each.compute_seconds) for each in status.stages if each.finished
         ),

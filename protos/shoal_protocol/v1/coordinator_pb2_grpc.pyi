@@ -41,6 +41,15 @@ class CoordinatorStub:
     CancelJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.JobStatus]
     EndJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.EndJobRequest, _coordinator_pb2.JobStatus]
     """Have a job that follows its inputs take no further ones: SubmitJob with `end`, for those who know its name only."""
+    RetryJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.RetryJobRequest, _coordinator_pb2.JobStatus]
+    """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
+    that never ended run, results that exist stay. A job that ends just now is waited for;
+    FAILED_PRECONDITION while it runs, and where it is complete.
+    """
+    ListItems: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ListItemsRequest, _coordinator_pb2.ItemPage]
+    """The items of a job, in their order, as they are now; then it ends. FAILED_PRECONDITION where its
+    inputs were never counted.
+    """
     ListJobs: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ListJobsRequest, _coordinator_pb2.JobStatus]
     """Every job that is known here, one message each, in the order of their submission; then it ends."""
     RemoveJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.RemoveJobRequest, _coordinator_pb2.RemoveJobResponse]
@@ -54,6 +63,12 @@ class CoordinatorStub:
 
     A client that sends faster than its items are answered waits: the coordinator reads no further
     while it holds 64 unanswered items, or 256 MiB of them.
+    """
+    PlaceFragments: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.PlaceFragmentsRequest, _coordinator_pb2.PlacedFragments]
+    """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
+    before there is a job. Devices that join later do the same. It is a lease: it ends three minutes
+    after the last call of this name. A call with another plan replaces it, one without stages ends it.
+    Answers how far it is.
     """
     ListDevices: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListDevicesRequest, _coordinator_pb2.ListDevicesResponse]
     ListFragments: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListFragmentsRequest, _coordinator_pb2.ListFragmentsResponse]
@@ -76,6 +91,15 @@ class CoordinatorAsyncStub(CoordinatorStub):
     CancelJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     EndJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.EndJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """Have a job that follows its inputs take no further ones: SubmitJob with `end`, for those who know its name only."""
+    RetryJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RetryJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
+    """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
+    that never ended run, results that exist stay. A job that ends just now is waited for;
+    FAILED_PRECONDITION while it runs, and where it is complete.
+    """
+    ListItems: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ListItemsRequest, _coordinator_pb2.ItemPage]  # type: ignore[assignment]
+    """The items of a job, in their order, as they are now; then it ends. FAILED_PRECONDITION where its
+    inputs were never counted.
+    """
     ListJobs: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ListJobsRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """Every job that is known here, one message each, in the order of their submission; then it ends."""
     RemoveJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RemoveJobRequest, _coordinator_pb2.RemoveJobResponse]  # type: ignore[assignment]
@@ -89,6 +113,12 @@ class CoordinatorAsyncStub(CoordinatorStub):
 
     A client that sends faster than its items are answered waits: the coordinator reads no further
     while it holds 64 unanswered items, or 256 MiB of them.
+    """
+    PlaceFragments: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.PlaceFragmentsRequest, _coordinator_pb2.PlacedFragments]  # type: ignore[assignment]
+    """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
+    before there is a job. Devices that join later do the same. It is a lease: it ends three minutes
+    after the last call of this name. A call with another plan replaces it, one without stages ends it.
+    Answers how far it is.
     """
     ListDevices: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListDevicesRequest, _coordinator_pb2.ListDevicesResponse]  # type: ignore[assignment]
     ListFragments: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListFragmentsRequest, _coordinator_pb2.ListFragmentsResponse]  # type: ignore[assignment]
@@ -134,6 +164,27 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         """Have a job that follows its inputs take no further ones: SubmitJob with `end`, for those who know its name only."""
 
     @_abc_1.abstractmethod
+    def RetryJob(
+        self,
+        request: _coordinator_pb2.RetryJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]:
+        """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
+        that never ended run, results that exist stay. A job that ends just now is waited for;
+        FAILED_PRECONDITION while it runs, and where it is complete.
+        """
+
+    @_abc_1.abstractmethod
+    def ListItems(
+        self,
+        request: _coordinator_pb2.ListItemsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.ItemPage], _abc.AsyncIterator[_coordinator_pb2.ItemPage]]:
+        """The items of a job, in their order, as they are now; then it ends. FAILED_PRECONDITION where its
+        inputs were never counted.
+        """
+
+    @_abc_1.abstractmethod
     def ListJobs(
         self,
         request: _coordinator_pb2.ListJobsRequest,
@@ -163,6 +214,18 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
 
         A client that sends faster than its items are answered waits: the coordinator reads no further
         while it holds 64 unanswered items, or 256 MiB of them.
+        """
+
+    @_abc_1.abstractmethod
+    def PlaceFragments(
+        self,
+        request: _coordinator_pb2.PlaceFragmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.PlacedFragments, _abc.Awaitable[_coordinator_pb2.PlacedFragments]]:
+        """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
+        before there is a job. Devices that join later do the same. It is a lease: it ends three minutes
+        after the last call of this name. A call with another plan replaces it, one without stages ends it.
+        Answers how far it is.
         """
 
     @_abc_1.abstractmethod

@@ -101,8 +101,7 @@ class Retry:
     *map(immutable, _FIXED),
     stays_true("end"),
     Rule(
-        "!has(self.inputs.follow) || !self.inputs.follow || !has(self.mode) || "
-        "self.mode == 'Streaming'",
+        "!self.inputs.follow || self.mode == 'Streaming'",
         "a job that follows its inputs needs mode Streaming",
     ),
 )

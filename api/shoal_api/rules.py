@@ -47,10 +47,9 @@ def immutable(name: str) -> Rule:
 
 
 def stays_true(name: str) -> Rule:
-    """A flag that has a default and is not taken back."""
-    return Rule(
-        f"!oldSelf.{name} || self.{name}", f"{name} cannot be taken back; make a new object", name
-    )
+    """A flag that is not taken back."""
+    cel = f"!has(oldSelf.{name}) || !oldSelf.{name} || (has(self.{name}) && self.{name})"
+    return Rule(cel, f"{name} cannot be taken back; make a new object", name)
 
 
 def immutable_from_the_start(name: str) -> Rule:

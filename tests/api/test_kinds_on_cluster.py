@@ -324,14 +324,6 @@ def test_what_a_job_is_cannot_be_edited_but_when_it_runs_can(cluster: Cluster) -
     assert "end cannot be taken back" in cluster.refusal(*patch({"end": False}))
 
 
-def test_a_job_that_follows_its_inputs_streams(cluster: Cluster) -> None:
-    barrier = job_named("barrier")
-    barrier["spec"] |= {"mode": "Barrier"}
-    barrier["spec"]["inputs"] |= {"follow": True}
-    said = cluster.refusal("create", "--filename=-", given=barrier)
-    assert "a job that follows its inputs needs mode Streaming" in said
-
-
 def test_what_a_job_has_ended_as_cannot_be_edited(cluster: Cluster) -> None:
     cluster.create(job_named("ended"))
     failed = InferenceJobStatus(

@@ -17,7 +17,7 @@ from shoal_api.fields import (
     Status,
     uri,
 )
-from shoal_api.rules import Rule, ended, exactly_one, immutable, stays_true
+from shoal_api.rules import ended, exactly_one, immutable, stays_true
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Flag, Items, Number, Text, Whole
 from shoal_protocol.choices import Mode, Objective, Policy, Precision
@@ -100,10 +100,6 @@ class Retry:
     exactly_one("poolRef", "placementRef"),
     *map(immutable, _FIXED),
     stays_true("end"),
-    Rule(
-        "!self.inputs.follow || self.mode == 'Streaming'",
-        "a job that follows its inputs needs mode Streaming",
-    ),
 )
 class InferenceJobSpec:
     """What is to be run, where, and how.

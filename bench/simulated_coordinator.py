@@ -76,6 +76,9 @@ class PlayedCoordinator(CoordinatorServicer):
         run.cancelled = True
         return self._status(request.name, run)
 
+    async def EndJob(self, request: pb.EndJobRequest, context: _Context) -> pb.JobStatus:
+        raise NotImplementedError
+
     async def RemoveJob(
         self, request: pb.RemoveJobRequest, context: _Context
     ) -> pb.RemoveJobResponse:

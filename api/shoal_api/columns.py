@@ -8,7 +8,7 @@ from dataclasses import replace
 from shoal_api.conditions import job_word
 from shoal_api.kinds.device import DeviceColumns, DeviceStatus
 from shoal_api.kinds.device_pool import DevicePoolColumns, DevicePoolStatus
-from shoal_api.kinds.inference_job import InferenceJobColumns, InferenceJobStatus
+from shoal_api.kinds.inference_job import InferenceJobColumns, InferenceJobStatus, ItemCounts
 from shoal_api.kinds.model import ModelColumns, ModelStatus
 from shoal_api.kinds.partition import PartitionColumns, PartitionStatus
 from shoal_api.kinds.placement import PlacementColumns, PlacementStatus, StageStatus
@@ -74,7 +74,7 @@ def print_job(
     columns = InferenceJobColumns(
         model=model,
         pool=pool,
-        items=None if items is None else f"{items.succeeded}/{items.total}",
+        items=None if items is None else _done(items),
         rate=None if rate is None else as_rate(rate),
         status=job_word(status.conditions, started=status.start_time is not None),
     )
@@ -94,6 +94,11 @@ def as_rate(items_per_second: float) -> str:
     digits = 0 if items_per_second >= 10 else 1 if items_per_second >= 1 else 2
     text = f"{items_per_second:.{digits}f}"
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text}/s"
+
+
+def _done(items: ItemCounts) -> str:
+    """`120/400`, or `120/400+` where more may come."""
+    return f"{items.succeeded}/{items.total}{'+' if items.following else ''}"
 
 
 def _devices(stages: Sequence[StageStatus]) -> str:

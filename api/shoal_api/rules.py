@@ -46,6 +46,12 @@ def immutable(name: str) -> Rule:
     return Rule(cel, message, name, immutable=True)
 
 
+def stays_true(name: str) -> Rule:
+    """A flag that is not taken back."""
+    cel = f"!has(oldSelf.{name}) || !oldSelf.{name} || (has(self.{name}) && self.{name})"
+    return Rule(cel, f"{name} cannot be taken back; make a new object", name)
+
+
 def immutable_from_the_start(name: str) -> Rule:
     """A field stays as it is; nor can it be given later."""
     message = f"{name} cannot be changed; make a new object"

@@ -121,6 +121,10 @@ class CoordinatorClient:
         request = pb.CancelJobRequest(name=name, reason=reason)
         return await self._ask("CancelJob", self._jobs.CancelJob, request, seconds)
 
+    async def end(self, name: str) -> pb.JobStatus:
+        """Have a job that follows its inputs take no further ones."""
+        return await self._ask("EndJob", self._jobs.EndJob, pb.EndJobRequest(name=name))
+
     async def retry(self, name: str, items: Sequence[int]) -> pb.JobStatus:
         """Run a job that has ended once more: what failed, or these items of it."""
         request = pb.RetryJobRequest(name=name, items=items)

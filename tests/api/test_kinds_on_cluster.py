@@ -320,6 +320,8 @@ def test_what_a_job_is_cannot_be_edited_but_when_it_runs_can(cluster: Cluster) -
     cluster.refusal(*patch({"modelRef": None, "partitionRef": {"name": "x"}}))
     cluster.kubectl(*patch({"suspend": True, "priority": 5, "parallelism": 2}))
     cluster.kubectl(*patch({"activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0}))
+    cluster.kubectl(*patch({"end": True}))
+    assert "end cannot be taken back" in cluster.refusal(*patch({"end": False}))
 
 
 def test_what_a_job_has_ended_as_cannot_be_edited(cluster: Cluster) -> None:

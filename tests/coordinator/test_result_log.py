@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from shoal_coordinator.storage import result_log
+from shoal_coordinator.storage.catalogues import FixedFiles
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.parts import ResultFile
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
@@ -34,7 +35,9 @@ def store(tmp_path: Path) -> Iterator[Open]:
     def opener(folder: Path = tmp_path / "out") -> ResultStore:
         if opened:
             opened.pop().close()
-        opened.append(ResultStore(folder, job="job", identity="i", files=FILES, names=("y",)))
+        opened.append(
+            ResultStore(folder, job="job", identity="i", catalogue=FixedFiles(FILES), names=("y",))
+        )
         return opened[-1]
 
     yield opener

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shoal_coordinator.storage import results
+from shoal_coordinator.storage.catalogues import FixedFiles
 from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.parts import ROWS, ResultFile
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
@@ -28,28 +30,23 @@ NAMES = ("y", "label")
 Open = Callable[..., ResultStore]
 
 
+def open_store(
+    outputs: Path, files: Sequence[ResultFile] = FILES, names: Sequence[str] = NAMES, **own: str
+) -> ResultStore:
+    named = {"job": "job", "identity": "identity", **own}
+    return ResultStore(outputs, catalogue=FixedFiles(files), names=names, **named)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Open]:
     """Opens the store of one folder, as often as wanted; the one before is closed."""
-    opened: list[ResultStore] = []
+    with contextlib.ExitStack() as last:
 
-    def opener(
-        *,
-        files: tuple[ResultFile, ...] = FILES,
-        names: tuple[str, ...] = NAMES,
-        job: str = "job",
-        identity: str = "identity",
-    ) -> ResultStore:
-        if opened:
-            opened.pop().close()
-        opened.append(
-            ResultStore(tmp_path / "out", job=job, identity=identity, files=files, names=names)
-        )
-        return opened[-1]
+        def opener(**how: Any) -> ResultStore:
+            last.close()
+            return last.enter_context(contextlib.closing(open_store(tmp_path / "out", **how)))
 
-    yield opener
-    if opened:
-        opened.pop().close()
+        yield opener
 
 
 def result(item: int) -> dict[str, np.ndarray]:
@@ -245,7 +242,7 @@ def test_damage_costs_items_and_never_gives_a_wrong_result(
         shutil.rmtree(out)
         shutil.copytree(tmp_path / "sound", out)
         (folder / name).write_bytes(damaged((folder / name).read_bytes(), random))
-        results = ResultStore(out, job="job", identity="identity", files=FILES, names=NAMES)
+        results = open_store(out)
         completed = results.completed()
         assert completed <= {0, 1, 2, 4}
         lost += len(completed) < 4
@@ -329,7 +326,7 @@ def test_results_of_another_job_are_not_mixed_with(store: Open, tmp_path: Path) 
 def test_two_processes_do_not_write_to_one_folder(store: Open, tmp_path: Path) -> None:
     store()
     with pytest.raises(OutputsRefused, match="are in use by another process"):
-        ResultStore(tmp_path / "out", job="job", identity="identity", files=FILES, names=NAMES)
+        open_store(tmp_path / "out")
 
 
 def test_a_folder_that_cannot_be_written_is_refused_at_once(store: Open, tmp_path: Path) -> None:
@@ -354,7 +351,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_fails_what_does_not_fit_and_keeps_the_rest(small_disk: Path) -> None:
     files = (*(ResultFile(f"{n}.npz", n, 1) for n in range(3)), ResultFile("r.npz", 3, 4, True))
-    results = ResultStore(small_disk, job="job", identity="i", files=files, names=("y",))
+    results = open_store(small_disk, files, ("y",))
     small, large = np.zeros(1024, np.uint8), np.zeros(300_000, np.uint8)
     for item, array in enumerate((small, large, small, small, large, small, small)):
         results.add(item, {"y": array})
@@ -365,7 +362,7 @@ def test_a_full_disk_fails_what_does_not_fit_and_keeps_the_rest(small_disk: Path
     assert results.complete() is None
     results.close()
     assert sorted(path.name for path in small_disk.glob("*.npz")) == ["0.npz", "2.npz", "r.npz"]
-    again = ResultStore(small_disk, job="job", identity="i", files=files, names=("y",))
+    again = open_store(small_disk, files, ("y",))
     assert again.completed() == {0, 2, 3, 5, 6}
     again.close()
 
@@ -375,11 +372,13 @@ import sys
 from pathlib import Path
 import numpy as np
 from shoal_coordinator.storage.parts import ResultFile
+from shoal_coordinator.storage.catalogues import FixedFiles
 from shoal_coordinator.storage.results import ResultStore
 
 files = (*(ResultFile(f"s{n:03}.npz", n, 1) for n in range(200)),
          *(ResultFile(f"t{n}.npz", 200 + 100 * n, 100, stacked=True) for n in range(8)))
-store = ResultStore(Path(sys.argv[1]), job="job", identity="i", files=files, names=("y",))
+store = ResultStore(
+    Path(sys.argv[1]), job="job", identity="i", catalogue=FixedFiles(files), names=("y",))
 done = store.completed()
 print("completed", *sorted(done), flush=True)
 todo = [item for item in range(1000) if item not in done]

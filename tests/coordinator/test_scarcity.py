@@ -12,6 +12,7 @@ from coordinator.world import World
 from shoal_coordinator.jobs.values import Refusal, Tally
 from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_coordinator.server.jobs import JobRefused
+from shoal_coordinator.storage.catalogues import FixedFiles
 from shoal_coordinator.storage.inputs import scan_inputs
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.parts import ResultFile
@@ -59,7 +60,9 @@ def test_a_lack_of_descriptors_says_nothing_of_the_inputs(tmp_path, save) -> Non
 
 def test_results_that_find_no_descriptor_are_stored_at_the_next_try(tmp_path: Path) -> None:
     def opened() -> ResultStore:
-        return ResultStore(tmp_path, job="job", identity="i", files=FILES, names=("y",))
+        return ResultStore(
+            tmp_path, job="job", identity="i", catalogue=FixedFiles(FILES), names=("y",)
+        )
 
     with no_descriptors(), pytest.raises(OSError, match=LACK):
         opened()
@@ -80,7 +83,9 @@ def test_results_that_find_no_descriptor_are_stored_at_the_next_try(tmp_path: Pa
 
 
 def test_a_large_result_that_finds_no_descriptor_is_stored_at_the_next_try(tmp_path: Path) -> None:
-    store = ResultStore(tmp_path, job="job", identity="i", files=FILES, names=("y",))
+    store = ResultStore(
+        tmp_path, job="job", identity="i", catalogue=FixedFiles(FILES), names=("y",)
+    )
     large = {"y": np.ones((1, 1 << 20), np.float32)}
     store.add(1, {"y": np.zeros((1, 1 << 20), np.float32)})
     with no_descriptors(), pytest.raises(OSError, match=LACK):

@@ -72,7 +72,13 @@ def test_the_release_passes_its_own_test(on_nodes: ShoalOnNodes) -> None:
 
 def test_the_results_read_back_are_the_whole_models(read: ShoalOnNodes) -> None:
     items = read.get("inferencejob", "ocr")["status"]["items"]
-    assert items == {"total": ITEMS, "active": 0, "succeeded": ITEMS, "failed": 0}
+    assert items == {
+        "total": ITEMS,
+        "active": 0,
+        "succeeded": ITEMS,
+        "failed": 0,
+        "following": False,
+    }
     results = read.results()
     assert len(results) == ITEMS
     assert read.difference(results) <= TOLERANCE
@@ -305,7 +311,13 @@ def test_a_job_goes_on_through_an_upgrade_of_everything(read: ShoalOnNodes) -> N
         raise AssertionError(f"{late}\n{read.story_of('inferencejob/long')}") from late
     counts = read.get("inferencejob", "long")["status"]["items"]
     total = ITEMS * TIMES
-    assert counts == {"total": total, "active": 0, "succeeded": total, "failed": 0}
+    assert counts == {
+        "total": total,
+        "active": 0,
+        "succeeded": total,
+        "failed": 0,
+        "following": False,
+    }
     assert read.events("InferenceJob", "long").count("StartedJob") == 1
     read.wait_until("its end is told", lambda: "FinishedJob" in read.events("InferenceJob", "long"))
     assert read.events("InferenceJob", "long").count("FinishedJob") == 1

@@ -138,7 +138,13 @@ class JobOnNodes:
         self.shoal.wait_until("the run is removed", lambda: not self._folder().exists())
         items = self.shoal.get("inferencejob", self.name)["status"]["items"]
         count = self.work.items
-        assert items == {"total": count, "active": 0, "succeeded": count, "failed": 0}
+        assert items == {
+            "total": count,
+            "active": 0,
+            "succeeded": count,
+            "failed": 0,
+            "following": False,
+        }
         ended = Counter(line["file"] for line in self.lines())
         assert ended == dict.fromkeys(range(count), 1), "items ended twice, or not at all"
         results = read_results(self.shoal.volume("lines") / self.name)

@@ -18,6 +18,7 @@ import numpy as np
 
 from fuzz.scratch import empty_folder
 from shoal_coordinator.storage.arrays import Limits
+from shoal_coordinator.storage.catalogues import FixedFiles
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.inputs import (
     FolderLimits,
@@ -212,7 +213,7 @@ def open_results(data: bytes) -> None:
 
 def _opened(outputs: Path) -> ResultStore:
     files = (ResultFile("a.npz", 0, 1), ResultFile("b.npz", 1, 3, stacked=True))
-    return ResultStore(outputs, job="job", identity="i", files=files, names=NAMES)
+    return ResultStore(outputs, job="job", identity="i", catalogue=FixedFiles(files), names=NAMES)
 
 
 def _written(outputs: Path) -> ResultStore:

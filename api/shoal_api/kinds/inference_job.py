@@ -17,7 +17,7 @@ from shoal_api.fields import (
     Status,
     uri,
 )
-from shoal_api.rules import ended, exactly_one, immutable
+from shoal_api.rules import ended, exactly_one, immutable, stays_true
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Flag, Items, Number, Text, Whole
 from shoal_protocol.choices import LARGEST_BATCH, Mode, Objective, Policy, Precision
@@ -47,6 +47,15 @@ class Inputs:
     )
     secret_ref: Reference | None = member(
         REFERENCE, _FOR_THE_STORE, default=None, example={"name": "line-store"}
+    )
+    follow: bool = member(
+        Flag(),
+        "true: files that come while the job runs are taken too, each once, until spec.end is "
+        "true. A file is taken when its size and its time of change were the same in two looks, a "
+        "second or more apart; a file that changes afterwards is not taken again. Not with a web "
+        "address, and only with mode Streaming.",
+        default=False,
+        example=True,
     )
 
 
@@ -102,6 +111,7 @@ class Retry:
     exactly_one("modelRef", "partitionRef", "placementRef"),
     exactly_one("poolRef", "placementRef"),
     *map(immutable, _FIXED),
+    stays_true("end"),
 )
 class InferenceJobSpec:
     """What is to be run, where, and how.
@@ -180,6 +190,13 @@ class InferenceJobSpec:
         example=1,
     )
     suspend: bool = member(Flag(), "true: nothing new starts.", default=False, example=True)
+    end: bool = member(
+        Flag(),
+        "true, of a job that follows its inputs: the files that are there now are the last, and "
+        "the job is Complete when their items have ended. It is not taken back.",
+        default=False,
+        example=True,
+    )
     ttl_seconds_after_finished: int | None = member(
         Whole(minimum=0, maximum=2**31 - 1),
         "So long after its end the job is deleted; absent: never.",
@@ -212,6 +229,9 @@ class ItemCounts:
     active: int = member(COUNT, "Begun and not ended.", default=0, example=6)
     succeeded: int = member(COUNT, "With a result.", default=0, example=120)
     failed: int = member(COUNT, "Given up.", default=0, example=1)
+    following: bool = member(
+        Flag(), "More may come: the job follows its inputs.", default=False, example=False
+    )
 
 
 @record()
@@ -260,7 +280,9 @@ class InferenceJobColumns:
 
     model: str | None = member(COLUMN, "The Model that runs.", default=None, example="ppocr-rec")
     pool: str | None = member(COLUMN, "The DevicePool it runs on.", default=None, example="shelf")
-    items: str | None = member(COLUMN, "Succeeded of all.", default=None, example="120/400")
+    items: str | None = member(
+        COLUMN, "Succeeded of all; `+`: more may come.", default=None, example="120/400"
+    )
     rate: str | None = member(COLUMN, "Items per second.", default=None, example="38/s")
     status: JobWord | None = member(
         Choice(JobWord),

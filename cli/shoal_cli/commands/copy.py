@@ -3,7 +3,7 @@
 import asyncio
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -26,9 +26,26 @@ EPILOG: Final = (
 )
 
 
+New = Annotated[
+    bool,
+    typer.Option(
+        "--new",
+        help="Copy only files whose names the target lacks, each once it has stopped changing.",
+    ),
+]
+Follow = Annotated[
+    bool,
+    typer.Option(
+        "--follow", help="The same, and go on with files as they come, until interrupted."
+    ),
+]
+
+
 def copy(
     source: options.CopySource,
     target: options.CopyTarget,
+    new: New = False,
+    follow: Follow = False,
     volume: options.Volumes = None,
     tls_ca: options.TlsCa = None,
     tls_certificate: options.TlsCertificate = None,
@@ -44,14 +61,18 @@ def copy(
     """
     tls = (tls_ca, tls_certificate, tls_key)
     access = options.access(volume, tls, insecure=insecure)
-    copied = asyncio.run(_copy(source, target, access))
+    copied = asyncio.run(_copy(source, target, access, new=new, follow=follow))
     text = f"{copied.files} files, {format_bytes(copied.bytes)}; {copied.skipped} stood already"
     typer.echo(json.dumps(asdict(copied)) if as_json else text)
 
 
-async def _copy(source_uri: str, target_uri: str, access: "Access") -> "Copied":
+async def _copy(
+    source_uri: str, target_uri: str, access: "Access", *, new: bool, follow: bool
+) -> "Copied":
     from shoal_cli.commands.transfers import TransferLines
-    from shoal_cli.transfer import copying
+    from shoal_cli.transfer import copying, following
 
     async with access.source(source_uri) as source, access.target(target_uri) as target:
+        if new or follow:
+            return await following.copy_new(source, target, options.note, follow=follow)
         return await copying.copy(source, target, TransferLines("copying").show)

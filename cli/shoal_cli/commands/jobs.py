@@ -1,4 +1,4 @@
-"""`shoal devices`, `shoal jobs`, `shoal cancel`: what a coordinator has."""
+"""`shoal devices`, `shoal jobs`, `shoal cancel`, `shoal end`: what a coordinator has."""
 
 import asyncio
 import json
@@ -69,6 +69,20 @@ def cancel(names: JobNames, coordinator: Coordinator = None, remove: Remove = Fa
     asyncio.run(_asked(coordinator, ask))
 
 
+def end(names: JobNames, coordinator: Coordinator = None) -> None:
+    """End the following of jobs that take inputs as they come (inputs.follow).
+
+    The files that are there now are the last. A job ends by itself when their items have ended.
+    """
+
+    async def ask(client: "CoordinatorClient") -> None:
+        for name in names:
+            status = await client.end(name)
+            typer.echo(f"{name}: {status.succeeded} of {status.items} items done")
+
+    asyncio.run(_asked(coordinator, ask))
+
+
 async def _asked(target: str | None, ask: Any) -> Any:
     async with calling(target) as client:
         return await ask(client)
@@ -130,7 +144,7 @@ def _job_table(found: Sequence["pb.JobStatus"]) -> "RenderableType":
         ("state", lambda job: pb.JobStatus.State.Name(job.state).lower()),
     ]
     figures: Columns[pb.JobStatus] = [
-        ("items", lambda job: f"{job.succeeded}/{job.items}"),
+        ("items", lambda job: f"{job.succeeded}/{job.items}{'+' if job.following else ''}"),
         ("failed", lambda job: str(job.failed)),
         ("items/s", lambda job: f"{job.items_per_second:.3g}" if job.items_per_second else "-"),
         ("why", lambda job: job.message or "-"),

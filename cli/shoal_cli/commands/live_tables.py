@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_cli.commands.columns import Columns, ColumnTable
-from shoal_cli.commands.tables import format_seconds, format_tiers, titled
+from shoal_cli.commands.tables import format_done, format_seconds, format_tiers, titled
 from shoal_cli.live.reasons import Why
 from shoal_cli.live.view import (
     CandidateView,
@@ -60,7 +60,8 @@ def _headline(title: str, view: View) -> str:
 def _job_bar(job: JobView) -> RenderableType:
     ended = job.succeeded + job.failed
     row = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=max(1, job.items), completed=ended, width=2 * _BAR)
+    total = None if job.following else max(1, job.items)
+    bar = ProgressBar(total=total, completed=ended, width=2 * _BAR)
     row.add_row(Text(job.name, style="bold"), bar, Text(job_line(job), style=_style(job.state)))
     return row
 
@@ -68,7 +69,8 @@ def _job_bar(job: JobView) -> RenderableType:
 def job_line(job: JobView) -> str:
     """How far a job is, in a line."""
     state = "Completing" if job.completing else job.state
-    parts = [state, f"{job.succeeded + job.failed}/{job.items} items"]
+    ended = job.succeeded + job.failed
+    parts = [state, format_done(ended, job.items, following=job.following)]
     if job.items_per_second is not None:
         parts.append(f"{job.items_per_second:.3g} items/s")
     if job.failed:

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from shoal_cli.commands.columns import plain_table
-from shoal_cli.commands.tables import Waiting, format_seconds
+from shoal_cli.commands.tables import Waiting, format_done, format_seconds
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -138,27 +138,31 @@ def picture(snapshot: Snapshot) -> RenderableType:
     parts: list[RenderableType] = []
     for job in snapshot.jobs:
         ended = job.succeeded + job.failed
-        parts.append(_bar(Text(job.name, style="bold"), ended, job.items, _job_line(job)))
+        total = None if job.following else job.items
+        parts.append(_bar(Text(job.name, style="bold"), ended, total, _job_line(job)))
         parts.append(_stage_table(job))
     parts.append(_device_table(snapshot))
     return Group(*parts)
 
 
-def _bar(what: str | Text, done: int, total: int, line: str) -> Table:
+def _bar(what: str | Text, done: int, total: int | None, line: str) -> Table:
+    """Without a `total` nobody knows how much there will be."""
     row = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=max(1, total), completed=done, width=_BAR_WIDTH)
+    whole = None if total is None else max(1, total)
+    bar = ProgressBar(total=whole, completed=done, width=_BAR_WIDTH)
     row.add_row(what, bar, line)
     return row
 
 
 def _job_line(job: pb.JobStatus) -> str:
     ended = job.succeeded + job.failed
-    parts = [f"{ended}/{job.items} items", f"{job.items_per_second:.3g} items/s"]
+    done = format_done(ended, job.items, following=job.following)
+    parts = [done, f"{job.items_per_second:.3g} items/s"]
     if job.failed:
         parts.append(f"{job.failed} failed")
     if job.retries:
         parts.append(f"{job.retries} retries")
-    if job.items_per_second > 0 and ended < job.items:
+    if job.items_per_second > 0 and ended < job.items and not job.following:
         parts.append(f"{format_seconds((job.items - ended) / job.items_per_second)} left")
     return ", ".join(parts)
 

@@ -264,6 +264,13 @@ def format_tiers(hits: TierHits) -> str:
     return f"{hits.resident}/{hits.cached}/{hits.idle}/{hits.evict}"
 
 
+def format_done(ended: int, items: int, *, following: bool) -> str:
+    """`3/10 items`; while more may come, nobody knows of how many."""
+    if not following:
+        return f"{ended}/{items} items"
+    return f"{ended:,} done" if ended < items else f"{ended:,} done, waiting for more"
+
+
 def format_seconds(seconds: float) -> str:
     """`830 us`, `12.3 ms`, `4.56 s`, `3 min 20 s`."""
     if seconds >= 100:

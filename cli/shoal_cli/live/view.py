@@ -136,6 +136,7 @@ class JobView:
     reason: str
     message: str
     completing: bool
+    following: bool
     items: int
     active: int
     window: int
@@ -284,7 +285,7 @@ def _job(each: pb.JobOverview, past: _Past) -> JobView:
         window=each.window,
         priority=status.terms.priority,
         items_per_second=rate,
-        seconds_left=left / pace if pace and left > 0 else None,
+        seconds_left=left / pace if pace and left > 0 and not status.following else None,
         latency=copied(Latency, status.latency),
         tier_hits=copied(TierHits, status.tier_hits),
         stages=tuple(_stage(stage, longest) for stage in each.stages),

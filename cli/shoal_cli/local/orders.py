@@ -85,6 +85,11 @@ class JobOrder:
         return self.job.metadata.name
 
     @property
+    def follows(self) -> bool:
+        """Whether inputs that come while the job runs are taken too."""
+        return self.job.spec.inputs.follow
+
+    @property
     def lossy(self) -> bool:
         """Whether activations travel in half precision."""
         return self.job.spec.transfer_precision is Precision.HALF

@@ -61,6 +61,8 @@ class PlannedJob:
             active_deadline_seconds=float(spec.active_deadline_seconds or 0),
             parallelism=spec.parallelism or 0,
             lossy=self.order.lossy,
+            follow=spec.inputs.follow,
+            end=spec.end,
             batch=self.order.batch,
             explanation=[
                 *sentences(self.plan),

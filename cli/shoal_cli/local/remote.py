@@ -20,7 +20,7 @@ from shoal_cli.transfer.addresses import Access, is_remote
 from shoal_cli.transfer.copying import copy
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.models import Fetching, default_cache
-from shoal_cli.transfer.places import PAUSE_SECONDS, redacted
+from shoal_cli.transfer.places import PAUSE_SECONDS, TransferRefused, redacted
 from shoal_protocol.units import format_bytes
 
 Note = Callable[[str], None]
@@ -58,6 +58,8 @@ async def download(
             results.append((folder, outputs.uri))
             outputs = replace(outputs, uri=folder.absolute().as_uri())
         if is_remote(inputs.uri):
+            if inputs.follow:
+                raise TransferRefused(_not_followed(name, inputs.uri))
             folder = work / "inputs" / name
             size = await _inputs(access, inputs.uri, folder, pause_seconds)
             note(redacted(f"InferenceJob {name}: {inputs.uri} has {format_bytes(size)}"))
@@ -78,6 +80,14 @@ async def upload(
         async with Access().target(uri) as target:
             copied = await copy(source, target, pause_seconds=pause_seconds)
         note(redacted(f"{copied.files} files of results are in {uri}"))
+
+
+def _not_followed(job: str, uri: str) -> str:
+    return (
+        f"InferenceJob {job}: inputs.follow of {redacted(uri)} works on a cluster; here a folder "
+        f"of this machine is followed: have `shoal copy --follow {redacted(uri)} FOLDER` bring the "
+        "files there"
+    )
 
 
 async def _inputs(access: Access, uri: str, folder: Path, pause_seconds: float) -> int:

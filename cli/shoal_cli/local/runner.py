@@ -5,6 +5,7 @@ coordinator and the agents of each pool, each agent in its cgroup, 4. wait for t
 set the limits, 5. submit and watch, 6. stop everything, 7. verify, 8. report.
 
 The first SIGINT or SIGTERM cancels the jobs and stops everything gracefully; a second one kills.
+Before that, the first SIGINT ends the following of inputs, if a job follows: what has come is done.
 Nothing cancels phase 6: if the first signal arrives in it, only the verification is left out.
 Whatever happens, no process, cgroup or socket is left. Results that were written stay, and a later
 run resumes.
@@ -13,6 +14,7 @@ run resumes.
 import asyncio
 import contextlib
 import datetime
+import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -47,6 +49,7 @@ from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.verification import VerificationRequest, verify
 from shoal_cli.local.workspace import Workspace
+from shoal_coordinator.storage.inputs import SUFFIXES
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
 from shoal_planner.finer_cuts import MOST_CUTS
 from shoal_planner.outcome import Infeasible, Plan
@@ -112,7 +115,7 @@ def check_folders(order: JobOrder) -> None:
         problem = f"{folder} is a file; inputs are a folder of .npz and .npy files"
     elif not folder.is_dir():
         problem = f"there is no folder of inputs {folder}"
-    elif not any(path.suffix in {".npz", ".npy"} for path in folder.iterdir()):
+    elif not order.follows and not any(path.suffix in SUFFIXES for path in folder.iterdir()):
         problem = f"the folder of inputs {folder} has no .npz or .npy file"
     try:
         check_outputs(order.outputs, order.name)
@@ -223,6 +226,8 @@ class _Run:
         await self._run_pools(jobs)
 
     async def _is_finished(self, order: JobOrder) -> bool:
+        if order.follows:
+            return False
         finished = await asyncio.to_thread(find_finished, order, self._workspace)
         if finished is not None:
             self._finished[order.name] = finished
@@ -240,7 +245,7 @@ class _Run:
             elif order.name in self._places:
                 pool, job = self._places[order.name]
                 reports.append(report := pool.job_report(job).verified(found))
-                if report.complete:
+                if report.complete and not order.follows:
                     remember(order, job.prepared, self._workspace)
         return tuple(reports)
 
@@ -421,5 +426,15 @@ class _Run:
             if not self._stopping:
                 task.cancel()
 
-        with handling(dict.fromkeys(ENDING, interrupt)):
+        ending: set[asyncio.Task[None]] = set()
+
+        def end() -> None:
+            following = [pool for pool in self._pools if pool.watch.follows]
+            if self._stopping or not following:
+                interrupt()
+                return
+            self._observer.note("no further inputs are taken; once more to cancel what is left")
+            ending.update(asyncio.ensure_future(pool.watch.end()) for pool in following)
+
+        with handling({**dict.fromkeys(ENDING, interrupt), signal.SIGINT: end}):
             yield

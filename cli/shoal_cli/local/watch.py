@@ -159,6 +159,26 @@ class Watch:
         await self.read_timeline()
         on_snapshot()
 
+    @property
+    def follows(self) -> bool:
+        """Whether a job takes further inputs, and was not told to end that."""
+        requests = self._requests.values()
+        return any(
+            request.follow and not request.end and self._runs(request.name) for request in requests
+        )
+
+    async def end(self) -> None:
+        """Have the jobs that follow their inputs take no further ones. A coordinator that cannot
+        be reached learns it when the jobs are submitted again."""
+        for request in self._requests.values():
+            if request.follow and self._runs(request.name):
+                request.end = True
+                with contextlib.suppress(CallFailed):
+                    self._take(await self._client.submit(request))
+
+    def _runs(self, name: str) -> bool:
+        return name not in self.jobs or self.jobs[name].state not in ENDED
+
     async def cancel(self, reason: str) -> None:
         """Cancel the jobs that have not ended, if the coordinator still runs."""
         names = [name for name in self._requests if name in self.jobs]

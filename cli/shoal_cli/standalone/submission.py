@@ -15,6 +15,8 @@ import asyncio
 import contextlib
 import datetime
 import hashlib
+import platform
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,6 +44,7 @@ from shoal_cli.local.runner import (
 from shoal_cli.local.signals import ENDING, handling
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
+from shoal_cli.standalone.carrying import Carrier
 from shoal_cli.transfer.coordinators import JobFolder, upload_fragments
 from shoal_cli.transfer.copying import Progress, copy
 from shoal_cli.transfer.folders import Folder
@@ -175,6 +178,8 @@ class _Run:
     _notes: list[str] = field(default_factory=list)
     _timelines: dict[float, pb.Timeline] = field(default_factory=dict)
     _interrupted: bool = False
+    _carried: dict[str, Carrier] = field(default_factory=dict)
+    _watched: Watch | None = None
 
     async def run(self, orders: Sequence[JobOrder]) -> RunReport:
         started, begun = datetime.datetime.now(datetime.UTC), time.monotonic()
@@ -268,6 +273,10 @@ class _Run:
                 upload_fragments, self.workspace.store, digests, client, self.coordinator.target
             )
             await with_tries(PAUSE_SECONDS, partial(upload, on_bytes=lambda size: None))
+            if sent.order.follows:
+                if sent.order.job.spec.end:
+                    await self._carrier(sent).last_inputs()
+                return
             source = Folder(str(sent.order.inputs), sent.order.inputs)
             await copy(source, self._folder(sent, "in", client), show)
 
@@ -283,9 +292,14 @@ class _Run:
             self.observer.running(Snapshot(jobs=statuses, devices=devices, restarts={}))
 
         self.observer.phase(f"running on {self.coordinator.target}")
+        self._watched = watch
         try:
-            await watch.run(show)
+            async with contextlib.AsyncExitStack() as carrying:
+                for carrier in self._carriers(jobs):
+                    await carrying.enter_async_context(carrier.carrying())
+                await watch.run(show)
         finally:
+            self._watched = None
             self._timelines.update(watch.timelines)
             for sent in jobs:
                 status = watch.jobs.get(sent.name, pb.JobStatus())
@@ -296,6 +310,9 @@ class _Run:
         """Phase 4, for one job."""
         name = sent.order.name
         self.observer.phase(f"fetching the results of {name}")
+        if sent.order.follows:
+            await self._carrier(sent).fetch(follow=False)
+            return
         async with self.coordinator.calling() as client:
             source = self._folder(sent, "out", client)
             if await source.entries():
@@ -316,13 +333,34 @@ class _Run:
         place = f"jobs/{sent.name}/{folder}"
         return JobFolder(f"coordinator://{self.coordinator.target}/{place}", client, place)
 
+    def _carrier(self, sent: Sent) -> Carrier:
+        if sent.name not in self._carried:
+            self._carried[sent.name] = Carrier(
+                coordinator=self.coordinator,
+                job=sent.name,
+                inputs=sent.order.inputs,
+                outputs=sent.order.outputs,
+                note=self._note,
+            )
+        return self._carried[sent.name]
+
+    def _carriers(self, jobs: Sequence[Sent]) -> list[Carrier]:
+        return [self._carrier(sent) for sent in jobs if sent.order.follows]
+
+    async def _end_following(self, watch: Watch) -> None:
+        """Send what has come, then have the jobs take no more."""
+        for carrier in self._carried.values():
+            await carrier.last_inputs()
+        await watch.end()
+
     def _note(self, text: str) -> None:
         self._notes.append(text)
         self.observer.note(text)
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """A signal ends the run here; what runs on the coordinator is not touched."""
+        """A signal ends the run here; what runs on the coordinator is not touched. Before that,
+        the first SIGINT ends the following of inputs, if a job follows."""
         task = asyncio.current_task()
         assert task is not None
 
@@ -330,7 +368,17 @@ class _Run:
             self._interrupted = True
             task.cancel()
 
-        with handling(dict.fromkeys(ENDING, interrupt)):
+        ending: list[asyncio.Task[None]] = []
+
+        def end() -> None:
+            watch = self._watched
+            if watch is None or not watch.follows or ending:
+                interrupt()
+                return
+            self._note("what has come is the last; once more to leave, and the job runs on")
+            ending.append(asyncio.create_task(self._end_following(watch)))
+
+        with handling({**dict.fromkeys(ENDING, interrupt), signal.SIGINT: end}):
             yield
 
 
@@ -354,9 +402,14 @@ def name_there(job: PlannedJob) -> str:
     Raises `JobRefused` for inputs that cannot be read."""
     document = job.prepared.document
     try:
-        inputs = scan_inputs(job.order.inputs, document.inputs).digest
+        inputs = _followed(job) or scan_inputs(job.order.inputs, document.inputs).digest
     except InputsRefused as error:
         raise JobRefused(f"job {job.order.name}: {error}") from error
     facts = (document.model_digest, inputs, str(job.order.lossy))
     digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()
     return f"{job.order.name[:_NAME_LENGTH].rstrip('-.')}-{digest[:8]}"
+
+
+def _followed(job: PlannedJob) -> str:
+    """What inputs that are followed are: their folder here, whatever is in it; else empty."""
+    return f"{platform.node()}:{job.order.inputs.resolve()}" if job.order.follows else ""

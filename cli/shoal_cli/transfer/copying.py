@@ -1,7 +1,7 @@
 """Files from a source to a target: what is there already is skipped, what breaks is resumed."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -55,19 +55,15 @@ async def copy(
         raise TransferRefused(f"{source.address}: there are no files")
     progress = Progress(len(entries), sum(entry.size_bytes for entry in entries))
     existing = await target.existing()
-    work = _Copy(source, target, existing, progress, on_progress, pause_seconds)
-    remaining = iter(entries)
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(FILES_AT_ONCE, len(entries))):
-                group.create_task(work.run(remaining))
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None  # the others were cancelled for it
+    work = Copy(source, target, existing, progress, on_progress, pause_seconds)
+    await work.copy(entries)
     return Copied(files=len(entries), bytes=progress.bytes, skipped=work.skipped)
 
 
 @dataclass(slots=True)
-class _Copy:
+class Copy:
+    """A copy under way; `existing` are the sizes of what the target has already."""
+
     source: Source
     target: Target
     existing: Mapping[str, int]
@@ -76,7 +72,17 @@ class _Copy:
     pause_seconds: float
     skipped: int = 0
 
-    async def run(self, entries: Iterable[Entry]) -> None:
+    async def copy(self, entries: Sequence[Entry]) -> None:
+        """Copy these, some at once."""
+        remaining = iter(entries)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(FILES_AT_ONCE, len(entries))):
+                    group.create_task(self._run(remaining))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the others were cancelled for it
+
+    async def _run(self, entries: Iterable[Entry]) -> None:
         """Take one entry after the other, beside others that do the same."""
         for entry in entries:
             await with_tries(self.pause_seconds, partial(self._try, entry))

@@ -75,9 +75,10 @@ class Stage:
 class JobSpec:
     """A bounded piece of work: `items` inputs through `stages`, which are in topological order.
 
-    An `open_ended` job gets more of them by `ItemsArrived`, and runs until it is cancelled. One
-    that `holds` has none: its fragments are fetched, and loaded where there is room that no other
-    job needs, on their homes.
+    An `open_ended` job gets more of them by `ItemsArrived`, and runs until the last have arrived
+    and ended, or it is cancelled. Items before `first` have ended in earlier runs. One that `holds`
+    has none: its fragments are fetched, and loaded where there is room that no other job needs, on
+    their homes.
     """
 
     name: str
@@ -93,6 +94,7 @@ class JobSpec:
     parallelism: int = 0
     """Items on their way at once, at most; 0: as many as keep the devices busy."""
     open_ended: bool = False
+    first: int = 0
     holds: bool = False
 
 
@@ -145,10 +147,12 @@ class JobCancelled(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemsArrived(_Event):
-    """An open-ended job has so many items now, those that have ended among them."""
+    """An open-ended job has so many items now, those that have ended among them. `last`: no more
+    arrive."""
 
     job: str
     items: int
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

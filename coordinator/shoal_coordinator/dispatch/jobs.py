@@ -8,7 +8,7 @@ runs before the fragment changes, so it is larger then. Barrier mode admits ever
 it is for.
 
 Each item ends once: `FinishItem`, answered, or `FailItem`. Each job ends once: `FinishJob`. An
-open-ended job ends when it is cancelled, or cannot go on; until then more items may arrive.
+open-ended job gets more items until its last have arrived; then it is as any other.
 
 A newer epoch of a job voids everything of the older one on every device that hears of it (the
 protocol's rule), so a new plan starts the items over that are under way; finished ones stay. In the
@@ -53,13 +53,20 @@ def submit(state: State, event: ev.JobSubmitted) -> None:
         elif spec.epoch == known.spec.epoch:
             _amend(state, known, spec)
         return
-    completed = frozenset(index for index in event.completed if 0 <= index < spec.items)
-    failed = {item: why for item, why in event.failed.items() if 0 <= item < spec.items}
+    first, items = spec.first, range(spec.first, spec.items)
+    completed = frozenset(index for index in event.completed if index in items)
+    failed = {item: why for item, why in event.failed.items() if item in items}
     skipped = completed | failed.keys()
-    job = Job(spec=spec, submitted_at=event.at, completed=completed, skipped=skipped)
+    job = Job(
+        spec=spec,
+        submitted_at=event.at,
+        completed=completed,
+        skipped=skipped,
+        next_item=first,
+    )
     job.failed = len(skipped) - len(completed)
     job.failures.extend(list(failed.items())[:SHOWN_FAILURES])
-    job.open = spec.items - len(skipped)
+    job.open = len(items) - len(skipped)
     rivals = [other.served for other in state.jobs.values() if not other.spec.holds]
     job.served = min(rivals, default=0)
     state.ended.pop(spec.name, None)
@@ -72,12 +79,16 @@ def submit(state: State, event: ev.JobSubmitted) -> None:
 
 
 def extend(state: State, event: ev.ItemsArrived) -> None:
-    """An open-ended job has more items."""
+    """An open-ended job has more items, or has all of them."""
     job = state.jobs.get(event.job)
-    if job is None or event.items <= job.spec.items:
+    if job is None or not job.spec.open_ended:
         return
-    job.open += event.items - job.spec.items
-    job.spec = replace(job.spec, items=event.items)
+    job.open += max(0, event.items - job.spec.items)
+    items = max(job.spec.items, event.items)
+    job.spec = replace(job.spec, items=items, open_ended=not event.last)
+    if not job.open and event.last:
+        end_job(state, job, None)
+        return
     state.worklist.admitting.append(job)
 
 
@@ -131,7 +142,7 @@ def _replan(state: State, job: Job, spec: ev.JobSpec) -> None:
         abandon(state, item)
         del job.active[item.index]
     queues = job.queues
-    job.spec = replace(spec, items=job.spec.items)
+    job.spec = replace(spec, items=job.spec.items, open_ended=job.spec.open_ended)
     job.again.extend(sorted(item.index for item in items))
     job.queues = []
     _make_queues(state, job)

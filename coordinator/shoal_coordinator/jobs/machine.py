@@ -25,14 +25,16 @@ or outputs that take no more results (`ResultsUnwritable`). Requests about one n
 at a time, in their order; they wait while a record is being written, and while the job is stopping:
 a submission after a cancellation begins the next life, one before it is cancelled as well. A
 submission of the same work amends a job that is OPENING or RUNNING: the new terms are recorded,
-then dispatched (`Amend`). One that completes is only joined: nothing is left to dispatch, and to
-dispatch it would start the job again. A retry waits for its end.
+then dispatched (`Amend`). So does the end of following: it is one of the terms, and a later
+submission without it does not take it back. One that completes is only joined: nothing is left to
+dispatch, and to dispatch it would start the job again. A retry waits for its end.
 
 Invariants, which the simulation checks at every step:
 
 - A life has one end; the end is durable before ENDED, or its record is tried again until it is.
 - Between `Open` and `Closed` a job has one run, dispatched at most once, amended while RUNNING.
 - No effect names a job that is gone. Each caller receives exactly one answer.
+- A job that follows its inputs completes only when its end is one of its terms, on the disk.
 - Statistics add up over runs and lives, as long as the results stand.
 
 The parts: `requests` (what clients ask), `records` (what is durable), and here a run's own course.

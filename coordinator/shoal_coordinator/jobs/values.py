@@ -22,11 +22,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a user may change while the job runs. 0: no limit, no deadline."""
+    """What a user may change while the job runs. 0: no limit, no deadline. `end`: a job that
+    follows its inputs takes no further ones; that is never taken back."""
 
     priority: int = 0
     parallelism: int = 0
     active_deadline_seconds: float = 0.0
+    end: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,8 @@ class Submission:
         """The terms of `newer`, and its plan if that has a higher number. A retry is for a job that
         has ended."""
         plan = newer.plan if newer.plan.number > self.plan.number else self.plan
-        return replace(self, plan=plan, terms=newer.terms)
+        terms = replace(newer.terms, end=self.terms.end or newer.terms.end)
+        return replace(self, plan=plan, terms=terms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

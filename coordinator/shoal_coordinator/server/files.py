@@ -54,11 +54,11 @@ _CODES: Final[Mapping[type[Exception], grpc.StatusCode]] = {
 class FilesService(FilesServicer):
     """The four calls; for workers and users."""
 
-    def __init__(self, volume: Volume, roles: Roles, runs: Callable[[str], bool]) -> None:
-        """`runs` says of a job's name whether it has been submitted and has not ended."""
+    def __init__(self, volume: Volume, roles: Roles, refuses: Callable[[str], bool]) -> None:
+        """`refuses` says of a job's name whether it runs, and its inputs stay as they are."""
         self._volume = volume
         self._roles = roles
-        self._runs = runs
+        self._refuses = refuses
         self._uploads = CallLimiter(total=UPLOADS, each=1)
         self._downloads = asyncio.Semaphore(DOWNLOADS)
 
@@ -82,7 +82,7 @@ class FilesService(FilesServicer):
                     first.header.version,
                 )
                 if isinstance(found, Upload):
-                    if isinstance(path, JobPath) and self._runs(path.job):
+                    if isinstance(path, JobPath) and self._refuses(path.job):
                         raise vol.ContentRefused(
                             f"job {path.job} runs; its inputs stay as they are"
                         )

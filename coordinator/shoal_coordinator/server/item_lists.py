@@ -31,6 +31,11 @@ class Active(NamedTuple):
 async def items_of(life: Life) -> tuple[ItemList, Mapping[int, Active]]:
     """How a job's items have ended, and which are active. Raises `NotListed`."""
     view, run, name = life.view(), life.run, life.job.name
+    if life.request is not None and life.request.follow:
+        raise NotListed(
+            f"job {name} follows its inputs, so its items are not listed; those that failed are in "
+            "failures.json beside its results"
+        )
     if run is not None:
         active = {} if view is None else {n: _active(item) for n, item in view.active.items()}
         return await run.items(), active

@@ -188,6 +188,10 @@ class Jobs:
         job = self._state.jobs.get(name)
         return job is not None and not job.has_ended
 
+    def refuses_inputs(self, name: str) -> bool:
+        """Whether a job runs whose inputs stay as they are."""
+        return self.runs(name) and not self._lives[self._state.jobs[name]].work.request.follow
+
     def fragments_in_use(self) -> frozenset[Digest]:
         """The fragments of jobs that have not ended; called from other threads."""
         lives = map(self._lives.get, tuple(self._state.jobs.values()))

@@ -4,7 +4,7 @@ the machine's effects on a run are performed."""
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic_ns, time
 from typing import assert_never
 
@@ -17,6 +17,7 @@ from shoal_coordinator.jobs.state import Job, Phase
 from shoal_coordinator.jobs.values import NOTHING, End, Outcome, Tally
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
+from shoal_coordinator.server.followed_runs import open_followed_run
 from shoal_coordinator.server.messages import (
     as_submitted,
     job_status,
@@ -93,6 +94,10 @@ class Life:
         """The part of its submission that never changes; None where that was not recorded."""
         return self.recorded if self._work is None else self._work.request
 
+    def submitted(self) -> pb.SubmitJobRequest:
+        """All of the submission, of a job that has not ended."""
+        return request_of(self.work.request, self.job.submission)
+
     @property
     def fragments_in_use(self) -> frozenset[Digest]:
         """Its fragments, until it has ended."""
@@ -121,7 +126,7 @@ class Life:
         if self.counts is not None:
             status.CopyFrom(self.counts)
         elif self.run is not None and (view := self.view()) is not None:
-            status = job_status(view, self.run.inputs.place)
+            status = job_status(view, self.run.place, self.run.earlier)
         status.completing = job.completes
         return as_submitted(with_tally(status, job.past.plus(self.tally())), job.submission)
 
@@ -167,12 +172,14 @@ class Life:
             logger.exception("job %s", name)
             message = f"the coordinator failed while it opened the job's folders: {error!r}"
             return ev.OpenFailed(job=name, end=_failed("CoordinatorFailed", message))
-        return ev.Opened(job=name, items=len(self.run.inputs), completed=len(self.run.completed))
+        run = self.run
+        return ev.Opened(job=name, items=len(run.inputs), completed=run.first + len(run.completed))
 
     def _open_run(self) -> JobRun:
         crashes = self._ledger.crash_count(self.job.name)
-        request = request_of(self.work.request, self.job.submission)
-        return open_run(request, self.work.document, self.job.epoch, crashes)
+        request = self.submitted()
+        opener = open_followed_run if request.follow else open_run
+        return opener(request, self.work.document, self.job.epoch, crashes)
 
     def dispatch(self, effect: do.Dispatch | do.Amend) -> None:
         assert self.run is not None, "it was opened"
@@ -187,8 +194,12 @@ class Life:
             items=len(run.inputs),
             epoch=effect.epoch,
             deadline=run.deadline,
+            open_ended=run.follows,
         )
+        spec = replace(spec, first=run.first)
         run.begin_epoch(effect.epoch)
+        if request.end:
+            run.end()
         match effect:
             case do.Dispatch():
                 driver.runs[name] = run
@@ -212,10 +223,9 @@ class Life:
         if view is None or self.run is None:
             end = _failed("CoordinatorFailed", "the dispatcher has lost the job")
             return ev.WorkEnded(job=name, end=end, whole=False, tally=NOTHING)
-        place = self.run.inputs.place
-        self.counts = job_status(view, place)
-        whole = view.phase is JobPhase.COMPLETE
-        return ev.WorkEnded(job=name, end=run_end(view, place), whole=whole, tally=self.tally())
+        self.counts = job_status(view, self.run.place, self.run.earlier)
+        whole, end = view.phase is JobPhase.COMPLETE, run_end(view, self.counts)
+        return ev.WorkEnded(job=name, end=end, whole=whole, tally=self.tally())
 
     async def close(self, *, complete: bool) -> ev.Closed:
         name, run, self.run = self.job.name, self.run, None

@@ -13,10 +13,12 @@ from typing import Final
 
 from shoal_coordinator.dispatch.events import Failure, FailureKind
 from shoal_coordinator.dispatch.instructions import Tier
+from shoal_coordinator.dispatch.jobs import SHOWN_FAILURES
 from shoal_coordinator.dispatch.state import Job, JobPhase, StageQueue
 from shoal_coordinator.dispatch.views import KnownDevice
 from shoal_coordinator.jobs.values import End, Outcome, Plan, Retry, Submission, Tally, Terms
 from shoal_coordinator.server import wire
+from shoal_coordinator.server.runs import Earlier
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import PartitionDocument
@@ -24,7 +26,7 @@ from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 _PLAN: Final = ("epoch", "stages", "explanation")
-_TERMS: Final = ("priority", "parallelism", "active_deadline_seconds")
+_TERMS: Final = ("priority", "parallelism", "active_deadline_seconds", "end")
 _SENTENCES: Final = 16
 """Of a plan's explanation; each has at most `_SENTENCE` characters."""
 _SENTENCE: Final = 500
@@ -104,23 +106,33 @@ def as_submitted(status: pb.JobStatus, submission: Submission) -> pb.JobStatus:
 # ---- statuses ------------------------------------------------------------------------------------
 
 
-def job_status(job: Job, place: Callable[[int], str]) -> pb.JobStatus:
-    """A run as the dispatcher sees it; `place` says where an item's input is. The statistics that
-    add up over runs are for `with_tally`."""
+def job_status(
+    job: Job, place: Callable[[int], str], earlier: Earlier | None = None
+) -> pb.JobStatus:
+    """A run as the dispatcher sees it; `place` says where an item's input is, `earlier` what runs
+    before have done. The statistics that add up over runs are for `with_tally`."""
     pending = job.phase is JobPhase.PENDING
+    earlier = earlier or Earlier(succeeded=len(job.completed))
     status = pb.JobStatus(
         name=job.spec.name,
         state=pb.JobStatus.PENDING if pending else pb.JobStatus.RUNNING,
         items=job.spec.items,
         active=len(job.active),
-        succeeded=len(job.completed) + job.succeeded,
-        failed=job.failed,
-        resumed=len(job.completed),
+        succeeded=earlier.succeeded + job.succeeded,
+        failed=earlier.failed + job.failed,
+        resumed=earlier.succeeded,
+        following=job.spec.open_ended,
         epoch=job.spec.epoch,
         failures=[
-            pb.ItemFailure(item=item, input=place(item), reason=wire.failure_text(failure))
-            for item, failure in job.failures
-        ],
+            *(
+                pb.ItemFailure(item=each.item, input=each.input, reason=each.reason)
+                for each in earlier.failures
+            ),
+            *(
+                pb.ItemFailure(item=item, input=place(item), reason=wire.failure_text(failure))
+                for item, failure in job.failures
+            ),
+        ][:SHOWN_FAILURES],
         stages=[
             pb.StageStatus(
                 index=queue.stage,
@@ -192,17 +204,17 @@ def run_tally(job: Job, now: Nanoseconds, now_seconds: float) -> Tally:
     )
 
 
-def run_end(job: Job, place: Callable[[int], str]) -> End:
-    """How a run has ended. As with a `batch/v1` Job, one failed item fails the whole; but only once
-    all have ended, and the results of the others stay.
+def run_end(job: Job, status: pb.JobStatus) -> End:
+    """How a run has ended, whose last status this is. As with a `batch/v1` Job, one failed item
+    fails the whole; but only once all have ended, and the results of the others stay.
     """
     if job.failure is not None:
         return _failed(job.failure)
-    if not job.failed:
+    if not status.failed:
         return End(outcome=Outcome.COMPLETE)
-    message = f"{job.failed} of {job.spec.items} items failed"
-    for item, failure in job.failures[:1]:
-        where, why = place(item), wire.failure_text(failure)
+    message = f"{status.failed} of {status.items} items failed"
+    for failure in status.failures[:1]:
+        where, why = failure.input, failure.reason
         message += f"; first: {why}" if why.startswith(where) else f"; first: {where}: {why}"
     return End(outcome=Outcome.FAILED, reason="ItemsFailed", message=message)
 

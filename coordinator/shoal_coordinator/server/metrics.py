@@ -126,6 +126,9 @@ class CoordinatorMetrics:
         self._ready = self._gauge("ready_tasks", "Tasks that could run and wait for a device.")
         self._running = self._gauge("running_tasks", "Tasks given to devices and not ended.")
         self._active = self._gauge("active_items", "Items admitted and not ended.")
+        self.waiting_files = self._gauge(
+            "waiting_files", "Files in followed folders that were not taken yet."
+        )
         self._inputs = self._gauge("input_bytes_in_flight", "Inputs read and not delivered yet.")
         self._results = self._gauge("result_bytes_in_flight", "Results being received.")
         measured, predicted = "measured by its device", "predicted by the plan"

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from time import monotonic, monotonic_ns, sleep
 from typing import Final, ParamSpec, TypeVar
 
@@ -49,6 +50,15 @@ Held = list[tuple[int, Mapping[str, Array]]]
 """Results in memory, by item."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What runs before have done of a job: the items that ended, and the first that failed."""
+
+    succeeded: int = 0
+    failed: int = 0
+    failures: tuple[FailedItem, ...] = ()
+
+
 class OutputsUnwritable(Exception):
     """A job's outputs take no more results of any item; the text says why and what to do."""
 
@@ -69,6 +79,11 @@ class JobRun(Run):
         self.inputs = inputs
         self.completed = results.completed()
         """The items whose results existed when the run began."""
+        self.earlier = Earlier(succeeded=len(self.completed))
+        self.first = 0
+        """Items before this one have ended."""
+        self.follows = False
+        """More items may arrive."""
         self.failed = {
             each.item: ev.Failure(kind=ev.FailureKind.OUTPUT, message=each.reason)
             for each in results.failed().values()
@@ -102,6 +117,9 @@ class JobRun(Run):
 
         self._writing = asyncio.create_task(self._write_results(feed))
         self._writing.add_done_callback(ended)
+
+    def end(self) -> None:
+        """Take no further items: of use where items arrive while the job runs."""
 
     async def close(self, *, complete: bool) -> str | None:
         """Store what is pending, complete the results if `complete`, and release the folders; why

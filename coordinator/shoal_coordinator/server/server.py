@@ -169,7 +169,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     listener = _listener(
         _SessionService(sessions, store, scrubber, roles, settings.stall_seconds),
         CoordinatorService(jobs, streams, overviews, placements, store, roles),
-        FilesService(volume, roles, jobs.runs),
+        FilesService(volume, roles, jobs.refuses_inputs),
     )
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.to_thread, driver.traces.close)
@@ -267,6 +267,7 @@ def _exposition(address: str, driver: Driver, metrics: CoordinatorMetrics) -> Ex
 async def _measure(driver: Driver, hub: ExchangeHub, metrics: CoordinatorMetrics) -> None:
     while True:
         metrics.refresh(driver.state, hub, driver.deliveries.budget.used)
+        metrics.waiting_files.set(sum(run.waiting_files for run in driver.runs.values()))
         await asyncio.sleep(1.0)
 
 

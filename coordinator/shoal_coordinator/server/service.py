@@ -101,6 +101,21 @@ class CoordinatorService(CoordinatorServicer):
             await job.done.within(CANCEL_SECONDS)
         return job.status()
 
+    async def EndJob(self, request: pb.EndJobRequest, context: _Context) -> pb.JobStatus:
+        await self._roles.require(context, Role.CLIENT)
+        job = await self._find(request.name, context)
+        if not job.has_ended:
+            if not job.submitted().follow:
+                text = f"job {request.name} does not follow its inputs: it ends by itself"
+                await abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
+            ending = job.submitted()
+            ending.end = True
+            try:
+                job = await self._jobs.submit(ending)
+            except JobRefused as error:
+                await abort(context, _CODES[error.refusal], str(error))
+        return job.status()
+
     async def RetryJob(self, request: pb.RetryJobRequest, context: _Context) -> pb.JobStatus:
         await self._roles.require(context, Role.CLIENT)
         if len(request.items) > wire.MOST_RETRIED:

@@ -85,6 +85,11 @@ class Run(ABC):
     def _take_in_small(self, received: ReceivedActivation) -> None:
         """Store results that came with a reply."""
 
+    @property
+    def waiting_files(self) -> int:
+        """Files of inputs that have come and were not taken yet."""
+        return 0
+
     # ---- results ---------------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> None:

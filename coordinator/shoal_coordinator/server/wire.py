@@ -324,12 +324,18 @@ def check_submission(request: api.SubmitJobRequest, document: PartitionDocument)
         raise Malformed(f"{request.name[:260]!r} is no name for a job, such as ocr-1")
     if request.mode not in _MODES or request.policy not in _POLICIES:
         raise Malformed(f"mode {request.mode} or policy {request.policy} is not known here")
+    if request.follow and request.mode != api.STREAMING:
+        raise Malformed("a job that follows its inputs needs mode Streaming")
     if request.stages and len(request.stages) != len(document.fragments):
         raise Malformed(
             f"the plan has {len(request.stages)} stages, the partition {len(document.fragments)}"
         )
     for placement in request.stages:
         _check_stage(placement)
+    _check_numbers(request)
+
+
+def _check_numbers(request: api.SubmitJobRequest) -> None:
     if not 0 <= request.active_deadline_seconds < _LONGEST_SECONDS:
         raise Malformed(f"active_deadline_seconds is {request.active_deadline_seconds}")
     if request.backoff_limit > 1000:

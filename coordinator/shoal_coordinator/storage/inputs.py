@@ -18,11 +18,9 @@ the headers; what does not suit the model makes that file's items fail with a re
 import hashlib
 import math
 import os
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -36,11 +34,12 @@ from shoal_coordinator.storage.arrays import (
     UnreadableArrays,
     read_headers,
 )
+from shoal_coordinator.storage.file_tables import FileTable
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import TensorSpec
 from shoal_protocol.units import format_bytes
 
-_SUFFIXES: Final = (".npy", ".npz")
+SUFFIXES: Final = (".npy", ".npz")
 _OPEN_FILES: Final = 4
 """More than one, because a model's input that is used late is read again when the item gets
 there."""
@@ -115,6 +114,10 @@ class InputFile:
     first: int
     contents: FileContents
 
+    @property
+    def items(self) -> int:
+        return self.contents.items
+
 
 class InputSet:
     """The items of a folder. Reading is safe from several threads."""
@@ -128,9 +131,9 @@ class InputSet:
         limits: FolderLimits,
     ) -> None:
         self.folder = folder
-        self.files = files
         self.digest = digest
         """Changes when a file comes, goes, or holds something else."""
+        self._table = FileTable(files)
         self._model_inputs = model_inputs
         self._limits = limits
         self._spool: Path | None = None
@@ -138,7 +141,11 @@ class InputSet:
         self._open: OrderedDict[int, ArrayFile] = OrderedDict()
 
     def __len__(self) -> int:
-        return self.files[-1].first + self.files[-1].contents.items if self.files else 0
+        return self.files[-1].first + self.files[-1].items if self.files else 0
+
+    @property
+    def files(self) -> tuple[InputFile, ...]:
+        return self._table.files
 
     def inflate_into(self, folder: Path) -> None:
         """Where compressed files are inflated (unnamed, so nothing stays behind); default: /tmp."""
@@ -146,17 +153,17 @@ class InputSet:
 
     def locate(self, item: int) -> tuple[int, int]:
         """Number of the item's file, and its row there."""
-        number = bisect_right(self.files, item, key=attrgetter("first")) - 1
-        return number, item - self.files[number].first
+        number = self._table.number_of(item)
+        return number, item - self._table[number].first
 
     def place(self, item: int) -> str:
         """Where an item comes from: `lines.npz`, or `lines.npz[3]`."""
         number, row = self.locate(item)
-        file = self.files[number]
+        file = self._table[number]
         return file.name if file.contents.stacked is None else f"{file.name}[{row}]"
 
     def item_bytes(self, item: int) -> int:
-        return self.files[self.locate(item)[0]].contents.item_bytes
+        return self._table[self.locate(item)[0]].contents.item_bytes
 
     def envelopes(self) -> tuple[Shapes, ...]:
         """Shapes for the inputs of the model that cover ever more of the items that can run: the
@@ -190,7 +197,7 @@ class InputSet:
         Raises `InputUnsuitable`, or `OSError` that says nothing of the item (`is_transient`).
         """
         number, row = self.locate(item)
-        file = self.files[number]
+        file = self._table[number]
         if file.contents.problem is not None:
             raise InputUnsuitable(item, self.place(item), file.contents.problem)
         wanted = None if names is None else frozenset(names)
@@ -216,7 +223,7 @@ class InputSet:
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
-        file = self.files[number]
+        file = self._table[number]
         arrays = ArrayFile(self.folder / file.name, limits=self._limits.arrays, spool=self._spool)
         if _classify(arrays.headers, self._model_inputs, self._limits.arrays) != file.contents:
             arrays.close()
@@ -276,7 +283,7 @@ def _names(folder: Path, limits: FolderLimits) -> list[str]:
         if is_transient(e):
             raise
         raise InputsRefused(folder, f"cannot be listed: {e.strerror}") from e
-    names = sorted(name for name in found if name.endswith(_SUFFIXES))
+    names = sorted(name for name in found if name.endswith(SUFFIXES))
     if not names:
         what = f"holds {len(found)} files, none of them" if found else "is empty: it has no"
         raise InputsRefused(folder, f"{what} .npz or .npy")
@@ -308,6 +315,19 @@ def _fingerprint(path: Path, headers: Mapping[str, ArrayHeader]) -> bytes:
         else:
             parts.append(f"{status.st_size}:{status.st_mtime_ns}")
     return "\0".join([*parts, "\0"]).encode()
+
+
+def contents_of(
+    path: Path, model_inputs: tuple[TensorSpec, ...], limits: FolderLimits
+) -> FileContents:
+    """What a file holds, by its headers. Raises `OSError` that says nothing of it."""
+    try:
+        contents = _contents(read_headers(path, limits.arrays), model_inputs, limits.arrays)
+    except UnreadableArrays as problem:
+        return FileContents(1, problem=str(problem))
+    if contents.items > limits.items:
+        return FileContents(1, problem=f"has more than {limits.items} items; split it")
+    return contents
 
 
 def _classify(

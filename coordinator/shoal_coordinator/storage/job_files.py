@@ -3,10 +3,10 @@ the results depend. The coordinator opens them to run a job, the command line to
 left to do."""
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 
-from shoal_coordinator.storage.inputs import InputSet, InputsRefused, scan_inputs
+from shoal_coordinator.storage.catalogues import Catalogue, FixedFiles
+from shoal_coordinator.storage.inputs import InputFile, InputSet, InputsRefused, scan_inputs
 from shoal_coordinator.storage.parts import ResultFile
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.partition import PartitionDocument
@@ -16,12 +16,43 @@ def open_results(
     outputs: Path, inputs: InputSet, document: PartitionDocument, *, job: str, lossy: bool
 ) -> ResultStore:
     """Take possession of a job's results. Raises `OutputsRefused`."""
-    facts = (document.model_digest, inputs.digest, str(lossy))
+    catalogue = FixedFiles(map(result_file, inputs.files))
+    return _open(outputs, catalogue, inputs.digest, document, job, lossy=lossy)
+
+
+def open_followed_results(
+    source: Path,
+    outputs: Path,
+    files: Catalogue,
+    document: PartitionDocument,
+    *,
+    job: str,
+    lossy: bool,
+) -> ResultStore:
+    """Take possession of the results of a job whose inputs arrive in a folder. Raises
+    `InputsRefused` and `OutputsRefused`."""
+    if source.exists() and not source.is_dir():
+        raise InputsRefused(source, "is a file; give the folder that files arrive in")
+    if outputs.resolve() == source.resolve():
+        raise OutputsRefused(outputs, "are the inputs as well; choose another folder")
+    return _open(outputs, files, "followed", document, job, lossy=lossy)
+
+
+def _open(
+    outputs: Path,
+    catalogue: Catalogue,
+    inputs: str,
+    document: PartitionDocument,
+    job: str,
+    *,
+    lossy: bool,
+) -> ResultStore:
+    facts = (document.model_digest, inputs, str(lossy))
     return ResultStore(
         outputs,
         job=job,
         identity=hashlib.sha256("\0".join(facts).encode()).hexdigest(),
-        files=_result_files(inputs),
+        catalogue=catalogue,
         names=[spec.name for spec in document.outputs],
     )
 
@@ -44,14 +75,17 @@ def finished_items(
         results.close()
 
 
-def _result_files(inputs: InputSet) -> Sequence[ResultFile]:
-    return [
-        ResultFile(
-            name=f"{file.name.rpartition('.')[0]}.npz",
-            first=file.first,
-            items=file.contents.items,
-            stacked=file.contents.stacked is not None,
-            joined=file.contents.joined,
-        )
-        for file in inputs.files
-    ]
+def result_name(name: str) -> str:
+    """What is made of an input file of this name."""
+    return f"{name.rpartition('.')[0]}.npz"
+
+
+def result_file(file: InputFile) -> ResultFile:
+    """What is made of an input file."""
+    return ResultFile(
+        name=result_name(file.name),
+        first=file.first,
+        items=file.items,
+        stacked=file.contents.stacked is not None,
+        joined=file.contents.joined,
+    )

@@ -32,17 +32,15 @@ import fcntl
 import json
 import os
 import tempfile
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 from shoal_coordinator.storage.arrays import Array
+from shoal_coordinator.storage.catalogues import Catalogue
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.item_list import FailedItem
-from shoal_coordinator.storage.journal import Journal, Line
 from shoal_coordinator.storage.parts import Part, ResultFile, archive_of, make_file
 from shoal_coordinator.storage.result_log import LARGEST_BYTES, ResultLog
 from shoal_protocol.durable_files import is_disk_full, is_transient, is_unwritable
@@ -93,19 +91,20 @@ class ResultStore:
         *,
         job: str,
         identity: str,
-        files: Sequence[ResultFile],
+        catalogue: Catalogue,
         names: Sequence[str],
     ) -> None:
         """Open or begin. `identity` says what the results depend on, `names` are the model's
         outputs in order. Raises `OutputsRefused`."""
         self._path = outputs
         self._job = job
-        self._files = files
+        self._catalogue, self._files = catalogue, catalogue.files
         self._names = tuple(names)
         self._made: dict[int, int] = {}
         self._made_in_part: set[int] = set()
         self._parts: dict[int, Part] = {}
-        self._failed: dict[int, FailedItem] = {}
+        self._small: dict[int, str] = {}
+        """The names of the files of one item."""
         self._listed = 0
         self._unwritten = 0
         self.folder: Folder
@@ -119,12 +118,12 @@ class ResultStore:
                 undo.callback(self._outputs.close)
                 self.folder = self._own_folder(undo)
                 self._identify(identity)
-                self._journal = Journal(self.folder, "journal.jsonl")
-                undo.callback(self._journal.close)
-                small = {n: file.name for n, file in enumerate(files) if file.items == 1}
-                self._log = ResultLog(self.folder, self._outputs, small, self._note_made)
+                noted = catalogue.open(self.folder)
+                undo.callback(catalogue.close)
+                self._log = ResultLog(self.folder, self._outputs, self._small, self._note_made)
                 undo.callback(self._log.close)
-                self._recover()
+                self._expect((number, self._files[number]) for number in self._files)
+                self._recover(noted)
             except OSError as e:
                 if is_transient(e):
                     raise
@@ -134,6 +133,14 @@ class ResultStore:
 
     def close(self) -> None:
         self._resources.close()
+
+    def extend(self, files: Sequence[tuple[int, ResultFile]]) -> None:
+        """There are more files to make."""
+        self._files.add(files)
+        self._expect(files)
+
+    def _expect(self, files: Iterable[tuple[int, ResultFile]]) -> None:
+        self._small |= {number: file.name for number, file in files if file.items == 1}
 
     def completed(self) -> frozenset[int]:
         items: set[int] = set()
@@ -145,11 +152,11 @@ class ResultStore:
         return frozenset(items)
 
     def failed(self) -> dict[int, FailedItem]:
-        return dict(self._failed)
+        return {each.item: each for each in self._catalogue.failures(self._catalogue.failed)}
 
     def is_complete(self) -> bool:
         """Whether every file is made, and nothing in it failed."""
-        return all(number in self._made for number, file in enumerate(self._files) if file.items)
+        return all(number in self._made for number in self._files if self._files[number].items)
 
     # ---- storing ---------------------------------------------------------------------------------
 
@@ -171,7 +178,7 @@ class ResultStore:
         failures: dict[int, str] = {}
         touched: dict[int, list[int]] = {}
         for item in items:
-            number = self._file_of(item)
+            number = self._files.number_of(item)
             if number in self._made or number in self._log.numbers:
                 continue
             part = self._part_of(item)
@@ -208,14 +215,15 @@ class ResultStore:
     def fail(self, failures: Iterable[FailedItem]) -> None:
         """Note items that have failed for good, and drop what had arrived of them."""
         touched: set[int] = set()
-        for failure in failures:
-            self._failed[failure.item] = failure
+        failed = tuple(failures)
+        self._catalogue.fail(failed)
+        for failure in failed:
             part = self._part_of(failure.item)
             part.fail(failure.item - part.file.first)
-            touched.add(self._file_of(failure.item))
+            touched.add(self._files.number_of(failure.item))
         self._make(touched)
         # Written again each time the list has grown by a quarter, so that many failures stay cheap.
-        if len(self._failed) > self._listed * 5 // 4:
+        if self._catalogue.failed > self._listed * 5 // 4:
             with contextlib.suppress(OSError):
                 self._list_failures()
 
@@ -240,6 +248,7 @@ class ResultStore:
             if not part.ended or number in self._made_in_part:
                 continue
             if not part.any_stored:
+                self._note_failed([number])
                 self._drop(number)
                 continue
             ready.append(number)
@@ -253,7 +262,15 @@ class ResultStore:
             else:
                 made[number] = size
         problems |= self._note_large(made)
+        self._end_made_in_part()
         return problems | {number: self._reason(error) for number, error in failed.items()}
+
+    def _end_made_in_part(self) -> None:
+        """Drop the parts that no later run goes on with."""
+        if self._made_in_part and self._note_failed(self._made_in_part):
+            for number in self._made_in_part:
+                self._drop(number)
+            self._made_in_part.clear()
 
     def _store_small(self, numbers: Iterable[int]) -> dict[int, str]:
         """Store the small files among these in the log, and drop their parts; the reasons where
@@ -297,23 +314,36 @@ class ResultStore:
         return {}
 
     def _note_made(self, sizes: Mapping[int, int]) -> None:
-        self._journal.append(_made_line(number, size) for number, size in sizes.items())
+        self._catalogue.note(sizes)
         self._made |= sizes
+        self._forget_removed(sizes)
+
+    def _note_failed(self, numbers: Collection[int]) -> bool:
+        done = self._catalogue.note_failed(numbers)
+        self._forget_removed(numbers)
+        return done
+
+    def _forget_removed(self, numbers: Iterable[int]) -> None:
+        """Hold nothing of files that have left the catalogue."""
+        for number in numbers:
+            if number not in self._files:
+                self._made.pop(number, None)
+                self._small.pop(number, None)
 
     def _drop(self, number: int) -> None:
         self._parts.pop(number).remove()
 
     def _list_failures(self) -> None:
-        self._listed = len(self._failed)
-        if not self._failed:
+        self._listed = self._catalogue.failed
+        if not self._listed:
             self._outputs.remove("failures.json")
             return
-        listed = [self._failed[item] for item in sorted(self._failed)[:_LISTED_FAILURES]]
+        failures = self._catalogue.failures(_LISTED_FAILURES)
         document = {
             "job": self._job,
-            "failed": len(self._failed),
+            "failed": self._listed,
             "failures": [
-                {"item": each.item, "input": each.input, "reason": each.reason} for each in listed
+                {"item": each.item, "input": each.input, "reason": each.reason} for each in failures
             ],
         }
         content = json.dumps(document, indent=1).encode() + b"\n"
@@ -338,11 +368,8 @@ class ResultStore:
 
     # ---- finding ---------------------------------------------------------------------------------
 
-    def _file_of(self, item: int) -> int:
-        return bisect_right(self._files, item, key=attrgetter("first")) - 1
-
     def _part_of(self, item: int) -> Part:
-        number = self._file_of(item)
+        number = self._files.number_of(item)
         if number not in self._parts:
             file = self._files[number]
             self._parts[number] = Part(self.folder, number, file, self._names)
@@ -398,15 +425,8 @@ class ResultStore:
                 f"choose another folder, or delete {self.folder.path.parent}",
             )
 
-    def _recover(self) -> None:
-        """Take over what the journal and the parts say, as far as the files confirm it."""
-        noted: dict[int, int] = {}
-        for line in self._journal.lines:
-            match line:
-                case {"file": int(number), "bytes": int(size)} if 0 <= number < len(self._files):
-                    noted[number] = size
-                case _:
-                    pass
+    def _recover(self, noted: Mapping[int, int]) -> None:
+        """Take over what is noted and what the parts say, as far as the files confirm it."""
         for number, size in noted.items():
             if self._outputs.size(self._files[number].name) == size:
                 self._made[number] = size
@@ -415,17 +435,13 @@ class ResultStore:
             stem, dot, kind = name.partition(".")
             if not dot or kind not in ("part", "part.tmp"):
                 continue
-            number = int(stem) if stem.isdecimal() and stem.isascii() else len(self._files)
-            known = number < len(self._files) and self._files[number].items > 0
+            number = int(stem) if stem.isdecimal() and stem.isascii() else -1
+            known = number in self._files and self._files[number].items > 0
             if kind == "part" and known and number not in self._made:
                 self._part_of(self._files[number].first).recover()
             else:
                 self.folder.remove(name)
         # What does not hold any more must not be believed later.
-        if self._journal.damaged or self._made != noted:
-            self._journal.rewrite(_made_line(*made) for made in sorted(self._made.items()))
+        self._catalogue.correct(self._made)
+        self._forget_removed(tuple(self._made))
         self._log.forget_recovered()
-
-
-def _made_line(number: int, size: int) -> Line:
-    return {"file": number, "bytes": size}

@@ -194,6 +194,8 @@ class _Coordinator:
             batch=call.batch,
             parallelism=call.terms.parallelism,
             active_deadline_seconds=call.terms.active_deadline_seconds,
+            follow=call.follow,
+            end=call.terms.end,
             retry=pb.Retry(number=call.retry, items=call.retried_items),
         )
         try:

@@ -59,6 +59,7 @@ def run_of(status: pb.JobStatus) -> Run:
             priority=status.terms.priority,
             parallelism=status.terms.parallelism,
             active_deadline_seconds=status.terms.active_deadline_seconds,
+            end=status.terms.end,
         ),
         items=status.items,
         active=status.active,
@@ -73,6 +74,7 @@ def run_of(status: pb.JobStatus) -> Run:
         ),
         reason=status.reason,
         completing=status.completing,
+        following=status.following,
         started_seconds=status.started_seconds,
         retry=status.retry,
         fragment_seconds=tuple(

@@ -61,11 +61,13 @@ class Resize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What of a job may change while it runs; 0 where there is no bound."""
+    """What of a job may change while it runs; 0 where there is no bound. `end`: it follows its
+    inputs, and those that it has are the last."""
 
     priority: int = 0
     parallelism: int = 0
     active_deadline_seconds: float = 0.0
+    end: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,7 @@ class SubmitJob:
     terms: Terms
     lossy: bool = False
     batch: int = 0
+    follow: bool = False
     predicted_seconds: tuple[tuple[float, ...], ...] = ()
     retry: int = 0
     retried_items: tuple[int, ...] = ()

@@ -46,6 +46,13 @@ from shoal_operator.reconcile.finer_cuts import (
     too_large_run,
     with_finer_cut,
 )
+from shoal_operator.reconcile.following import (
+    active_followers,
+    input_worker,
+    takes_more,
+    wanted_terms,
+    with_followers,
+)
 from shoal_operator.reconcile.job_preparation import (
     Ready,
     Step,
@@ -136,10 +143,13 @@ def _over(snapshot: InferenceJobSnapshot) -> Decision:
     result = replace(
         decision(snapshot, before, ()),
         calls=_clear(snapshot, keep=_may_be_retried(snapshot)),
-        removals=tuple(
-            worker_key(job, worker.name)
-            for worker in snapshot.workers
-            if worker.name in own and worker.phase in active
+        removals=(
+            *active_followers(snapshot),
+            *(
+                worker_key(job, worker.name)
+                for worker in snapshot.workers
+                if worker.name in own and worker.phase in active
+            ),
         ),
         notes=(),
     )
@@ -209,10 +219,11 @@ def _verdict(snapshot: InferenceJobSnapshot, run: Run) -> Verdict | None:
 def _transfer(snapshot: InferenceJobSnapshot, verdict: Verdict) -> Decision:
     """The results are transferred to where the user wants them, then the verdict is reported."""
     worker = _result_transfer(snapshot)
-    if snapshot.active_run is not None:
+    followers, runs = active_followers(snapshot), snapshot.active_run is not None
+    if runs or followers:
         stopping = _transferring(snapshot, verdict, "the run is being stopped")
-        calls = _clear(snapshot, keep=True)
-        return replace(stopping, calls=calls, requeue_seconds=SOON_SECONDS)
+        calls = _clear(snapshot, keep=True) if runs else ()
+        return replace(stopping, calls=calls, removals=followers, requeue_seconds=SOON_SECONDS)
     if not _may_have_results(snapshot):
         return _end(snapshot, verdict)
     if worker is None:
@@ -321,7 +332,9 @@ def _suspend(snapshot: InferenceJobSnapshot) -> Decision:
         ConditionUpdate("Complete", FALSE, "Suspended", "spec.suspend is true"),
         ConditionUpdate("Failed", FALSE, *NOT_FAILED),
     ]
-    return replace(decision(snapshot, status, updates), calls=calls, requeue_seconds=requeue)
+    removals = active_followers(snapshot)
+    wanted = replace(decision(snapshot, status, updates), calls=calls, removals=removals)
+    return replace(wanted, requeue_seconds=requeue)
 
 
 # ---- 5. in progress ------------------------------------------------------------------------------
@@ -371,7 +384,7 @@ def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
     calls: tuple[CoordinatorCall, ...] = ()
     if isinstance(ready, Ready):
         planned = ready.planned
-        if ready.plan > run.plan or terms_of(snapshot.job) != run.terms:
+        if ready.plan > run.plan or wanted_terms(snapshot) != run.terms:
             refusal = refusal_of(snapshot, ready)
             if refusal is None:
                 calls = (submission(snapshot, ready),)
@@ -379,7 +392,8 @@ def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
                 text = f"the coordinator refuses the newest plan or terms: {refusal}"
                 complete = Cause(complete.reason, f"{complete.message}; {text}")
     result = in_progress(snapshot, complete, planned=planned, requeue=RUNNING_SECONDS)
-    return replace(result, notes=(*result.notes, *lost_devices(snapshot)), calls=calls)
+    result = replace(result, notes=(*result.notes, *lost_devices(snapshot)), calls=calls)
+    return with_followers(snapshot, run, result)
 
 
 def _prepare(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:
@@ -387,7 +401,7 @@ def _prepare(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:
     status, pool = with_run(snapshot), snapshot.pool_name
     steps = [deliver(snapshot, ready.document)]
     if snapshot.run is None:
-        inputs = input_transfer_worker(snapshot.job, pool).name
+        inputs = input_worker(snapshot.job, pool).name
         if status.items is not None and worker_named(snapshot.workers, inputs) is not None:
             return _run_lost(snapshot, ready, inputs)
         # Without what was seen of a run that is lost.
@@ -399,7 +413,8 @@ def _prepare(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:
         )
         if (queued := preceded_by(snapshot)) is not None:
             return in_progress(snapshot, queued, planned=ready.planned, status=status)
-        steps.append(transfer_inputs(snapshot))
+        if not takes_more(snapshot.job):
+            steps.append(transfer_inputs(snapshot))
     failed = next((step for step in steps if isinstance(step, Verdict)), None)
     if failed is not None:
         return _end(snapshot, failed, status)

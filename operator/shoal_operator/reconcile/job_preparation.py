@@ -161,6 +161,8 @@ def unusable(snapshot: InferenceJobSnapshot) -> Verdict | None:
     """Why a job can never run: its addresses mean nothing in a cluster."""
     spec = snapshot.job.spec
     problems = [unsuitable(spec.inputs.uri), unsuitable(spec.outputs.uri)]
+    if spec.inputs.follow and spec.inputs.uri.startswith("https://"):
+        problems.append(f"{spec.inputs.uri} is one file; what is followed is a folder or a bucket")
     if spec.inputs.uri.rstrip("/") == spec.outputs.uri.rstrip("/"):
         problems.append(f"results would be written over the inputs in {spec.inputs.uri}")
     problem = next((each for each in problems if each is not None), None)

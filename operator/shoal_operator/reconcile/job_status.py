@@ -185,6 +185,7 @@ def with_run(snapshot: InferenceJobSnapshot) -> InferenceJobStatus:
             active=0 if run.state.is_over else run.active,
             succeeded=run.succeeded,
             failed=run.failed,
+            following=run.following and not run.state.is_over,
         ),
         items_per_second=max(0.0, run.items_per_second),
         tier_hits=TierHits(resident=resident, cached=cached, idle=idle, evict=evict),
@@ -258,7 +259,7 @@ def ended(
     complete = ConditionUpdate("Complete", TRUE if verdict.complete else FALSE, *cause)
     status = replace(status or with_run(snapshot), completion_time=snapshot.now)
     if status.items is not None:
-        status = replace(status, items=replace(status.items, active=0))
+        status = replace(status, items=replace(status.items, active=0, following=False))
     updates = [planned_before(snapshot), not_suspended(snapshot), complete, failed]
     result = decision(snapshot, status, updates)
     note = Note("FinishedJob", text, warning=not verdict.complete)
@@ -285,6 +286,8 @@ def progress(run: Run) -> Cause:
         return Cause("Starting", "the coordinator has the job and starts it")
     failed = f", {run.failed} failed" if run.failed else ""
     text = f"{run.succeeded} of {run.items} items succeeded{failed}"
+    if run.following and run.succeeded + run.failed == run.items:
+        return Cause("Running", f"{run.succeeded:,} items succeeded{failed}, waiting for more")
     if run.completing:
         return Cause(COMPLETING, f"{text}; the coordinator completes their results")
     return Cause("Running", f"{text}, {run.active} are active")

@@ -1,8 +1,8 @@
 """What an InferenceJob is submitted with to its coordinator, and whether that was refused. Pure."""
 
 from shoal_operator.reconcile.decision import SubmitJob
+from shoal_operator.reconcile.following import wanted_terms
 from shoal_operator.reconcile.job_preparation import Ready
-from shoal_operator.reconcile.job_status import terms_of
 from shoal_operator.reconcile.names import job_id, retries
 from shoal_operator.reconcile.retries import retried_items
 from shoal_operator.reconcile.snapshot import InferenceJobSnapshot
@@ -13,7 +13,7 @@ from shoal_protocol.partition import document_to_json
 def refusal_of(snapshot: InferenceJobSnapshot, ready: Ready) -> str | None:
     """Why the coordinator has refused just this already; None: it has not."""
     refusal = snapshot.refusal
-    wanted = (ready.plan, terms_of(snapshot.job), retries(snapshot.job))
+    wanted = (ready.plan, wanted_terms(snapshot), retries(snapshot.job))
     if refusal is None or (refusal.plan, refusal.terms, refusal.retry) != wanted:
         return None
     return refusal.message
@@ -35,7 +35,8 @@ def submission(snapshot: InferenceJobSnapshot, ready: Ready) -> SubmitJob:
         backoff_limit=spec.backoff_limit,
         lossy=spec.transfer_precision is Precision.HALF,
         batch=0 if spec.batching is None else spec.batching.max_items,
-        terms=terms_of(snapshot.job),
+        follow=spec.inputs.follow,
+        terms=wanted_terms(snapshot),
         retry=retries(snapshot.job),
         retried_items=retried_items(snapshot.job),
     )

@@ -215,9 +215,10 @@ class Run:
 
     `reason` is the coordinator's one word for why it failed or was cancelled. `plan` and `terms`
     are what it was submitted with last. `completing`: every item has ended, and the results are
-    being completed. `started_seconds`: when its first task started, by the coordinator's clock,
-    since 1970; 0: none has. `fragment_seconds`: of those that ran, their index and the median time
-    of a task in ONNX Runtime. `retry`: which retry of the job it is.
+    being completed. `following`: more items may come. `started_seconds`: when its first task
+    started, by the coordinator's clock, since 1970; 0: none has. `fragment_seconds`: of those that
+    ran, their index and the median time of a task in ONNX Runtime. `retry`: which retry of the job
+    it is.
     """
 
     job: str
@@ -236,6 +237,7 @@ class Run:
     failures: tuple[tuple[int, str, str], ...] = ()
     reason: str = ""
     completing: bool = False
+    following: bool = False
     started_seconds: float = 0.0
     fragment_seconds: tuple[tuple[int, float], ...] = ()
     retry: int = 0

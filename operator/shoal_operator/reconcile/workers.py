@@ -61,7 +61,7 @@ _DELIVERS: Final = re.compile(r"-deliver-[0-9a-f]{8}$")
 class WorkerSpec:
     """What a worker does: its command, the address that it opens, the Secret for that, the pool
     whose coordinator it talks to. `fetches`: it stores what it opens on its own disk;
-    `writes`: it puts something there.
+    `writes`: it puts something there. `endless`: it works until it is removed.
     """
 
     name: str
@@ -72,6 +72,7 @@ class WorkerSpec:
     pool: str | None = None
     fetches: bool = False
     writes: bool = False
+    endless: bool = False
 
 
 def worker_key(owner: AnyKind, name: str) -> ObjectKey:
@@ -85,9 +86,10 @@ def worker_job(owner: AnyKind, worker_spec: WorkerSpec, settings: OperatorSettin
         labels[POOL] = worker_spec.pool
     refused = {"containerName": "worker", "operator": "In", "values": [REFUSED_STATUS]}
     disrupted = {"type": "DisruptionTarget", "status": "True"}
+    deadline = {} if worker_spec.endless else {"activeDeadlineSeconds": DEADLINE_SECONDS}
     spec = {
         "backoffLimit": TRIES_BEYOND_THE_FIRST,
-        "activeDeadlineSeconds": DEADLINE_SECONDS,
+        **deadline,
         "ttlSecondsAfterFinished": RECORD_SECONDS if worker_spec.pool is None else FINISHED_SECONDS,
         "podFailurePolicy": {
             "rules": [
@@ -227,22 +229,44 @@ def delivers(name: str) -> bool:
 def input_transfer_worker(job: InferenceJob, pool: str) -> WorkerSpec:
     """Transfer a job's inputs to the coordinator's volume."""
     given = job.spec.inputs
-    target = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/in"
-    return _transfer(job, pool, "transfer-inputs", given, (given.uri, target))
+    new = ("--new",) if given.follow else ()
+    ways = (given.uri, _volume(job, pool, "in"), *new)
+    return _transfer(job, pool, "transfer-inputs", given, ways)
+
+
+def input_follower(job: InferenceJob, pool: str) -> WorkerSpec:
+    """Transfer inputs as they come."""
+    given = job.spec.inputs
+    ways = (given.uri, _volume(job, pool, "in"), "--follow")
+    return _transfer(job, pool, "follow-inputs", given, ways)
+
+
+def result_follower(job: InferenceJob, pool: str) -> WorkerSpec:
+    """Transfer results as they are made."""
+    given = job.spec.outputs
+    ways = (_volume(job, pool, "out"), given.uri, "--follow")
+    return _transfer(job, pool, "follow-results", given, ways)
 
 
 def result_transfer_worker(job: InferenceJob, pool: str) -> WorkerSpec:
     """Transfer a job's results to where the user wants them."""
     given = job.spec.outputs
-    source = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/out"
-    worker = _transfer(job, pool, "transfer-results", given, (source, given.uri))
+    new = ("--new",) if job.spec.inputs.follow else ()
+    ways = (_volume(job, pool, "out"), given.uri, *new)
+    worker = _transfer(job, pool, "transfer-results", given, ways)
     if not (number := retries(job)):
         return worker
     return replace(worker, name=f"{worker.name}-{number}")  # each retry transfers anew
 
 
+def _volume(job: InferenceJob, pool: str, folder: str) -> str:
+    """A job's folder on the coordinator's volume."""
+    place = f"jobs/{job_id(job)}/{folder}"
+    return f"coordinator://{coordinator_address(pool, namespace_of(job))}/{place}"
+
+
 def _transfer(
-    job: InferenceJob, pool: str, component: str, place: Inputs | Outputs, ways: tuple[str, str]
+    job: InferenceJob, pool: str, component: str, place: Inputs | Outputs, ways: tuple[str, ...]
 ) -> WorkerSpec:
     return WorkerSpec(
         name=child_name(job_id(job), component),
@@ -252,6 +276,7 @@ def _transfer(
         secret=_name(place.secret_ref),
         pool=pool,
         writes=place is job.spec.outputs,
+        endless="--follow" in ways,
     )
 
 

@@ -49,6 +49,11 @@ class CoordinatorStub:
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.FromString,
                 _registered_method=True)
+        self.EndJob = channel.unary_unary(
+                '/shoal.v1.Coordinator/EndJob',
+                request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.EndJobRequest.SerializeToString,
+                response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.FromString,
+                _registered_method=True)
         self.RetryJob = channel.unary_unary(
                 '/shoal.v1.Coordinator/RetryJob',
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.RetryJobRequest.SerializeToString,
@@ -122,6 +127,13 @@ class CoordinatorServicer:
 
     def CancelJob(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndJob(self, request, context):
+        """Have a job that follows its inputs take no further ones: SubmitJob with `end`, for those who know its name only.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -223,6 +235,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'CancelJob': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelJob,
                     request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.CancelJobRequest.FromString,
+                    response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.SerializeToString,
+            ),
+            'EndJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndJob,
+                    request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.EndJobRequest.FromString,
                     response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.SerializeToString,
             ),
             'RetryJob': grpc.unary_unary_rpc_method_handler(
@@ -356,6 +373,33 @@ class Coordinator:
             target,
             '/shoal.v1.Coordinator/CancelJob',
             shoal__protocol_dot_v1_dot_coordinator__pb2.CancelJobRequest.SerializeToString,
+            shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Coordinator/EndJob',
+            shoal__protocol_dot_v1_dot_coordinator__pb2.EndJobRequest.SerializeToString,
             shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.FromString,
             options,
             channel_credentials,

@@ -39,6 +39,8 @@ class CoordinatorStub:
     WatchJob: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]
     """The job's status now, then whenever it changed, at most every `interval_seconds`, until it ended."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.JobStatus]
+    EndJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.EndJobRequest, _coordinator_pb2.JobStatus]
+    """Have a job that follows its inputs take no further ones: SubmitJob with `end`, for those who know its name only."""
     RetryJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.RetryJobRequest, _coordinator_pb2.JobStatus]
     """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
     that never ended run, results that exist stay. A job that ends just now is waited for;
@@ -87,6 +89,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     WatchJob: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """The job's status now, then whenever it changed, at most every `interval_seconds`, until it ended."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
+    EndJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.EndJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
+    """Have a job that follows its inputs take no further ones: SubmitJob with `end`, for those who know its name only."""
     RetryJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RetryJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
     that never ended run, results that exist stay. A job that ends just now is waited for;
@@ -150,6 +154,14 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.CancelJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]: ...
+
+    @_abc_1.abstractmethod
+    def EndJob(
+        self,
+        request: _coordinator_pb2.EndJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]:
+        """Have a job that follows its inputs take no further ones: SubmitJob with `end`, for those who know its name only."""
 
     @_abc_1.abstractmethod
     def RetryJob(

@@ -6,8 +6,10 @@ import time
 import pytest
 from rich.console import Console
 
-from shoal_cli.commands.progress import PlainProgress
+from shoal_cli.commands.progress import PlainProgress, picture
 from shoal_cli.commands.tables import Waiting
+from shoal_cli.local.observer import Snapshot
+from shoal_protocol.v1 import coordinator_pb2 as pb
 
 
 def test_a_phase_that_is_over_at_once_leaves_no_line_in_a_log(
@@ -47,3 +49,20 @@ def test_what_takes_longer_than_a_second_shows_for_how_long(
     assert shown().endswith("cutting kokoro ...")
     now[0] += 12.3
     assert shown().endswith("cutting kokoro ... 12 s")
+
+
+def shown(**job: object) -> str:
+    status = pb.JobStatus(name="camera", state=pb.JobStatus.RUNNING, items_per_second=2, **job)  # type: ignore[arg-type]
+    console = Console(file=io.StringIO(), width=120)
+    console.print(picture(Snapshot(jobs=(status,), devices=(), restarts={})))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_job_that_follows_its_inputs_says_what_is_done_and_no_end() -> None:
+    assert "1,234 done, 2 items/s, 1 failed" in shown(
+        items=1236, succeeded=1233, failed=1, following=True
+    )
+    assert "1,234 done, waiting for more" in shown(items=1234, succeeded=1234, following=True)
+    assert "left" not in shown(items=1236, succeeded=1234, following=True)
+    assert "1234/1236 items, 2 items/s, 1 s left" in shown(items=1236, succeeded=1234)

@@ -13,6 +13,7 @@ from shoal_coordinator.dispatch.events import (
     ItemStored,
     JobCancelled,
     JobSpec,
+    JobSubmitted,
 )
 from shoal_coordinator.dispatch.instructions import (
     Cancel,
@@ -341,6 +342,33 @@ def test_an_open_ended_job_runs_items_as_they_arrive_and_ends_when_cancelled() -
     assert [one.item for one in some(table.given, FinishItem)] == [0, 1, 2]
     ended = table.feed(JobCancelled(at=table.at(), job="job", reason="the client has gone"))
     assert only(ended, FinishJob).failure is not None
+
+
+def test_an_open_ended_job_completes_when_its_last_items_have_ended() -> None:
+    table = one_device("a")
+    table.submit(job(chain("a"), 0, open_ended=True))
+    arrived = table.feed(ItemsArrived(at=table.at(), job="job", items=2, last=True))
+    assert not some(arrived, FinishJob)
+    assert only(table.play(arrived), FinishJob).failure is None
+    assert table.state.ended["job"].succeeded == 2
+    # What comes after the last is not taken.
+    assert table.feed(ItemsArrived(at=table.at(), job="job", items=3)) == []
+
+
+def test_an_open_ended_job_that_is_done_completes_when_no_more_arrive() -> None:
+    table = one_device("a")
+    table.play(table.submit(job(chain("a"), 1, open_ended=True)))
+    ended = table.feed(ItemsArrived(at=table.at(), job="job", items=1, last=True))
+    assert only(ended, FinishJob).failure is None
+
+
+def test_a_job_begins_behind_the_items_that_ended_in_earlier_runs() -> None:
+    table = one_device("a")
+    spec = replace(job(chain("a"), 6), first=3)
+    event = JobSubmitted(at=table.at(), job=spec, completed=frozenset({4}))
+    table.play(table.feed(event))
+    assert [one.item for one in some(table.given, FinishItem)] == [3, 5]
+    assert table.state.ended["job"].succeeded == 2
 
 
 def test_items_that_arrive_for_a_job_that_has_ended_are_ignored() -> None:

@@ -1,86 +1,32 @@
-"""The world of the simulation: what a scenario draws, the effects that are simulated, and what is
-checked at every step. What happened is written into a transcript, which a failure carries.
-"""
+"""The world of the simulation: what a scenario draws, and the effects that are simulated."""
 
-import random
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from coordinator.jobs.simulated_checks import (
+    COMPLETE,
+    FOLLOWS,
+    ITEMS_FAILED,
+    NAMES,
+    CheckedWorld,
+)
+from coordinator.jobs.simulated_disk import Run
 from shoal_coordinator.jobs import effects as do
 from shoal_coordinator.jobs import events as ev
-from shoal_coordinator.jobs.machine import State, step
-from shoal_coordinator.jobs.state import Job, Phase
+from shoal_coordinator.jobs.machine import step
 from shoal_coordinator.jobs.values import (
-    NOTHING,
     End,
     Outcome,
     Plan,
-    Refusal,
     Retry,
     Submission,
     Tally,
     Terms,
 )
 
-NAMES = ("a", "b")
-ITEMS = 4
-COMPLETE = End(outcome=Outcome.COMPLETE)
-ITEMS_FAILED = End(outcome=Outcome.FAILED, reason="ItemsFailed")
 
-
-class Wrong(AssertionError):
-    """What the simulation found; the message ends with the transcript."""
-
-
-@dataclass(slots=True)
-class Run:
-    """A run of a job outside the machine: its folders, and the dispatcher's part."""
-
-    opened: bool = False
-    given: bool = False
-    dispatched: bool = False
-    closing: bool = False
-    tally: Tally = NOTHING
-
-
-@dataclass(slots=True)
-class Disk:
-    """What a crash leaves: records by name, and how many items have results, by work."""
-
-    records: dict[str, do.Record] = field(default_factory=dict)
-    results: dict[str, int] = field(default_factory=dict)
-
-
-class World:
+class World(CheckedWorld):
     """A scenario while it runs."""
-
-    def __init__(self, seed: int, crash_after: int | None = None) -> None:
-        """`crash_after`: crash once, after this step, and have no other trouble."""
-        self.seed = seed
-        self.crash_after = crash_after
-        self.chance = random.Random(seed)  # noqa: S311 (not for secrets)
-        self.disk = Disk()
-        self.calm = False
-        self.steps = 0
-        self.transcript: list[str] = []
-        self.cut_short: set[str] = set()
-        """Works whose statistics a crash, or another work of the name, may have cut short."""
-        self._callers = 0
-        self._epochs: dict[str, int] = {}
-        self._start()
-
-    def _start(self) -> None:
-        self.state = State(maximum_jobs=2, shown_ended=2)
-        self.runs: dict[str, Run] = {}
-        self.waiting: dict[int, str] = {}
-        self._retries: dict[int, Job | None] = {}
-        self.lives: dict[Job, End | None] = {}
-        self.ended_at: dict[Job, int] = {}
-        self.present: dict[str, Job] = {}
-        self.notified: dict[Job, End | None] = {}
-        self._answers: list[Callable[[], None]] = []
-        self._writes: dict[str, deque[Callable[[], None]]] = {}
 
     # ---- what happens ------------------------------------------------------------------------
 
@@ -110,15 +56,21 @@ class World:
         elif kind < 0.5:
             self._retry(name)
         else:
-            self.feed(
-                ev.Submitted(
-                    job=name,
-                    caller=self._caller("submission"),
-                    at_seconds=float(self.steps),
-                    submission=self._submission(name),
-                    missing="fragment 1" if self.unlucky(0.1) else "",
-                )
+            self._submit(name, self._submission(name))
+
+    def _submit(self, name: str, submission: Submission) -> None:
+        caller = self._caller("submission")
+        if submission.terms.end:
+            self.enders.add(caller)
+        self.feed(
+            ev.Submitted(
+                job=name,
+                caller=caller,
+                at_seconds=float(self.steps),
+                submission=submission,
+                missing="fragment 1" if self.unlucky(0.1) else "",
             )
+        )
 
     def _retry(self, name: str) -> None:
         caller = self._caller("retry")
@@ -131,7 +83,10 @@ class World:
         return Submission(
             work=f"{name} {other}",
             plan=Plan(number=self.chance.randrange(1, 5), stages=((operator,),)),
-            terms=Terms(priority=self.chance.randrange(2)),
+            terms=Terms(
+                priority=self.chance.randrange(2),
+                end=name == FOLLOWS and self.chance.random() < 0.2,
+            ),
             retry=Retry(number=self.chance.randrange(2)),
         )
 
@@ -156,17 +111,22 @@ class World:
             return
         name = self.chance.choice(busy)
         run = self.runs[name]
+        left = self.results(name) < self.items(self.work(name))
         if self.unlucky(0.05):
             self._work_ends(name, End(outcome=Outcome.FAILED, reason="DeadlineExceeded"))
-        elif self.results(name) < ITEMS and self.unlucky(0.05):
+        elif left and self.unlucky(0.05):
             self._find_no_room(name)
-        elif self.results(name) < ITEMS and self.unlucky(0.1):
+        elif left and self.unlucky(0.1):
             self._work_ends(name, ITEMS_FAILED)
-        elif self.results(name) < ITEMS:
+        elif left:
             self.disk.results[self.work(name)] = self.results(name) + 1
             run.tally = run.tally.plus(Tally(stored=1, seconds=1.0, tier_hits=(1, 0)))
-        else:
+        elif name != FOLLOWS or run.ending:
             self._work_ends(name, COMPLETE)
+        elif not self.calm:
+            self.disk.arrived[self.work(name)] = self.items(self.work(name)) + 1
+        elif not self.state.jobs[name].submission.terms.end and not self.enders:
+            self._submit(name, Submission(work=self.work(name), terms=Terms(end=True)))
 
     def _find_no_room(self, name: str) -> None:
         """A result of a job cannot be stored: nothing more of it may be computed."""
@@ -176,16 +136,6 @@ class World:
             raise self.wrong(f"{name} computes what cannot be stored")
         if job.stop is None or job.stop.reason != "ResultsUnwritten":
             raise self.wrong(f"{name} does not end for its outputs, but for {job.stop}")
-
-    def work(self, name: str) -> str:
-        """The work of the job's present life."""
-        return self.state.jobs[name].submission.work
-
-    def _works(self, name: str) -> set[str]:
-        return {work for work in self.disk.results if work.startswith(name)}
-
-    def results(self, name: str) -> int:
-        return self.disk.results.get(self.work(name), 0)
 
     def _work_ends(self, name: str, end: End) -> None:
         run = self.runs[name]
@@ -211,6 +161,7 @@ class World:
         self.cut_short |= {self.work(name) for name in self.runs}
         for name in self.state.removing:
             self.cut_short |= self._works(name)
+        to_end, self.to_end = {job.name for job in self.to_end}, set()
         self._start()
         for name, record in sorted(self.disk.records.items()):
             ended = record.end is not None
@@ -227,6 +178,9 @@ class World:
             )
             if record.submission is not None and not ended and name not in self.state.jobs:
                 raise self.wrong(f"{name} was accepted, and does not go on")
+            if name in to_end and not ended:
+                self.to_end.add(self.state.jobs[name])
+        self.check()
 
     # ---- one step, and what it has done ------------------------------------------------------
 
@@ -240,64 +194,8 @@ class World:
         for effect in given:
             self._perform(effect)
 
-    def note(self, text: str) -> None:
-        self.transcript.append(text)
-
-    def wrong(self, text: str) -> Wrong:
-        lines = "\n".join(self.transcript[-200:])
-        return Wrong(f"seed {self.seed}, crash after {self.crash_after}: {text}\n{lines}")
-
     def _later(self, event: ev.Event) -> None:
         self._answers.append(lambda: self.feed(event))
-
-    def check(self) -> None:
-        """What holds after every step: a life ends once, for good, and its end is on the disk."""
-        for job in self.state.jobs.values():
-            if job not in self.lives:
-                self._begin_life(job)
-        for job, end in list(self.lives.items()):
-            if end is not None and (job.end, job.phase) != (end, Phase.ENDED):
-                raise self.wrong(f"{job.name} ended as {end}, and is {job.phase} as {job.end}")
-            if end is None and job.has_ended:
-                self._check_end(job)
-                self.ended_at[job] = self.steps
-                self.lives[job] = job.end
-        for name in self.runs:
-            if name not in self.state.jobs or self.state.jobs[name].has_ended:
-                raise self.wrong(f"{name} has a run, and no job")
-
-    def _begin_life(self, job: Job) -> None:
-        self.lives[job] = None
-        if job.has_ended:  # under an earlier coordinator
-            self.lives[job] = self.notified[job] = job.end
-            self.ended_at[job] = self.steps
-        earlier = job.earlier
-        if earlier is not None and earlier.submission.work != job.submission.work:
-            self.cut_short.add(job.submission.work)
-        elif earlier is not None and earlier.end == COMPLETE:
-            ended_at = self.ended_at.get(earlier, self.steps)
-            if job.submitted_seconds < ended_at:
-                raise self.wrong(f"{job.name} runs again, for a request made before it completed")
-
-    def _is_recorded(self, job: Job) -> bool:
-        record = self.disk.records.get(job.name)
-        return record is not None and record.end == job.end and record.tally == job.tally
-
-    def _check_end(self, job: Job) -> None:
-        if job.end is None:
-            raise self.wrong(f"{job.name} has ended without an end")
-        record, there = (
-            self.disk.records.get(job.name),
-            self.disk.results.get(job.submission.work, 0),
-        )
-        if job.recorded_end and (record is None or record.end != job.end):
-            raise self.wrong(f"the end of {job.name} is not on the disk")
-        if job.end.outcome is Outcome.COMPLETE and there < ITEMS:
-            raise self.wrong(f"{job.name} is complete without all its results")
-        stored = job.tally.stored
-        exact = job.submission.work not in self.cut_short
-        if stored > there or (stored < there and exact):
-            raise self.wrong(f"{job.name} counts {stored} of {there} items")
 
     # ---- effects, simulated ------------------------------------------------------------------
 
@@ -308,7 +206,8 @@ class World:
                     raise self.wrong(f"caller {caller} is answered twice")
                 asked = self.waiting.pop(caller)
                 if asked in ("submission", "retry") and isinstance(effect, do.Accept):
-                    self._check_durable(self.state.jobs[effect.job])
+                    self._check_durable(self.state.jobs[effect.job], caller)
+                self.enders.discard(caller)
                 if asked == "retry":
                     self._check_retry(effect)
             case do.Record():
@@ -343,6 +242,7 @@ class World:
                 self._answers.append(lambda: self._open(name))
             case do.Dispatch(epoch=epoch) | do.Amend(epoch=epoch):
                 self._dispatch(name, epoch, first=isinstance(effect, do.Dispatch))
+                self.runs[name].ending |= effect.submission.terms.end
             case do.Withdraw():
                 if not self.runs[name].opened:
                     raise self.wrong(f"{name} is withdrawn before it was dispatched")
@@ -367,33 +267,6 @@ class World:
         if first:
             run.given = run.dispatched = True
 
-    def _check_retry(self, effect: do.Accept | do.Refuse) -> None:
-        """A retry that is accepted begins another life of a job that is not complete."""
-        asked_of = self._retries.pop(effect.caller)
-        if isinstance(effect, do.Refuse):
-            if effect.refusal is Refusal.RUNS and asked_of is not None and asked_of.completes:
-                raise self.wrong("a retry does not wait for the end of its job")
-            return
-        job = self.state.jobs[effect.job]
-        if (job.stop or job.end) is None and (job is asked_of or job.submission.retry.number == 0):
-            raise self.wrong(f"a retry of {job.name} is accepted, and begins no other run")
-        if asked_of is not None and asked_of.end == COMPLETE and job is not asked_of:
-            raise self.wrong(f"{job.name} was complete, and runs again for a retry")
-
-    def _check_known(self, name: str) -> None:
-        job = self.state.jobs.get(name)
-        if job is None:
-            raise self.wrong(f"an effect for {name}, which is gone")
-
-    def _check_alone(self, name: str) -> None:
-        if name in self.runs:
-            raise self.wrong(f"{name} has a run already")
-
-    def _check_durable(self, job: Job) -> None:
-        record = self.disk.records.get(job.name)
-        if record is None or record.epoch < job.epoch:
-            raise self.wrong(f"{job.name} is accepted, and not on the disk")
-
     def _record(self, effect: do.Record) -> None:
         if self.unlucky(0.1):
             self._later(ev.Recorded(job=effect.job, problem="disk full"))
@@ -411,7 +284,8 @@ class World:
             self.feed(ev.OpenFailed(job=name, end=End(outcome=Outcome.FAILED, reason="Folder")))
             return
         self.runs[name].opened = True
-        self.feed(ev.Opened(job=name, items=ITEMS, completed=self.results(name)))
+        items = self.items(self.work(name))
+        self.feed(ev.Opened(job=name, items=items, completed=self.results(name)))
 
     def _close(self, name: str, *, complete: bool) -> None:
         del self.runs[name]
@@ -428,23 +302,3 @@ class World:
             del self.disk.results[work]
         self.cut_short -= works
         self.feed(ev.FilesRemoved(job=name))
-
-    # ---- the end -----------------------------------------------------------------------------
-
-    @property
-    def at_rest(self) -> bool:
-        """Nothing is under way any more."""
-        ended = all(job.has_ended and job.recorded_end for job in self.state.jobs.values())
-        return ended and not (self._answers or any(self._writes.values()))
-
-    def check_rest(self) -> None:
-        """What holds at the end."""
-        state = self.state
-        if self.waiting or state.requests or state.removing or self.runs:
-            raise self.wrong(f"left: {self.waiting} {state.requests} {state.removing} {self.runs}")
-        for job, end in self.lives.items():
-            if end is not None and self.notified.get(job) != end:
-                raise self.wrong(f"who waits for the end of {job.name} is not notified")
-        for name, record in self.disk.records.items():
-            if record.submission is not None and record.end is None:
-                raise self.wrong(f"{name} would run again after a restart")

@@ -6,7 +6,7 @@ inside, crashes. Every effect is answered later, in any order; some fail. A cras
 but the disk. After a while the trouble stops. Then everything must end in a bounded number of
 steps.
 
-What is checked at every step: see `simulated_world`.
+What is checked at every step: see `simulated_checks`.
 
     PYTHONPATH=tests python tests/coordinator/jobs/simulation.py 0 1000
 
@@ -15,7 +15,8 @@ runs these seeds, and prints what fails.
 
 import sys
 
-from coordinator.jobs.simulated_world import World, Wrong
+from coordinator.jobs.simulated_checks import Wrong
+from coordinator.jobs.simulated_world import World
 
 TROUBLED_STEPS = 120
 BOUND_STEPS = 2000

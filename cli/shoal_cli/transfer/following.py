@@ -1,0 +1,96 @@
+"""Files that come while the copy goes on. A name that the target has is never copied again; a file
+is copied when two looks have found it the same, so that one that is being written waits.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+from typing import Final
+
+from shoal_cli.transfer.copying import Copied, Copy, Progress
+from shoal_cli.transfer.places import (
+    PAUSE_SECONDS,
+    Entry,
+    Source,
+    Target,
+    TransferBroken,
+    with_tries,
+)
+
+LOOK_SECONDS: Final = 2.0
+_SHARE: Final = 20
+"""A listing that takes long is followed by a pause of so many times that."""
+_LONGEST_SECONDS: Final = 60.0
+_LOOKS: Final = 10
+"""Without `follow`: files that still change are waited for during so many looks."""
+
+
+async def copy_new(
+    source: Source,
+    target: Target,
+    note: Callable[[str], None] = lambda text: None,
+    *,
+    follow: bool,
+    look_seconds: float = LOOK_SECONDS,
+) -> Copied:
+    """Copy the files whose names the target lacks. `follow`: those that come later as well, for
+    ever, also when the network breaks; otherwise raises `TransferBroken` after some tries. Raises
+    `TransferRefused`."""
+    existing = await with_tries(PAUSE_SECONDS, target.existing)
+    work = _New(source, target, existing, look_seconds)
+    wanted: set[str] | None = None
+    idle = 0
+    while follow or idle <= _LOOKS:
+        began, before = monotonic(), work.files
+        try:
+            left = await work.look(wanted)
+        except TransferBroken as error:
+            if not follow and idle == _LOOKS:
+                raise
+            note(f"{error}; it is tried again")
+        else:
+            if not (left or follow):
+                break
+            wanted = None if follow else wanted or left
+        idle = idle + 1 if work.files == before else 0
+        pause = max(look_seconds, _SHARE * (monotonic() - began))
+        await asyncio.sleep(min(pause, _LONGEST_SECONDS))
+    return Copied(files=work.files, bytes=work.bytes, skipped=work.skipped)
+
+
+class _New:
+    """What is known from look to look."""
+
+    def __init__(
+        self, source: Source, target: Target, existing: Iterable[str], pause_seconds: float
+    ) -> None:
+        self._pause_seconds = pause_seconds
+        self._source, self._target = source, target
+        self._done = set(existing)
+        self._seen: dict[str, Entry] = {}
+        self.skipped = len(self._done)
+        self.files = self.bytes = 0
+
+    async def look(self, wanted: set[str] | None) -> set[str]:
+        """Copy what is as it was at the last look, of the names in `wanted`; those that are
+        left."""
+        entries = await self._source.entries()
+        new = [
+            entry
+            for entry in entries
+            if entry.name not in self._done and (wanted is None or entry.name in wanted)
+        ]
+        ready = [entry for entry in new if entry.size_bytes and self._seen.get(entry.name) == entry]
+        self._seen = {entry.name: entry for entry in new}
+        await self._copy(ready)
+        return {entry.name for entry in new} - self._done
+
+    async def _copy(self, entries: Sequence[Entry]) -> None:
+        if not entries:
+            return
+        progress = Progress(len(entries), sum(entry.size_bytes for entry in entries))
+        work = Copy(self._source, self._target, {}, progress, lambda _: None, self._pause_seconds)
+        await work.copy(entries)
+        self._done |= {entry.name for entry in entries}
+        self.files += len(entries)
+        self.bytes += progress.bytes

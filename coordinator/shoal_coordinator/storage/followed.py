@@ -1,0 +1,320 @@
+"""The files of a followed folder: which wait, which were taken, which have ended. In SQLite, in the
+job's folder of the outputs, so that what is in memory does not grow with the life of the job.
+
+    waiting    listed, and perhaps still being written
+    taken      has a number, its items too; ended once its result is made, or its items have failed
+    failures   the first items that failed, with reasons
+
+A name is taken once, whatever becomes of its file later. Two files of one stem would give one
+result: the second fails. Numbers of files and items grow over all runs of the job, so what a log or
+a part says of a number stays true.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from threading import RLock
+from typing import Final
+
+from shoal_coordinator.storage.catalogues import Catalogue
+from shoal_coordinator.storage.file_tables import FileTable
+from shoal_coordinator.storage.folders import Folder
+from shoal_coordinator.storage.inputs import FileContents, InputFile
+from shoal_coordinator.storage.item_list import FailedItem
+from shoal_coordinator.storage.job_files import result_file, result_name
+
+NAME: Final = "followed.sqlite"
+_LISTED_FAILURES: Final = 100_000
+_CHUNK: Final = 5000
+_REASON: Final = 2000
+"""Characters of a reason that is stored."""
+_SCHEMA: Final = """
+CREATE TABLE waiting (
+    name BLOB PRIMARY KEY, size INTEGER NOT NULL, changed INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX turn ON waiting (size = 0, changed, name);
+CREATE TABLE taken (
+    number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, result BLOB UNIQUE,
+    first INTEGER NOT NULL, items INTEGER NOT NULL, contents TEXT NOT NULL,
+    ended INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX live ON taken (number) WHERE ended = 0;
+CREATE TABLE failures (
+    item INTEGER PRIMARY KEY, number INTEGER NOT NULL, input TEXT NOT NULL, reason TEXT NOT NULL
+);
+CREATE INDEX failed_of ON failures (number);
+PRAGMA user_version = 1;
+"""
+_SETTINGS: Final = (
+    "locking_mode = EXCLUSIVE",
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "cache_size = -2048",
+)
+_ERRNO: Final = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_NOMEM: errno.ENOMEM,
+    sqlite3.SQLITE_CANTOPEN: errno.EMFILE,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A file as it was listed last: its size, and the time of its last change in nanoseconds."""
+
+    name: str
+    size: int
+    changed: int
+
+
+class FollowedFiles(Catalogue):
+    """The catalogue of a followed folder. For several threads."""
+
+    def __init__(self) -> None:
+        self.files = FileTable()
+        self.live: tuple[tuple[int, InputFile], ...] = ()
+        """The files that had been taken and had not ended, when this was opened."""
+        self.items = 0
+        """Of all files that were taken."""
+        self.succeeded = 0
+        """Items of files that have ended."""
+        self._failed = 0
+        self._failed_items: dict[int, set[int]] = {}
+        """Of files that have not ended."""
+        self._lock = RLock()
+
+    # ---- a catalogue -----------------------------------------------------------------------------
+
+    def open(self, folder: Folder) -> Mapping[int, int]:
+        self._path = folder.path / NAME
+        os.close(folder.open(NAME, os.O_RDWR | os.O_CREAT))  # refuses a link
+        with _translated(self._path):
+            self._db = sqlite3.connect(
+                self._path, isolation_level=None, check_same_thread=False, cached_statements=32
+            )
+        try:
+            with _translated(self._path):
+                for setting in _SETTINGS:
+                    self._db.execute(f"PRAGMA {setting}")
+            with self._changing() as db:
+                self._begin(db)
+        except BaseException:
+            self._db.close()
+            raise
+        return {}
+
+    def _begin(self, db: sqlite3.Connection) -> None:
+        if not db.execute("PRAGMA user_version").fetchone()[0]:
+            for statement in _SCHEMA.strip().split(";\n"):
+                db.execute(statement)
+        # What failed in a file that has not ended is tried again.
+        db.execute(
+            "DELETE FROM failures WHERE number IN (SELECT number FROM taken WHERE ended = 0)"
+        )
+        (self.items,) = db.execute("SELECT COALESCE(MAX(first + items), 0) FROM taken").fetchone()
+        self.succeeded, self._failed = db.execute(
+            "SELECT COALESCE(SUM(items - failed), 0), COALESCE(SUM(failed), 0) "
+            "FROM taken WHERE ended"
+        ).fetchone()
+        self.live = tuple(
+            (number, InputFile(os.fsdecode(name), first, _contents(contents)))
+            for number, name, first, contents in db.execute(
+                "SELECT number, name, first, contents FROM taken WHERE ended = 0 ORDER BY number"
+            )
+        )
+        self.files.add((number, result_file(file)) for number, file in self.live)
+
+    def note(self, sizes: Mapping[int, int]) -> None:
+        self._end(sizes.keys())
+
+    def note_failed(self, numbers: Collection[int]) -> bool:
+        self._end(numbers)
+        return True
+
+    def _end(self, numbers: Collection[int]) -> None:
+        ended = [number for number in numbers if number in self.files]
+        failed = {number: len(self._failed_items.get(number, ())) for number in ended}
+        with self._changing() as db:
+            db.executemany(
+                "UPDATE taken SET ended = 1, failed = ? WHERE number = ?",
+                [(failed[number], number) for number in ended],
+            )
+        with self._lock:
+            for number in ended:
+                self._failed_items.pop(number, None)
+                self._failed += failed[number]
+                self.succeeded += self.files[number].items - failed[number]
+            self.files.remove(frozenset(ended))
+
+    def correct(self, made: Mapping[int, int]) -> None:
+        self._end(made.keys())
+        self.live = tuple((number, file) for number, file in self.live if number in self.files)
+
+    def fail(self, failures: Iterable[FailedItem]) -> None:
+        rows = [(self.files.number_of(each.item), each) for each in failures]
+        with self._changing() as db:
+            room = _LISTED_FAILURES - db.execute("SELECT COUNT(*) FROM failures").fetchone()[0]
+            db.executemany(
+                "INSERT OR IGNORE INTO failures VALUES (?, ?, ?, ?)",
+                [
+                    (each.item, number, _printable(each.input), _printable(each.reason)[:_REASON])
+                    for number, each in rows[: max(0, room)]
+                ],
+            )
+            for number, each in rows:
+                self._failed_items.setdefault(number, set()).add(each.item)
+
+    @property
+    def failed(self) -> int:
+        with self._lock:
+            return self._failed + sum(map(len, self._failed_items.values()))
+
+    def failures(self, most: int) -> Sequence[FailedItem]:
+        with self._changing() as db:
+            found = db.execute(
+                "SELECT item, input, reason FROM failures ORDER BY item LIMIT ?", [most]
+            )
+            return [FailedItem(*row) for row in found]
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    # ---- the folder ------------------------------------------------------------------------------
+
+    def unknown(self, names: Iterable[str]) -> Iterator[list[str]]:
+        """Those of the names that were never listed, in chunks."""
+        chunk: list[str] = []
+        for name in names:
+            chunk.append(name)
+            if len(chunk) == _CHUNK:
+                yield self._unknown(chunk)
+                chunk = []
+        if chunk:
+            yield self._unknown(chunk)
+
+    def _unknown(self, names: Sequence[str]) -> list[str]:
+        encoded = [os.fsencode(name) for name in names]
+        marks = ", ".join("?" * len(names))
+        with self._changing() as db:
+            known = {
+                row[0]
+                for table in ("waiting", "taken")
+                for row in db.execute(
+                    f"SELECT name FROM {table} WHERE name IN ({marks})",  # noqa: S608 - marks
+                    encoded,
+                )
+            }
+        return [name for name, raw in zip(names, encoded, strict=True) if raw not in known]
+
+    def wait(self, files: Iterable[Waiting]) -> None:
+        """These files are there, as they are now; they may be still being written."""
+        with self._changing() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO waiting VALUES (?, ?, ?)",
+                [(os.fsencode(each.name), each.size, each.changed) for each in files],
+            )
+
+    def waiting(self, most: int) -> list[Waiting]:
+        """The files that wait, those that were changed longest ago first, empty ones last."""
+        with self._changing() as db:
+            found = db.execute(
+                "SELECT name, size, changed FROM waiting ORDER BY size = 0, changed, name LIMIT ?",
+                [most],
+            )
+            return [Waiting(os.fsdecode(name), size, changed) for name, size, changed in found]
+
+    def count_waiting(self) -> int:
+        with self._changing() as db:
+            count: int = db.execute("SELECT COUNT(*) FROM waiting").fetchone()[0]
+        return count
+
+    def drop(self, names: Iterable[str]) -> None:
+        """These files wait no more: they are gone."""
+        with self._changing() as db:
+            _drop(db, names)
+
+    def take(self, files: Sequence[tuple[str, FileContents]]) -> list[tuple[int, InputFile]]:
+        """Number files and their items, durably. One without an item has ended at once."""
+        taken: list[tuple[int, InputFile]] = []
+        with self._changing() as db:
+            first = self.items
+            for name, contents in files:
+                number, file = _take(db, InputFile(name, first, contents))
+                first += file.items
+                if file.items:
+                    taken.append((number, file))
+            _drop(db, (name for name, _ in files))
+        self.items = first
+        return taken
+
+    def ended_items(self) -> frozenset[int]:
+        """The items of files that had ended, after the first that had not."""
+        if not self.live:
+            return frozenset()
+        with self._changing() as db:
+            found = db.execute(
+                "SELECT first, items FROM taken WHERE ended AND number > ?", [self.live[0][0]]
+            ).fetchall()
+        ranges = (range(first, first + items) for first, items in found)
+        return frozenset(item for items in ranges for item in items)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction; it is durable at the end of the context. Raises `OSError`."""
+        with self._lock, _translated(self._path), self._db:
+            self._db.execute("BEGIN")
+            yield self._db
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        number = _ERRNO.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+        text = f"{path} is damaged; delete it" if number is None else os.strerror(number)
+        raise OSError(number or errno.EUCLEAN, text, str(path)) from error
+
+
+def _take(db: sqlite3.Connection, file: InputFile) -> tuple[int, InputFile]:
+    result = os.fsencode(result_name(file.name))
+    rival = db.execute("SELECT name FROM taken WHERE result = ?", [result]).fetchone()
+    kept: bytes | None = result
+    if rival is not None:
+        other = os.fsdecode(rival[0])
+        problem = f"would give {result_name(file.name)}, as {other} did; rename it"
+        file, kept = replace(file, contents=FileContents(1, problem=problem)), None
+    contents = json.dumps(asdict(file.contents))
+    row = (os.fsencode(file.name), kept, file.first, file.items, contents, not file.items)
+    added = db.execute(
+        "INSERT INTO taken (name, result, first, items, contents, ended) VALUES (?, ?, ?, ?, ?, ?)",
+        row,
+    )
+    assert added.lastrowid is not None, "a row was added"
+    return added.lastrowid, file
+
+
+def _drop(db: sqlite3.Connection, names: Iterable[str]) -> None:
+    db.executemany("DELETE FROM waiting WHERE name = ?", [(os.fsencode(name),) for name in names])
+
+
+def _contents(text: str) -> FileContents:
+    values = json.loads(text)
+    stacked = values.pop("stacked")
+    shapes = tuple(map(tuple, values.pop("shapes")))
+    return FileContents(
+        **values, stacked=None if stacked is None else tuple(stacked), shapes=shapes
+    )
+
+
+def _printable(text: str) -> str:
+    """A file's name may be no text."""
+    return text.encode(errors="backslashreplace").decode()

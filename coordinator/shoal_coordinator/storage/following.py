@@ -1,0 +1,156 @@
+"""Looks at a followed folder, and the items that it has given so far.
+
+Each look takes the files whose size and time of change are as at an earlier look, then lists the
+folder. A file that is being written changes from look to look; one that was renamed into place is
+whole, and waits for the second look too. Empty files wait until they are not.
+
+A listing costs in proportion to the folder, so one is skipped where the folder's own time of change
+says that no name has come. That time may be coarse: after a change the next looks list as well, and
+so does every `_EVERY`th.
+
+So many files are taken that at most `LIVE_FILES` have not ended; the others wait on disk.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from shoal_coordinator.storage.followed import FollowedFiles, Waiting
+from shoal_coordinator.storage.inputs import (
+    SUFFIXES,
+    FileContents,
+    FolderLimits,
+    InputFile,
+    InputSet,
+    contents_of,
+)
+from shoal_protocol.durable_files import is_transient
+from shoal_protocol.partition import TensorSpec
+
+LIVE_FILES: Final = 1024
+PATIENCE_LOOKS: Final = 10
+"""After the end, files that still change are waited for during so many looks."""
+_EVERY: Final = 60
+_AGAIN: Final = 2
+_EXAMINED: Final = 4 * LIVE_FILES
+"""Files that one look examines, at most."""
+
+
+class FollowedInputs(InputSet):
+    """The items of the files that were taken and have not ended; `len` counts those before too."""
+
+    def __init__(
+        self, folder: Path, files: FollowedFiles, model_inputs: tuple[TensorSpec, ...]
+    ) -> None:
+        super().__init__(folder, (), model_inputs, "", FolderLimits())
+        self.catalogue = files
+        self._items = files.items
+        self._table.add(files.live)
+
+    def __len__(self) -> int:
+        return self._items
+
+    def extend(self, files: list[tuple[int, InputFile]], items: int) -> None:
+        """More files were taken; now there are so many items."""
+        self._table.add(files)
+        self._items = items
+
+    def retain(self) -> None:
+        """Forget the files that have ended."""
+        live = self.catalogue.files
+        if ended := frozenset(number for number in self._table if number not in live):
+            self._table.remove(ended)
+
+
+class FollowedFolder:
+    """A folder that files come to. Not for several threads; any method may raise `OSError`."""
+
+    def __init__(
+        self, folder: Path, files: FollowedFiles, model_inputs: tuple[TensorSpec, ...]
+    ) -> None:
+        self.folder = folder
+        self.waiting = 0
+        """Files that were listed and not taken."""
+        self.settled = False
+        """After the last listing: no file waits that could be taken."""
+        self._files = files
+        self._model_inputs = model_inputs
+        self._limits = FolderLimits()
+        self._changed = -1
+        self._looks = self._listings = 0
+        self._last = False
+        self._patience = PATIENCE_LOOKS
+
+    def look(self, *, last: bool) -> list[tuple[int, InputFile]]:
+        """Take files, then list the folder. `last`: what this look does not list is not taken."""
+        room = LIVE_FILES - len(self._files.files)
+        taken = self._take(room) if room > 0 else []
+        if not self._last and self._is_due(last):
+            for names in self._files.unknown(self._names()):
+                self._files.wait(filter(None, map(self._stat, names)))
+        self._last = self._last or last
+        self.waiting = self._files.count_waiting()
+        if self._last:
+            self._patience -= not taken and room > 0
+            self.settled = not self.waiting or self._patience < 0
+        return taken
+
+    def _take(self, room: int) -> list[tuple[int, InputFile]]:
+        """Number the files that are as they were."""
+        ready: list[tuple[str, FileContents]] = []
+        changed: list[Waiting] = []
+        gone: list[str] = []
+        for known in self._files.waiting(_EXAMINED):
+            if len(ready) == room:
+                break
+            now = self._stat(known.name)
+            if now is None:
+                gone.append(known.name)
+            elif now != known:
+                changed.append(now)
+            elif now.size:
+                with suppress(_Later):
+                    ready.append((known.name, self._contents(known.name)))
+        if changed:
+            self._files.wait(changed)
+        if gone:
+            self._files.drop(gone)
+        return self._files.take(ready) if ready else []
+
+    def _contents(self, name: str) -> FileContents:
+        try:
+            return contents_of(self.folder / name, self._model_inputs, self._limits)
+        except OSError as error:
+            if is_transient(error):
+                raise
+            raise _Later from error
+
+    def _stat(self, name: str) -> Waiting | None:
+        try:
+            status = os.stat(self.folder / name)
+        except FileNotFoundError:
+            return None
+        return Waiting(name, status.st_size, status.st_mtime_ns)
+
+    def _is_due(self, last: bool) -> bool:
+        try:
+            changed = os.stat(self.folder).st_mtime_ns
+        except FileNotFoundError:
+            return False
+        self._looks += 1
+        if changed != self._changed:
+            self._changed, self._listings = changed, _AGAIN + 1
+        self._listings -= 1
+        return last or self._listings >= 0 or self._looks % _EVERY == 0
+
+    def _names(self) -> Iterator[str]:
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                if entry.name[0] != "." and entry.name.endswith(SUFFIXES) and entry.is_file():
+                    yield entry.name
+
+
+class _Later(Exception):
+    """A file that cannot be read now waits for the next look."""

@@ -1,0 +1,112 @@
+"""Files that come while a copy goes on are carried once, when they are whole."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from cli.transfer.carrying import Shaky, fill, read
+from cli.transfer.conftest import volume_settings
+from shoal_cli.standalone.carrying import Carrier
+from shoal_cli.transfer.addresses import Access
+from shoal_cli.transfer.folders import Folder
+from shoal_cli.transfer.following import copy_new
+from shoal_cli.transfer.joined import Reachable
+from shoal_cli.transfer.places import TRIES
+from shoal_coordinator.server import serving
+
+QUICK = 0.05
+
+
+async def until_there(folder: Path, *names: str) -> None:
+    async with asyncio.timeout(20):
+        while not all((folder / name).exists() for name in names):
+            await asyncio.sleep(0.02)
+
+
+async def test_files_are_carried_as_they_come_each_once(
+    coordinator: str, access: Access, tmp_path: Path
+) -> None:
+    there = tmp_path / "volume/jobs/camera/in"
+    files = fill(tmp_path / "in", 1, 1000)
+    source = Folder("in", tmp_path / "in")
+    async with access.target(f"{coordinator}/jobs/camera/in") as target:
+        following = asyncio.create_task(copy_new(source, target, follow=True, look_seconds=QUICK))
+        await until_there(there, "000.npz", "001.npz")
+        (tmp_path / "in/000.npz").write_bytes(b"changed afterwards")
+        (tmp_path / "in/002.npz").write_bytes(b"new")
+        await until_there(there, "002.npz")
+        following.cancel()
+        await asyncio.wait([following])
+    assert read(there) == {**files, "002.npz": b"new"}
+
+
+async def test_what_is_new_is_carried_when_it_is_whole_and_then_the_copy_ends(
+    tmp_path: Path,
+) -> None:
+    files = fill(tmp_path / "in", 10, 20)
+    fill(tmp_path / "out", 5)  # the first is there already, whatever it holds
+    growing = tmp_path / "in/growing.npz"
+
+    async def grow() -> None:
+        with growing.open("ab", buffering=0) as file:
+            for _ in range(20):
+                file.write(b"x" * 100)
+                await asyncio.sleep(QUICK / 2)
+
+    writing = asyncio.create_task(grow())
+    await asyncio.sleep(QUICK)
+    copied = await copy_new(
+        Folder("in", tmp_path / "in"),
+        Folder("out", tmp_path / "out"),
+        follow=False,
+        look_seconds=QUICK,
+    )
+    await writing
+    assert (copied.files, copied.skipped) == (2, 1)
+    found = read(tmp_path / "out")
+    assert len(found.pop("growing.npz")) == 2000
+    assert found["001.npz"] == files["001.npz"]
+    assert len(found["000.npz"]) == 5
+
+
+async def test_a_copy_that_follows_goes_on_after_the_network_broke(tmp_path: Path) -> None:
+    source = Shaky("in", tmp_path / "in")
+    source.breaks, source.limit_bytes = TRIES + 1, 0  # more than the tries of one file
+    files = fill(tmp_path / "in", 1000)
+    notes: list[str] = []
+    target = Folder("out", tmp_path / "out")
+    following = asyncio.create_task(
+        copy_new(source, target, notes.append, follow=True, look_seconds=QUICK)
+    )
+    await until_there(tmp_path / "out", "000.npz")
+    following.cancel()
+    await asyncio.wait([following])
+    assert (tmp_path / "out/000.npz").read_bytes() == files["000.npz"]
+    assert any("the line went dead; it is tried again" in each for each in notes)
+
+
+async def test_a_job_elsewhere_gets_inputs_as_they_come_and_gives_results_back(
+    tmp_path: Path,
+) -> None:
+    notes: list[str] = []
+    target = f"unix:{tmp_path}/s"
+    carrier = Carrier(
+        coordinator=Reachable(target),
+        job="camera-1",
+        inputs=tmp_path / "in",
+        outputs=tmp_path / "out",
+        note=notes.append,
+        look_seconds=QUICK,
+    )
+    there = tmp_path / "volume/jobs/camera-1"
+    first = fill(tmp_path / "in", 10)
+    settings = replace(volume_settings(tmp_path), listen=target)
+    async with serving(settings), carrier.carrying():
+        await until_there(there / "in", "000.npz")
+        results = fill(there / "out", 30, 40)
+        await until_there(tmp_path / "out", *results)
+        (tmp_path / "in/late.npz").write_bytes(b"late")
+        await carrier.last_inputs()
+    assert read(there / "in") == {**first, "late.npz": b"late"}
+    assert read(tmp_path / "out") == results
+    assert notes == []

@@ -1,0 +1,191 @@
+"""Files of a followed folder on a real disk, with copies of it as a crash would leave it."""
+
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal_coordinator.storage import followed, following
+from shoal_coordinator.storage.followed import FollowedFiles
+from shoal_coordinator.storage.following import FollowedFolder, FollowedInputs
+from shoal_coordinator.storage.inputs import InputFile
+from shoal_coordinator.storage.item_list import FailedItem
+from shoal_coordinator.storage.job_files import result_file
+from shoal_coordinator.storage.results import OutputsRefused, ResultStore
+from shoal_protocol.partition import TensorSpec
+
+INPUTS = (TensorSpec(name="x", dtype="float", shape=(1, "n")),)
+STEPS = 150
+
+
+class Camera:
+    """A folder, and the coordinator's storage that follows it; `crash` goes on with a copy of the
+    disk as it is at that moment."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.chance = random.Random(seed)  # noqa: S311 (not for secrets)
+        self.folder, self.root = root / "in", root
+        self.folder.mkdir()
+        self.dropped: dict[str, int] = {}
+        self.stored: set[tuple[str, int]] = set()
+        self.failed: set[tuple[str, int]] = set()
+        self.lives = 0
+        self.outputs = root / "out.0"
+        self.open()
+
+    def open(self) -> None:
+        self.files = FollowedFiles()
+        self.store = ResultStore(
+            self.outputs, job="job", identity="i", catalogue=self.files, names=("y",)
+        )
+        self.watch = FollowedFolder(self.folder, self.files, INPUTS)
+        self.inputs = FollowedInputs(self.folder, self.files, INPUTS)
+        completed = self.store.completed()
+        self.left = {
+            item
+            for file in self.inputs.files
+            for item in range(file.first, file.first + file.items)
+            if item not in completed
+        }
+        again = {self.at(item) for item in self.left}
+        assert not again & self.stored, "what was stored would be computed again"
+        assert completed.isdisjoint(self.files.ended_items())
+
+    def at(self, item: int) -> tuple[str, int]:
+        number, row = self.inputs.locate(item)
+        return {n: file.name for n, file in self.files_by_number().items()}[number], row
+
+    def files_by_number(self) -> dict[int, InputFile]:
+        table = self.inputs._table
+        return {number: table[number] for number in table}
+
+    # ---- what happens ----------------------------------------------------------------------------
+
+    def drop(self) -> None:
+        """A file of one item, or of a few, or of none, or one that does not suit."""
+        name = f"{self.chance.randrange(10**6):06}.npz"
+        if name in self.dropped:
+            return
+        rows = self.chance.choice([1, 1, 1, 3, 0, -1])
+        shape = (1, 4) if rows == 1 else (2, 2, 2, 2) if rows < 0 else (rows, 1, 4)
+        np.savez(self.folder / f".{name}", x=np.ones(shape, np.float32))
+        (self.folder / f".{name}").rename(self.folder / name)
+        self.dropped[name] = abs(rows)
+
+    def look(self, *, last: bool = False) -> None:
+        taken = self.watch.look(last=last)
+        self.inputs.retain()
+        self.inputs.extend(taken, self.files.items)
+        self.store.extend([(number, result_file(file)) for number, file in taken])
+        for _, file in taken:
+            self.left |= set(range(file.first, file.first + file.items))
+
+    def compute(self) -> None:
+        """Items end in any order."""
+        batch = self.chance.sample(sorted(self.left), min(len(self.left), 4))
+        for item in batch:
+            number, _ = self.inputs.locate(item)
+            where = self.at(item)
+            unsuitable = self.files_by_number()[number].contents.problem is not None
+            if unsuitable or self.chance.random() < 0.1:
+                self.store.fail([FailedItem(item, self.inputs.place(item), "no")])
+                self.failed.add(where)
+            else:
+                self.store.add(item, {"y": np.full((1, 4), item, np.float32)})
+                assert self.store.finish([item]) == {}
+                self.stored.add(where)
+                self.failed.discard(where)
+            self.left.discard(item)
+
+    def crash(self) -> None:
+        self.lives += 1
+        copy = self.root / f"out.{self.lives}"
+        shutil.copytree(self.outputs, copy, ignore=shutil.ignore_patterns("*.tmp"))
+        self.store.close()
+        shutil.rmtree(self.outputs)
+        self.outputs = copy
+        self.open()
+
+    def end(self) -> None:
+        for _ in range(4 * len(self.dropped) + 20):
+            self.look(last=True)
+            while self.left:
+                self.compute()
+            self.store.publish()
+            if self.watch.settled and not self.left:
+                break
+        assert self.store.complete() is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_file_is_processed_once_whenever_the_coordinator_dies(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "LIVE_FILES", 8)
+    camera = Camera(tmp_path, seed)
+    for _ in range(STEPS):
+        what = camera.chance.random()
+        if what < 0.3:
+            camera.drop()
+        elif what < 0.6:
+            camera.look()
+        elif what < 0.9:
+            camera.compute()
+        elif what < 0.95:
+            camera.store.publish()
+        else:
+            camera.crash()
+    camera.end()
+    items = sum(camera.dropped.values())
+    assert camera.files.items == items
+    assert camera.files.succeeded + camera.files.failed == items
+    assert len(camera.stored) == camera.files.succeeded
+    made = {path.name for path in camera.outputs.glob("*.npz")}
+    assert made == {name for name, _ in camera.stored}
+    assert len(camera.files.files) == 0, "nothing is held of what has ended"
+    folder = camera.outputs / ".shoal/job"
+    camera.store.close()
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"job.json", "lock", followed.NAME}
+
+
+def test_a_folder_of_many_files_is_listed_once_and_held_on_disk(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(3000):
+        (tmp_path / "in" / f"{number:05}.npy").touch()
+    files = FollowedFiles()
+    store = ResultStore(tmp_path / "out", job="job", identity="i", catalogue=files, names=("y",))
+    watch = FollowedFolder(tmp_path / "in", files, INPUTS)
+    watch.look(last=False)
+    assert watch.waiting == 3000
+    for number in range(2000):
+        np.save(tmp_path / "in" / f"{number:05}.npy", np.ones((1, 4), np.float32))
+    assert watch.look(last=False) == [], "they have changed since they were listed"
+    assert len(watch.look(last=False)) == following.LIVE_FILES
+    assert watch.waiting == 3000 - following.LIVE_FILES
+    store.close()
+
+
+def test_a_damaged_list_of_files_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / ".shoal" / "job"
+    folder.mkdir(parents=True)
+    (folder / followed.NAME).write_bytes(b"no database" * 100)
+    with pytest.raises(OutputsRefused, match=r"followed\.sqlite is damaged; delete it"):
+        ResultStore(tmp_path, job="job", identity="i", catalogue=FollowedFiles(), names=("y",))
+
+
+def test_a_link_in_the_place_of_the_list_is_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "out" / ".shoal" / "job"
+    folder.mkdir(parents=True)
+    other = tmp_path / "other.sqlite"
+    sqlite3.connect(other).execute("CREATE TABLE precious (x)")
+    before = other.read_bytes()
+    (folder / followed.NAME).symlink_to(other)
+    with pytest.raises(OutputsRefused, match="is a link or of the wrong kind; remove it"):
+        ResultStore(
+            tmp_path / "out", job="job", identity="i", catalogue=FollowedFiles(), names=("y",)
+        )
+    assert other.read_bytes() == before

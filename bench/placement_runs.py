@@ -9,6 +9,7 @@ the agents get their quotas again, and the items in the middle of a job are time
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 import time
@@ -28,10 +29,11 @@ from shoal_cli.transfer.coordinators import JobFolder, upload_fragments
 from shoal_cli.transfer.copying import copy
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.joined import reach
-from shoal_planner.costs import Costs, Division, PoolDevice, Span
+from shoal_planner.costs import Costs, Division, Span
+from shoal_planner.devices import PoolDevice
 from shoal_planner.heuristics import Divisions, by_memory, evenly
 from shoal_planner.outcome import Plan
-from shoal_planner.placement import plan, stage_plan
+from shoal_planner.placement import plan, stage_plans
 from shoal_protocol.choices import Objective
 from shoal_protocol.coordinator_client import ENDED, CoordinatorClient
 from shoal_protocol.partition import PartitionDocument, document_to_json
@@ -58,9 +60,16 @@ class Device:
     memory: str
     cpu: str
 
+    @property
+    def group(self) -> DeviceGroup:
+        return DeviceGroup(version=self.version, memory=Path(self.memory), cpu=Path(self.cpu))
+
     def limit(self, *, on: bool) -> None:
-        group = DeviceGroup(version=self.version, memory=Path(self.memory), cpu=Path(self.cpu))
-        group.limit_processors(Decimal(self.cpus if on else "2"))
+        self.group.limit_processors(Decimal(self.cpus if on else "2"))
+
+    def processor_seconds(self) -> float:
+        """That its processes have used."""
+        return sum(map(_processor_seconds, self.group.processes()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +82,12 @@ class Request:
     models: tuple[str, ...]
     fragments: int
     seconds: float
-    only: tuple[str, ...] = ()
-    """Names of placements; none: all."""
 
     @classmethod
     def read(cls, text: str) -> "Request":
         fields = json.loads(text)
-        devices = tuple(Device(**each) for each in fields.pop("devices"))
-        lists = {name: tuple(fields.pop(name)) for name in ("models", "only")}
-        return cls(devices=devices, **lists, **fields)
+        fields["devices"] = tuple(Device(**each) for each in fields["devices"])
+        return cls(**fields)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -168,8 +174,6 @@ class _Runner:
         pool = planned_for(await _ready(self._client, [d.name for d in self._request.devices]))
         seen: dict[Divisions, str] = {}
         for name, divisions in placements(self._document, pool):
-            if self._request.only and name not in self._request.only:
-                continue
             fits = all(self._costs.holding(d.span, each) for d in divisions for each in d.devices)
             if divisions in seen or not fits:
                 same = seen.get(divisions)
@@ -183,7 +187,9 @@ class _Runner:
         period = seconds(self._costs.totals(divisions)[0])
         await self._load(divisions)
         wanted = max(LEAST_ITEMS, round(self._request.seconds / period))
+        before = self._processor_seconds()
         taken, status = await self._job(divisions, wanted)
+        used = self._processor_seconds()
         return Run(
             model=self._model,
             placement=name,
@@ -205,8 +211,12 @@ class _Runner:
                     for time in stage.times
                 ],
                 "items": wanted,
+                "processor_seconds": {name: (used[name] - before[name]) / wanted for name in used},
             },
         )
+
+    def _processor_seconds(self) -> dict[str, float]:
+        return {each.name: each.processor_seconds() for each in self._request.devices}
 
     async def _load(self, divisions: Divisions) -> None:
         """Have the fragments resident in their places."""
@@ -227,7 +237,7 @@ class _Runner:
         place = f"jobs/run-{number}/in"
         await copy(inputs, JobFolder(place, self._client, place), lambda progress: None)
         shutil.rmtree(folder)
-        stages = [stage_plan(self._costs, each, predictable=True) for each in divisions]
+        stages = stage_plans(self._costs, divisions, predictable=True)
         request = pb.SubmitJobRequest(
             name=f"run-{number}",
             partition=document_to_json(self._document).encode(),
@@ -254,6 +264,12 @@ class _Runner:
         assert status.state == pb.JobStatus.COMPLETE, status.message
         await self._client.remove(request.name)
         return _between(seen, items), status
+
+
+def _processor_seconds(process: int) -> float:
+    """Of all its threads."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _between(seen: Sequence[tuple[float, int]], items: int) -> float:

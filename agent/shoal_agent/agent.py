@@ -35,7 +35,7 @@ from shoal_agent.session.greeting import SessionBroken
 from shoal_agent.session.tasks import Tasks
 from shoal_agent.settings import Settings
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.telemetry.link import LinkMeter
+from shoal_agent.telemetry.link import LinkMeters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import Machine
 from shoal_agent.transport.activations import ActivationStore
@@ -47,7 +47,7 @@ from shoal_protocol import PROTOCOL
 from shoal_protocol.bulk.local import LocalListener, listen
 from shoal_protocol.listener import Listener
 from shoal_protocol.services import SessionClient, add_peer_service
-from shoal_protocol.speeds import UNKNOWN_SPEED, speed_message
+from shoal_protocol.speeds import UNKNOWN_SPEED, report_link, speed_message
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -73,7 +73,7 @@ class Agent:
         self.counters = Counters()
         self.uplink = Uplink(settings.link_rate, settings.link_latency_seconds)
         self._downlink = Uplink(settings.link_rate)
-        self.link_meter = LinkMeter()
+        self.link_meters = LinkMeters()
         self.links = PeerLinks(
             settings.credentials, self.uplink, self.counters, insecure=settings.insecure
         )
@@ -199,10 +199,7 @@ class Agent:
         telemetry = self._machine.read()
         if self._session is not None and self._session.round_trip_seconds is not None:
             telemetry.round_trip_seconds = self._session.round_trip_seconds
-        if (rate := self.link_meter.bytes_per_second) is not None:
-            telemetry.link_bytes_per_second = rate
-        if (round_trip := self.link_meter.round_trip_seconds) is not None:
-            telemetry.link_round_trip_seconds = round_trip
+        report_link(telemetry, self.link_meters.read())
         telemetry.peak_bytes = self._meter.peak_bytes()
         telemetry.used_bytes = self._meter.used_bytes()
         telemetry.sent_bytes = self.counters.sent_bytes
@@ -273,7 +270,8 @@ class Agent:
 
         ledger, session = self.fragments.ledger, self._session
         found = readings.gauges(self.settings, self._meter, self._cache, ledger, session)
-        return {**found, "peer_links": len(self.links), **gauges(self._speed, self.link_meter)}
+        measured = gauges(self._speed, self.link_meters.read())
+        return {**found, "peer_links": len(self.links), **measured}
 
     async def _stay_connected(self) -> None:
         """Open one session after the other; the pause doubles, with jitter, while that fails."""

@@ -9,21 +9,33 @@ Weights that are read again come from the disk where the device's memory is limi
 the limit counts their pages in the page cache too, and those of more weights than fit are gone when
 their turn comes. To map them takes processor time besides.
 
+Tasks that ran on a device correct what its rates say of them (`refined`). A fragment that has not
+run there takes the ratio that it had elsewhere, since most of an error is that of the estimate of
+the fragment's work; and one that ran nowhere takes the device's. So a device does not look better
+than another only because less is known of it.
+
 Measurements of equal devices differ by some percent. The search counts devices that are alike, so
 rates within `_ALIKE` of one another count as equal (`levelled`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any, Final
 
-from shoal_planner.costs import (
+from shoal_planner.costs import Costs
+from shoal_planner.devices import (
     ASSUMED_FLOPS_PER_CPU,
+    COORDINATOR,
     PAGE_BYTES_PER_SECOND,
+    PER_MILLE,
     RELOAD_BYTES_PER_SECOND,
+    PeerLink,
     PoolDevice,
 )
 from shoal_planner.explanation import Table
+from shoal_protocol.digests import Digest
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, Link, Speed
 from shoal_protocol.units import Bytes, Nanoseconds, format_bytes, nanoseconds
 
@@ -41,8 +53,14 @@ _LEVELLED: Final = (
     "page_bytes_per_second",
     "reload_bytes_per_second",
     "link_bytes_per_second",
+    "moved_bytes_per_second",
     "latency_nanoseconds",
 )
+_LEAST_RATIO: Final = 0.05
+_LARGEST_RATIO: Final = 20.0
+"""Of what a task took to what it was to take: beyond these it was disturbed."""
+_NEAR: Final = Nanoseconds(1_000_000)
+"""Latencies that differ by less are alike."""
 
 
 def measured_device(
@@ -62,7 +80,7 @@ def measured_device(
     disk = speed.disk_bytes_per_second and speed.disk_bytes_per_second * _DISK_SHARE
     again = PAGE_BYTES_PER_SECOND * share if page is None else _in_turn(page * share, disk)
     reload = RELOAD_BYTES_PER_SECOND * share
-    half_way = None if link.round_trip_seconds is None else link.round_trip_seconds / 2
+    moving = link.transfer_seconds_per_byte
     return PoolDevice(
         name=name,
         budget_bytes=budget_bytes,
@@ -73,9 +91,21 @@ def measured_device(
         page_bytes_per_second=_whole(again),
         reload_bytes_per_second=_whole(reload if disk is None else _in_turn(reload, disk)),
         link_bytes_per_second=_known(link.bytes_per_second),
-        latency_nanoseconds=Nanoseconds(0) if half_way is None else nanoseconds(half_way),
+        latency_nanoseconds=_part(link.round_trip_seconds, 2),
+        moved_bytes_per_second=None if moving is None else _whole(processors / moving),
+        peers=tuple(_peer_link(name, each) for name, each in link.peers),
         single=single,
     )
+
+
+def _peer_link(name: str, link: Link) -> PeerLink:
+    """A message takes half a round trip; of that the device at the other end has its half."""
+    ends = 2 if name == COORDINATOR else 4
+    return PeerLink(name, _known(link.bytes_per_second), _part(link.round_trip_seconds, ends))
+
+
+def _part(round_trip_seconds: float | None, parts: int) -> Nanoseconds:
+    return Nanoseconds(0) if round_trip_seconds is None else nanoseconds(round_trip_seconds / parts)
 
 
 def levelled(pool: Sequence[PoolDevice]) -> tuple[PoolDevice, ...]:
@@ -84,7 +114,55 @@ def levelled(pool: Sequence[PoolDevice]) -> tuple[PoolDevice, ...]:
         level = _levels(getattr(each, name) for each in pool)
         rates: list[dict[str, Any]] = [{name: level[getattr(each, name)]} for each in pool]
         pool = [replace(each, **rate) for each, rate in zip(pool, rates, strict=True)]
-    return tuple(pool)
+    return tuple(replace(each, peers=tuple(_unlike(each))) for each in pool)
+
+
+def _unlike(device: PoolDevice) -> Iterator[PeerLink]:
+    """The links that are not like the device's own."""
+    own = device.link_bytes_per_second
+    for each in device.peers:
+        rate, further = each.bytes_per_second, each.latency_nanoseconds - device.latency_nanoseconds
+        alike = rate is None or (own is not None and own / _ALIKE < rate < own * _ALIKE)
+        if not alike or abs(further) > _NEAR:
+            yield replace(each, bytes_per_second=own) if alike else each
+
+
+def refined(
+    document: PartitionDocument,
+    pool: Sequence[PoolDevice],
+    times: Mapping[str, Mapping[Digest, float]],
+) -> tuple[PoolDevice, ...]:
+    """The devices, corrected by the seconds that tasks took, by device and fragment."""
+    costs = Costs(document)
+    if not costs.known:
+        return tuple(pool)
+    ratios: dict[tuple[str, Digest], float] = {}
+    for device in pool:
+        known = times.get(device.name, {})
+        for fragment in document.fragments:
+            expected = costs.by_rates(fragment.index, device)
+            if expected and (took := known.get(fragment.digest)) is not None:
+                ratio = nanoseconds(took) / expected
+                ratios[device.name, fragment.digest] = _between(ratio)
+    return tuple(replace(each, ratios=_ratios_of(each, document, ratios)) for each in pool)
+
+
+def _ratios_of(
+    device: PoolDevice, document: PartitionDocument, ratios: Mapping[tuple[str, Digest], float]
+) -> tuple[tuple[Digest, int], ...]:
+    own = [ratio for (name, _), ratio in ratios.items() if name == device.name]
+    found: dict[Digest, int] = {}
+    for digest in dict.fromkeys(fragment.digest for fragment in document.fragments):
+        elsewhere = [ratio for (_, other), ratio in ratios.items() if other == digest]
+        measured = ratios.get((device.name, digest))
+        likely = [measured] if measured is not None else elsewhere or own
+        if likely:
+            found[digest] = max(1, round(PER_MILLE * median(likely)))
+    return tuple(found.items())
+
+
+def _between(ratio: float) -> float:
+    return min(max(ratio, _LEAST_RATIO), _LARGEST_RATIO)
 
 
 def devices_table(pool: Sequence[PoolDevice]) -> Table:
@@ -113,13 +191,14 @@ def _shown(rate: int | None) -> str:
 
 
 def _levels(rates: Iterable[int | None]) -> dict[int | None, int | None]:
-    """For each rate the least of those that count as equal to it; what is unknown stays unknown."""
-    levels: dict[int | None, int | None] = {None: None}
-    least = 0
+    """For each rate the mean of those that count as equal to it; what is unknown stays unknown."""
+    groups: list[list[int]] = []
     for rate in sorted({rate for rate in rates if rate is not None}):
-        if rate > least * _ALIKE:
-            least = rate
-        levels[rate] = least
+        if not groups or rate > groups[-1][0] * _ALIKE:
+            groups.append([])
+        groups[-1].append(rate)
+    levels: dict[int | None, int | None] = {None: None}
+    levels.update({rate: sum(group) // len(group) for group in groups for rate in group})
     return levels
 
 

@@ -138,20 +138,22 @@ def acknowledgement(
     transfer: int,
     outcome: Acknowledgement.Outcome = Acknowledgement.ACCEPTED,
     message: str = "",
+    *,
+    payload: Buffer = b"",
 ) -> Frame:
-    """The frame that answers a transfer."""
+    """The frame that answers a transfer; of a ping it may have a payload."""
     header = FrameHeader(transfer=transfer, last=True)
     header.acknowledgement.SetInParent()
     header.acknowledgement.outcome = outcome
     header.acknowledgement.message = message[:1000]
-    return Frame(header.SerializeToString())
+    return Frame(header.SerializeToString(), (payload,), len(payload))
 
 
-def ping(transfer: int) -> Frame:
-    """The frame of a transfer that carries nothing and is acknowledged."""
+def ping(transfer: int, payload: Buffer = b"", answer_bytes: int = 0) -> Frame:
+    """The frame of a transfer that is acknowledged and means nothing."""
     header = FrameHeader(transfer=transfer, last=True)
-    header.ping.SetInParent()
-    return Frame(header.SerializeToString())
+    header.ping.answer_bytes = answer_bytes
+    return Frame(header.SerializeToString(), (payload,), len(payload))
 
 
 def opening(device: str) -> Frame:

@@ -94,31 +94,31 @@ class Clock:
 
 def test_a_link_carries_what_its_fastest_large_transfer_did() -> None:
     link = LinkMeter(Clock())
-    assert link.bytes_per_second is None
+    assert link.read().bytes_per_second is None
     link.transferred(LARGE_BYTES - 1, 1e-9)  # small: a round trip rather than a rate
-    assert link.bytes_per_second is None
+    assert link.read().bytes_per_second is None
     link.transferred(MIB, 1.0)
     link.transferred(8 * MIB, 2.0)
-    assert link.bytes_per_second == 4 * MIB
+    assert link.read().bytes_per_second == 4 * MIB
 
 
 def test_a_link_that_became_slow_shows_when_the_old_transfers_have_aged() -> None:
     clock = Clock()
     link = LinkMeter(clock)
     link.transferred(8 * MIB, 1.0)
-    assert link.bytes_per_second == 8 * MIB
+    assert link.read().bytes_per_second == 8 * MIB
     clock.now = AGE_SECONDS + 1
     link.transferred(MIB, 1.0)
-    assert link.bytes_per_second == MIB
+    assert link.read().bytes_per_second == MIB
     clock.now += AGE_SECONDS + 1
-    assert link.bytes_per_second is None
+    assert link.read().bytes_per_second is None
 
 
 def test_a_report_of_a_link_stays_while_it_changes_little() -> None:
     link = LinkMeter(Clock())
     link.pinged(0.0100)
-    assert link.round_trip_seconds == 0.0100
+    assert link.read().round_trip_seconds == 0.0100
     link.pinged(0.0080)
-    assert link.round_trip_seconds == 0.0100
+    assert link.read().round_trip_seconds == 0.0100
     link.pinged(0.0050)
-    assert link.round_trip_seconds == 0.0050
+    assert link.read().round_trip_seconds == 0.0050

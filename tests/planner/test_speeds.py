@@ -3,14 +3,8 @@
 from dataclasses import replace
 
 from fragment_pools import MIB, SECOND, device, partition, placed
-from shoal_planner.costs import (
-    ASSUMED_FLOPS_PER_CPU,
-    PAGE_BYTES_PER_SECOND,
-    Costs,
-    Holding,
-    PoolDevice,
-    Span,
-)
+from shoal_planner.costs import Costs, Holding, Span
+from shoal_planner.devices import ASSUMED_FLOPS_PER_CPU, PAGE_BYTES_PER_SECOND, PoolDevice
 from shoal_planner.placement import plan
 from shoal_planner.speeds import levelled, measured_device
 from shoal_protocol.choices import Objective
@@ -97,7 +91,7 @@ def test_a_measured_link_limits_and_delays() -> None:
 
 def test_devices_that_differ_as_measurements_do_count_as_equal() -> None:
     pool = [device(name, flops=flops) for name, flops in (("a", 100), ("b", 109), ("c", 200))]
-    assert [each.flops_per_second for each in levelled(pool)] == [100, 100, 200]
+    assert [each.flops_per_second for each in levelled(pool)] == [104, 104, 200]
 
 
 def test_what_is_unknown_of_a_device_stays_unknown_beside_known_ones() -> None:

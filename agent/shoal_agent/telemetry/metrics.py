@@ -47,6 +47,7 @@ GAUGES: Final = {
     "disk_bytes_per_second": "Bytes that the disk reads.",
     "link_bytes_per_second": "Bytes that the link carries, in the fastest of the last transfers.",
     "link_round_trip_seconds": "The shortest of the last round trips to the coordinator.",
+    "transfer_seconds_per_byte": "Processor time that a byte takes to be sent or received.",
 }
 SHARES: Final = {
     "granted_bytes": "Bytes that a fragment in blocks may take now.",

@@ -17,7 +17,7 @@ from shoal_cli.commands.tables import explained_table, output
 from shoal_cli.local.orders import PlanOrder
 from shoal_cli.local.preparation import Prepared
 from shoal_planner.budgets import explain_budgets, with_other_budgets
-from shoal_planner.costs import PoolDevice
+from shoal_planner.devices import PoolDevice
 from shoal_planner.explanation import Table, explain, explain_refusal
 from shoal_planner.figures import InfeasibleFigures, PlanFigures, figures, infeasible_figures
 from shoal_planner.layers import plans as layer_plans

@@ -23,8 +23,9 @@ from shoal_coordinator.storage.inputs import (
     scan_inputs,
 )
 from shoal_planner.advice import advise, in_words, largest
-from shoal_planner.costs import Holding, PoolDevice
+from shoal_planner.costs import Holding
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
+from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan

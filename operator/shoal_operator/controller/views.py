@@ -23,7 +23,7 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Unreachable,
 )
-from shoal_protocol.speeds import Link, Speed, sane, speed_of
+from shoal_protocol.speeds import Link, Speed, link_of, speed_of
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -97,10 +97,7 @@ def device_of(status: pb.DeviceStatus) -> ConnectedDevice:
         silent_seconds=status.silent_seconds,
         excess=excess,
         speed=speed_of(status.speed),
-        link=Link(
-            bytes_per_second=sane(status, "link_bytes_per_second"),
-            round_trip_seconds=sane(status, "round_trip_seconds"),
-        ),
+        link=link_of(status),
     )
 
 

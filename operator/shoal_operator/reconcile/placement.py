@@ -43,7 +43,7 @@ from shoal_operator.reconcile.plans import (
 )
 from shoal_operator.reconcile.snapshot import DeviceState, PlacementSnapshot, Run, Unreachable
 from shoal_operator.reconcile.times import seconds_since
-from shoal_planner.costs import PoolDevice
+from shoal_planner.devices import PoolDevice
 from shoal_planner.explanation import summary
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.speeds import levelled, measured_device

@@ -186,6 +186,8 @@ def hosts_of(environment: Environment, folder: Path) -> Iterator[tuple[Host, tup
     names = [shape.name for shape in environment.shapes]
     try:
         with separate_hosts(folder, COORDINATOR, *names) as (shelf, *hosts):
+            shelf.group = groups.create(COORDINATOR)
+            _prefer(groups)
             shelf.start("out", "-m", "shoal_cli", "coordinator")
             wait_until("the coordinator is up", lambda: "works once" in shelf.said("out"))
             shelf.shoal("join", _invited(shelf, "--client"))
@@ -208,6 +210,14 @@ def started(host: Host, shape: Shape, line: str, groups: RunGroups) -> DeviceGro
     command = ("-m", "shoal_agent", line, "--name", shape.name, "--threads", "1")
     host.start("log", *command, "--budget", f"{shape.memory}Mi")
     return group
+
+
+def _prefer(groups: RunGroups) -> None:
+    """Before whatever else this machine does."""
+    for root in groups.roots:
+        for name, most in (("cpu.shares", 262_144), ("cpu.weight", 10_000)):
+            if (root / name).exists():
+                (root / name).write_text(str(most))
 
 
 def _invited(shelf: Host, *options: str) -> str:

@@ -1,6 +1,7 @@
 """The agent process: puts its parts together, keeps a session open, and shuts down in order."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -38,6 +39,7 @@ from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.link import LinkMeters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import Machine
+from shoal_agent.telemetry.task_times import TaskTimes
 from shoal_agent.transport.activations import ActivationStore
 from shoal_agent.transport.addresses import advertised
 from shoal_agent.transport.links import PeerLinks
@@ -48,6 +50,7 @@ from shoal_protocol.bulk.local import LocalListener, listen
 from shoal_protocol.listener import Listener
 from shoal_protocol.services import SessionClient, add_peer_service
 from shoal_protocol.speeds import UNKNOWN_SPEED, report_link, speed_message
+from shoal_protocol.threads import in_thread
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -59,6 +62,7 @@ _BACKOFF_SECONDS: Final = (0.1, 5.0)
 _SILENT_SECONDS: Final = 15.0
 _GOODBYE_SECONDS: Final = 1.0
 _IDLE_SECONDS: Final = 2.0
+_TIMES: Final = "times.json"
 _CONNECTIONS: Final = 256
 """Of peers, at one time; what strangers hold of them costs memory on a small device."""
 
@@ -99,7 +103,10 @@ class Agent:
             processor=Processor(self._runtime, self._executor),
             counters=self.counters,
             on_evicted=self._evicted,
+            times=TaskTimes(self._threads),
         )
+        self._times_path = settings.cache / _TIMES
+        self.fragments.times.restore(self._times_path, self._cache.cached())
         self._address = ""
         self._local: LocalListener | None = None
         self._session: Session | None = None
@@ -122,6 +129,7 @@ class Agent:
         self._speed = await calibrate(
             self.settings, self.fragments.processor.call, self._threads, self._machine.share
         )
+        self.fragments.times.has(self._speed.processors)
         await self._rehearse()
         connecting = asyncio.create_task(self._stay_connected(), name="session")
         renewing = asyncio.create_task(self._renew(), name="identity")
@@ -169,7 +177,7 @@ class Agent:
     def hello(self) -> pb.Hello:
         """Who this is and what it has."""
         cached = self._cache.cached()
-        ledger = self.fragments.ledger
+        ledger, times = self.fragments.ledger, self.fragments.times
         return pb.Hello(
             protocol=PROTOCOL,
             device=self.name,
@@ -185,7 +193,10 @@ class Agent:
             budget_bytes=ledger.budget,
             floor_bytes=self._meter.floor_bytes,
             residency=pb.SINGLE if ledger.single else pb.ADAPTIVE,
-            cached=[pb.CachedFragment(digest=key, bytes=size) for key, size in cached.items()],
+            cached=[
+                pb.CachedFragment(digest=key, bytes=size, task_seconds=times.read(key))
+                for key, size in cached.items()
+            ],
             resident=[
                 pb.ResidentFragment(digest=key, resident_bytes=self.fragments.planned_bytes(key))
                 for key in ledger.resident
@@ -383,6 +394,8 @@ class Agent:
             if now == before != rested and (tasks is None or tasks.idle):
                 await self.links.close_idle()
                 await self.fragments.processor.call(self._meter.give_back)
+                with contextlib.suppress(OSError):  # the next start measures anew
+                    await in_thread(self.fragments.times.store, self._times_path)
                 rested = now
             before = now
 

@@ -41,7 +41,7 @@ class PoolDevice:
 
     `convolutions_per_second` and `products_per_second` are FLOPs of such operators.
     `moved_bytes_per_second` is what its processor sends and receives. `peers` are the links that
-    differ from its own.
+    differ from its own, `times` what tasks take there by fragment; see `speeds.refined`.
     """
 
     name: str
@@ -56,6 +56,7 @@ class PoolDevice:
     latency_nanoseconds: Nanoseconds = Nanoseconds(0)
     moved_bytes_per_second: int | None = None
     peers: tuple[PeerLink, ...] = ()
+    times: tuple[tuple[Digest, Nanoseconds], ...] = ()
     ratios: Ratios = ()
     single: bool = False
 

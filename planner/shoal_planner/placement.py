@@ -25,6 +25,7 @@ from shoal_planner.links import Homes
 from shoal_planner.outcome import Infeasible, Plan, Rejected, Share, StagePlan
 from shoal_planner.replanning import Situation, improve, next_plan
 from shoal_planner.search import MAX_FOUND, Found, Wishes, fits, search
+from shoal_planner.speeds import refined
 from shoal_protocol.choices import Objective, PinPolicy
 from shoal_protocol.partition import PartitionDocument
 
@@ -68,7 +69,7 @@ def plan(
     `previous` is the plan in force: of equal plans the one that moves least wins, and the epoch
     goes on from it. `items` matters to Makespan only.
     """
-    costs = Costs(document)
+    costs, pool = Costs(document), refined(document, pool)
     refused = _misfit(costs, pool, pins)
     if refused is not None:
         return refused

@@ -18,9 +18,9 @@ Measurements of equal devices differ by some percent. The search counts devices 
 rates within `_ALIKE` of one another count as equal (`levelled`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import median_high
 from typing import Any, Final
 
 from shoal_planner.costs import Costs
@@ -36,7 +36,7 @@ from shoal_planner.devices import (
 from shoal_planner.explanation import Table
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, Link, Speed
+from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, Link, Speed, TaskTimes
 from shoal_protocol.units import Bytes, Nanoseconds, format_bytes, nanoseconds
 
 _SUSTAINED: Final = 0.5
@@ -56,8 +56,8 @@ _LEVELLED: Final = (
     "moved_bytes_per_second",
     "latency_nanoseconds",
 )
-_LEAST_RATIO: Final = 0.05
-_LARGEST_RATIO: Final = 20.0
+_LEAST_RATIO: Final = PER_MILLE // 20
+_LARGEST_RATIO: Final = PER_MILLE * 20
 """Of what a task took to what it was to take: beyond these it was disturbed."""
 _NEAR: Final = Nanoseconds(1_000_000)
 """Latencies that differ by less are alike."""
@@ -68,6 +68,7 @@ def measured_device(
     budget_bytes: Bytes,
     speed: Speed = UNKNOWN_SPEED,
     link: Link = UNKNOWN_LINK,
+    times: TaskTimes = (),
     *,
     single: bool = False,
 ) -> PoolDevice:
@@ -94,6 +95,7 @@ def measured_device(
         latency_nanoseconds=_part(link.round_trip_seconds, 2),
         moved_bytes_per_second=None if moving is None else _whole(processors / moving),
         peers=tuple(_peer_link(name, each) for name, each in link.peers),
+        times=tuple((digest, nanoseconds(took)) for digest, took in times),
         single=single,
     )
 
@@ -127,42 +129,43 @@ def _unlike(device: PoolDevice) -> Iterator[PeerLink]:
             yield replace(each, bytes_per_second=own) if alike else each
 
 
-def refined(
-    document: PartitionDocument,
-    pool: Sequence[PoolDevice],
-    times: Mapping[str, Mapping[Digest, float]],
-) -> tuple[PoolDevice, ...]:
-    """The devices, corrected by the seconds that tasks took, by device and fragment."""
-    costs = Costs(document)
-    if not costs.known:
+def refined(document: PartitionDocument, pool: Sequence[PoolDevice]) -> tuple[PoolDevice, ...]:
+    """The devices, corrected for this document by the times that tasks took. Ratios of devices that
+    differ as measurements do are equal."""
+    if not any(device.times for device in pool):
         return tuple(pool)
-    ratios: dict[tuple[str, Digest], float] = {}
-    for device in pool:
-        known = times.get(device.name, {})
-        for fragment in document.fragments:
-            expected = costs.by_rates(fragment.index, device)
-            if expected and (took := known.get(fragment.digest)) is not None:
-                ratio = nanoseconds(took) / expected
-                ratios[device.name, fragment.digest] = _between(ratio)
-    return tuple(replace(each, ratios=_ratios_of(each, document, ratios)) for each in pool)
-
-
-def _ratios_of(
-    device: PoolDevice, document: PartitionDocument, ratios: Mapping[tuple[str, Digest], float]
-) -> tuple[tuple[Digest, int], ...]:
-    own = [ratio for (name, _), ratio in ratios.items() if name == device.name]
-    found: dict[Digest, int] = {}
+    costs = Costs(document)
+    by_device = [_ratios(costs, device) for device in pool]
+    found: list[dict[Digest, int]] = [{} for _ in pool]
     for digest in dict.fromkeys(fragment.digest for fragment in document.fragments):
-        elsewhere = [ratio for (_, other), ratio in ratios.items() if other == digest]
-        measured = ratios.get((device.name, digest))
-        likely = [measured] if measured is not None else elsewhere or own
-        if likely:
-            found[digest] = max(1, round(PER_MILLE * median(likely)))
-    return tuple(found.items())
+        elsewhere = [ratios[digest] for ratios in by_device if digest in ratios]
+        likely = [
+            ratios.get(digest) or _median(elsewhere) or _median([*ratios.values()])
+            for ratios in by_device
+        ]
+        level = _levels(likely)
+        for ratio, its in zip(likely, found, strict=True):
+            if (levelled := level[ratio]) is not None:
+                its[digest] = levelled
+    return tuple(
+        replace(device, times=(), ratios=tuple(ratios.items()))
+        for device, ratios in zip(pool, found, strict=True)
+    )
 
 
-def _between(ratio: float) -> float:
-    return min(max(ratio, _LEAST_RATIO), _LARGEST_RATIO)
+def _ratios(costs: Costs, device: PoolDevice) -> dict[Digest, int]:
+    """Of the fragments that ran there, in thousandths."""
+    times, ratios = dict(device.times), {}
+    for fragment in costs.document.fragments if costs.known else ():
+        expected = costs.by_rates(fragment.index, device)
+        if expected and (took := times.get(fragment.digest)) is not None:
+            ratio = PER_MILLE * took // expected
+            ratios[fragment.digest] = min(max(ratio, _LEAST_RATIO), _LARGEST_RATIO)
+    return ratios
+
+
+def _median(ratios: Sequence[int]) -> int | None:
+    return median_high(ratios) if ratios else None
 
 
 def devices_table(pool: Sequence[PoolDevice]) -> Table:

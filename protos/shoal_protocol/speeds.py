@@ -10,6 +10,7 @@ from typing import Final
 
 from google.protobuf.message import Message
 
+from shoal_protocol.digests import Digest, is_digest
 from shoal_protocol.v1 import coordinator_pb2 as coordinator
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -42,6 +43,9 @@ class Link:
     peers: "tuple[tuple[str, Link], ...]" = ()
 
 
+TaskTimes = tuple[tuple[Digest, float], ...]
+"""Seconds that a task takes on a device, by fragment."""
+
 UNKNOWN_SPEED: Final = Speed()
 UNKNOWN_LINK: Final = Link()
 _NAMES: Final = tuple(each.name for each in fields(Speed))
@@ -72,6 +76,15 @@ def link_of(status: coordinator.DeviceStatus) -> Link:
             )
             for each in status.links
         ),
+    )
+
+
+def task_times_of(status: coordinator.DeviceStatus) -> TaskTimes:
+    """What tasks were measured to take on a device."""
+    return tuple(
+        (Digest(each.digest), each.seconds)
+        for each in status.times
+        if is_digest(each.digest) and 0 < each.seconds < _LARGEST
     )
 
 

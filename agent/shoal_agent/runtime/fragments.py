@@ -36,6 +36,7 @@ from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
+from shoal_agent.telemetry.task_times import TaskTimes
 from shoal_agent.transport.activations import SpillFull
 from shoal_protocol.frame_sizes import FETCH_BYTES, MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
@@ -64,8 +65,10 @@ class Fragments:
         processor: Processor,
         counters: Counters,
         on_evicted: Callable[[str, str], None],
+        times: TaskTimes | None = None,
     ) -> None:
         """`on_evicted` receives each fragment that was evicted unasked, and why."""
+        self.times = times or TaskTimes(1)
         self.ledger = ledger
         self.cache = cache
         self._fetcher = fetcher
@@ -181,6 +184,8 @@ class Fragments:
         known = digest in self._measured
         result = await self._run(digest, tensors, before)
         self.ledger.note_run(digest, result.compute_seconds)
+        if not (digest in self.ledger.shares or self._loading):
+            self.times.note(digest, result.compute_seconds, result.processor_seconds)
         if self._terms(digest) != terms:
             return result  # what it took was right when it began, and says nothing of the next run
         beside = max(before, self.ledger.reserved + self.ledger.moving)

@@ -29,8 +29,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
-from typing import Final
+from time import perf_counter, process_time, thread_time
+from typing import Final, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -113,13 +113,23 @@ class WholeFragment:
 OpenFragment = WholeFragment | BlockFragment
 
 
+class _Ran(NamedTuple):
+    """What a run gave, and its times."""
+
+    outputs: list[Array]
+    seconds: float
+    processor_seconds: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """Outputs of a run, its time in ONNX Runtime, and the most memory above the floor during it.
+    """Outputs of a run, its time in ONNX Runtime and that of the processor, and the most memory
+    above the floor during it.
     `squeezed`: it has only fitted because weights were dropped while it ran."""
 
     outputs: dict[str, Array]
     compute_seconds: float
+    processor_seconds: float
     peak_bytes: int
     squeezed: bool = False
 
@@ -268,12 +278,12 @@ class Runtime:
                 return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)
         self._meter.begin_peak()
         try:
-            outputs, compute_seconds = _run(fragment, feed, stopper)
+            ran = self._ran(fragment, feed, stopper)
         except OutOfBudget:
             # Items of other sizes may have left the arena in pieces: once more, in an empty one.
             self.shrink()
-            outputs, compute_seconds = _run(fragment, feed, stopper)
-        return self._measured(fragment, outputs, compute_seconds)
+            ran = self._ran(fragment, feed, stopper)
+        return self._measured(fragment, ran)
 
     def _run_guarded(
         self,
@@ -286,14 +296,14 @@ class Runtime:
         self._meter.begin_peak()
         with Guard(self._meter, limit_bytes, stopper, weights) as guard:
             try:
-                outputs, compute_seconds = _run(fragment, feed, stopper)
+                ran = self._ran(fragment, feed, stopper)
             except (Terminated, OutOfBudget) as error:
                 if isinstance(error, Terminated) and not guard.tripped:
                     raise
                 peak = max(self._meter.peak_since_begin_bytes(), limit_bytes + 1)
                 self.shrink()
                 raise exceeded(error, peak, limit_bytes) from error
-        result = self._measured(fragment, outputs, compute_seconds)
+        result = self._measured(fragment, ran)
         return replace(result, squeezed=guard.dropped)
 
     def open_and_try(
@@ -331,10 +341,10 @@ class Runtime:
         None: it took long for once, or much, and is to be run the other way; else as `run`.
         """
         fragment, feed = self._prepare(digest, tensors)
-        ran = self._passing.run(partial(_run, fragment, feed))
+        ran = self._passing.run(partial(self._ran, fragment, feed))
         if ran is None:
             return None
-        return _result(fragment, *ran, self._passing.peak_bytes(self.weight_bytes(digest)))
+        return _result(fragment, ran, self._passing.peak_bytes(self.weight_bytes(digest)))
 
     def _prepare(
         self, digest: str, tensors: Mapping[str, Array]
@@ -345,11 +355,17 @@ class Runtime:
         check_inputs(fragment.inputs, tensors)
         return fragment, {spec.name: tensors[spec.name] for spec in fragment.inputs}
 
-    def _measured(
-        self, fragment: OpenFragment, outputs: list[Array], compute_seconds: float
-    ) -> RunResult:
+    def _measured(self, fragment: OpenFragment, ran: _Ran) -> RunResult:
         self._passing.begin_peak()
-        return _result(fragment, outputs, compute_seconds, self._meter.peak_since_begin_bytes())
+        return _result(fragment, ran, self._meter.peak_since_begin_bytes())
+
+    def _ran(self, fragment: OpenFragment, feed: Mapping[str, Array], stopper: Stopper) -> _Ran:
+        if stopper.stopped:
+            raise Terminated("stopped before it began")
+        processor = thread_time if self._threads == 1 else process_time
+        started, used = perf_counter(), processor()
+        outputs = fragment.run(feed, stopper)
+        return _Ran(outputs, perf_counter() - started, processor() - used)
 
     def close(self, digest: str) -> int:
         """Give a fragment up; the bytes that came back. Its memory is back on return."""
@@ -421,21 +437,10 @@ class Runtime:
         return session
 
 
-def _run(
-    fragment: OpenFragment, feed: Mapping[str, Array], stopper: Stopper
-) -> tuple[list[Array], float]:
-    if stopper.stopped:
-        raise Terminated("stopped before it began")
-    started = perf_counter()
-    outputs = fragment.run(feed, stopper)
-    return outputs, perf_counter() - started
-
-
-def _result(
-    fragment: OpenFragment, outputs: list[Array], compute_seconds: float, peak_bytes: int
-) -> RunResult:
+def _result(fragment: OpenFragment, ran: _Ran, peak_bytes: int) -> RunResult:
     return RunResult(
-        outputs=dict(zip(fragment.outputs, outputs, strict=True)),
-        compute_seconds=compute_seconds,
+        outputs=dict(zip(fragment.outputs, ran.outputs, strict=True)),
+        compute_seconds=ran.seconds,
+        processor_seconds=ran.processor_seconds,
         peak_bytes=peak_bytes,
     )

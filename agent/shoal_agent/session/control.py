@@ -255,11 +255,10 @@ class Session:
         while True:
             await asyncio.sleep(_PROBE_SECONDS)
             links = {COORDINATOR: bulk, **self._device.links.open()}
-            aged = [name for name, link in links.items() if link.probed and meters.to(name).ages]
-            if aged and self.tasks.idle and not self._work:
-                answer_bytes = 0 if aged[0] else LARGE_BYTES
-                with suppress(Undelivered):
-                    await probe(links[aged[0]], meters, aged[0], answer_bytes)
+            for name, link in links.items():
+                if link.probed and meters.to(name).ages and self.tasks.idle and not self._work:
+                    with suppress(Undelivered):
+                        await probe(link, meters, name, 0 if name else LARGE_BYTES)
 
     def _send_telemetry(self) -> None:
         """Send the present readings, unless the outbox is full; the last ones make the sums of a

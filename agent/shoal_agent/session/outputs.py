@@ -125,6 +125,8 @@ class Outputs:
         reply = pb.Reply()  # filled in place: a message that is given to another is copied
         executed = reply.executed
         executed.compute_seconds = result.compute_seconds
+        if (usual := self._fragments.times.read(message.digest)) is not None:
+            executed.task_seconds = usual
         executed.output_bytes = output_bytes
         executed.peak_bytes = result.peak_bytes
         executed.delivered.extend(r.consumer for r in message.routes if r.consumer not in missed)

@@ -27,6 +27,7 @@ from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.routes import Relay, Routes
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_coordinator.server.task_results import Run
+from shoal_coordinator.server.task_times import TaskTimes
 from shoal_coordinator.server.timeline import Timeline
 from shoal_coordinator.server.traces import Traces
 from shoal_protocol.assembly import ReceivedActivation
@@ -73,6 +74,7 @@ class Driver:
         self.progressed_at = monotonic_ns()
         self.deliveries = Deliveries(self._delivery_failed)
         self.excesses = Excesses()
+        self.task_times = TaskTimes()
         self.timeline = Timeline()
         self.on_corrupt: Callable[[Digest], None] = lambda _: None
         """Called with a fragment whose bytes a device found wrong, wherever it got them."""
@@ -327,6 +329,7 @@ class Driver:
 
     def joined(self, session: DeviceSession) -> None:
         now = self._now()
+        self.task_times.joined(session.hello)
         self.timeline.joined(session.device, now)
         self.feed(wire.device_joined(session.hello, session.number, now))
 
@@ -383,6 +386,7 @@ class Driver:
             case ins.Execute(), ev.TaskFinished():
                 self._metrics.compute_seconds.observe(seconds(event.compute))
                 self.excesses.executed(session.hello, reply.executed)
+                self.task_times.executed(device, order.digest, reply.executed)
                 run = self.runs.get(order.job)
                 if run is None or run.epoch != order.epoch:
                     self.feed(event, order.job, device)  # nobody waits for its results any more

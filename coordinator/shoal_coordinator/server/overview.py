@@ -76,11 +76,13 @@ class Overviews:
     def _status(self, view: views.KnownDevice) -> pb.DeviceStatus:
         session = self.sessions.last.get(view.name)
         excess = self.driver.excesses.of(view.name)
-        return device_status(view, session, excess, self.store.size_bytes)
+        status = device_status(view, session, excess, self.store.size_bytes)
+        status.times.extend(self.driver.task_times.of(view.name))
+        return status
 
     def _device(self, view: views.KnownDevice) -> pb.DeviceOverview:
         session, status = self.sessions.last.get(view.name), self._status(view)
-        del status.resident[_NAMES:]
+        del status.resident[_NAMES:], status.times[:]
         overview = pb.DeviceOverview(status=status)
         if view.device is not None:
             held = islice(self._fragments(view.device), _FRAGMENTS)

@@ -46,7 +46,7 @@ from shoal_operator.reconcile.times import seconds_since
 from shoal_planner.devices import PoolDevice
 from shoal_planner.explanation import summary
 from shoal_planner.outcome import Infeasible, Plan
-from shoal_planner.speeds import levelled, measured_device
+from shoal_planner.speeds import levelled, measured_device, refined
 from shoal_protocol.choices import Residency
 
 GRACE_SECONDS: Final = 30.0
@@ -122,13 +122,15 @@ def _site(snapshot: PlacementSnapshot) -> Site | Cause:
         return Cause("CoordinatorUnreachable", text)
     single = pool.spec.residency is Residency.SINGLE
     usable = tuple(
-        measured_device(each.name, each.budget_bytes, each.speed, each.link, single=single)
+        measured_device(
+            each.name, each.budget_bytes, each.speed, each.link, each.times, single=single
+        )
         for each in sorted(snapshot.view.devices, key=lambda device: device.name)
         if each.state in (DeviceState.READY, DeviceState.SILENT)
     )
     if not usable:
         return Cause("WaitingForDevices", f"no device of {name} is connected")
-    return Site(document=document, devices=levelled(usable))
+    return Site(document=document, devices=refined(document, levelled(usable)))
 
 
 def _missing(previous: Stages, devices: Sequence[PoolDevice]) -> tuple[str, ...]:

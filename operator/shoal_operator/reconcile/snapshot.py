@@ -16,7 +16,7 @@ from shoal_operator.reconcile.names import job_id, pool_of
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, Link, Speed
+from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, Link, Speed, TaskTimes
 from shoal_protocol.units import Bytes
 
 RECOVERY_SECONDS: Final = 600.0
@@ -174,6 +174,7 @@ class ConnectedDevice:
     excess: Excess | None = None
     speed: Speed = UNKNOWN_SPEED
     link: Link = UNKNOWN_LINK
+    times: TaskTimes = ()
 
 
 class RunState(StrEnum):

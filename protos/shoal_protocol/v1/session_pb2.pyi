@@ -125,12 +125,14 @@ class Capabilities(_message.Message):
     def __init__(self, architecture: _Optional[str] = ..., processors: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., runtime: _Optional[str] = ...) -> None: ...
 
 class CachedFragment(_message.Message):
-    __slots__ = ("digest", "bytes")
+    __slots__ = ("digest", "bytes", "task_seconds")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    TASK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     digest: str
     bytes: int
-    def __init__(self, digest: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+    task_seconds: float
+    def __init__(self, digest: _Optional[str] = ..., bytes: _Optional[int] = ..., task_seconds: _Optional[float] = ...) -> None: ...
 
 class ResidentFragment(_message.Message):
     __slots__ = ("digest", "resident_bytes")
@@ -247,7 +249,7 @@ class Prefetched(_message.Message):
     def __init__(self, fetched_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., dropped: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Executed(_message.Message):
-    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame", "sending_seconds")
+    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame", "sending_seconds", "task_seconds")
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +257,7 @@ class Executed(_message.Message):
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
     RESULT_FRAME_FIELD_NUMBER: _ClassVar[int]
     SENDING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TASK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     compute_seconds: float
     total_seconds: float
     output_bytes: int
@@ -262,7 +265,8 @@ class Executed(_message.Message):
     delivered: _containers.RepeatedScalarFieldContainer[int]
     result_frame: bytes
     sending_seconds: float
-    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ..., sending_seconds: _Optional[float] = ...) -> None: ...
+    task_seconds: float
+    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ..., sending_seconds: _Optional[float] = ..., task_seconds: _Optional[float] = ...) -> None: ...
 
 class Forwarded(_message.Message):
     __slots__ = ("sent_bytes", "seconds")

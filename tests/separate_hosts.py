@@ -16,7 +16,7 @@ from shoal_cli.local.cgroups import DeviceGroup
 
 NETWORK = "10.99.0"
 PATIENCE_SECONDS = 90.0
-_BURST: Final = "64kb"
+_BURST: Final = "16kb"
 
 
 @dataclass

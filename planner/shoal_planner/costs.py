@@ -57,6 +57,9 @@ _NOISE: Final = 16
 """One part in so many of a budget is not granted to weights: what the transport takes varies,
 by 0.6 MiB under load."""
 
+_TASK_BYTES: Final = 40 << 10
+"""To take a task, to start it and to answer takes the processor as long as to move so much."""
+
 _SCALE: Final = 10**24
 
 
@@ -308,18 +311,23 @@ class Costs:
             case Holding.WHOLE:
                 read = 0
         coming, going = self.crossing(span)
-        rate = device.moved_bytes_per_second
         receive = self._transfer(span, device, homes, coming, inward=True)
         send = self._transfer(span, device, homes, going, inward=False)
         return DeviceCost(
             holding=holding,
             compute=Nanoseconds(compute),
             read=Nanoseconds(read),
-            move=Nanoseconds(_time((coming or 0) + (going or 0), rate) if rate else 0),
+            move=self._move(span, device),
             receive=receive.duration,
             send=send.duration,
             delay=Nanoseconds(receive.delay + send.delay),
         )
+
+    def _move(self, span: Span, device: PoolDevice) -> Nanoseconds:
+        """What the processor does besides computing."""
+        moved = sum(filter(None, self.crossing(span))) + _TASK_BYTES * len(span.fragments)
+        rate = device.moved_bytes_per_second
+        return Nanoseconds(_time(moved, rate) if rate else 0)
 
     def _transfer(
         self, span: Span, device: PoolDevice, homes: Homes, size: int | None, *, inward: bool

@@ -20,8 +20,8 @@ _LEAST_SHARE: Final = 0.1
 async def probe(link: BulkLink, meters: LinkMeters, peer: str, answer_bytes: int = 0) -> None:
     """Measure the link to a peer. Raises `Undelivered`."""
     meter, size = meters.to(peer), LARGE_BYTES + answer_bytes
-    round_trip = await link.ping()
-    meter.pinged(round_trip)
+    meter.pinged(await link.ping())
+    round_trip = meter.read().round_trip_seconds or 0.0
     for _ in range(PROBES):
         if not link.probed:
             return

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from costmodel_samples import Rates, Sample, samples_of
-from measurement import VALUE, Arguments, Report, argument_parser, measured
+from measurement import VALUE, Report, argument_parser, measured, shared
 from sklearn.ensemble import GradientBoostingRegressor
 
 from shoal_compiler.work import FEATURES, Estimator
@@ -78,7 +78,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--write", action="store_true", help="train on all, write work.json")
     options = parser.parse_args()
-    report = Report(Arguments(json=options.json, quick=options.quick))
+    report = Report(shared(options))
     models = _measured(report, QUICK if options.quick else None)
     if options.write:
         _write(_trained(models))

@@ -11,7 +11,8 @@ bench
 
 prints a table, and with `--json FILE` writes a list of `{name, value, unit, peer, ratio, goal,
 met}` (`peer` and `ratio` are null where nothing was compared, `goal` and `met` where nothing was
-aimed at). With `--quick` the whole bench ends within 50 seconds on two cores, and says less.
+aimed at), and with `--picture FILE` draws the ratios. With `--quick` the whole bench ends within 50
+seconds on two cores, and says less.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Literal
 
+from ratios import Compared, picture
 from rich.console import Console
 from rich.table import Table
 
@@ -34,20 +36,26 @@ class Arguments:
 
     json: Path | None
     quick: bool
+    picture: Path | None = None
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
     """The options that every bench has; the first line of its docstring describes it."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements here too")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the ratios here (SVG)")
     parser.add_argument("--quick", action="store_true", help="end within 50 seconds, say less")
     return parser
 
 
 def parse_arguments(description: str | None) -> Arguments:
     """For a bench that has no options of its own."""
-    options = argument_parser(description).parse_args()
-    return Arguments(json=options.json, quick=options.quick)
+    return shared(argument_parser(description).parse_args())
+
+
+def shared(options: argparse.Namespace) -> Arguments:
+    """Of options, those that every bench has."""
+    return Arguments(json=options.json, quick=options.quick, picture=options.picture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +184,7 @@ class Report:
 
     def __init__(self, arguments: Arguments, console: Console | None = None) -> None:
         self.quick = arguments.quick
-        self._json = arguments.json
+        self._json, self._picture = arguments.json, arguments.picture
         # Nothing says how wide a file or a pipe is; 80 columns would break the table.
         self._console = console or Console(width=None if sys.stdout.isatty() else 150)
         self.measurements: list[Measurement] = []
@@ -193,11 +201,13 @@ class Report:
         self._console.print(text, highlight=False)
 
     def finish(self) -> None:
-        """Print the table; write the JSON file."""
+        """Print the table; write the JSON file and the picture."""
         self._console.print(_table(self.measurements))
         if self._json is not None:
             lines = [_as_json(measurement) for measurement in self.measurements]
             self._json.write_text(json.dumps(lines, indent=2) + "\n")
+        if self._picture is not None:
+            self._picture.write_text(picture(self._picture.stem, _ratios(self.measurements)))
 
 
 def _as_json(measurement: Measurement) -> dict[str, object]:
@@ -210,6 +220,20 @@ def _as_json(measurement: Measurement) -> dict[str, object]:
         "goal": None if measurement.goal is None else str(measurement.goal),
         "met": measurement.met,
     }
+
+
+def _ratios(measurements: Sequence[Measurement]) -> list[Compared]:
+    """Of those that have one."""
+    return [
+        Compared(
+            name=each.name,
+            ratio=each.ratio,
+            goal=each.goal.bound if each.goal is not None and each.goal.of == "ratio" else None,
+            met=bool(each.met),
+        )
+        for each in measurements
+        if each.ratio is not None
+    ]
 
 
 def _table(measurements: Sequence[Measurement]) -> Table:

@@ -18,7 +18,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from measurement import Arguments, Report, argument_parser
+from measurement import Report, argument_parser, shared
 from memory_agents import agents
 from memory_changes import changes
 from memory_curve import curve
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw each model's curve")
     options = parser.parse_args()
-    report = Report(Arguments(json=options.json, quick=options.quick))
+    report = Report(shared(options))
     for part in options.part or (["curve"] if options.quick else PARTS):
         PARTS[part](report, options)
     report.finish()

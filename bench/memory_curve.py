@@ -21,7 +21,9 @@ from memory_peers import NEEDS, PeerUnable, convert_for_ncnn
 from memory_subjects import Bench, names, opened
 from memory_ways import MIB, Task, WayFailed, in_child
 
-from shoal_cli.commands.charts import Line, Panel, draw
+from shoal_cli.drawing.chart import BLUE, BROWN, GREEN, OLIVE, VIOLET
+from shoal_cli.drawing.panels import Line, Panel
+from shoal_cli.drawing.svg import draw
 
 GRANTS = 6
 NAMES = {
@@ -31,7 +33,13 @@ NAMES = {
     "ncnn": "ncnn",
     "openvino": "OpenVINO",
 }
-COLOURS = {"granted": "c", "default": "d", "mapped": "e", "ncnn": "b", "openvino": "f"}
+COLOURS = {
+    "granted": BLUE,
+    "default": BROWN,
+    "mapped": VIOLET,
+    "ncnn": GREEN,
+    "openvino": OLIVE,
+}
 
 
 def curve(report: Report, options: Namespace) -> None:
@@ -174,4 +182,4 @@ def _draw(
         f"the default takes {1e3 * seconds:.3g} ms"
     )
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{bench.name}.svg").write_text(draw(bench.name, subtitle, [panel]))
+    (folder / f"{bench.name}.svg").write_text(draw(bench.name, subtitle, [panel.chart("curve")]))

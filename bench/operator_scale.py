@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from measurement import Arguments, Report, argument_parser
+from measurement import Report, argument_parser, shared
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -37,7 +37,7 @@ def main() -> None:
     options = parser.parse_args()
     size = QUICK if options.quick else FULL
     size = replace(size, jobs=options.jobs or size.jobs, devices=options.devices or size.devices)
-    report = Report(Arguments(json=options.json, quick=options.quick))
+    report = Report(shared(options))
     with tempfile.TemporaryDirectory() as folder:
         try:
             asyncio.run(measure(report, size, Path(folder)))

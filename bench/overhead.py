@@ -12,12 +12,12 @@ from hop import hops
 from measurement import (
     RATIO,
     VALUE,
-    Arguments,
     Measurement,
     Report,
     alternate,
     argument_parser,
     compared,
+    shared,
 )
 
 from shoal_coordinator.dispatch.events import Policy
@@ -65,7 +65,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--part", choices=sorted(PARTS), help="one part only")
     options = parser.parse_args()
-    report = Report(Arguments(json=options.json, quick=options.quick))
+    report = Report(shared(options))
     for name, part in PARTS.items():
         if options.part in (None, name):
             for measurement in part(quick=report.quick):

@@ -21,9 +21,11 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Final
 
-from measurement import RATIO, VALUE, Arguments, Measurement, Report, argument_parser
+from measurement import RATIO, VALUE, Measurement, Report, argument_parser, shared
 
-from shoal_cli.commands.charts import Line, Panel, draw
+from shoal_cli.drawing.chart import BLUE, BROWN, GREEN
+from shoal_cli.drawing.panels import Line, Panel
+from shoal_cli.drawing.svg import draw
 from shoal_planner.layers.documents import PIPEDREAM_KIND, pipedream, read_profile
 from shoal_planner.layers.graph import COORDINATOR, Device, Layer, LayerGraph, Link, Pool, Tensor
 from shoal_planner.layers.planning import plan, straight
@@ -55,7 +57,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw the cost of planning")
     options = parser.parse_args()
-    report = Report(Arguments(json=options.json, quick=options.quick))
+    report = Report(shared(options))
     for measurement in (*published(), *machines()):
         report.add(measurement)
     for size in SIZES[: 2 if options.quick else None]:
@@ -225,14 +227,14 @@ def planned(layers: int, devices: int, objective: Objective) -> tuple[float, flo
 def picture() -> str:
     """How processor time grows with layers and with devices, and the gap with devices."""
     layers, devices = (50, 100, 213, 430, 800, 1250), (2, 4, 6, 8, 12, 16, 32, 50)
-    colours = dict(zip(Objective, "cbd", strict=True))
+    colours = dict(zip(Objective, (BLUE, GREEN, BROWN), strict=True))
     by_layers = [
         Line(
             name=f"{count} devices",
             colour=colour,
             points=[(each, planned(each, count, Objective.THROUGHPUT)[0]) for each in layers],
         )
-        for count, colour in ((6, "b"), (16, "c"), (50, "d"))
+        for count, colour in ((6, GREEN), (16, BLUE), (50, BROWN))
     ]
     by_devices = {
         objective: [(count, planned(430, count, objective)) for count in devices]
@@ -249,29 +251,30 @@ def picture() -> str:
             for objective, points in by_devices.items()
         ]
 
+    panels = [
+        Panel(
+            title="Throughput: time by layers",
+            x_title="layers",
+            y_title="seconds",
+            lines=by_layers,
+        ),
+        Panel(
+            title="430 layers: time by devices",
+            x_title="devices",
+            y_title="seconds",
+            lines=lines(0, 1.0),
+        ),
+        Panel(
+            title="430 layers: by how much a plan could be better at most",
+            x_title="devices",
+            y_title="gap, %",
+            lines=lines(1, 100.0),
+        ),
+    ]
     return draw(
         "The cost of planning layers",
         "Chains of layers that differ a hundredfold, on unequal devices and links; one processor",
-        [
-            Panel(
-                title="Throughput: time by layers",
-                x_title="layers",
-                y_title="seconds",
-                lines=by_layers,
-            ),
-            Panel(
-                title="430 layers: time by devices",
-                x_title="devices",
-                y_title="seconds",
-                lines=lines(0, 1.0),
-            ),
-            Panel(
-                title="430 layers: by how much a plan could be better at most",
-                x_title="devices",
-                y_title="gap, %",
-                lines=lines(1, 100.0),
-            ),
-        ],
+        [panel.chart(f"{number}") for number, panel in enumerate(panels)],
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from shoal_protocol.blocks import Block
+from shoal_protocol.blocks import Block, joins_from_json
 from shoal_protocol.manifest import BLOCKS, MANIFEST, parse_manifest
 from shoal_protocol.partition import MODEL, PartitionDocument
 
@@ -46,6 +46,9 @@ def run_chained(
         blocks = parse_manifest((folder / MANIFEST).read_bytes(), fragment.digest).blocks
         if blocks:
             in_blocks = run_blocks(folder, blocks, (folder / BLOCKS).read_bytes(), taken)
+            for join in joins_from_json(manifest(store, fragment.digest).get("joins")):
+                parts = [in_blocks[name] for name in join.parts]
+                in_blocks[join.output] = np.concatenate(parts, join.axis)
             for name, value in made[fragment.index].items():
                 if within:
                     wanted, got = (each.astype(np.float64) for each in (value, in_blocks[name]))

@@ -334,3 +334,39 @@ def tied_encoder(layers: int = 4, width: int = 320, tables: int = 0) -> Made:
         shapes={} if tables else {"x": (2, width)},
         feeds={"x": np.array([3, tables - 1], np.int64)} if tables else {},
     )
+
+
+def deep(layers: int = 24) -> Made:
+    """A chain of layers of 1 MiB each."""
+    return Made(
+        text="agraph (float[1, 512] x) => (float[1, 512] y) {\n"
+        + "\n".join(
+            f"{'y' if layer == layers else f't{layer}'} = MatMul ("
+            f"{'x' if layer == 1 else f't{layer - 1}'}, W{layer})"
+            for layer in range(1, layers + 1)
+        )
+        + "\n}",
+        weights={f"W{layer}": weight(512, 512, seed=layer) for layer in range(1, layers + 1)},
+        shapes={"x": (1, 512)},
+    )
+
+
+WORDS: Final = 1 << 16
+"""What `vocabulary` gives numbers for."""
+
+
+def vocabulary(width: int = 256) -> onnx.ModelProto:
+    """A last layer that is much larger than what it reads, as language models have: 64 MiB of
+    weights, and 256 KiB of output for each row."""
+    ends = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, "rows", size])
+        for name, size in (("x", width), ("y", WORDS))
+    ]
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["t"]),
+        helper.make_node("MatMul", ["t", "W"], ["y"]),
+    ]
+    weights = [numpy_helper.from_array(weight(width, WORDS), "W")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    opset = helper.make_opsetid("", 17)
+    return helper.make_model(graph, opset_imports=[opset], ir_version=9)

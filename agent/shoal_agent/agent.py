@@ -39,7 +39,6 @@ from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.link import LinkMeters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import Machine
-from shoal_agent.telemetry.task_times import TaskTimes
 from shoal_agent.transport.activations import ActivationStore
 from shoal_agent.transport.addresses import advertised
 from shoal_agent.transport.links import PeerLinks
@@ -103,10 +102,10 @@ class Agent:
             processor=Processor(self._runtime, self._executor),
             counters=self.counters,
             on_evicted=self._evicted,
-            times=TaskTimes(self._threads),
         )
+        self._times = self.fragments.processor.times
         self._times_path = settings.cache / _TIMES
-        self.fragments.times.restore(self._times_path, self._cache.cached())
+        self._times.restore(self._times_path, self._cache.cached())
         self._address = ""
         self._local: LocalListener | None = None
         self._session: Session | None = None
@@ -129,7 +128,7 @@ class Agent:
         self._speed = await calibrate(
             self.settings, self.fragments.processor.call, self._threads, self._machine.share
         )
-        self.fragments.times.has(self._speed.processors)
+        self._times.has(self._speed.processors)
         await self._rehearse()
         connecting = asyncio.create_task(self._stay_connected(), name="session")
         renewing = asyncio.create_task(self._renew(), name="identity")
@@ -177,7 +176,7 @@ class Agent:
     def hello(self) -> pb.Hello:
         """Who this is and what it has."""
         cached = self._cache.cached()
-        ledger, times = self.fragments.ledger, self.fragments.times
+        ledger, times = self.fragments.ledger, self._times
         return pb.Hello(
             protocol=PROTOCOL,
             device=self.name,
@@ -395,7 +394,7 @@ class Agent:
                 await self.links.close_idle()
                 await self.fragments.processor.call(self._meter.give_back)
                 with contextlib.suppress(OSError):  # the next start measures anew
-                    await in_thread(self.fragments.times.store, self._times_path)
+                    await in_thread(self._times.store, self._times_path)
                 rested = now
             before = now
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal_compiler.graph import Graph
+from shoal_compiler.joins import find_joins
 from shoal_compiler.models import PieceModel, make_model, value_info
 from shoal_compiler.order import choose_order, roles
 from shoal_compiler.weight_files import Place
 from shoal_planner.blocks import block_costs, choose_blocks
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout, Piece
-from shoal_protocol.blocks import Block, least_bytes
+from shoal_protocol.blocks import Block, Join, least_bytes
 
 GAIN: Final = 10
 """Blocks are to save at least one part in so many of the fragment's resident bytes."""
@@ -24,10 +25,12 @@ GAIN: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The blocks of a fragment, and `blocks.bin`; both empty where blocks gain nothing."""
+    """The blocks of a fragment, `blocks.bin`, and the outputs that they give in parts; all empty
+    where blocks gain nothing."""
 
     blocks: tuple[Block, ...] = ()
     content: bytes = b""
+    joins: tuple[Join, ...] = ()
 
 
 def make_blocks(
@@ -56,6 +59,7 @@ class FragmentModel:
     graph: Graph
     layout: Layout
     places: Mapping[str, Place]
+    joins: tuple[Join, ...] = ()
 
     def blocks(self, cuts: tuple[int, ...]) -> Blocks:
         """The blocks that cuts of the fragment's own profile make."""
@@ -75,17 +79,31 @@ class FragmentModel:
             )
             blocks.append(block)
             content += skeleton
-        return Blocks(tuple(blocks), bytes(content))
+        return Blocks(tuple(blocks), bytes(content), self.joins)
 
 
 def as_model(
     graph: Graph, profile: Profile, piece: Piece, whole: PieceModel, places: Mapping[str, Place]
 ) -> FragmentModel:
-    """The fragment of a piece as a model. A block drops the rows that it read when it has run."""
+    """The fragment of a piece as a model, without its joins. A block drops the rows that it read
+    when it has run."""
+    joins = find_joins(graph, profile, piece)
+    parts = {join.output: join.parts for join in joins.values()}
+    whole = replace(
+        whole,
+        outputs=tuple(
+            profile.tensors[name].spec if spec.name in parts else spec
+            for spec in whole.outputs
+            for name in parts.get(spec.name, (spec.name,))
+        ),
+    )
+    piece = replace(piece, nodes=tuple(each for each in piece.nodes if each not in joins))
     own_graph = _graph(graph, profile, piece, whole)
     own = _profile(own_graph, profile, piece, whole)
     inside = frozenset(own.weights) - places.keys()
-    return FragmentModel(own_graph, Layout(own, inside, row_items=1), places)
+    leaving = frozenset(name for names in parts.values() for name in names)
+    layout = Layout(own, inside, row_items=1, leaving=leaving)
+    return FragmentModel(own_graph, layout, places, tuple(joins.values()))
 
 
 def _graph(graph: Graph, profile: Profile, piece: Piece, whole: PieceModel) -> Graph:

@@ -20,13 +20,14 @@ from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Weight
 from shoal_compiler.profile import dtype_name
 from shoal_compiler.weight_files import Place, Sources, WeightFile
-from shoal_protocol.blocks import blocks_as_json, least_bytes
+from shoal_protocol.blocks import blocks_as_json, joins_as_json, least_bytes
 from shoal_protocol.digests import Digest, digest_of
 from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import (
     BLOCKS,
     IN_ORDER,
+    JOINS,
     LARGEST,
     MANIFEST,
     MAXIMUM_MANIFEST_BYTES,
@@ -109,6 +110,8 @@ class FragmentFiles:
             description[VALUES] = {name: list(each) for name, each in self.values.items()}
         if self.blocks.blocks:
             description["blocks"] = blocks_as_json(self.blocks.blocks)
+        if self.blocks.joins:
+            description[JOINS] = joins_as_json(self.blocks.joins)
         manifest = format_manifest(files, description)
         if len(manifest) > MAXIMUM_MANIFEST_BYTES:
             raise ModelRefused(

@@ -142,7 +142,7 @@ def _replayed(layout: Layout, pieces: Sequence[Piece]) -> Iterator[int]:
     """How far up the arena was touched once each block has run."""
     profile = layout.profile
     last_taken = {name: index for index, piece in enumerate(pieces) for name in piece.takes}
-    results = {each.name for each in profile.outputs}
+    results = {each.name for each in profile.outputs} - layout.leaving
     arena = Arena()
     given = Tensors(arena)
     for index, piece in enumerate(pieces):

@@ -36,6 +36,7 @@ Integers only: bytes and nanoseconds, rounded up. Where a fragment's flops are u
 resident bytes are used for *balance*, and no time is predicted from them (`known`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -123,11 +124,49 @@ class DeviceCost:
         return Nanoseconds(self.compute + self.read + self.transfer)
 
 
+class SpanCosts(ABC):
+    """What a search asks: how a device would hold a span, and what the span costs there."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Fragments in all."""
+
+    @abstractmethod
+    def at_once(self, span: Span, device: PoolDevice) -> Holding | None:
+        """How the device would hold all of the span at once; None: it cannot."""
+
+    @abstractmethod
+    def holding(self, span: Span, device: PoolDevice) -> Holding | None:
+        """How the device would hold the span; None: a fragment has no room there by itself."""
+
+    @abstractmethod
+    def on(self, span: Span, device: PoolDevice, homes: Homes = NOWHERE) -> DeviceCost:
+        """What the span costs there; it must fit, at least fragment by fragment."""
+
+    def period(self, division: Division, homes: Homes = NOWHERE) -> Nanoseconds:
+        """One item every so often, from all the devices of a division together."""
+        on = [self.on(division.span, each, homes) for each in division.devices]
+        return shared_period([each.period for each in on])
+
+    def totals(self, divisions: Sequence[Division]) -> tuple[Nanoseconds, Nanoseconds]:
+        """Period and latency of a whole pipeline; of replicas, the slowest one's latency."""
+        homes = homes_of(divisions)
+        on = [[self.on(each.span, device, homes) for device in each.devices] for each in divisions]
+        period = max(shared_period([each.period for each in costs]) for costs in on)
+        latency = sum(max(each.latency for each in costs) for costs in on)
+        return Nanoseconds(period), Nanoseconds(latency)
+
+
 @dataclass(frozen=True)
-class Costs:
+class Costs(SpanCosts):
     """The costs of a partition's spans."""
 
     document: PartitionDocument
+
+    @property
+    def count(self) -> int:
+        return len(self.document.fragments)
 
     @cached_property
     def known(self) -> bool:
@@ -206,7 +245,6 @@ class Costs:
         return Bytes(max(each.least_bytes for each in fragments) + self.frames(span))
 
     def at_once(self, span: Span, device: PoolDevice) -> Holding | None:
-        """How the device would hold all of the span at once; None: it cannot."""
         if device.single and span.end - span.start > 1:
             return None
         if self.resident(span) <= device.budget_bytes:
@@ -214,7 +252,6 @@ class Costs:
         return Holding.IN_BLOCKS if self.least(span) <= device.budget_bytes else None
 
     def holding(self, span: Span, device: PoolDevice) -> Holding | None:
-        """How the device would hold the span; None: a fragment has no room there by itself."""
         fits = self.least_in_turn(span) <= device.budget_bytes
         return self.at_once(span, device) or (Holding.RELOADED if fits else None)
 
@@ -298,7 +335,6 @@ class Costs:
         return tuple(times)
 
     def on(self, span: Span, device: PoolDevice, homes: Homes = NOWHERE) -> DeviceCost:
-        """What the span costs there; it must fit, at least fragment by fragment."""
         compute = self._compute(span, device)
         holding = self.holding(span, device)
         assert holding is not None, f"{span} has no room on {device.name}"
@@ -333,32 +369,11 @@ class Costs:
         self, span: Span, device: PoolDevice, homes: Homes, size: int | None, *, inward: bool
     ) -> Transfer:
         """What comes into the span or goes out of it, over the device's links."""
-        if size is None:
-            return Transfer(Nanoseconds(0), Nanoseconds(0))
-        if not homes:
+        if size is None or not homes:
             return over(device.link, size)
         edges = self._into if inward else self._out_of
-        inside = span.fragments
-        crossing = [
-            (edge.bytes_per_item or 0, homes.get(edge.producer if inward else edge.consumer, ()))
-            for index in inside
-            for edge in edges[index]
-            if (edge.producer if inward else edge.consumer) not in inside
-        ]
-        return between(device, crossing, inward=inward)
-
-    def period(self, division: Division, homes: Homes = NOWHERE) -> Nanoseconds:
-        """One item every so often, from all the devices of a division together."""
-        on = [self.on(division.span, each, homes) for each in division.devices]
-        return shared_period([each.period for each in on])
-
-    def totals(self, divisions: Sequence[Division]) -> tuple[Nanoseconds, Nanoseconds]:
-        """Period and latency of a whole pipeline; of replicas, the slowest one's latency."""
-        homes = homes_of(divisions)
-        on = [[self.on(each.span, device, homes) for device in each.devices] for each in divisions]
-        period = max(shared_period([each.period for each in costs]) for costs in on)
-        latency = sum(max(each.latency for each in costs) for costs in on)
-        return Nanoseconds(period), Nanoseconds(latency)
+        mine = [edge for index in span.fragments for edge in edges[index]]
+        return between(device, mine, span.fragments, homes, inward=inward)
 
     def crossing(self, span: Span) -> tuple[int | None, int | None]:
         """Bytes per item into the span and out of it; None: nothing crosses there.

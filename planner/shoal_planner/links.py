@@ -5,11 +5,12 @@ A message is charged to both ends. Where one of several devices is at the other 
 mean of what it takes with each.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from shoal_planner.devices import COORDINATOR, PeerLink, PoolDevice
+from shoal_protocol.partition import Edge
 from shoal_protocol.units import NANOSECONDS_PER_SECOND, Nanoseconds
 
 Homes = Mapping[int, Sequence[PoolDevice]]
@@ -27,24 +28,34 @@ class Transfer:
     delay: Nanoseconds
 
 
-def over(link: PeerLink, size: int) -> Transfer:
-    """So many bytes over one link."""
+def over(link: PeerLink, size: int | None) -> Transfer:
+    """So many bytes over one link; None: nothing goes there."""
+    if size is None:
+        return Transfer(Nanoseconds(0), Nanoseconds(0))
     rate = link.bytes_per_second
     duration = -(-size * NANOSECONDS_PER_SECOND // rate) if rate else 0
     return Transfer(Nanoseconds(duration), link.latency_nanoseconds)
 
 
 def between(
-    device: PoolDevice, messages: Sequence[tuple[int, Sequence[PoolDevice]]], *, inward: bool
+    device: PoolDevice,
+    edges: Iterable[Edge],
+    inside: Container[int],
+    homes: Homes,
+    *,
+    inward: bool,
 ) -> Transfer:
-    """Messages of one item to a device or, not `inward`, from it: bytes and who is at the other
-    end. The last one is there when all have taken their turn."""
+    """What comes to a device over these edges or, not `inward`, goes from it; not between fragments
+    that are `inside`. The last message is there when all have taken their turn."""
     duration, delay = 0, 0
-    for size, others in messages:
-        links = [link_between(device, each, inward=inward) for each in others]
-        each = [over(link, size) for link in links or [_to_coordinator(device)]]
-        duration += sum(one.duration for one in each) // len(each)
-        delay = max(delay, *(one.delay for one in each))
+    for edge in edges:
+        end = edge.producer if inward else edge.consumer
+        if end in inside:
+            continue
+        links = [link_between(device, each, inward=inward) for each in homes.get(end, ())]
+        ways = [over(link, edge.bytes_per_item or 0) for link in links or [_to_coordinator(device)]]
+        duration += sum(way.duration for way in ways) // len(ways)
+        delay = max(delay, *(way.delay for way in ways))
     return Transfer(Nanoseconds(duration), Nanoseconds(delay))
 
 

@@ -108,13 +108,15 @@ def arena_bytes(touched_bytes: int) -> int:
 class Layout:
     """A profile with indexes of it, computed once. `inside` are weights in the model itself, not
     mapped from a file. `moving`: memory includes frames that carry other items meanwhile, at least
-    `beside` in and out. Rows of tables count for `row_items`: the item before has left its own."""
+    `beside` in and out. Rows of tables count for `row_items`: the item before has left its own.
+    Outputs that are `leaving` are out of the arena as soon as they are made."""
 
     profile: Profile
     inside: frozenset[str] = frozenset()
     moving: bool = False
     beside: tuple[int, int] = (0, 0)
     row_items: int = 2
+    leaving: frozenset[str] = frozenset()
 
     @cached_property
     def makers(self) -> Mapping[str, int]:
@@ -128,12 +130,10 @@ class Layout:
     @cached_property
     def last_uses(self) -> Mapping[str, int]:
         """The position of the last node that reads each tensor; outputs of the model: the end."""
-        last = {
-            name: position
-            for position, node in enumerate(self.profile.nodes)
-            for name in node.inputs
-        }
-        return last | {each.name: len(self.profile.nodes) for each in self.profile.outputs}
+        nodes = self.profile.nodes
+        last = {name: position for position, node in enumerate(nodes) for name in node.inputs}
+        results = (each.name for each in self.profile.outputs if each.name not in self.leaving)
+        return last | dict.fromkeys(results, len(nodes))
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:

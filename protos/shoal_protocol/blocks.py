@@ -34,6 +34,18 @@ class Block:
     working_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """An output of the fragment that blocks give in parts: the device joins them along `axis`, in
+    this order, as each is made. `sizes` are those of the parts along that axis. In a block of its
+    own, the join would need all parts beside the whole."""
+
+    output: str
+    axis: int
+    parts: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
 def least_bytes(blocks: Sequence[Block]) -> int:
     """The smallest budget in which the blocks run: all open, the weights of one in memory.
 
@@ -58,6 +70,35 @@ def blocks_from_json(value: object, blocks_bin_bytes: int) -> tuple[Block, ...]:
         if block.model_offset + block.model_bytes > blocks_bin_bytes:
             raise ValueError(f"block {index} is beyond the end of its file")
     return blocks
+
+
+def joins_as_json(joins: Sequence[Join]) -> list[dict[str, object]]:
+    """What a fragment's manifest says of its joins."""
+    return [asdict(join) for join in joins]
+
+
+def joins_from_json(value: object) -> tuple[Join, ...]:
+    """Read what `joins_as_json` wrote; None: there are none. Raises `ValueError`, which says what
+    is wrong."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise ValueError("joins are not a list")
+    joins = tuple(map(_join, value))
+    parts = [name for join in joins for name in join.parts]
+    if len(set(parts)) < len(parts):
+        raise ValueError("a part is joined twice")
+    return joins
+
+
+def _join(value: object) -> Join:
+    match value:
+        case {"output": str(output), "axis": int(axis), "parts": list(parts), "sizes": list(sizes)}:
+            named = all(isinstance(name, str) for name in parts) and len(parts) == len(sizes) > 0
+            sized = all(isinstance(size, int) and 0 < size <= _MOST_BYTES for size in sizes)
+            if named and sized and axis >= 0:
+                return Join(output=output, axis=axis, parts=tuple(parts), sizes=tuple(sizes))
+    raise ValueError("a join does not name an output, its axis, and parts with their sizes")
 
 
 def _block(index: int, value: object) -> Block:

@@ -26,6 +26,8 @@ IN_ORDER: Final = "in_order"
 LARGEST: Final = "largest"
 """The key of the largest shapes that are planned for, of inputs whose sizes the graph leaves
 open."""
+JOINS: Final = "joins"
+"""The key of the outputs that blocks give in parts."""
 VALUES: Final = "values"
 """The key of what inputs hold that are a few integers, where it follows from the planned shapes."""
 MAXIMUM_MANIFEST_BYTES: Final = 16 << 20

@@ -1,5 +1,6 @@
 """A process of a test: `python larger_item_probe.py FOLDER LIMIT COUNT` runs a fragment on an item
-that is larger than planned, and prints how much memory that took, or that it was stopped."""
+that is larger than planned, then on a small one, and prints how much memory that took, and whether
+the larger one was stopped."""
 
 import json
 import sys
@@ -24,9 +25,12 @@ def main(folder: Path, limit_bytes: int, count: int) -> None:
     item = {"count": np.array([count, 1024])}
     try:
         result = runtime.run("f", item, Stopper(), limit_bytes, is_larger=True)
-        print(json.dumps({"stopped": "", "peak": result.peak_bytes}))
+        found = {"stopped": "", "peak": result.peak_bytes}
+        del result
     except Exceeded as error:
-        print(json.dumps({"stopped": str(error), "peak": meter.peak_bytes()}))
+        found = {"stopped": str(error), "peak": meter.peak_bytes()}
+    small = runtime.run("f", {"count": np.array([1, 1024])}, Stopper())
+    print(json.dumps(found | {"next_peak": small.peak_bytes}))
 
 
 if __name__ == "__main__":

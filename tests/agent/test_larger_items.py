@@ -1,9 +1,11 @@
-"""Items that are larger than planned: what they get of the arena leaves room for weights."""
+"""Items that are larger than planned, and trials of more than there is: what they get of the arena
+leaves room for what is in memory already."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Final
 
 import onnx
 import pytest
@@ -12,6 +14,7 @@ from agent.fragment_making import write_fragment
 from made_models import Made, weight
 
 PROBE = Path(__file__).with_name("larger_item_probe.py")
+TRIAL = Path(__file__).with_name("trial_probe.py")
 MIB = 1 << 20
 BUDGET = 24 * MIB
 LIMIT = BUDGET - BUDGET // 8
@@ -26,15 +29,78 @@ GROWING = Made(
     shapes={},
 )
 """As many rows as its input says, 4 KiB each, and then 4 MiB of weights."""
+_TURNS: Final = 8
+
+
+HANDED_ON = Made(
+    text="""g (int64[2] count) => (float[rows,1024] y) {
+        one = Constant<value_float = 1.0>()
+        y = Expand(one, count) }""",
+    weights={},
+    shapes={},
+)
+"""The same rows as its output, which is copied."""
+
+
+def layers(count: int) -> Made:
+    """As many rows as its input says, and 4 MiB of weights for each layer, which reads all of them
+    several times besides."""
+    text, last = ["one = Constant<value_float = 1.0>()", "large = Expand(one, count)"], "one"
+    for layer in range(count):
+        for turn in range(_TURNS):
+            kind = ("ReduceMax", "ReduceMin")[turn % 2]
+            text.append(f"r{layer}_{turn} = {kind}<axes = [0], keepdims = 1>(large)")
+            text.append(f"s{layer}_{turn} = Mul({last}, r{layer}_{turn})")
+            last = f"s{layer}_{turn}"
+        text.append(f"y{layer} = MatMul({last}, W{layer})")
+        last = f"y{layer}"
+    text.append(f"y = Identity({last})")
+    return Made(
+        text=f"g (int64[2] count) => (float[1,1024] y) {{ {' '.join(text)} }}",
+        weights={f"W{layer}": weight(1024, 1024) for layer in range(count)},
+        shapes={},
+    )
+
+
+def found_with(folder: Path, made: Made, rows_mib: int) -> dict[str, Any]:
+    fragment = write_fragment(folder, onnx.load(made.save(folder)), 16 * MIB)
+    command = [sys.executable, PROBE, fragment.folder, LIMIT, rows_mib * 256]
+    found: dict[str, Any] = json.loads(subprocess.check_output(list(map(str, command)), text=True))
+    return found
 
 
 @pytest.mark.parametrize(("rows_mib", "runs"), [(8, True), (18, False)])
 def test_an_item_that_leaves_no_room_for_weights_is_stopped_before_it_takes_it(
     tmp_path: Path, rows_mib: int, *, runs: bool
 ) -> None:
-    made = write_fragment(tmp_path, onnx.load(GROWING.save(tmp_path)), 16 * MIB)
-    command = [sys.executable, PROBE, made.folder, LIMIT, rows_mib * 256]
-    printed = subprocess.check_output(list(map(str, command)), text=True)
-    found = json.loads(printed)
+    found = found_with(tmp_path, GROWING, rows_mib)
     assert (found["stopped"] == "") == runs, found
+    assert found["peak"] <= BUDGET
+
+
+@pytest.mark.parametrize(("rows_mib", "runs"), [(6, True), (14, False)])
+def test_an_item_whose_outputs_leave_no_room_for_their_copy_is_stopped(
+    tmp_path: Path, rows_mib: int, *, runs: bool
+) -> None:
+    found = found_with(tmp_path, HANDED_ON, rows_mib)
+    assert (found["stopped"] == "") == runs, found
+    assert found["peak"] <= BUDGET
+
+
+def test_the_item_after_a_larger_one_has_room_for_all_weights(tmp_path: Path) -> None:
+    found = found_with(tmp_path, layers(4), 12)
+    assert not found["stopped"], found
+    assert found["next_peak"] <= BUDGET
+
+
+@pytest.mark.parametrize(("rows_mib", "stopped"), [(8, False), (20, True)])
+def test_a_trial_takes_no_more_than_is_left_beside_what_is_in_memory(
+    tmp_path: Path, rows_mib: int, *, stopped: bool
+) -> None:
+    values = {"count": (rows_mib * 256, 1024)}
+    model = onnx.load(GROWING.save(tmp_path))
+    made = write_fragment(tmp_path, model, BUDGET, largest={"count": [2]}, values=values)
+    command = [sys.executable, TRIAL, made.folder, BUDGET]
+    found = json.loads(subprocess.check_output(list(map(str, command)), text=True))
+    assert found["stopped"] == stopped, found
     assert found["peak"] <= BUDGET

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from agent.conftest import Joined
@@ -13,6 +14,8 @@ from agent.fragment_making import InBlocks, MadeFragment, dense_model, write_fra
 from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
 from chaining import Tensors, run_chained
+from chaining import run_whole as run_whole_model
+from made_models import vocabulary
 from real_models import MODELS, find
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
@@ -186,6 +189,30 @@ def whole_of(store: Path, name: str) -> tuple[Fragment, Tensors, Tensors]:
     profile = profile_model(find(name), MODELS[name].shapes())
     document = cut_model(find(name), profile, (), store)
     return document.fragments[0], item, run_chained(store, document, item)
+
+
+async def test_an_output_that_is_made_in_parts_is_joined_within_what_is_granted(
+    coordinator: ScriptedCoordinator, join: Join, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(vocabulary(), path)
+    x = np.random.default_rng(0).standard_normal((1, 64, 256), np.float32)
+    document = cut_model(path, profile_model(path, {"x": x.shape}), (), coordinator.store)
+    (fragment,) = document.fragments
+    device = (await join(budget=str(fragment.least_bytes))).device
+    assert (await device.load(fragment.digest, fragment.least_bytes)).HasField("loaded")
+    whole = run_whole_model(path, {"x": x})["y"]
+    execute = pb.Execute(
+        digest=fragment.digest,
+        inputs=[pb.InputSource(producer=-1, tensors=["x"])],
+        results=["y"],
+    )
+    for number in range(3):
+        await device.give(edge(-1, 0, number), {"x": x})
+        execute.task.CopyFrom(task(0, number))
+        reply = await device.ask("execute", execute)
+        assert reply.executed.peak_bytes <= fragment.least_bytes, reply
+        assert_close((await device.result()).tensors["y"], whole)
 
 
 @pytest.mark.parametrize("more", [0, 8 * MIB])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from chaining import manifest, run_blocks, run_chained, run_whole
-from made_models import weight
+from made_models import WORDS, vocabulary, weight
 from random_graphs import WIDTH, models
 from real_models import MODELS, find
 from shoal_compiler.blocks import as_model
@@ -23,7 +23,7 @@ from shoal_compiler.safety import open_model
 from shoal_compiler.weight_files import Place, is_stored
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.segments import Layout
-from shoal_protocol.blocks import Block, least_bytes
+from shoal_protocol.blocks import Block, joins_from_json, least_bytes
 from shoal_protocol.digests import Digest
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import BLOCKS, WEIGHTS
@@ -128,6 +128,32 @@ def test_where_little_would_be_saved_there_are_no_blocks(tmp_path: Path) -> None
     (fragment,) = cut(path, tmp_path / "store").fragments
     assert fragment.activation_bytes is not None
     assert fragment.least_bytes == fragment.resident_bytes
+
+
+def test_an_output_that_is_made_in_parts_is_never_there_twice(tmp_path: Path) -> None:
+    rows, path, store = 64, tmp_path / "model.onnx", tmp_path / "store"
+    onnx.save(vocabulary(), path)
+    x = np.random.default_rng(0).standard_normal((1, rows, 256), np.float32)
+    profile = profile_model(path, {"x": x.shape})
+    document = cut_model(path, profile, (), store)
+    (fragment,) = document.fragments
+    (join,) = joins_from_json(manifest(store, fragment.digest).get("joins"))
+    assert (join.output, join.axis, sum(join.sizes)) == ("y", 2, WORDS)
+    assert all("y" not in block.gives for block in blocks_of(store, fragment.digest))
+    weights = max(block.weight_bytes for block in blocks_of(store, fragment.digest))
+    assert fragment.least_bytes < weights + 2 * 4 * rows * WORDS
+    run_chained(store, document, {"x": x})
+
+
+def test_an_output_that_another_node_reads_is_joined_by_a_block(tmp_path: Path) -> None:
+    path, model = tmp_path / "model.onnx", vocabulary()
+    model.graph.node.append(helper.make_node("Tanh", ["y"], ["z"]))
+    model.graph.output.add().CopyFrom(
+        helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, "rows", WORDS])
+    )
+    onnx.save(model, path)
+    document = cut_model(path, profile_model(path, {"x": (1, 8, 256)}), (), tmp_path / "store")
+    assert "joins" not in manifest(tmp_path / "store", document.fragments[0].digest)
 
 
 def test_a_fragment_that_takes_text_has_no_blocks(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from shoal_coordinator.server.excesses import Excesses
 from shoal_coordinator.server.sessions import UNASKED_AT_ONCE, UNASKED_PER_SECOND
 from shoal_coordinator.server.task_times import TaskTimes
 from shoal_protocol import PROTOCOL
-from shoal_protocol.digests import Digest
 from shoal_protocol.files import FileReceiver
 from shoal_protocol.pacing import BATCHED_MESSAGES
 from shoal_protocol.services import SessionClient
@@ -110,12 +109,13 @@ async def test_the_status_of_devices_is_what_they_reported(world: World) -> None
         await device.telemetry(used_bytes=11, peak_bytes=22, sent_bytes=33, fetched_bytes=44)
         await world.submit()
         await world.ended()
+        world.coordinator.driver.excesses.executed(hello, pb.Executed(peak_bytes=33))
         assert world.coordinator.driver.state.devices["a"].health.fetched == 44
         response = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=5)
     (status,) = response.devices
     assert (status.name, status.state, status.architecture) == ("a", 0, "aarch64")
     assert (status.budget_bytes, status.floor_bytes) == (1500, 77)
-    assert (status.used_bytes, status.peak_bytes) == (11, 22)
+    assert (status.used_bytes, status.peak_bytes) == (11, 33), "the peak of a task is newer"
     assert (status.sent_bytes, status.fetched_bytes) == (33, 44)
     # One fragment fits at a time, and three were used.
     assert (status.resident_bytes, len(status.resident)) == (1000, 1)
@@ -150,6 +150,8 @@ def test_a_mark_above_the_budget_counts_when_it_grows_and_a_task_each_time() -> 
     assert last() == api.BudgetExcess(peak_bytes=126, budget_bytes=100, seconds=0.0)
     excesses.reported(report(2), pb.Telemetry(used_bytes=1, peak_bytes=2))
     assert last() is None, "the agent was started again"
+    excesses.executed(report(2), pb.Executed(peak_bytes=70))
+    assert excesses.highest("a") == 70, "a task took more than telemetry has said"
 
 
 async def test_a_device_above_its_budget_is_listed_as_such(world: World) -> None:
@@ -396,14 +398,13 @@ async def test_a_batch_beyond_the_bound_ends_the_session(world: World) -> None:
 
 def test_what_tasks_take_on_a_device_is_what_it_said_last() -> None:
     one, other = "sha256:" + "a" * 64, "sha256:" + "b" * 64
-    times, cached = TaskTimes(), [pb.CachedFragment(digest=one, task_seconds=2.0)]
-    times.joined(pb.Hello(device="a", cached=[*cached, pb.CachedFragment(digest=other)]))
-    assert [(each.digest, each.seconds) for each in times.of("a")] == [(one, 2.0)]
-    times.executed("a", Digest(one), pb.Executed(task_seconds=3.0))
-    times.executed("a", Digest(other), pb.Executed(task_seconds=1.0))
-    times.executed("a", Digest(other), pb.Executed(task_seconds=float("inf")))
-    assert [each.seconds for each in times.of("a")] == [3.0, 1.0]
-    assert times.of("unknown") == []
+    cached = [pb.CachedFragment(digest=one, task_seconds=2.0), pb.CachedFragment(digest=other)]
+    times = TaskTimes(pb.Hello(device="a", cached=cached))
+    assert [(each.digest, each.seconds) for each in times.read()] == [(one, 2.0)]
+    times.note(one, pb.Executed(task_seconds=3.0))
+    times.note(other, pb.Executed(task_seconds=1.0))
+    times.note(other, pb.Executed(task_seconds=float("inf")))
+    assert [each.seconds for each in times.read()] == [3.0, 1.0]
 
 
 async def test_the_links_of_a_device_are_shown_by_the_other_end(world: World) -> None:

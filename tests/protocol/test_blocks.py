@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_protocol.blocks import Block, blocks_as_json, blocks_from_json, least_bytes
+from shoal_protocol.blocks import (
+    Block,
+    Join,
+    blocks_as_json,
+    blocks_from_json,
+    joins_as_json,
+    joins_from_json,
+    least_bytes,
+)
 
 SIZES = st.integers(0, 2**40)
 NAMES = st.lists(st.text(min_size=1, max_size=8), max_size=4).map(tuple)
@@ -70,3 +78,30 @@ def test_blocks_of_strangers_are_refused(change: dict[str, object], text: str) -
 def test_what_are_no_blocks_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="block"):
         blocks_from_json(value, END)
+
+
+JOIN = Join(output="y", axis=2, parts=("y.0", "y.1"), sizes=(32, 5))
+
+
+def test_joins_that_are_written_are_read() -> None:
+    assert joins_from_json(json.loads(json.dumps(joins_as_json([JOIN])))) == (JOIN,)
+    assert joins_from_json(None) == ()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"output": 1},
+        {"axis": -1},
+        {"parts": []},
+        {"parts": ["y.0"]},
+        {"parts": ["y.0", "y.0"]},
+        {"parts": ["y.0", 1]},
+        {"sizes": [32, 0]},
+        {"sizes": [32, "5"]},
+    ],
+)
+def test_what_is_no_join_is_refused(wrong: dict[str, object]) -> None:
+    (value,) = joins_as_json([JOIN])
+    with pytest.raises(ValueError, match=r"join|part"):
+        joins_from_json([value | wrong])

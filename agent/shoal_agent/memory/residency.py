@@ -211,15 +211,14 @@ class Ledger:
         granted: Bytes | None = None,
         urgency: float = 1.0,
     ) -> bool:
-        """The fragment can run now, and in blocks within `least`, unless that is None; it runs
-        within `granted`, by default all that it was loaded for. False: its place went to others
-        meanwhile."""
+        """The fragment can run now, and in blocks within `least`, unless that is None, and no more
+        than it is `granted`: all that it was loaded for by default. False: its place is gone."""
         if (need := self.in_flight.get(digest)) is not None:
             self.resident = {**self.resident, digest: need}
             self.in_flight = _without(self.in_flight, digest)
             if least is not None:
                 within = need if granted is None else granted
-                least = min(least, within)  # It runs within that: it cannot need more.
+                least = min(least, within)
                 share = Share(least=least, granted=within, wanted=within, curve=curve)
                 self.shares = {**self.shares, digest: replace(share, urgency=urgency)}
                 self.delays = {**self.delays, digest: Delay()}

@@ -30,13 +30,15 @@ class Ballast:
 
     @contextmanager
     def hold(self, size_bytes: int) -> Iterator[None]:
-        """Leave the arena so much less, or up to a piece less than that."""
-        piece = max(_PIECE_BYTES, size_bytes // _MOST_PIECES)
+        """Leave the arena so much less, in whole pages."""
+        size_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        piece = max(_PIECE_BYTES, size_bytes // _MOST_PIECES // mmap.PAGESIZE * mmap.PAGESIZE)
         held = []
         try:
-            for _ in range(-(-size_bytes // piece)):
-                held.append(self._make(piece))
-                drop([_whole_pages(held[-1].data_ptr(), piece)])
+            for start in range(0, size_bytes, piece):
+                size = min(piece, size_bytes - start)
+                held.append(self._make(size))
+                drop([_whole_pages(held[-1].data_ptr(), size)])
         except Exception:  # noqa: S110 - the runtime's have no common base; it is full then
             pass
         try:

@@ -49,8 +49,8 @@ from shoal_agent.runtime.mapped_pages import (
 from shoal_agent.runtime.mapped_weights import Weights, map_weights
 from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, Recipe
-from shoal_protocol.blocks import Block, blocks_from_json, least_bytes
-from shoal_protocol.manifest import BLOCKS, IN_ORDER, MANIFEST, FragmentDamaged
+from shoal_protocol.blocks import Block, Join, blocks_from_json, joins_from_json, least_bytes
+from shoal_protocol.manifest import BLOCKS, IN_ORDER, JOINS, MANIFEST, FragmentDamaged
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import format_bytes
 
@@ -86,6 +86,7 @@ class Blocks:
     resident_bytes: int
     outputs: tuple[str, ...]
     blocks: tuple[Block, ...]
+    joins: tuple[Join, ...] = ()
     prepared: tuple[PreparedModel, ...] = ()
 
     @property
@@ -152,16 +153,22 @@ def read_blocks(folder: Path) -> Blocks | None:
         resident_bytes = int(document["resident_bytes"])
         known = {str(each["name"]) for each in document["inputs"]}
         outputs = tuple(str(each["name"]) for each in document["outputs"])
+        joins = joins_from_json(document.get(JOINS))
     except (ValueError, KeyError, TypeError) as error:
         raise FragmentDamaged(f"{folder / MANIFEST} describes no blocks: {error}") from error
     for index, block in enumerate(blocks):
         if missing := set(block.takes) - known:
             raise FragmentDamaged(f"block {index} takes {min(missing)!r}, which nothing gives")
         known.update(block.gives)
+    known.update(join.output for join in joins if known.issuperset(join.parts))
     if missing := set(outputs) - known:
         raise FragmentDamaged(f"no block gives the output {min(missing)!r}")
     return Blocks(
-        folder=folder.resolve(), resident_bytes=resident_bytes, outputs=outputs, blocks=blocks
+        folder=folder.resolve(),
+        resident_bytes=resident_bytes,
+        outputs=outputs,
+        blocks=blocks,
+        joins=joins,
     )
 
 
@@ -224,6 +231,7 @@ class BlockFragment:
         self._prefetches: dict[int, Future[None]] = {}
         self.inputs = tuple(_inputs(self._open))
         self.outputs = source.outputs
+        self._joins = {name: join for join in source.joins for name in join.parts}
         self._places = True
         self.grant(granted_bytes)
 
@@ -246,12 +254,14 @@ class BlockFragment:
         self._follow(self._warm)
 
     def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
-        """One item; raises `RuntimeFailed` and its kinds."""
+        """One item, as arrays of its own or views into the arena; raises `RuntimeFailed` and its
+        kinds."""
         adopted = self._choose()
         if adopted is not self._followed:
             self._follow(adopted)
         values = {name: as_value(array) for name, array in feed.items()}
         placed = self._destinations(feed) if self._places else {}
+        joined: dict[str, Array] = {}
         try:
             for index, block in enumerate(self._open):
                 if adopted.plan.prefetches:
@@ -265,15 +275,14 @@ class BlockFragment:
                         raise
                     self._places, placed = False, {}
                     _run_block(block, values, stopper, placed)
+                for name in self._joins.keys() & set(block.gives):
+                    _put(values.pop(name).numpy(), name, self._joins[name], joined)
                 self._drop(index, adopted)
         except RuntimeFailed:
             self._follow(adopted)
             raise
-        # The runtime's arrays are views into its allocator; kept, they would hold it back.
-        return [
-            placed[name] if name in placed else np.array(values[name].numpy())
-            for name in self.outputs
-        ]
+        own = placed | joined
+        return [own[name] if name in own else values[name].numpy() for name in self.outputs]
 
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped."""
@@ -317,6 +326,7 @@ class BlockFragment:
 
 def _open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[_OpenBlock]:
     last = {name: index for index, block in enumerate(source.blocks) for name in block.takes}
+    results = {*source.outputs, *(name for join in source.joins for name in join.parts)}
     before = mapped_ranges(source.folder)
     for index, (block, session, mapped) in enumerate(source.open_models(open_session)):
         after = mapped_ranges(source.folder)
@@ -328,7 +338,7 @@ def _open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[_OpenBlo
             spent=tuple(
                 name
                 for name in dict.fromkeys((*block.takes, *block.gives))
-                if last.get(name, -1) <= index and name not in source.outputs
+                if last.get(name, -1) <= index and name not in results
             ),
             weights=added(before, after),
         )
@@ -374,6 +384,22 @@ def _run_block(
     values.update(zip(block.gives, made, strict=True))
     for name in block.spent:
         del values[name]
+
+
+def _put(part: Array, name: str, join: Join, joined: dict[str, Array]) -> None:
+    """Write a part where it belongs in its whole. Raises `RuntimeFailed`."""
+    axis, index = join.axis, join.parts.index(name)
+    if axis >= part.ndim or part.shape[axis] != join.sizes[index]:
+        raise RuntimeFailed(f"{name} has the shape {part.shape}, which is not what was planned")
+    if join.output not in joined:
+        shape = (*part.shape[:axis], sum(join.sizes), *part.shape[axis + 1 :])
+        joined[join.output] = np.empty(shape, part.dtype)
+    start = sum(join.sizes[:index])
+    place = (slice(None),) * axis + (slice(start, start + join.sizes[index]),)
+    try:
+        joined[join.output][place] = part
+    except ValueError as error:  # parts that do not suit each other
+        raise RuntimeFailed(f"{name} cannot be joined: {error}") from error
 
 
 def _run_bound(

@@ -29,14 +29,14 @@ from shoal_agent.memory.residency import (
 )
 from shoal_agent.runtime.failures import Exceeded, NotResident, OverBudget
 from shoal_agent.runtime.granting import Granting
-from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
+from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.opening import Opening, Room, limit_of_larger
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
 from shoal_agent.runtime.processor import Processor
+from shoal_agent.runtime.results import RunResult
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
-from shoal_agent.telemetry.task_times import TaskTimes
 from shoal_agent.transport.activations import SpillFull
 from shoal_protocol.frame_sizes import FETCH_BYTES, MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
@@ -65,10 +65,8 @@ class Fragments:
         processor: Processor,
         counters: Counters,
         on_evicted: Callable[[str, str], None],
-        times: TaskTimes | None = None,
     ) -> None:
         """`on_evicted` receives each fragment that was evicted unasked, and why."""
-        self.times = times or TaskTimes(1)
         self.ledger = ledger
         self.cache = cache
         self._fetcher = fetcher
@@ -180,12 +178,9 @@ class Fragments:
         if digest not in self.ledger.resident:
             raise NotResident(f"{short(digest)} is not resident")
         before = self.ledger.reserved + self.ledger.moving
-        terms = self._terms(digest)
-        known = digest in self._measured
+        terms, known = self._terms(digest), digest in self._measured
         result = await self._run(digest, tensors, before)
         self.ledger.note_run(digest, result.compute_seconds)
-        if not (digest in self.ledger.shares or self._loading):
-            self.times.note(digest, result.compute_seconds, result.processor_seconds)
         if self._terms(digest) != terms:
             return result  # what it took was right when it began, and says nothing of the next run
         beside = max(before, self.ledger.reserved + self.ledger.moving)

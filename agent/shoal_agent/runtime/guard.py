@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
 
-from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.failures import OutOfBudget, Stopper
 from shoal_agent.runtime.mapped_pages import PageRange, drop
 from shoal_agent.runtime.process_memory import MemoryMeter
 
@@ -57,6 +57,14 @@ class Guard:
     ) -> None:
         self._ended.set()
         self._thread.join()
+
+    def make_room(self, size_bytes: int) -> None:
+        """Ask for what the run takes next outside of the arena. Raises `OutOfBudget`."""
+        if self._weights and self._meter.used_at_most_bytes() + size_bytes > self._limit_bytes:
+            drop(self._weights)
+            self.dropped = True
+        if self._meter.used_bytes() + size_bytes > self._limit_bytes:
+            raise OutOfBudget("there is no room for its outputs")
 
     def _watch(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):

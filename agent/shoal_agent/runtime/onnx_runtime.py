@@ -25,12 +25,12 @@ Memory is back when `close` returns.
 """
 
 import gc
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time, thread_time
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import onnxruntime
@@ -60,6 +60,7 @@ from shoal_agent.runtime.mapped_weights import Weights
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter, clean_pages, trim
 from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
+from shoal_agent.runtime.results import Ran, RunResult, result_of
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
 from shoal_protocol.manifest import MODEL, weight_files
@@ -97,13 +98,11 @@ class WholeFragment:
         self.outputs = tuple(value.name for value in session.get_outputs())
 
     def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
-        """One item; raises `RuntimeFailed` and its kinds."""
+        """One item, as views into the arena; raises `RuntimeFailed` and its kinds."""
         try:
-            outputs = self._session.run(self.outputs, feed, stopper.options)
+            return list(self._session.run(self.outputs, feed, stopper.options))
         except Exception as error:  # the runtime's exceptions have no common base but this
             raise failure_of(error, stopped=stopper.stopped) from error
-        # The runtime's arrays are views into its allocator; kept, they would hold all of it back.
-        return [np.array(output) for output in outputs]
 
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped."""
@@ -113,33 +112,12 @@ class WholeFragment:
 OpenFragment = WholeFragment | BlockFragment
 
 
-class _Ran(NamedTuple):
-    """What a run gave, and its times."""
-
-    outputs: list[Array]
-    seconds: float
-    processor_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """Outputs of a run, its time in ONNX Runtime and that of the processor, and the most memory
-    above the floor during it.
-    `squeezed`: it has only fitted because weights were dropped while it ran."""
-
-    outputs: dict[str, Array]
-    compute_seconds: float
-    processor_seconds: float
-    peak_bytes: int
-    squeezed: bool = False
-
-
 class Runtime:
     """The fragments that are open. Not thread-safe: use one thread."""
 
     def __init__(self, meter: MemoryMeter, *, threads: int, limit_bytes: int) -> None:
         self._meter = meter
-        self._threads = threads
+        self.threads = threads
         self._open: dict[str, OpenFragment] = {}
         self._prepared: dict[str, Prepared] = {}
         self._blocks: dict[str, Blocks] = {}
@@ -274,8 +252,13 @@ class Runtime:
             drop(weights)
             taken = self._limit_bytes - limit_bytes + self._meter.used_bytes()
             taken += min(size_of(weights), READ_BYTES) // 2 if is_larger else 0
-            with self._ballast.hold(taken if is_larger or not is_tried else 0):
-                return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)
+            is_bounded = is_larger or not is_tried
+            try:
+                with self._ballast.hold(taken if is_bounded else 0):
+                    return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)
+            finally:
+                if is_bounded:  # the arena has the place of weights, which the next run reads
+                    self.shrink()
         self._meter.begin_peak()
         try:
             ran = self._ran(fragment, feed, stopper)
@@ -296,7 +279,7 @@ class Runtime:
         self._meter.begin_peak()
         with Guard(self._meter, limit_bytes, stopper, weights) as guard:
             try:
-                ran = self._ran(fragment, feed, stopper)
+                ran = self._ran(fragment, feed, stopper, guard.make_room)
             except (Terminated, OutOfBudget) as error:
                 if isinstance(error, Terminated) and not guard.tripped:
                     raise
@@ -322,7 +305,8 @@ class Runtime:
             size = sum(array.nbytes for array in feed.values())
             check_inputs(fragment.inputs, feed)
             self.shrink()
-            peak = self._run_guarded(fragment, feed, Stopper(), limit_bytes).peak_bytes
+            with self._ballast.hold(self._limit_bytes - limit_bytes + self._meter.used_bytes()):
+                peak = self._run_guarded(fragment, feed, Stopper(), limit_bytes).peak_bytes
         except Exceeded as error:
             taken = error.peak_bytes - before
             return curve, Tried(taken_bytes=taken, stopped=True, prepared=is_prepared)
@@ -355,17 +339,28 @@ class Runtime:
         check_inputs(fragment.inputs, tensors)
         return fragment, {spec.name: tensors[spec.name] for spec in fragment.inputs}
 
-    def _measured(self, fragment: OpenFragment, ran: _Ran) -> RunResult:
+    def _measured(self, fragment: OpenFragment, ran: Ran) -> RunResult:
         self._passing.begin_peak()
         return _result(fragment, ran, self._meter.peak_since_begin_bytes())
 
-    def _ran(self, fragment: OpenFragment, feed: Mapping[str, Array], stopper: Stopper) -> _Ran:
+    def _ran(
+        self,
+        fragment: OpenFragment,
+        feed: Mapping[str, Array],
+        stopper: Stopper,
+        make_room: Callable[[int], None] | None = None,
+    ) -> Ran:
+        """Run it. What lies in the arena is copied: kept, it would hold back all of that.
+        `make_room` is asked before; raises what it and the run raise."""
         if stopper.stopped:
             raise Terminated("stopped before it began")
-        processor = thread_time if self._threads == 1 else process_time
+        processor = thread_time if self.threads == 1 else process_time
         started, used = perf_counter(), processor()
         outputs = fragment.run(feed, stopper)
-        return _Ran(outputs, perf_counter() - started, processor() - used)
+        if make_room is not None:
+            make_room(sum(each.nbytes for each in outputs if not each.flags.owndata))
+        outputs = [each if each.flags.owndata else np.array(each) for each in outputs]
+        return Ran(outputs, perf_counter() - started, processor() - used)
 
     def close(self, digest: str) -> int:
         """Give a fragment up; the bytes that came back. Its memory is back on return."""
@@ -411,7 +406,7 @@ class Runtime:
         """`weights` is the folder of its external data, which a path has beside it; those that are
         `mapped` are used from there, and the caller keeps them. `in_order`: run the nodes in the
         order of the file, where nobody has ordered them anew to prepare it."""
-        options = recipe.options(self._threads)
+        options = recipe.options(self.threads)
         # A plan for all activations at once would be allocated beside what the first run left.
         options.enable_mem_pattern = False
         if in_order and recipe is AS_IT_IS:
@@ -437,10 +432,6 @@ class Runtime:
         return session
 
 
-def _result(fragment: OpenFragment, ran: _Ran, peak_bytes: int) -> RunResult:
-    return RunResult(
-        outputs=dict(zip(fragment.outputs, ran.outputs, strict=True)),
-        compute_seconds=ran.seconds,
-        processor_seconds=ran.processor_seconds,
-        peak_bytes=peak_bytes,
-    )
+def _result(fragment: OpenFragment, ran: Ran, peak_bytes: int) -> RunResult:
+    whole = isinstance(fragment, WholeFragment)
+    return result_of(ran, fragment.outputs, peak_bytes, whole=whole)

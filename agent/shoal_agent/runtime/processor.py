@@ -6,7 +6,9 @@ from functools import partial
 from typing import Final, TypeVar
 
 from shoal_agent.runtime.failures import Stopper
-from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
+from shoal_agent.runtime.onnx_runtime import Runtime
+from shoal_agent.runtime.results import RunResult
+from shoal_agent.telemetry.task_times import TaskTimes
 from shoal_protocol.tensors import Array
 from shoal_protocol.threads import in_executor
 
@@ -22,6 +24,7 @@ class Processor:
     def __init__(self, runtime: Runtime, executor: ThreadPoolExecutor) -> None:
         self._runtime = runtime
         self._executor = executor
+        self.times = TaskTimes(runtime.threads)
         self._stopper = Stopper()
         self._waiting = 0
         self._light: dict[str, int] = {}
@@ -75,6 +78,8 @@ class Processor:
             self._light.pop(digest, None)
         elif measured:
             self._light[digest] = max(size, self._light.get(digest, 0))
+        if result.whole and not self._waiting:
+            self.times.note(digest, result.compute_seconds, result.processor_seconds)
         return result
 
     def stop(self) -> None:

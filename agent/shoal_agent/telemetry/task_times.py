@@ -1,7 +1,7 @@
 """What a task of each fragment takes on this device: plans are corrected by it.
 
-It is the median of the last undisturbed runs, of those in which all of the fragment was in memory
-and nothing was loaded beside it. A device under a quota of processor time computes for a while and
+It is the median of the last runs in which all of the fragment was in memory, and nothing waited for
+the processor, such as a load. A device under a quota of processor time computes for a while and
 is held for a while, and a short run shows one of the two. So there a run counts by the processor
 time that it took, at the rate at which the device gets that.
 

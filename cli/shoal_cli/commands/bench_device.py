@@ -11,6 +11,7 @@ import typer
 
 from shoal_cli.commands import options
 from shoal_cli.commands.picture_files import check_picture
+from shoal_cli.drawing.svg import NothingDraws, can_draw
 from shoal_cli.local.cgroups import Enforce
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def bench_device(
     from shoal_cli.local.device_bench import BenchOrder
 
     choose = _chosen(budget, budgets)
-    target = check_picture("--picture", picture or Path(f"{model.stem}.memory.svg"))
+    target = None
+    if picture or can_draw():
+        target = check_picture("--picture", picture or Path(f"{model.stem}.memory.svg"))
     made = BenchOrder(
         model=model,
         item=_item(model, inputs, options.parse_shapes(shape)),
@@ -150,17 +153,19 @@ def _measure(
         observer.ended()
 
 
-def _show(figures: "DeviceFigures", target: Path, *, as_json: bool) -> None:
+def _show(figures: "DeviceFigures", target: Path | None, *, as_json: bool) -> None:
     from shoal_cli.commands.device_pictures import picture
     from shoal_cli.commands.device_tables import device_tables
     from shoal_cli.commands.tables import output
     from shoal_cli.local.device_figures import to_json
     from shoal_protocol.durable_files import replace_file
 
-    replace_file(target, picture(figures).encode())
+    if target is not None:
+        replace_file(target, picture(figures).encode())
     if as_json:
-        typer.echo(json.dumps({**to_json(figures), "picture": str(target)}))
+        typer.echo(json.dumps({**to_json(figures), "picture": target and str(target)}))
         return
     console = output()
     console.print(device_tables(figures))
-    console.print(f"\npicture: {target}", soft_wrap=True, highlight=False)
+    shown = target or f"none; {NothingDraws()}"
+    console.print(f"\npicture: {shown}", soft_wrap=True, highlight=False, markup=False)

@@ -5,14 +5,16 @@ budgets the time of an item against memory.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from shoal_cli.commands.charts import WIDTH, Area, Level, Line, Panel, draw
+from shoal_cli.drawing.chart import BLUE, BROWN, GREEN, GREY, OLIVE, RED, VIOLET
+from shoal_cli.drawing.panels import Area, Level, Line, Panel
+from shoal_cli.drawing.svg import WIDTH, draw
 from shoal_cli.local.device_figures import BudgetFigures, DeviceFigures
 from shoal_cli.local.resident import Sample
 from shoal_protocol.units import format_bytes
 
 MIB: Final = 1 << 20
 PEER_NAMES: Final = {"default": "ONNX Runtime, default", "mapped": "ONNX Runtime, mapped"}
-_PEER_COLOURS: Final = {"default": "d", "mapped": "e"}
+_PEER_COLOURS: Final = {"default": BROWN, "mapped": VIOLET}
 _ITEMS_CLOSELY: Final = 3
 
 
@@ -25,9 +27,13 @@ def picture(figures: DeviceFigures) -> str:
     if len(figures.budgets) == 1:
         (only,) = figures.budgets
         title = f"{figures.model} on a device of {format_bytes(only.budget_bytes)}"
-        return draw(title, subtitle, _over_time(only))
+        return _drawn(title, subtitle, _over_time(only))
     panels = [curve(figures), *(_closely(each) for each in figures.budgets)]
-    return draw(f"{figures.model} on devices of several budgets", subtitle, panels)
+    return _drawn(f"{figures.model} on devices of several budgets", subtitle, panels)
+
+
+def _drawn(title: str, subtitle: str, panels: Sequence[Panel]) -> str:
+    return draw(title, subtitle, [panel.chart(f"{n}") for n, panel in enumerate(panels)])
 
 
 def curve(figures: DeviceFigures) -> Panel:
@@ -36,7 +42,7 @@ def curve(figures: DeviceFigures) -> Panel:
     lines = [
         Line(
             name="Shoal",
-            colour="c",
+            colour=BLUE,
             points=[(each.peak_bytes / MIB, 1e3 * each.runs.compute.median) for each in budgets],
             spreads=[_milliseconds(each.runs.compute.quartiles) for each in budgets],
         )
@@ -100,7 +106,7 @@ def _residency(
     names = ("floor", "activations and heap", "weights", "preparation's process")
     areas = [
         Area(name=name, colour=colour, points=layer)
-        for name, colour, layer in zip(names, "abcf", layers, strict=True)
+        for name, colour, layer in zip(names, (GREY, GREEN, BLUE, OLIVE), layers, strict=True)
         if any(high > low for _, low, high in layer)
     ]
     budget, peak = figures.budget_bytes, figures.peak_bytes
@@ -119,7 +125,8 @@ def _residency(
 def _above_floor(
     figures: BudgetFigures, name: str, size_bytes: int, *, dashed: bool = False
 ) -> Level:
-    return Level(name=name, value=(figures.floor_bytes + size_bytes) / MIB, dashed=dashed)
+    value = (figures.floor_bytes + size_bytes) / MIB
+    return Level(name=name, colour=VIOLET if dashed else RED, value=value, dashed=dashed)
 
 
 def _layers(sample: Sample, floor: Sample) -> tuple[int, int, int, int]:

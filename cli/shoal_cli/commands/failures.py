@@ -39,6 +39,7 @@ def print_failure(error: Exception) -> int | None:
 
 def title_of(error: Exception) -> str | None:
     """What to call an error; None where it is not one of the user's."""
+    from shoal_cli.drawing import svg
     from shoal_cli.local import (
         device_figures,
         orders,
@@ -52,7 +53,6 @@ def title_of(error: Exception) -> str | None:
         workspace,
     )
     from shoal_cli.local.manifests import ManifestErrors
-    from shoal_cli.page import writing
     from shoal_cli.transfer import places
     from shoal_cli.transfer.addresses import AddressRefused
     from shoal_compiler.errors import ModelRefused
@@ -72,7 +72,7 @@ def title_of(error: Exception) -> str | None:
         places.TransferBroken: "carrying broke off",
         steps.StepCrashed: "a step failed",
         report.ReportRefused: "report refused",
-        writing.NothingDraws: "no page can be written",
+        svg.NothingDraws: "nothing can be drawn",
         runner.NoPlan: "does not fit",
         orders.JobRefused: "job refused",
         device_figures.NoItem: "no item to run",

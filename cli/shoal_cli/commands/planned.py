@@ -10,10 +10,10 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from shoal_cli.commands.charts import draw
 from shoal_cli.commands.options import Format
-from shoal_cli.commands.plan_pictures import Links, link_words, panels
+from shoal_cli.commands.plan_pictures import Links, charts, link_words
 from shoal_cli.commands.tables import explained_table, output
+from shoal_cli.drawing.svg import draw
 from shoal_cli.local.orders import PlanOrder
 from shoal_cli.local.preparation import Prepared
 from shoal_planner.budgets import explain_budgets, with_other_budgets
@@ -132,7 +132,7 @@ def show(planned: Sequence[Planned], form: Format, picture: Path | None) -> None
             each
             for found in planned
             if found.plan is not None
-            for each in panels(found.name, found.plan, found.links, found.idle)
+            for each in charts(found.name, found.plan, found.links, found.idle)
         ]
         title = f"Plan of {', '.join(each.name for each in planned)}"
         drawing = draw(title, "As predicted: nothing has run.", drawn)

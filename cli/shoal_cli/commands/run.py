@@ -223,7 +223,7 @@ def _execute(
 
 def _check_written(report: Path | None, html: Path | None) -> None:
     """Rather now than after the run."""
-    from shoal_cli.page.writing import check_drawing
+    from shoal_cli.drawing.svg import check_drawing
 
     if report is not None:
         written.check("--report", report)

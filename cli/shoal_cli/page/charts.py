@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from shoal_cli.drawing.chart import MIB, Chart, Spec, colour
 from shoal_cli.local.report import DeviceReport, JobReport, RunReport, StageReport, TaskTime
-from shoal_cli.page.chart import MIB, Chart, Spec, colour
 from shoal_cli.page.graph import cut_graph
 from shoal_cli.page.over_time import activity, memory, traffic
 from shoal_cli.page.series import MOST_DEVICES, MOVEMENTS, device_series, movements

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 
+from shoal_cli.drawing.chart import Chart
 from shoal_cli.local.report import RunReport
-from shoal_cli.page.chart import Chart
 from shoal_cli.page.charts import charts
 from shoal_cli.page.tables import Figure, Table, figures, tables, troubles
 

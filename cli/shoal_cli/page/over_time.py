@@ -1,16 +1,11 @@
-"""Charts of what happened over the run.
+"""Charts of what happened over the run, with the same time from left to right."""
 
-A chart with one row per device has bands: the device with index i takes the y values from i to
-i + 1, the first on top. All have the same time from left to right.
-"""
-
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from shoal_cli.drawing.bands import Bands, Row
+from shoal_cli.drawing.chart import COLOURS, MIB, Chart, Spec, colour, compact
 from shoal_cli.local.report import DeviceReport
-from shoal_cli.page.chart import COLOURS, MIB, Chart, Spec, colour, compact
 from shoal_cli.page.series import ACTIVITIES, MOVEMENTS, Absence, Cell, DeviceSeries, Movement
 from shoal_protocol.units import format_bytes
 
@@ -19,56 +14,6 @@ _BAND: Final = 0.78
 _FOOT: Final = 0.5 + _BAND / 2
 """Where that part ends, from the top of the row."""
 _LIMIT: Final = COLOURS["over budget"]
-
-Row = Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bands:
-    """The axes: time from left to right in seconds of the run, one band for each name."""
-
-    names: Sequence[str]
-    begin: float
-    end: float
-
-    @property
-    def x(self) -> dict[str, object]:
-        return _time_axis(self.begin, self.end)
-
-    @property
-    def y(self) -> dict[str, object]:
-        return {
-            "type": "quantitative",
-            "scale": {"domain": [0, len(self.names)], "reverse": True, "nice": False},
-            "axis": {
-                "values": [index + 0.5 for index in range(len(self.names))],
-                "labelExpr": f"{json.dumps(self.names)}[floor(datum.value)]",
-                "labelLimit": 110,
-                "title": None,
-                "grid": False,
-                "ticks": False,
-                "domain": False,
-            },
-        }
-
-    def rectangles(self, rows: Sequence[Row], kinds: Sequence[str], opacity: float = 1.0) -> Spec:
-        """From `begin` to `end` and from `top` to `bottom`, coloured by `kind`."""
-        return {
-            "data": compact(rows),
-            "mark": {"type": "rect", "opacity": opacity, "aria": False},
-            "encoding": {
-                "x": {"field": "begin", **self.x},
-                "x2": {"field": "end"},
-                "y": {"field": "top", **self.y},
-                "y2": {"field": "bottom"},
-                "color": colour(kinds),
-                "tooltip": [
-                    {"field": "begin", "type": "quantitative", "title": "second", "format": ".2f"},
-                    {"field": "kind", "title": " "},
-                    {"field": "what", "title": " "},
-                ],
-            },
-        }
 
 
 def bands(series: Sequence[DeviceSeries]) -> Bands:
@@ -220,6 +165,7 @@ def traffic(found: Sequence[Movement]) -> Chart | None:
     ]
     if not any(row["rate"] for row in rows):
         return None
+    axes = Bands(names=(), begin=found[0].begin, end=found[-1].end)
     return Chart(
         name="traffic",
         title="Transfers over time",
@@ -230,20 +176,12 @@ def traffic(found: Sequence[Movement]) -> Chart | None:
             "height": 150,
             "mark": {"type": "area", "interpolate": "step-after", "opacity": 0.85, "aria": False},
             "encoding": {
-                "x": {"field": "begin", **_time_axis(found[0].begin, found[-1].end)},
+                "x": {"field": "begin", **axes.x},
                 "y": {"field": "rate", "type": "quantitative", "title": "MiB/s", "stack": "zero"},
                 "color": colour(MOVEMENTS),
             },
         },
     )
-
-
-def _time_axis(begin: float, end: float) -> dict[str, object]:
-    return {
-        "type": "quantitative",
-        "title": "seconds since the run began",
-        "scale": {"domain": [begin, end], "nice": False, "zero": False},
-    }
 
 
 def _row(begin: float, end: float, top: float, bottom: float, kind: str, what: str) -> Row:

@@ -1,31 +1,16 @@
 """Writes a page. The JavaScript in it comes with vl-convert-python, the optional extra `page`."""
 
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from shoal_cli.drawing.svg import check_drawing
 from shoal_cli.local.report import RunReport
 from shoal_cli.page.document import document
 from shoal_protocol.durable_files import replace_file
 
 _OFFERED: Final = "window.vegaEmbed = vegaEmbed;"
 """What of the bundle the page's own script uses."""
-
-
-class NothingDraws(Exception):
-    """What draws is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "pages need vl-convert-python, which is not installed: pip install 'shoal[page]'"
-        )
-
-
-def check_drawing() -> None:
-    """Raise `NothingDraws` where no page can be written."""
-    if find_spec("vl_convert") is None:
-        raise NothingDraws
 
 
 @cache

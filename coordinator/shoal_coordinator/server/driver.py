@@ -27,7 +27,6 @@ from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.routes import Relay, Routes
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_coordinator.server.task_results import Run
-from shoal_coordinator.server.task_times import TaskTimes
 from shoal_coordinator.server.timeline import Timeline
 from shoal_coordinator.server.traces import Traces
 from shoal_protocol.assembly import ReceivedActivation
@@ -74,7 +73,6 @@ class Driver:
         self.progressed_at = monotonic_ns()
         self.deliveries = Deliveries(self._delivery_failed)
         self.excesses = Excesses()
-        self.task_times = TaskTimes()
         self.timeline = Timeline()
         self.on_corrupt: Callable[[Digest], None] = lambda _: None
         """Called with a fragment whose bytes a device found wrong, wherever it got them."""
@@ -91,13 +89,13 @@ class Driver:
 
     # ---- jobs ------------------------------------------------------------------------------------
 
-    def submit(self, spec: ev.JobSpec, completed: frozenset[int]) -> None:
+    def submit(self, spec: ev.JobSpec, completed: frozenset[int], failed: ev.Failures) -> None:
         """Give the dispatcher a job; `on_job_ended` follows, in the end."""
         now = self._now()
         if not self._dispatched:
             self.timeline.begin(now, time())
         self._dispatched.add(spec.name)
-        self.feed(ev.JobSubmitted(at=now, job=spec, completed=completed))
+        self.feed(ev.JobSubmitted(at=now, job=spec, completed=completed, failed=failed))
 
     def amend(self, spec: ev.JobSpec) -> None:
         """Change a job that the dispatcher has; nothing, if it has ended the job just now."""
@@ -234,7 +232,7 @@ class Driver:
                     session.end(order.reason)
             case ins.FinishItem():
                 if (run := self.runs.get(order.job)) is not None:
-                    run.finish(order.item)
+                    run.finish(order.item, order.attempts)
             case ins.FailItem():
                 self._fail_item(order)
             case ins.FinishJob():
@@ -268,7 +266,7 @@ class Driver:
         self._metrics.count_failed(order.failure.kind)
         self.traces.failed(order)
         if (run := self.runs.get(order.job)) is not None:
-            run.fail(order.item, order.failure)
+            run.fail(order.item, order.failure, order.attempts)
 
     def _forward(self, order: ins.Forward) -> None:
         if (run := self.runs.get(order.job)) is not None:
@@ -329,7 +327,6 @@ class Driver:
 
     def joined(self, session: DeviceSession) -> None:
         now = self._now()
-        self.task_times.joined(session.hello)
         self.timeline.joined(session.device, now)
         self.feed(wire.device_joined(session.hello, session.number, now))
 
@@ -386,7 +383,7 @@ class Driver:
             case ins.Execute(), ev.TaskFinished():
                 self._metrics.compute_seconds.observe(seconds(event.compute))
                 self.excesses.executed(session.hello, reply.executed)
-                self.task_times.executed(device, order.digest, reply.executed)
+                session.task_times.note(order.digest, reply.executed)
                 run = self.runs.get(order.job)
                 if run is None or run.epoch != order.epoch:
                     self.feed(event, order.job, device)  # nobody waits for its results any more

@@ -37,5 +37,5 @@ def test_without_what_draws_nothing_begins_and_the_extra_is_named(
     page = ["page.html", "--inputs", "in", "--outputs", "out"] if arguments[0] == "run" else []
     assert run_app([*arguments, *page]) == 2
     shown = capsys.readouterr().err
-    assert "no page can be written" in shown
+    assert "nothing can be drawn" in shown
     assert "pip install 'shoal[page]'" in shown

@@ -1,7 +1,4 @@
-"""What a chart is, and the colours that all of them share.
-
-They are readable on light and on dark ground. The page's style sheet colours axes and their text.
-"""
+"""What a chart is, and the colours that all of them share, readable on light and on dark ground."""
 
 import csv
 import io
@@ -10,32 +7,43 @@ from dataclasses import dataclass
 from typing import Final
 
 Spec = Mapping[str, object]
-"""A specification for Vega-Lite, as JSON values, without a width: charts fill the page's."""
+"""A specification for Vega-Lite, as JSON values, without a width: charts are as wide as the page or
+the picture that they are in."""
 
 MIB: Final = 1 << 20
+BLUE: Final = "#2f7fb8"
+GREEN: Final = "#12946f"
+ORANGE: Final = "#d98b1f"
+BROWN: Final = "#c2591c"
+VIOLET: Final = "#7d5ba6"
+OLIVE: Final = "#a6871f"
+RED: Final = "#d0404a"
+GREY: Final = "#a3aebb"
 COLOURS: Final = {
-    "compute": "#2f7fb8",
-    "load": "#d98b1f",
-    "send": "#12946f",
-    "wait": "#a3aebb",
-    "sent": "#12946f",
-    "received": "#2f7fb8",
-    "fetched": "#d98b1f",
-    "resident": "#12946f",
-    "cached": "#2f7fb8",
-    "idle": "#a3aebb",
-    "evict": "#c2591c",
-    "planned": "#a3aebb",
-    "measured": "#2f7fb8",
-    "within budget": "#12946f",
-    "over budget": "#d0404a",
-    "lost": "#d0404a",
+    "receive": GREEN,
+    "read weights": ORANGE,
+    "compute": BLUE,
+    "load": ORANGE,
+    "send": GREEN,
+    "wait": GREY,
+    "sent": GREEN,
+    "received": BLUE,
+    "fetched": ORANGE,
+    "resident": GREEN,
+    "cached": BLUE,
+    "idle": GREY,
+    "evict": BROWN,
+    "planned": GREY,
+    "measured": BLUE,
+    "within budget": GREEN,
+    "over budget": RED,
+    "lost": RED,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One figure: `name` is its id on the page, `text` says what is seen, for those who do not."""
+    """One figure: `name` is its id on a page, `text` says what is seen, for those who do not."""
 
     name: str
     title: str

@@ -256,7 +256,7 @@ class Agent:
 
         info = {"version": __version__, "architecture": self._machine.architecture}
         shares = partial(readings.shares, self.fragments.ledger)
-        collector = AgentCollector(info, self.counters, self._gauges, shares)
+        collector = AgentCollector(info, self.counters, self._gauges, shares, self.link_meters.read)
         server = serve(self.settings.metrics, self.readiness, collector)
         log.warning("metrics at %s/metrics", server.url)
         return server

@@ -189,6 +189,24 @@ def devices_table(pool: Sequence[PoolDevice]) -> Table:
     )
 
 
+def link_tables(pool: Sequence[PoolDevice]) -> tuple[Table, ...]:
+    """The links that are not like the device's own; none where there are none."""
+    rows = tuple(
+        (
+            device.name,
+            each.name or "the coordinator",
+            _shown(each.bytes_per_second),
+            f"{each.latency_nanoseconds / 1e6:.3g} ms",
+        )
+        for device in pool
+        for each in device.peers
+    )
+    numbers = ("carries", "delays by")
+    headings = ("device", "to", *numbers)
+    table = Table(title="Links", headings=headings, rows=rows, numbers=frozenset(numbers))
+    return (table,) if rows else ()
+
+
 def _shown(rate: int | None) -> str:
     return "?" if rate is None else f"{format_bytes(rate)}/s"
 

@@ -7,7 +7,7 @@ from fragment_pools import MIB, SECOND, device, partition, placed
 from shoal_planner.costs import Costs, Division, Span
 from shoal_planner.devices import PoolDevice
 from shoal_planner.placement import plan
-from shoal_planner.speeds import levelled, measured_device
+from shoal_planner.speeds import levelled, link_tables, measured_device
 from shoal_protocol.choices import Objective
 from shoal_protocol.speeds import Link
 from shoal_protocol.units import Bytes
@@ -83,3 +83,12 @@ def test_links_that_are_like_the_devices_own_do_not_tell_it_from_others() -> Non
     near, far = levelled([linked("a", {"b": 0.9e9, "": 1.1e9}), linked("b", {"a": 1e6})])
     assert near.peers == ()
     assert [each.name for each in far.peers] == ["a"]
+
+
+def test_links_between_devices_are_shown_where_they_are_known() -> None:
+    assert link_tables([linked("a", {})]) == ()
+    (table,) = link_tables([linked("a", {"b": 1 << 20, "": 2 << 20})])
+    assert [row[:3] for row in table.rows] == [
+        ("a", "b", "1 MiB/s"),
+        ("a", "the coordinator", "2 MiB/s"),
+    ]

@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from itertools import count
 from pathlib import Path
@@ -34,16 +34,18 @@ from shoal_planner.devices import PoolDevice
 from shoal_planner.heuristics import Divisions, by_memory, evenly
 from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan, stage_plans
+from shoal_planner.speeds import refined
 from shoal_protocol.choices import Objective
 from shoal_protocol.coordinator_client import ENDED, CoordinatorClient
 from shoal_protocol.partition import PartitionDocument, document_to_json
-from shoal_protocol.units import seconds
+from shoal_protocol.units import Bytes, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from real_models import MODELS, find
 
 CHOSEN: Final = "chosen"
+REFINED: Final = "chosen when tasks have run"
 WATCH_SECONDS: Final = 0.02
 LONGEST_SECONDS: Final = 300.0
 LEAST_ITEMS: Final = 16
@@ -95,11 +97,13 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One placement: seconds from one item to the next, as predicted and as measured."""
+    """One placement: seconds from one item to the next, as predicted by rates alone, as predicted
+    when tasks have run, and as measured."""
 
     model: str
     placement: str
     described: str
+    by_rates: float
     predicted: float
     measured: float
     detail: Mapping[str, Any]
@@ -171,21 +175,40 @@ class _Runner:
         self._costs = Costs(document)
 
     async def run(self) -> None:
-        pool = planned_for(await _ready(self._client, [d.name for d in self._request.devices]))
+        """What planning finds by rates, and what it finds when tasks have run."""
         seen: dict[Divisions, str] = {}
-        for name, divisions in placements(self._document, pool):
-            fits = all(self._costs.holding(d.span, each) for d in divisions for each in d.devices)
-            if divisions in seen or not fits:
-                same = seen.get(divisions)
-                print(json.dumps({"model": self._model, "placement": name, "same": same}))
-                continue
-            seen[divisions] = name
-            made = await self._measured(name, divisions)
-            print(json.dumps(asdict(made)), flush=True)
+        for name, divisions in placements(self._document, await self._pool()):
+            await self._run(name, divisions, seen)
+        _, divisions = next(placements(self._document, await self._pool()))
+        await self._run(REFINED, divisions, seen)
+
+    async def _run(self, name: str, divisions: Divisions, seen: dict[Divisions, str]) -> None:
+        where = _named(divisions)
+        fits = all(self._costs.holding(d.span, each) for d in divisions for each in d.devices)
+        if where in seen or not fits:
+            same = seen.get(where)
+            print(json.dumps({"model": self._model, "placement": name, "same": same}))
+            return
+        seen[where] = name
+        print(json.dumps(asdict(await self._measured(name, divisions))), flush=True)
+
+    async def _pool(self) -> tuple[PoolDevice, ...]:
+        """The devices, corrected by the tasks that have run."""
+        found = await _ready(self._client, [each.name for each in self._request.devices])
+        return refined(self._document, planned_for(found))
 
     async def _measured(self, name: str, divisions: Divisions) -> Run:
-        period = seconds(self._costs.totals(divisions)[0])
+        by_rates = tuple(
+            Division(each.span, tuple(replace(device, ratios=()) for device in each.devices))
+            for each in divisions
+        )
         await self._load(divisions)
+        known = {each.name: each for each in await self._pool()}
+        divisions = tuple(
+            Division(each.span, tuple(known[device.name] for device in each.devices))
+            for each in divisions
+        )
+        period = seconds(self._costs.totals(divisions)[0])
         wanted = max(LEAST_ITEMS, round(self._request.seconds / period))
         before = self._processor_seconds()
         taken, status = await self._job(divisions, wanted)
@@ -197,6 +220,7 @@ class _Runner:
                 f"{d.span.start}-{d.span.end - 1} on {','.join(e.name for e in d.devices)}"
                 for d in divisions
             ),
+            by_rates=seconds(self._costs.totals(by_rates)[0]),
             predicted=period,
             measured=taken,
             detail={
@@ -270,6 +294,21 @@ def _processor_seconds(process: int) -> float:
     """Of all its threads."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _named(divisions: Divisions) -> Divisions:
+    """The same with devices of which nothing is known but the name, in one order."""
+    return tuple(
+        Division(
+            each.span,
+            tuple(PoolDevice(name=name, budget_bytes=Bytes(0)) for name in sorted(_names(each))),
+        )
+        for each in divisions
+    )
+
+
+def _names(division: Division) -> list[str]:
+    return [device.name for device in division.devices]
 
 
 def _between(seen: Sequence[tuple[float, int]], items: int) -> float:

@@ -24,7 +24,8 @@ from measurement import Measurement, Report, parse_arguments
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch.machine import new_state, step
-from shoal_planner.costs import ASSUMED_FLOPS_PER_CPU, Holding, PoolDevice
+from shoal_planner.costs import Holding
+from shoal_planner.devices import ASSUMED_FLOPS_PER_CPU, PoolDevice
 from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective

@@ -17,7 +17,7 @@ from memory_items import SUBJECTS
 from memory_subjects import QUICK, QUICK_TURNS, TURNS, model_of
 from pool import cut, read_results, running_pool, write_items
 
-from shoal_planner.costs import PoolDevice
+from shoal_planner.devices import PoolDevice
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective, PinPolicy

@@ -25,8 +25,8 @@ from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.workspace import Workspace, open_workspace
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
-from shoal_planner.costs import PoolDevice
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.devices import PoolDevice
 from shoal_protocol.channels import open_channel
 from shoal_protocol.coordinator_client import ENDED, CallFailed, CoordinatorClient
 from shoal_protocol.partition import PartitionDocument, document_to_json

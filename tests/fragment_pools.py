@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from itertools import permutations
 
-from shoal_planner.costs import Holding, PoolDevice
+from shoal_planner.costs import Holding
+from shoal_planner.devices import PoolDevice
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_protocol.cut_table import Candidate, CutTable
 from shoal_protocol.digests import Digest

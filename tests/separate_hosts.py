@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from shoal_cli.local.cgroups import DeviceGroup
 
 NETWORK = "10.99.0"
 PATIENCE_SECONDS = 90.0
+_BURST: Final = "16kb"
 
 
 @dataclass
@@ -23,14 +26,18 @@ class Host:
     namespace: str
     address: str
     home: Path
+    switch: str
+    port: str
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    group: DeviceGroup | None = None
+    """The control group of what it starts."""
 
     def start(self, name: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
         """A Python module or script, with its output in the file `name`."""
+        command = [str(each) for each in self._command(*arguments)]
+        command = command if self.group is None else self.group.enter(command)
         with (self.home / name).open("ab") as log:
-            process = subprocess.Popen(
-                self._command(*arguments), stdout=log, stderr=log, env=self._environment()
-            )
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment())
         self.processes.append(process)
         return process
 
@@ -88,10 +95,11 @@ def separate_hosts(folder: Path, *names: str) -> Iterator[list[Host]]:
         _ip("-n", f"{own}-switch", "link", "add", "bridge", "type", "bridge")
         _ip("-n", f"{own}-switch", "link", "set", "bridge", "up")
         for number, name in enumerate(names, 1):
-            host = Host(f"{own}-{name}", f"{NETWORK}.{number}", folder / name)
+            address, port = f"{NETWORK}.{number}", f"port{number}"
+            host = Host(f"{own}-{name}", address, folder / name, f"{own}-switch", port)
             host.home.mkdir()
             hosts.append(host)
-            _connect(host, f"{own}-switch", f"port{number}")
+            _connect(host)
         yield hosts
     finally:
         for process in [process for host in hosts for process in host.processes]:
@@ -101,11 +109,19 @@ def separate_hosts(folder: Path, *names: str) -> Iterator[list[Host]]:
             subprocess.run(["ip", "netns", "delete", namespace], check=False)
 
 
-def _connect(host: Host, switch: str, port: str) -> None:
+def limit_rate(host: Host, megabits_per_second: int) -> None:
+    """What its link carries, in each direction."""
+    for namespace, device in ((host.namespace, "eth0"), (host.switch, host.port)):
+        within = ("ip", "netns", "exec", namespace, "tc", "qdisc", "replace", "dev", device)
+        rate = ("rate", f"{megabits_per_second}mbit", "burst", _BURST, "latency", "400ms")
+        subprocess.run([*within, "root", "tbf", *rate], check=True, capture_output=True)
+
+
+def _connect(host: Host) -> None:
     _ip("netns", "add", host.namespace)
-    peer = ("type", "veth", "peer", "name", port, "netns", switch)
+    peer = ("type", "veth", "peer", "name", host.port, "netns", host.switch)
     _ip("link", "add", "eth0", "netns", host.namespace, *peer)
-    _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+    _ip("-n", host.switch, "link", "set", host.port, "master", "bridge", "up")
     within = ("-n", host.namespace)
     _ip(*within, "address", "add", f"{host.address}/24", "dev", "eth0")
     for link in ("lo", "eth0"):

@@ -1,6 +1,7 @@
 """The agent process: puts its parts together, keeps a session open, and shuts down in order."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -35,7 +36,7 @@ from shoal_agent.session.greeting import SessionBroken
 from shoal_agent.session.tasks import Tasks
 from shoal_agent.settings import Settings
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.telemetry.link import LinkMeter
+from shoal_agent.telemetry.link import LinkMeters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import Machine
 from shoal_agent.transport.activations import ActivationStore
@@ -47,7 +48,8 @@ from shoal_protocol import PROTOCOL
 from shoal_protocol.bulk.local import LocalListener, listen
 from shoal_protocol.listener import Listener
 from shoal_protocol.services import SessionClient, add_peer_service
-from shoal_protocol.speeds import UNKNOWN_SPEED, speed_message
+from shoal_protocol.speeds import UNKNOWN_SPEED, report_link, speed_message
+from shoal_protocol.threads import in_thread
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -59,6 +61,7 @@ _BACKOFF_SECONDS: Final = (0.1, 5.0)
 _SILENT_SECONDS: Final = 15.0
 _GOODBYE_SECONDS: Final = 1.0
 _IDLE_SECONDS: Final = 2.0
+_TIMES: Final = "times.json"
 _CONNECTIONS: Final = 256
 """Of peers, at one time; what strangers hold of them costs memory on a small device."""
 
@@ -73,7 +76,7 @@ class Agent:
         self.counters = Counters()
         self.uplink = Uplink(settings.link_rate, settings.link_latency_seconds)
         self._downlink = Uplink(settings.link_rate)
-        self.link_meter = LinkMeter()
+        self.link_meters = LinkMeters()
         self.links = PeerLinks(
             settings.credentials, self.uplink, self.counters, insecure=settings.insecure
         )
@@ -100,6 +103,9 @@ class Agent:
             counters=self.counters,
             on_evicted=self._evicted,
         )
+        self._times = self.fragments.processor.times
+        self._times_path = settings.cache / _TIMES
+        self._times.restore(self._times_path, self._cache.cached())
         self._address = ""
         self._local: LocalListener | None = None
         self._session: Session | None = None
@@ -122,6 +128,7 @@ class Agent:
         self._speed = await calibrate(
             self.settings, self.fragments.processor.call, self._threads, self._machine.share
         )
+        self._times.has(self._speed.processors)
         await self._rehearse()
         connecting = asyncio.create_task(self._stay_connected(), name="session")
         renewing = asyncio.create_task(self._renew(), name="identity")
@@ -169,7 +176,7 @@ class Agent:
     def hello(self) -> pb.Hello:
         """Who this is and what it has."""
         cached = self._cache.cached()
-        ledger = self.fragments.ledger
+        ledger, times = self.fragments.ledger, self._times
         return pb.Hello(
             protocol=PROTOCOL,
             device=self.name,
@@ -185,7 +192,10 @@ class Agent:
             budget_bytes=ledger.budget,
             floor_bytes=self._meter.floor_bytes,
             residency=pb.SINGLE if ledger.single else pb.ADAPTIVE,
-            cached=[pb.CachedFragment(digest=key, bytes=size) for key, size in cached.items()],
+            cached=[
+                pb.CachedFragment(digest=key, bytes=size, task_seconds=times.read(key))
+                for key, size in cached.items()
+            ],
             resident=[
                 pb.ResidentFragment(digest=key, resident_bytes=self.fragments.planned_bytes(key))
                 for key in ledger.resident
@@ -199,10 +209,7 @@ class Agent:
         telemetry = self._machine.read()
         if self._session is not None and self._session.round_trip_seconds is not None:
             telemetry.round_trip_seconds = self._session.round_trip_seconds
-        if (rate := self.link_meter.bytes_per_second) is not None:
-            telemetry.link_bytes_per_second = rate
-        if (round_trip := self.link_meter.round_trip_seconds) is not None:
-            telemetry.link_round_trip_seconds = round_trip
+        report_link(telemetry, self.link_meters.read())
         telemetry.peak_bytes = self._meter.peak_bytes()
         telemetry.used_bytes = self._meter.used_bytes()
         telemetry.sent_bytes = self.counters.sent_bytes
@@ -249,7 +256,7 @@ class Agent:
 
         info = {"version": __version__, "architecture": self._machine.architecture}
         shares = partial(readings.shares, self.fragments.ledger)
-        collector = AgentCollector(info, self.counters, self._gauges, shares)
+        collector = AgentCollector(info, self.counters, self._gauges, shares, self.link_meters.read)
         server = serve(self.settings.metrics, self.readiness, collector)
         log.warning("metrics at %s/metrics", server.url)
         return server
@@ -273,7 +280,8 @@ class Agent:
 
         ledger, session = self.fragments.ledger, self._session
         found = readings.gauges(self.settings, self._meter, self._cache, ledger, session)
-        return {**found, "peer_links": len(self.links), **gauges(self._speed, self.link_meter)}
+        measured = gauges(self._speed, self.link_meters.read())
+        return {**found, "peer_links": len(self.links), **measured}
 
     async def _stay_connected(self) -> None:
         """Open one session after the other; the pause doubles, with jitter, while that fails."""
@@ -386,6 +394,8 @@ class Agent:
                 await self.links.close_idle()
                 await self.fragments.batches.give_back()
                 await self.fragments.processor.call(self._meter.give_back)
+                with contextlib.suppress(OSError):  # the next start measures anew
+                    await in_thread(self._times.store, self._times_path)
                 rested = now
             before = now
 

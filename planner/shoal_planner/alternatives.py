@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shoal_planner.costs import Costs, Division, PoolDevice, Span
+from shoal_planner.costs import Costs, Division, Span
+from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions, by_memory, evenly
 from shoal_planner.outcome import EVEN_SPLIT, Rejected, duration

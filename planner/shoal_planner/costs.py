@@ -6,10 +6,12 @@ and goes out over the device's own link. A message is charged to both ends, whic
 takes and an upper bound for a direct route; that way the cost of a stage depends on its own devices
 alone. Computing, receiving and sending overlap between items, so that
 
-    period  = max(compute + read, receive, send)         one item every so often, in the long run
-    latency = compute + read + receive + send + delays   of one item
+    period  = max(compute + read + move, receive, send)         one item every so often, at length
+    latency = compute + read + move + receive + send + delays   of one item
 
-where `read` is weights that are read again.
+where `read` is weights that are read again, and `move` is what the processor does to receive and
+send. Where the rate between two devices is known, it counts as soon as it is known who serves the
+other end (`Homes`); else each end's own.
 
 Replicas add their rates. Where a fragment's `work` is known, and a device's rates were measured,
 computing takes the sum of the fragment's convolutions, products and traffic, each by its rate. Else
@@ -43,21 +45,11 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
+from shoal_planner.devices import PER_MILLE, PoolDevice
+from shoal_planner.links import NOWHERE, Homes, Transfer, between, over
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.partition import Edge, Fragment, PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, Nanoseconds
-
-ASSUMED_FLOPS_PER_CPU: Final = 40_000_000_000
-"""Until a device is measured: what one core of a PC does in ONNX Runtime. A small ARM board does a
-fifth, a server's core twice as much."""
-
-RELOAD_BYTES_PER_SECOND: Final = 200_000_000
-"""A fragment's weights from the disk cache, prepared again by one core; an SD card is slower, a
-page cache faster."""
-
-PAGE_BYTES_PER_SECOND: Final = 1_000_000_000
-"""Weights that one core maps again. A limit at the budget leaves no page cache for them: they come
-from an SSD."""
 
 _ITEMS_WAITING: Final = 2
 """A device that could fill its memory with weights leaves room for what so many items bring and
@@ -66,40 +58,10 @@ _NOISE: Final = 16
 """One part in so many of a budget is not granted to weights: what the transport takes varies,
 by 0.6 MiB under load."""
 
+_TASK_BYTES: Final = 40 << 10
+"""To take a task, to start it and to answer takes the processor as long as to move so much."""
+
 _SCALE: Final = 10**24
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolDevice:
-    """A device as planning sees it. What is None never limits; `single` is residency Single.
-
-    `convolutions_per_second` and `products_per_second` are FLOPs of such operators.
-    """
-
-    name: str
-    budget_bytes: Bytes
-    flops_per_second: int = ASSUMED_FLOPS_PER_CPU
-    convolutions_per_second: int | None = None
-    products_per_second: int | None = None
-    memory_bytes_per_second: int | None = None
-    page_bytes_per_second: int = PAGE_BYTES_PER_SECOND
-    reload_bytes_per_second: int = RELOAD_BYTES_PER_SECOND
-    link_bytes_per_second: int | None = None
-    latency_nanoseconds: Nanoseconds = Nanoseconds(0)
-    single: bool = False
-
-    @property
-    def rates(self) -> tuple[int, int, int] | None:
-        """Of convolutions, products and traffic; None: not all of them were measured."""
-        convolutions, products = self.convolutions_per_second, self.products_per_second
-        memory = self.memory_bytes_per_second
-        if convolutions is None or products is None or memory is None:
-            return None
-        return convolutions, products, memory
-
-    def __post_init__(self) -> None:
-        assert self.flops_per_second > 0, f"{self.name} computes nothing"
-        assert self.link_bytes_per_second is None or self.link_bytes_per_second > 0, self.name
 
 
 class Holding(StrEnum):
@@ -133,11 +95,13 @@ class Division:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCost:
     """What one item of a span costs on one device. `read` is weights, from the page cache or, where
-    fragments are reloaded, from the disk; `delay` is the links' latency."""
+    fragments are reloaded, from the disk; `move` is processor time for what comes and goes; `delay`
+    is the links' latency."""
 
     holding: Holding
     compute: Nanoseconds
     read: Nanoseconds
+    move: Nanoseconds
     receive: Nanoseconds
     send: Nanoseconds
     delay: Nanoseconds
@@ -145,11 +109,11 @@ class DeviceCost:
     @property
     def busy(self) -> Nanoseconds:
         """How long the processor has to do with an item."""
-        return Nanoseconds(self.compute + self.read)
+        return Nanoseconds(self.compute + self.read + self.move)
 
     @property
     def transfer(self) -> Nanoseconds:
-        return Nanoseconds(self.receive + self.send + self.delay)
+        return Nanoseconds(self.move + self.receive + self.send + self.delay)
 
     @property
     def period(self) -> Nanoseconds:
@@ -157,7 +121,7 @@ class DeviceCost:
 
     @property
     def latency(self) -> Nanoseconds:
-        return Nanoseconds(self.busy + self.transfer)
+        return Nanoseconds(self.compute + self.read + self.transfer)
 
 
 class SpanCosts(ABC):
@@ -177,20 +141,21 @@ class SpanCosts(ABC):
         """How the device would hold the span; None: a fragment has no room there by itself."""
 
     @abstractmethod
-    def on(self, span: Span, device: PoolDevice) -> DeviceCost:
+    def on(self, span: Span, device: PoolDevice, homes: Homes = NOWHERE) -> DeviceCost:
         """What the span costs there; it must fit, at least fragment by fragment."""
 
-    def period(self, division: Division) -> Nanoseconds:
+    def period(self, division: Division, homes: Homes = NOWHERE) -> Nanoseconds:
         """One item every so often, from all the devices of a division together."""
-        return shared_period([self.on(division.span, each).period for each in division.devices])
+        on = [self.on(division.span, each, homes) for each in division.devices]
+        return shared_period([each.period for each in on])
 
     def totals(self, divisions: Sequence[Division]) -> tuple[Nanoseconds, Nanoseconds]:
         """Period and latency of a whole pipeline; of replicas, the slowest one's latency."""
-        latency = sum(
-            max(self.on(division.span, each).latency for each in division.devices)
-            for division in divisions
-        )
-        return Nanoseconds(max(map(self.period, divisions))), Nanoseconds(latency)
+        homes = homes_of(divisions)
+        on = [[self.on(each.span, device, homes) for device in each.devices] for each in divisions]
+        period = max(shared_period([each.period for each in costs]) for costs in on)
+        latency = sum(max(each.latency for each in costs) for costs in on)
+        return Nanoseconds(period), Nanoseconds(latency)
 
 
 @dataclass(frozen=True)
@@ -321,6 +286,30 @@ class Costs(SpanCosts):
 
     def _compute(self, span: Span, device: PoolDevice) -> int:
         """Nanoseconds of one item while all of the span is in memory."""
+        if device.ratios:
+            sums = self._corrected(device)
+            return sums[span.end] - sums[span.start]
+        return self._by_rates(span, device)
+
+    def _corrected(self, device: PoolDevice) -> list[int]:
+        """As `ratios` say, added up over the fragments."""
+        if (known := self._corrections.get(device)) is None:
+            ratios, parts = dict(device.ratios), []
+            for fragment in self.document.fragments:
+                ratio = ratios.get(fragment.digest, PER_MILLE)
+                parts.append(self.by_rates(fragment.index, device) * ratio // PER_MILLE)
+            known = self._corrections[device] = _sums(parts)
+        return known
+
+    @cached_property
+    def _corrections(self) -> dict[PoolDevice, list[int]]:
+        return {}
+
+    def by_rates(self, fragment: int, device: PoolDevice) -> int:
+        """What a task of a fragment takes by the device's rates alone."""
+        return self._by_rates(Span(fragment, fragment + 1), device)
+
+    def _by_rates(self, span: Span, device: PoolDevice) -> int:
         if self._kinds_of_work is not None and (rates := device.rates) is not None:
             return sum(
                 _time(sums[span.end] - sums[span.start], rate)
@@ -345,7 +334,7 @@ class Costs(SpanCosts):
             times.append(Nanoseconds(time))
         return tuple(times)
 
-    def on(self, span: Span, device: PoolDevice) -> DeviceCost:
+    def on(self, span: Span, device: PoolDevice, homes: Homes = NOWHERE) -> DeviceCost:
         compute = self._compute(span, device)
         holding = self.holding(span, device)
         assert holding is not None, f"{span} has no room on {device.name}"
@@ -357,22 +346,34 @@ class Costs(SpanCosts):
                 read = _time(weights, device.reload_bytes_per_second)
             case Holding.WHOLE:
                 read = 0
-        receive, send, delays = 0, 0, 0
-        for number, crossing in enumerate(self.crossing(span)):
-            if crossing is None:
-                continue
-            delays += device.latency_nanoseconds
-            link = device.link_bytes_per_second
-            duration = _time(crossing, link) if link else 0
-            receive, send = (duration, send) if number == 0 else (receive, duration)
+        coming, going = self.crossing(span)
+        receive = self._transfer(span, device, homes, coming, inward=True)
+        send = self._transfer(span, device, homes, going, inward=False)
         return DeviceCost(
             holding=holding,
             compute=Nanoseconds(compute),
             read=Nanoseconds(read),
-            receive=Nanoseconds(receive),
-            send=Nanoseconds(send),
-            delay=Nanoseconds(delays),
+            move=self._move(span, device),
+            receive=receive.duration,
+            send=send.duration,
+            delay=Nanoseconds(receive.delay + send.delay),
         )
+
+    def _move(self, span: Span, device: PoolDevice) -> Nanoseconds:
+        """What the processor does besides computing."""
+        moved = sum(filter(None, self.crossing(span))) + _TASK_BYTES * len(span.fragments)
+        rate = device.moved_bytes_per_second
+        return Nanoseconds(_time(moved, rate) if rate else 0)
+
+    def _transfer(
+        self, span: Span, device: PoolDevice, homes: Homes, size: int | None, *, inward: bool
+    ) -> Transfer:
+        """What comes into the span or goes out of it, over the device's links."""
+        if size is None or not homes:
+            return over(device.link, size)
+        edges = self._into if inward else self._out_of
+        mine = [edge for index in span.fragments for edge in edges[index]]
+        return between(device, mine, span.fragments, homes, inward=inward)
 
     def crossing(self, span: Span) -> tuple[int | None, int | None]:
         """Bytes per item into the span and out of it; None: nothing crosses there.
@@ -414,6 +415,13 @@ def shared_period(periods: Sequence[int]) -> Nanoseconds:
     if len(periods) == 1:
         return Nanoseconds(periods[0])
     return Nanoseconds(max(1, _SCALE // sum(_SCALE // period for period in periods)))
+
+
+def homes_of(divisions: Sequence[Division]) -> Homes:
+    """Who serves each fragment, if that says anything about the links between them."""
+    if not any(device.peers for division in divisions for device in division.devices):
+        return NOWHERE
+    return {index: each.devices for each in divisions for index in each.span.fragments}
 
 
 def _saving_per_byte(fragment: Fragment) -> Fraction:

@@ -3,7 +3,8 @@
 from collections.abc import Container, Sequence
 from itertools import accumulate, pairwise
 
-from shoal_planner.costs import Costs, Division, Holding, PoolDevice, Span, shared_period
+from shoal_planner.costs import Costs, Division, Holding, Span, shared_period
+from shoal_planner.devices import PoolDevice
 from shoal_planner.search import Wishes
 
 Divisions = tuple[Division, ...]

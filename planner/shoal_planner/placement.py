@@ -17,17 +17,22 @@ from itertools import islice
 from typing import Final, Protocol
 
 from shoal_planner.alternatives import Contest
-from shoal_planner.costs import Costs, Division, Holding, PoolDevice, Span
+from shoal_planner.costs import Costs, Division, Holding, Span, homes_of
+from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions, by_memory, evenly, packed, with_spares
+from shoal_planner.links import Homes
 from shoal_planner.outcome import Infeasible, Plan, Rejected, Share, StagePlan
-from shoal_planner.replanning import Situation, next_plan
+from shoal_planner.replanning import Situation, improve, next_plan
 from shoal_planner.search import MAX_FOUND, Found, Wishes, fits, search
+from shoal_planner.speeds import refined
 from shoal_protocol.choices import Objective, PinPolicy
 from shoal_protocol.partition import PartitionDocument
 
 MAX_REJECTED: Final = 8
 _NAMED_DEVICES: Final = 8
+_IMPROVED: Final = 3
+"""Divisions that local moves start from, where rates between pairs are known."""
 _PINS: Final = "the pins leave no way to give each device one run of consecutive fragments"
 
 
@@ -64,7 +69,7 @@ def plan(
     `previous` is the plan in force: of equal plans the one that moves least wins, and the epoch
     goes on from it. `items` matters to Makespan only.
     """
-    costs = Costs(document)
+    costs, pool = Costs(document), refined(document, pool)
     refused = _misfit(costs, pool, pins)
     if refused is not None:
         return refused
@@ -74,7 +79,7 @@ def plan(
         if not found.complete:
             found = _mended(costs, found, pool, wishes, goal, reloading=reloading)
         if found.divisions:
-            best, *others = found.divisions
+            best, *others = _by_pairs(costs, found.divisions, pool, wishes, goal, reloading)
             contest = Contest(costs=costs, pool=pool, goal=goal, best=best)
             alone = _without_replicas(contest, wishes, reloading=reloading)
             rejected = islice(contest.rejected(alone, others), MAX_REJECTED)
@@ -212,6 +217,34 @@ def _mended(
     return Found(tuple(sorted(distinct, key=order)[:MAX_FOUND]), complete=False)
 
 
+def _by_pairs(
+    costs: Costs,
+    found: Sequence[Divisions],
+    pool: Sequence[PoolDevice],
+    wishes: Wishes,
+    goal: Goal,
+    reloading: bool,
+) -> list[Divisions]:
+    """What was found, the best first by the rates between pairs of devices, where those are known;
+    with local moves."""
+    if not any(device.peers for device in pool):
+        return list(found)
+
+    def order(divisions: Divisions) -> tuple[int, ...]:
+        return goal.order(*costs.totals(divisions))
+
+    situation = Situation(
+        costs=costs,
+        pool=pool,
+        goal=goal,
+        allow=wishes.allow,
+        before=(),
+        reloading=reloading,
+    )
+    improved = [improve(situation, each) for each in sorted(found, key=order)[:_IMPROVED]]
+    return sorted(dict.fromkeys([*improved, *found]), key=order)[:MAX_FOUND]
+
+
 def _serves(costs: Costs, division: Division, wishes: Wishes, *, reloading: bool) -> bool:
     names = [device.name for device in division.devices]
     return wishes.allow(division.span, names) and all(
@@ -238,7 +271,7 @@ def _planned(
     return Plan(
         epoch=epoch,
         objective=contest.goal.objective,
-        stages=tuple(stage_plan(costs, each, predictable=predictable) for each in best),
+        stages=stage_plans(costs, best, predictable=predictable),
         period_nanoseconds=period if predictable else None,
         latency_nanoseconds=latency if predictable else None,
         rejected=rejected,
@@ -246,8 +279,13 @@ def _planned(
     )
 
 
-def stage_plan(costs: Costs, division: Division, *, predictable: bool) -> StagePlan:
-    """What a plan says of one division; each of its devices must be able to hold the span."""
+def stage_plans(costs: Costs, divisions: Divisions, *, predictable: bool) -> tuple[StagePlan, ...]:
+    """What a plan says of its divisions; each device must be able to hold its span."""
+    homes = homes_of(divisions)
+    return tuple(_stage_plan(costs, each, homes, predictable=predictable) for each in divisions)
+
+
+def _stage_plan(costs: Costs, division: Division, homes: Homes, *, predictable: bool) -> StagePlan:
     received, sent = costs.crossing(division.span)
     return StagePlan(
         fragments=division.span.fragments,
@@ -261,7 +299,7 @@ def stage_plan(costs: Costs, division: Division, *, predictable: bool) -> StageP
                 predicted=costs.times(division.span, device) if costs.known else (),
             )
             for device in division.devices
-            for cost in (costs.on(division.span, device),)
+            for cost in (costs.on(division.span, device, homes),)
         ),
         received_bytes=received,
         sent_bytes=sent,

@@ -20,18 +20,12 @@ from functools import lru_cache
 from math import isqrt
 from typing import Final
 
-from shoal_planner.costs import (
-    Costs,
-    DeviceCost,
-    Division,
-    Holding,
-    PoolDevice,
-    Span,
-    SpanCosts,
-)
+from shoal_planner.costs import Costs, DeviceCost, Division, Holding, Span, SpanCosts
 from shoal_planner.cuts import comfortable
+from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions
+from shoal_planner.links import NOWHERE, Homes
 from shoal_planner.outcome import Infeasible, Plan, Rejected, duration
 from shoal_planner.replanning import GAIN
 from shoal_planner.search import MAX_STEPS, Wishes, search, transitions
@@ -83,7 +77,9 @@ class TableCosts(SpanCosts):
     def holding(self, span: Span, device: PoolDevice) -> Holding | None:
         return self._alone(span).holding(_ALONE, device)
 
-    def on(self, span: Span, device: PoolDevice) -> DeviceCost:
+    def on(self, span: Span, device: PoolDevice, homes: Homes = NOWHERE) -> DeviceCost:
+        """By the device's own link: what crosses is not known by its other end."""
+        del homes
         return self._on(span, device)
 
     def _weighed(self, span: Span, device: PoolDevice) -> DeviceCost:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from shoal_planner.costs import Costs, Division, PoolDevice, Span
+from shoal_planner.costs import Costs, Division, Span
+from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions
 from shoal_planner.search import fits
@@ -60,6 +61,12 @@ def next_plan(situation: Situation, best: Divisions) -> Divisions:
     return min(candidates, key=lambda each: (weighing.moves(each), weighing.value(each)))
 
 
+def improve(situation: Situation, found: Divisions) -> Divisions:
+    """A division, changed by local moves as long as they help."""
+    weighing = _Weighing(situation)
+    return found if weighing.unfit(found) else _improved(weighing, found, situation.pool)
+
+
 class _Weighing:
     """What divisions are worth, and how many fragments move for them."""
 
@@ -71,6 +78,7 @@ class _Weighing:
                 self._held[device.name].update(division.span.fragments)
         self._unfit = cache(self._excess)
         self._times = cache(lambda division: situation.costs.totals((division,)))
+        self._by_pairs = any(device.peers for device in situation.pool)
 
     def moves(self, divisions: Divisions) -> int:
         """Fragments that devices have to get."""
@@ -85,6 +93,8 @@ class _Weighing:
         return sum(map(self._unfit, divisions))
 
     def value(self, divisions: Divisions) -> int:
+        if self._by_pairs:  # what a stage costs depends on the others
+            return self._of.goal.value(*self._of.costs.totals(divisions))
         times = [self._times(division) for division in divisions]
         return self._of.goal.value(max(each for each, _ in times), sum(each for _, each in times))
 

@@ -63,7 +63,7 @@ class _Lanes:
         steps = (
             (Phase.RECEIVE, device.receive_seconds or 0.0, self._receiver),
             (Phase.READ, device.read_seconds or 0.0, self._processor),
-            (Phase.COMPUTE, device.compute_seconds or 0.0, 0.0),
+            (Phase.COMPUTE, (device.compute_seconds or 0.0) + (device.move_seconds or 0.0), 0.0),
             (Phase.SEND, device.send_seconds or 0.0, self._sender),
         )
         end = ready + (device.delay_seconds or 0.0)

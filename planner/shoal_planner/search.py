@@ -15,24 +15,23 @@ The number of steps is bounded before the search starts: while it is too large, 
 classes are made one with the lesser abilities of both, and then devices are left out. The result
 is then a good division rather than the best, and says so (`complete`). No clock is involved: equal
 questions get equal answers.
+
+A label knows nothing of the other ends of its links, so each device's own link counts here. Where
+rates between pairs of devices are known, `placement` weighs what was found by those, and improves
+it by local moves.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import nsmallest
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from typing import Final
 
-from shoal_planner.costs import (
-    DeviceCost,
-    Division,
-    PoolDevice,
-    Span,
-    SpanCosts,
-    shared_period,
-)
+from shoal_planner.costs import DeviceCost, Division, Span, SpanCosts, shared_period
+from shoal_planner.devices import PoolDevice, Ratios
 from shoal_planner.goal import Goal
+from shoal_protocol.digests import Digest
 
 MAX_STEPS: Final = 200_000
 MAX_LABELS: Final = 32
@@ -171,7 +170,7 @@ def _classes(pool: Sequence[PoolDevice], wishes: Wishes) -> list[DeviceClass]:
     grouped: dict[tuple[PoolDevice, str], list[PoolDevice]] = {}
     for device in sorted(pool, key=lambda each: each.name):
         role = wishes.role(device.name)
-        grouped.setdefault((replace(device, name=""), role), []).append(device)
+        grouped.setdefault((replace(device, name="", peers=(), times=()), role), []).append(device)
     return [
         DeviceClass(like=like, devices=tuple(devices), role=role)
         for (like, role), devices in grouped.items()
@@ -245,6 +244,8 @@ def _merged(first: DeviceClass, second: DeviceClass) -> DeviceClass:
         reload_bytes_per_second=min(one.reload_bytes_per_second, other.reload_bytes_per_second),
         link_bytes_per_second=_least(one.link_bytes_per_second, other.link_bytes_per_second),
         latency_nanoseconds=max(one.latency_nanoseconds, other.latency_nanoseconds),
+        moved_bytes_per_second=_least(one.moved_bytes_per_second, other.moved_bytes_per_second),
+        ratios=_largest(one.ratios, other.ratios),
         single=one.single or other.single,
     )
     devices = sorted((*first.devices, *second.devices), key=lambda each: each.name)
@@ -254,6 +255,14 @@ def _merged(first: DeviceClass, second: DeviceClass) -> DeviceClass:
 def _least(*rates: int | None) -> int | None:
     """The least of those that limit."""
     return min((rate for rate in rates if rate is not None), default=None)
+
+
+def _largest(*ratios: Ratios) -> Ratios:
+    """The largest of each fragment."""
+    found: dict[Digest, int] = {}
+    for digest, ratio in chain(*ratios):
+        found[digest] = max(ratio, found.get(digest, ratio))
+    return tuple(found.items())
 
 
 def _choices(

@@ -7,7 +7,8 @@ theirs are then loaded in turn, which is slow, but each model runs.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from shoal_planner.costs import Holding, PoolDevice
+from shoal_planner.costs import Holding
+from shoal_planner.devices import PoolDevice
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_protocol.units import Bytes
 

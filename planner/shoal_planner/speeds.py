@@ -9,22 +9,34 @@ Weights that are read again come from the disk where the device's memory is limi
 the limit counts their pages in the page cache too, and those of more weights than fit are gone when
 their turn comes. To map them takes processor time besides.
 
+Tasks that ran on a device correct what its rates say of them (`refined`). A fragment that has not
+run there takes the ratio that it had elsewhere, since most of an error is that of the estimate of
+the fragment's work; and one that ran nowhere takes the device's. So a device does not look better
+than another only because less is known of it.
+
 Measurements of equal devices differ by some percent. The search counts devices that are alike, so
 rates within `_ALIKE` of one another count as equal (`levelled`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from statistics import median_high
 from typing import Any, Final
 
-from shoal_planner.costs import (
+from shoal_planner.costs import Costs
+from shoal_planner.devices import (
     ASSUMED_FLOPS_PER_CPU,
+    COORDINATOR,
     PAGE_BYTES_PER_SECOND,
+    PER_MILLE,
     RELOAD_BYTES_PER_SECOND,
+    PeerLink,
     PoolDevice,
 )
 from shoal_planner.explanation import Table
-from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, Link, Speed
+from shoal_protocol.digests import Digest
+from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, Link, Speed, TaskTimes
 from shoal_protocol.units import Bytes, Nanoseconds, format_bytes, nanoseconds
 
 _SUSTAINED: Final = 0.5
@@ -41,8 +53,14 @@ _LEVELLED: Final = (
     "page_bytes_per_second",
     "reload_bytes_per_second",
     "link_bytes_per_second",
+    "moved_bytes_per_second",
     "latency_nanoseconds",
 )
+_LEAST_RATIO: Final = PER_MILLE // 20
+_LARGEST_RATIO: Final = PER_MILLE * 20
+"""Of what a task took to what it was to take: beyond these it was disturbed."""
+_NEAR: Final = Nanoseconds(1_000_000)
+"""Latencies that differ by less are alike."""
 
 
 def measured_device(
@@ -50,6 +68,7 @@ def measured_device(
     budget_bytes: Bytes,
     speed: Speed = UNKNOWN_SPEED,
     link: Link = UNKNOWN_LINK,
+    times: TaskTimes = (),
     *,
     single: bool = False,
 ) -> PoolDevice:
@@ -62,7 +81,7 @@ def measured_device(
     disk = speed.disk_bytes_per_second and speed.disk_bytes_per_second * _DISK_SHARE
     again = PAGE_BYTES_PER_SECOND * share if page is None else _in_turn(page * share, disk)
     reload = RELOAD_BYTES_PER_SECOND * share
-    half_way = None if link.round_trip_seconds is None else link.round_trip_seconds / 2
+    moving = link.transfer_seconds_per_byte
     return PoolDevice(
         name=name,
         budget_bytes=budget_bytes,
@@ -73,9 +92,22 @@ def measured_device(
         page_bytes_per_second=_whole(again),
         reload_bytes_per_second=_whole(reload if disk is None else _in_turn(reload, disk)),
         link_bytes_per_second=_known(link.bytes_per_second),
-        latency_nanoseconds=Nanoseconds(0) if half_way is None else nanoseconds(half_way),
+        latency_nanoseconds=_part(link.round_trip_seconds, 2),
+        moved_bytes_per_second=None if moving is None else _whole(processors / moving),
+        peers=tuple(_peer_link(name, each) for name, each in link.peers),
+        times=tuple((digest, nanoseconds(took)) for digest, took in times),
         single=single,
     )
+
+
+def _peer_link(name: str, link: Link) -> PeerLink:
+    """A message takes half a round trip; of that the device at the other end has its half."""
+    ends = 2 if name == COORDINATOR else 4
+    return PeerLink(name, _known(link.bytes_per_second), _part(link.round_trip_seconds, ends))
+
+
+def _part(round_trip_seconds: float | None, parts: int) -> Nanoseconds:
+    return Nanoseconds(0) if round_trip_seconds is None else nanoseconds(round_trip_seconds / parts)
 
 
 def levelled(pool: Sequence[PoolDevice]) -> tuple[PoolDevice, ...]:
@@ -84,7 +116,56 @@ def levelled(pool: Sequence[PoolDevice]) -> tuple[PoolDevice, ...]:
         level = _levels(getattr(each, name) for each in pool)
         rates: list[dict[str, Any]] = [{name: level[getattr(each, name)]} for each in pool]
         pool = [replace(each, **rate) for each, rate in zip(pool, rates, strict=True)]
-    return tuple(pool)
+    return tuple(replace(each, peers=tuple(_unlike(each))) for each in pool)
+
+
+def _unlike(device: PoolDevice) -> Iterator[PeerLink]:
+    """The links that are not like the device's own."""
+    own = device.link_bytes_per_second
+    for each in device.peers:
+        rate, further = each.bytes_per_second, each.latency_nanoseconds - device.latency_nanoseconds
+        alike = rate is None or (own is not None and own / _ALIKE < rate < own * _ALIKE)
+        if not alike or abs(further) > _NEAR:
+            yield replace(each, bytes_per_second=own) if alike else each
+
+
+def refined(document: PartitionDocument, pool: Sequence[PoolDevice]) -> tuple[PoolDevice, ...]:
+    """The devices, corrected for this document by the times that tasks took. Ratios of devices that
+    differ as measurements do are equal."""
+    if not any(device.times for device in pool):
+        return tuple(pool)
+    costs = Costs(document)
+    by_device = [_ratios(costs, device) for device in pool]
+    found: list[dict[Digest, int]] = [{} for _ in pool]
+    for digest in dict.fromkeys(fragment.digest for fragment in document.fragments):
+        elsewhere = [ratios[digest] for ratios in by_device if digest in ratios]
+        likely = [
+            ratios.get(digest) or _median(elsewhere) or _median([*ratios.values()])
+            for ratios in by_device
+        ]
+        level = _levels(likely)
+        for ratio, its in zip(likely, found, strict=True):
+            if (levelled := level[ratio]) is not None:
+                its[digest] = levelled
+    return tuple(
+        replace(device, times=(), ratios=tuple(ratios.items()))
+        for device, ratios in zip(pool, found, strict=True)
+    )
+
+
+def _ratios(costs: Costs, device: PoolDevice) -> dict[Digest, int]:
+    """Of the fragments that ran there, in thousandths."""
+    times, ratios = dict(device.times), {}
+    for fragment in costs.document.fragments if costs.known else ():
+        expected = costs.by_rates(fragment.index, device)
+        if expected and (took := times.get(fragment.digest)) is not None:
+            ratio = PER_MILLE * took // expected
+            ratios[fragment.digest] = min(max(ratio, _LEAST_RATIO), _LARGEST_RATIO)
+    return ratios
+
+
+def _median(ratios: Sequence[int]) -> int | None:
+    return median_high(ratios) if ratios else None
 
 
 def devices_table(pool: Sequence[PoolDevice]) -> Table:
@@ -108,18 +189,37 @@ def devices_table(pool: Sequence[PoolDevice]) -> Table:
     )
 
 
+def link_tables(pool: Sequence[PoolDevice]) -> tuple[Table, ...]:
+    """The links that are not like the device's own; none where there are none."""
+    rows = tuple(
+        (
+            device.name,
+            each.name or "the coordinator",
+            _shown(each.bytes_per_second),
+            f"{each.latency_nanoseconds / 1e6:.3g} ms",
+        )
+        for device in pool
+        for each in device.peers
+    )
+    numbers = ("carries", "delays by")
+    headings = ("device", "to", *numbers)
+    table = Table(title="Links", headings=headings, rows=rows, numbers=frozenset(numbers))
+    return (table,) if rows else ()
+
+
 def _shown(rate: int | None) -> str:
     return "?" if rate is None else f"{format_bytes(rate)}/s"
 
 
 def _levels(rates: Iterable[int | None]) -> dict[int | None, int | None]:
-    """For each rate the least of those that count as equal to it; what is unknown stays unknown."""
-    levels: dict[int | None, int | None] = {None: None}
-    least = 0
+    """For each rate the mean of those that count as equal to it; what is unknown stays unknown."""
+    groups: list[list[int]] = []
     for rate in sorted({rate for rate in rates if rate is not None}):
-        if rate > least * _ALIKE:
-            least = rate
-        levels[rate] = least
+        if not groups or rate > groups[-1][0] * _ALIKE:
+            groups.append([])
+        groups[-1].append(rate)
+    levels: dict[int | None, int | None] = {None: None}
+    levels.update({rate: sum(group) // len(group) for group in groups for rate in group})
     return levels
 
 

@@ -142,22 +142,24 @@ def acknowledgement(
     transfer: int,
     outcome: Acknowledgement.Outcome = Acknowledgement.ACCEPTED,
     message: str = "",
+    *,
+    payload: Buffer = b"",
 ) -> Frame:
-    """The frame that answers a transfer."""
-    if outcome == Acknowledgement.ACCEPTED and not message:
+    """The frame that answers a transfer; of a ping it may have a payload."""
+    if outcome == Acknowledgement.ACCEPTED and not message and not payload:
         return Frame(_TRANSFER_TAG + _varint(transfer) + _ACCEPTED)
     header = FrameHeader(transfer=transfer, last=True)
     header.acknowledgement.SetInParent()
     header.acknowledgement.outcome = outcome
     header.acknowledgement.message = message[:1000]
-    return Frame(header.SerializeToString())
+    return Frame(header.SerializeToString(), (payload,), len(payload))
 
 
-def ping(transfer: int) -> Frame:
-    """The frame of a transfer that carries nothing and is acknowledged."""
+def ping(transfer: int, payload: Buffer = b"", answer_bytes: int = 0) -> Frame:
+    """The frame of a transfer that is acknowledged and means nothing."""
     header = FrameHeader(transfer=transfer, last=True)
-    header.ping.SetInParent()
-    return Frame(header.SerializeToString())
+    header.ping.answer_bytes = answer_bytes
+    return Frame(header.SerializeToString(), (payload,), len(payload))
 
 
 def control_message(message: bytes) -> Frame:

@@ -10,6 +10,8 @@ from typing import Final
 
 from google.protobuf.message import Message
 
+from shoal_protocol.digests import Digest, is_digest
+from shoal_protocol.v1 import coordinator_pb2 as coordinator
 from shoal_protocol.v1 import session_pb2 as pb
 
 _LARGEST: Final = 1e15
@@ -30,11 +32,19 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A device's link."""
+    """A device's link, and those to its peers by their names; the coordinator's is empty.
+
+    `transfer_seconds_per_byte` is processor time, of one thread that nothing disturbs.
+    """
 
     bytes_per_second: float | None = None
     round_trip_seconds: float | None = None
+    transfer_seconds_per_byte: float | None = None
+    peers: "tuple[tuple[str, Link], ...]" = ()
 
+
+TaskTimes = tuple[tuple[Digest, float], ...]
+"""Seconds that a task takes on a device, by fragment."""
 
 UNKNOWN_SPEED: Final = Speed()
 UNKNOWN_LINK: Final = Link()
@@ -48,6 +58,53 @@ def speed_of(message: pb.Speed) -> Speed:
 
 def speed_message(speed: Speed) -> pb.Speed:
     return pb.Speed(**asdict(speed))
+
+
+def link_of(status: coordinator.DeviceStatus) -> Link:
+    """What is known of a device's link."""
+    return Link(
+        bytes_per_second=sane(status, "link_bytes_per_second"),
+        round_trip_seconds=sane(status, "round_trip_seconds"),
+        transfer_seconds_per_byte=sane(status, "transfer_seconds_per_byte"),
+        peers=tuple(
+            (
+                each.device,
+                Link(
+                    bytes_per_second=sane(each, "bytes_per_second"),
+                    round_trip_seconds=sane(each, "round_trip_seconds"),
+                ),
+            )
+            for each in status.links
+        ),
+    )
+
+
+def task_times_of(status: coordinator.DeviceStatus) -> TaskTimes:
+    """What tasks were measured to take on a device."""
+    return tuple(
+        (Digest(each.digest), each.seconds)
+        for each in status.times
+        if is_digest(each.digest) and 0 < each.seconds < _LARGEST
+    )
+
+
+def report_link(telemetry: pb.Telemetry, link: Link) -> None:
+    """Put into a telemetry what is known of the device's link."""
+    telemetry.MergeFrom(
+        pb.Telemetry(
+            link_bytes_per_second=link.bytes_per_second,
+            link_round_trip_seconds=link.round_trip_seconds,
+            transfer_seconds_per_byte=link.transfer_seconds_per_byte,
+            links=[
+                pb.PeerLink(
+                    device=name,
+                    bytes_per_second=each.bytes_per_second,
+                    round_trip_seconds=each.round_trip_seconds,
+                )
+                for name, each in link.peers
+            ],
+        )
+    )
 
 
 def sane(message: Message, name: str) -> float | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 
-from shoal_planner.costs import PoolDevice
+from shoal_planner.devices import PoolDevice
 from shoal_protocol.digests import Digest
 
 

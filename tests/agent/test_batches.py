@@ -22,7 +22,7 @@ from agent.test_running import edge
 from shoal_agent.execution.joining import NotSplit, join, likeness, split
 from shoal_agent.runtime.failures import Exceeded, RuntimeFailed
 from shoal_agent.runtime.fragments import Fragments
-from shoal_agent.runtime.onnx_runtime import RunResult
+from shoal_agent.runtime.results import RunResult
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.tensors import Array, encode_activation
 from shoal_protocol.v1 import session_pb2 as pb

@@ -10,7 +10,15 @@ import pytest
 from agent.conftest import Joined
 from agent.scripted_coordinator import ScriptedCoordinator
 from shoal_agent.calibration import probes
-from shoal_agent.telemetry.link import AGE_SECONDS, LARGE_BYTES, LinkMeter
+from shoal_agent.telemetry.link import (
+    AGE_SECONDS,
+    COORDINATOR,
+    LARGE_BYTES,
+    MAXIMUM_LINKS,
+    LinkMeter,
+    LinkMeters,
+)
+from shoal_agent.telemetry.task_times import TaskTimes
 from shoal_protocol.speed_files import store_speed, stored_speed, subject
 from shoal_protocol.speeds import Speed, speed_message, speed_of
 
@@ -94,31 +102,107 @@ class Clock:
 
 def test_a_link_carries_what_its_fastest_large_transfer_did() -> None:
     link = LinkMeter(Clock())
-    assert link.bytes_per_second is None
+    assert link.read().bytes_per_second is None
     link.transferred(LARGE_BYTES - 1, 1e-9)  # small: a round trip rather than a rate
-    assert link.bytes_per_second is None
+    assert link.read().bytes_per_second is None
     link.transferred(MIB, 1.0)
     link.transferred(8 * MIB, 2.0)
-    assert link.bytes_per_second == 4 * MIB
+    assert link.read().bytes_per_second == 4 * MIB
 
 
 def test_a_link_that_became_slow_shows_when_the_old_transfers_have_aged() -> None:
     clock = Clock()
     link = LinkMeter(clock)
     link.transferred(8 * MIB, 1.0)
-    assert link.bytes_per_second == 8 * MIB
+    assert link.read().bytes_per_second == 8 * MIB
     clock.now = AGE_SECONDS + 1
     link.transferred(MIB, 1.0)
-    assert link.bytes_per_second == MIB
+    assert link.read().bytes_per_second == MIB
     clock.now += AGE_SECONDS + 1
-    assert link.bytes_per_second is None
+    assert link.read().bytes_per_second is None
 
 
 def test_a_report_of_a_link_stays_while_it_changes_little() -> None:
     link = LinkMeter(Clock())
     link.pinged(0.0100)
-    assert link.round_trip_seconds == 0.0100
-    link.pinged(0.0080)
-    assert link.round_trip_seconds == 0.0100
+    assert link.read().round_trip_seconds == 0.0100
+    link.pinged(0.0085)
+    assert link.read().round_trip_seconds == 0.0100
     link.pinged(0.0050)
-    assert link.round_trip_seconds == 0.0050
+    assert link.read().round_trip_seconds == 0.0050
+
+
+def test_each_peer_has_a_link_and_the_device_has_the_fastest() -> None:
+    meters = LinkMeters(Clock())
+    meters.to("jetson").transferred(MIB, 1.0)
+    meters.to(COORDINATOR).transferred(MIB, 0.5)
+    meters.to(COORDINATOR).pinged(0.01)
+    meters.to("silent")
+    link = meters.read()
+    assert (link.bytes_per_second, link.round_trip_seconds) == (2 * MIB, 0.01)
+    assert [name for name, _ in link.peers] == [COORDINATOR, "jetson"]
+    assert dict(link.peers)["jetson"].bytes_per_second == MIB
+
+
+def test_links_are_bounded_and_the_one_that_was_used_longest_ago_goes() -> None:
+    meters = LinkMeters(Clock())
+    for number in range(MAXIMUM_LINKS + 1):
+        meters.to(f"pi-{number}").pinged(0.01)
+    names = {name for name, _ in meters.read().peers}
+    assert len(names) == MAXIMUM_LINKS
+    assert "pi-0" not in names
+
+
+def test_a_link_is_to_be_measured_until_it_was_and_again_when_that_has_aged() -> None:
+    clock = Clock()
+    link = LinkMeter(clock)
+    assert link.ages
+    link.transferred(MIB, 1.0)
+    assert not link.ages
+    clock.now = AGE_SECONDS / 2 + 1
+    assert link.ages
+    assert link.read().bytes_per_second == MIB  # it counts until there is another
+
+
+def test_what_tasks_take_is_the_median_of_enough_runs_and_changes_when_that_has_much() -> None:
+    times = TaskTimes(threads=1)
+    for _ in range(4):
+        times.note("f", 1.0, 1.0)
+    assert times.read("f") is None
+    times.note("f", 50.0, 1.0)  # disturbed
+    assert times.read("f") == 1.0
+    for _ in range(15):
+        times.note("f", 1.05, 1.0)
+    assert times.read("f") == 1.0
+    for _ in range(15):
+        times.note("f", 2.0, 1.0)
+    assert times.read("f") == 2.0
+
+
+def test_under_a_quota_a_task_takes_its_processor_time_at_the_rate_of_the_quota() -> None:
+    times = TaskTimes(threads=1)
+    times.has(0.25)
+    for _ in range(5):
+        times.note("f", 0.01, 0.01)  # too short for the quota to show in it
+    assert times.read("f") == 0.04
+
+
+def test_the_next_start_knows_what_tasks_take_of_fragments_that_it_still_has(
+    tmp_path: Path,
+) -> None:
+    path, times = tmp_path / "times.json", TaskTimes(threads=1)
+    for _ in range(5):
+        times.note("kept", 1.0, 1.0)
+        times.note("gone", 1.0, 1.0)
+    times.store(path)
+    again = TaskTimes(threads=1)
+    again.restore(path, {"kept": 1})
+    assert (again.read("kept"), again.read("gone")) == (1.0, None)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"kept": "x"}', '{"kept": -1}'])
+def test_damaged_times_of_tasks_are_not_used(tmp_path: Path, content: str) -> None:
+    (tmp_path / "times.json").write_text(content)
+    times = TaskTimes(threads=1)
+    times.restore(tmp_path / "times.json", {"kept": 1})
+    assert times.read("kept") is None

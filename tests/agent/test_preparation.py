@@ -32,11 +32,12 @@ from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.memory.residency import Ledger
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
 from shoal_agent.runtime.failures import Stopper
-from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
+from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.preparation import WORTH_BYTES, CrashedAtLoad, Preparation
 from shoal_agent.runtime.prepared import Prepared, PreparedModel, folder_of
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED
+from shoal_agent.runtime.results import RunResult
 from shoal_protocol.digests import Digest
 from shoal_protocol.manifest import Manifest
 from shoal_protocol.units import Bytes

@@ -29,7 +29,7 @@ from shoal_agent.session import control
 from shoal_agent.session.control import Session
 from shoal_agent.session.greeting import SessionBroken
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.telemetry.link import LinkMeter
+from shoal_agent.telemetry.link import LinkMeters
 from shoal_agent.transport import activations
 from shoal_agent.transport.activations import ActivationStore
 from shoal_agent.transport.links import PeerLinks
@@ -59,7 +59,7 @@ class Agent:
     def __init__(self, folder: Path, processor: ThreadPoolExecutor) -> None:
         self.counters = Counters()
         self.uplink = Uplink()
-        self.link_meter = LinkMeter()
+        self.link_meters = LinkMeters()
         self.links = PeerLinks(None, self.uplink, self.counters, insecure=False)
         self._folder = folder
         cache, meter = FragmentCache(folder, 1 << 30), MemoryMeter()

@@ -16,10 +16,12 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.server import CoordinatorSettings, serving, wire
 from shoal_coordinator.server.excesses import Excesses
 from shoal_coordinator.server.sessions import UNASKED_AT_ONCE, UNASKED_PER_SECOND
+from shoal_coordinator.server.task_times import TaskTimes
 from shoal_protocol import PROTOCOL
 from shoal_protocol.files import FileReceiver
 from shoal_protocol.pacing import BATCHED_MESSAGES
 from shoal_protocol.services import SessionClient
+from shoal_protocol.speeds import Link, link_of
 from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
@@ -392,3 +394,25 @@ async def test_a_batch_beyond_the_bound_ends_the_session(world: World) -> None:
     code, details = await refusal(running)
     assert code == grpc.StatusCode.ABORTED
     assert details == "65 messages in a batch, at most 64"
+
+
+def test_what_tasks_take_on_a_device_is_what_it_said_last() -> None:
+    one, other = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+    cached = [pb.CachedFragment(digest=one, task_seconds=2.0), pb.CachedFragment(digest=other)]
+    times = TaskTimes(pb.Hello(device="a", cached=cached))
+    assert [(each.digest, each.seconds) for each in times.read()] == [(one, 2.0)]
+    times.note(one, pb.Executed(task_seconds=3.0))
+    times.note(other, pb.Executed(task_seconds=1.0))
+    times.note(other, pb.Executed(task_seconds=float("inf")))
+    assert [each.seconds for each in times.read()] == [3.0, 1.0]
+
+
+async def test_the_links_of_a_device_are_shown_by_the_other_end(world: World) -> None:
+    device = world.device("a")
+    async with connected(device):
+        links = [pb.PeerLink(device="b", bytes_per_second=1e6)]
+        await device.telemetry(links=links, transfer_seconds_per_byte=6e-9)
+        response = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=5)
+    link = link_of(response.devices[0])
+    assert link.peers == (("b", Link(bytes_per_second=1e6)),)
+    assert link.transfer_seconds_per_byte == 6e-9

@@ -25,7 +25,7 @@ from shoal_agent.runtime.processor import Processor
 from shoal_agent.session.control import Session
 from shoal_agent.session.greeting import SessionBroken
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.telemetry.link import LinkMeter
+from shoal_agent.telemetry.link import LinkMeters
 from shoal_agent.transport.activations import ActivationStore
 from shoal_agent.transport.links import PeerLink, PeerLinks
 from shoal_agent.transport.shaping import Uplink
@@ -151,7 +151,7 @@ class _Device:
         cache = FragmentCache(_fragment().folder.parents[1], 1 << 30)
         processor, runtime = _processor()
         self.uplink = Uplink()
-        self.link_meter = LinkMeter()
+        self.link_meters = LinkMeters()
         self.counters = Counters()
         self.links: PeerLinks = _NoPeers(None, self.uplink, self.counters, insecure=False)
         self.fragments = Fragments(

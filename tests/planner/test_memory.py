@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragment_pools import MIB, SECOND, ceil, device, partition, placed, read_again
-from shoal_planner.costs import PAGE_BYTES_PER_SECOND, Holding
+from shoal_planner.costs import Holding
+from shoal_planner.devices import PAGE_BYTES_PER_SECOND
 from shoal_planner.explanation import explain, summary
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan

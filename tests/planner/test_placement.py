@@ -21,7 +21,8 @@ from fragment_pools import (
 from shoal_api.kinds.placement import Pin
 from shoal_planner import advice
 from shoal_planner.advice import CutAdvice
-from shoal_planner.costs import PAGE_BYTES_PER_SECOND, Holding, PoolDevice
+from shoal_planner.costs import Holding
+from shoal_planner.devices import PAGE_BYTES_PER_SECOND, PoolDevice
 from shoal_planner.explanation import explain, explain_refusal, sentences, summary
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from fragment_pools import MIB, SECOND, cut_table, device
 from random_profiles import profiles
-from shoal_planner.costs import Division, PoolDevice, Span
+from shoal_planner.costs import Division, Span
 from shoal_planner.cut_tables import table_of
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.planned_cuts import TableCosts, choose_cut, next_cut
 from shoal_planner.segments import Layout

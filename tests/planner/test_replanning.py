@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from fragment_pools import MIB, SECOND, device, partition, placed
 from shoal_api.kinds.placement import Pin
 from shoal_planner.alternatives import in_words
-from shoal_planner.costs import Costs, Division, PoolDevice, Span
+from shoal_planner.costs import Costs, Division, Span
+from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions
 from shoal_planner.outcome import Infeasible, Plan

@@ -3,20 +3,14 @@
 from dataclasses import replace
 
 from fragment_pools import MIB, SECOND, device, partition, placed
-from shoal_planner.costs import (
-    ASSUMED_FLOPS_PER_CPU,
-    PAGE_BYTES_PER_SECOND,
-    Costs,
-    Holding,
-    PoolDevice,
-    Span,
-)
+from shoal_planner.costs import Costs, Holding, Span
+from shoal_planner.devices import ASSUMED_FLOPS_PER_CPU, PAGE_BYTES_PER_SECOND, PoolDevice
 from shoal_planner.placement import plan
-from shoal_planner.speeds import levelled, measured_device
+from shoal_planner.speeds import levelled, measured_device, refined
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import Work
 from shoal_protocol.speeds import Link, Speed
-from shoal_protocol.units import Bytes
+from shoal_protocol.units import Bytes, nanoseconds
 
 BUDGET = Bytes(24 * MIB)
 GIGA = 1e9
@@ -97,7 +91,7 @@ def test_a_measured_link_limits_and_delays() -> None:
 
 def test_devices_that_differ_as_measurements_do_count_as_equal() -> None:
     pool = [device(name, flops=flops) for name, flops in (("a", 100), ("b", 109), ("c", 200))]
-    assert [each.flops_per_second for each in levelled(pool)] == [100, 100, 200]
+    assert [each.flops_per_second for each in levelled(pool)] == [104, 104, 200]
 
 
 def test_what_is_unknown_of_a_device_stays_unknown_beside_known_ones() -> None:
@@ -121,3 +115,45 @@ def test_stages_stay_whole_where_reading_weights_again_is_slow() -> None:
     answer = placed(plan(document, pool, Objective.THROUGHPUT))
     assert [len(stage.devices) for stage in answer.stages] == [1, 1, 1]
     assert all(stage.held(Holding.WHOLE) for stage in answer.stages)
+
+
+def ran(name: str, *times: float, flops: int = 1000) -> PoolDevice:
+    """A device on which tasks of the first fragments took so many seconds."""
+    known = tuple(
+        (fragment.digest, nanoseconds(took))
+        for fragment, took in zip(RAN.fragments, times, strict=False)
+    )
+    return replace(device(name, flops=flops), times=known)
+
+
+RAN = partition([1000] * 3, [MIB] * 3)
+"""By the rates of `ran`, a task of each takes a second."""
+
+
+def test_what_tasks_took_takes_the_place_of_what_rates_predict() -> None:
+    (slow,) = refined(RAN, [ran("a", 2.0, 3.0, 1.0)])
+    assert Costs(RAN).times(Span(0, 3), slow) == (2 * SECOND, 3 * SECOND, SECOND)
+    assert Costs(RAN).on(Span(0, 2), slow).compute == 5 * SECOND
+
+
+def test_a_fragment_that_has_not_run_on_a_device_takes_the_ratio_that_it_had_elsewhere() -> None:
+    _, other = refined(RAN, [ran("a", 2.0, 3.0), ran("b", flops=500)])
+    assert Costs(RAN).times(Span(0, 2), other) == (4 * SECOND, 6 * SECOND)
+
+
+def test_a_fragment_that_ran_nowhere_takes_the_ratio_of_the_device() -> None:
+    (slow,) = refined(RAN, [ran("a", 2.0, 2.0)])
+    assert Costs(RAN).times(Span(2, 3), slow) == (2 * SECOND,)
+
+
+def test_devices_whose_tasks_differ_as_measurements_do_stay_alike() -> None:
+    one, other = refined(RAN, [ran("a", 1.0, 1.0, 1.0), ran("b", 1.1, 1.1, 1.1)])
+    assert replace(one, name="") == replace(other, name="")
+
+
+def test_the_next_plan_gives_less_to_a_device_on_which_tasks_took_longer() -> None:
+    before = placed(plan(RAN, [ran("a"), ran("b", flops=900)], Objective.LATENCY))
+    assert [stage.devices for stage in before.stages] == [("a",)]
+    pool = [ran("a", 2.0, 2.0, 2.0), ran("b", 1.1, 1.1, 1.1, flops=900)]
+    after = placed(plan(RAN, pool, Objective.LATENCY))
+    assert [stage.devices for stage in after.stages] == [("b",)]

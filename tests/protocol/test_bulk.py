@@ -16,6 +16,7 @@ from shoal_protocol import codecs
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.bulk import link as bulk_link
 from shoal_protocol.bulk.link import (
+    PING_BYTES,
     UNREAD_ANSWERS,
     WAITING_TRANSFERS,
     BulkLink,
@@ -196,6 +197,11 @@ async def test_what_is_sent_arrives_and_both_sides_count_the_same_bytes() -> Non
         for item, size in enumerate(sizes):
             assert await sender.send(outbound(item, size)) == size
         assert await sender.ping() >= 0
+        assert sender.probed
+        before, answered = sent.sent_bytes, sent.received_bytes
+        assert await sender.ping(PING_BYTES, answer_bytes=2 * PING_BYTES) > 0
+        assert PING_BYTES < sent.sent_bytes - before < PING_BYTES + 100
+        assert PING_BYTES < sent.received_bytes - answered < PING_BYTES + 100, "it is bounded"
     assert [each.tensors["x"].nbytes for each in taker.taken] == list(sizes)
     assert [each.key.item for each in taker.taken] == [0, 1, 2, 3]
     assert not any(buffer.abandoned for buffer in taker.buffers), "they are the receiver's now"

@@ -10,10 +10,9 @@ import onnxruntime
 
 from shoal_agent.calibration.probes import measure
 from shoal_agent.settings import Settings
-from shoal_agent.telemetry.link import LinkMeter
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.speed_files import store_speed, stored_speed, subject
-from shoal_protocol.speeds import UNKNOWN_SPEED, Speed
+from shoal_protocol.speeds import UNKNOWN_SPEED, Link, Speed
 
 _FILE: Final = "speed.json"
 _AGE_SECONDS: Final = 24 * 3600.0
@@ -41,8 +40,9 @@ async def calibrate(settings: Settings, call: Call, threads: int, processors: fl
     return speed
 
 
-def gauges(speed: Speed, link: LinkMeter) -> dict[str, float]:
+def gauges(speed: Speed, link: Link) -> dict[str, float]:
     """What is known, for metrics."""
     rates = {**asdict(speed), "link_bytes_per_second": link.bytes_per_second}
     rates["link_round_trip_seconds"] = link.round_trip_seconds
+    rates["transfer_seconds_per_byte"] = link.transfer_seconds_per_byte
     return {name: value for name, value in rates.items() if value is not None}

@@ -24,8 +24,9 @@ from shoal_agent.memory.residency import Ledger, short
 from shoal_agent.runtime.blocks import description
 from shoal_agent.runtime.failures import Exceeded, OutOfBudget, RuntimeFailed, Terminated
 from shoal_agent.runtime.inputs import InputMismatch
-from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
+from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.processor import Processor
+from shoal_agent.runtime.results import RunResult
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.manifest import FragmentDamaged
 from shoal_protocol.tensors import Array

@@ -30,11 +30,12 @@ from shoal_agent.runtime.batches import Batches
 from shoal_agent.runtime.failures import Exceeded, NotResident, OverBudget
 from shoal_agent.runtime.gathered_rows import GatheredRows
 from shoal_agent.runtime.granting import Granting
-from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
+from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.opening import LoadResult, Opening, Room, limit_of_larger
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
 from shoal_agent.runtime.processor import Processor
+from shoal_agent.runtime.results import RunResult
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import SpillFull

@@ -26,10 +26,10 @@ Memory is back when `close` returns.
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time, thread_time
 from typing import Final
 
 import numpy as np
@@ -60,6 +60,7 @@ from shoal_agent.runtime.mapped_weights import Weights
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter, clean_pages, trim
 from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
+from shoal_agent.runtime.results import Ran, RunResult, result_of
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
 from shoal_protocol.manifest import MODEL, weight_files
@@ -111,24 +112,12 @@ class WholeFragment:
 OpenFragment = WholeFragment | BlockFragment
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """Outputs of a run, its time in ONNX Runtime, and its most memory above the floor. `squeezed`:
-    it fitted because weights were dropped. `batch`: so many items ran at once; 0: one alone."""
-
-    outputs: dict[str, Array]
-    compute_seconds: float
-    peak_bytes: int
-    squeezed: bool = False
-    batch: int = 0
-
-
 class Runtime:
     """The fragments that are open. Not thread-safe: use one thread."""
 
     def __init__(self, meter: MemoryMeter, *, threads: int, limit_bytes: int) -> None:
         self._meter = meter
-        self._threads = threads
+        self.threads = threads
         self._open: dict[str, OpenFragment] = {}
         self._prepared: dict[str, Prepared] = {}
         self._blocks: dict[str, Blocks] = {}
@@ -272,12 +261,12 @@ class Runtime:
                     self.shrink()
         self._meter.begin_peak()
         try:
-            outputs, compute_seconds = _run(fragment, feed, stopper)
+            ran = self._ran(fragment, feed, stopper)
         except OutOfBudget:
             # Items of other sizes may have left the arena in pieces: once more, in an empty one.
             self.shrink()
-            outputs, compute_seconds = _run(fragment, feed, stopper)
-        return self._measured(fragment, outputs, compute_seconds)
+            ran = self._ran(fragment, feed, stopper)
+        return self._measured(fragment, ran)
 
     def _run_guarded(
         self,
@@ -290,14 +279,14 @@ class Runtime:
         self._meter.begin_peak()
         with Guard(self._meter, limit_bytes, stopper, weights) as guard:
             try:
-                outputs, compute_seconds = _run(fragment, feed, stopper, guard.make_room)
+                ran = self._ran(fragment, feed, stopper, guard.make_room)
             except (Terminated, OutOfBudget) as error:
                 if isinstance(error, Terminated) and not guard.tripped:
                     raise
                 peak = max(self._meter.peak_since_begin_bytes(), limit_bytes + 1)
                 self.shrink()
                 raise exceeded(error, peak, limit_bytes) from error
-        result = self._measured(fragment, outputs, compute_seconds)
+        result = self._measured(fragment, ran)
         return replace(result, squeezed=guard.dropped)
 
     def open_and_try(
@@ -336,10 +325,10 @@ class Runtime:
         None: it took long for once, or much, and is to be run the other way; else as `run`.
         """
         fragment, feed = self._prepare(digest, tensors)
-        ran = self._passing.run(partial(_run, fragment, feed))
+        ran = self._passing.run(partial(self._ran, fragment, feed))
         if ran is None:
             return None
-        return _result(fragment, *ran, self._passing.peak_bytes(self.weight_bytes(digest)))
+        return _result(fragment, ran, self._passing.peak_bytes(self.weight_bytes(digest)))
 
     def _prepare(
         self, digest: str, tensors: Mapping[str, Array]
@@ -350,11 +339,28 @@ class Runtime:
         check_inputs(fragment.inputs, tensors)
         return fragment, {spec.name: tensors[spec.name] for spec in fragment.inputs}
 
-    def _measured(
-        self, fragment: OpenFragment, outputs: list[Array], compute_seconds: float
-    ) -> RunResult:
+    def _measured(self, fragment: OpenFragment, ran: Ran) -> RunResult:
         self._passing.begin_peak()
-        return _result(fragment, outputs, compute_seconds, self._meter.peak_since_begin_bytes())
+        return _result(fragment, ran, self._meter.peak_since_begin_bytes())
+
+    def _ran(
+        self,
+        fragment: OpenFragment,
+        feed: Mapping[str, Array],
+        stopper: Stopper,
+        make_room: Callable[[int], None] | None = None,
+    ) -> Ran:
+        """Run it. What lies in the arena is copied: kept, it would hold back all of that.
+        `make_room` is asked before; raises what it and the run raise."""
+        if stopper.stopped:
+            raise Terminated("stopped before it began")
+        processor = thread_time if self.threads == 1 else process_time
+        started, used = perf_counter(), processor()
+        outputs = fragment.run(feed, stopper)
+        if make_room is not None:
+            make_room(sum(each.nbytes for each in outputs if not each.flags.owndata))
+        outputs = [each if each.flags.owndata else np.array(each) for each in outputs]
+        return Ran(outputs, perf_counter() - started, processor() - used)
 
     def close(self, digest: str) -> int:
         """Give a fragment up; the bytes that came back. Its memory is back on return."""
@@ -400,7 +406,7 @@ class Runtime:
         """`weights` is the folder of its external data, which a path has beside it; those that are
         `mapped` are used from there, and the caller keeps them. `in_order`: run the nodes in the
         order of the file, where nobody has ordered them anew to prepare it."""
-        options = recipe.options(self._threads)
+        options = recipe.options(self.threads)
         # A plan for all activations at once would be allocated beside what the first run left.
         options.enable_mem_pattern = False
         if in_order and recipe is AS_IT_IS:
@@ -426,24 +432,6 @@ class Runtime:
         return session
 
 
-def _run(
-    fragment: OpenFragment,
-    feed: Mapping[str, Array],
-    stopper: Stopper,
-    make_room: Callable[[int], None] | None = None,
-) -> tuple[list[Array], float]:
-    """Outputs and seconds. What lies in the arena is copied: kept, it would hold back all of that.
-    `make_room` is asked before; raises what it and the run raise."""
-    if stopper.stopped:
-        raise Terminated("stopped before it began")
-    started = perf_counter()
-    outputs = fragment.run(feed, stopper)
-    if make_room is not None:
-        make_room(sum(each.nbytes for each in outputs if not each.flags.owndata))
-    outputs = [each if each.flags.owndata else np.array(each) for each in outputs]
-    return outputs, perf_counter() - started
-
-
-def _result(fragment: OpenFragment, made: list[Array], seconds: float, peak: int) -> RunResult:
-    outputs = dict(zip(fragment.outputs, made, strict=True))
-    return RunResult(outputs=outputs, compute_seconds=seconds, peak_bytes=peak)
+def _result(fragment: OpenFragment, ran: Ran, peak_bytes: int) -> RunResult:
+    whole = isinstance(fragment, WholeFragment)
+    return result_of(ran, fragment.outputs, peak_bytes, whole=whole)

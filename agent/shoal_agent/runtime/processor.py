@@ -6,7 +6,9 @@ from functools import partial
 from typing import Final, TypeVar
 
 from shoal_agent.runtime.failures import Stopper
-from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
+from shoal_agent.runtime.onnx_runtime import Runtime
+from shoal_agent.runtime.results import RunResult
+from shoal_agent.telemetry.task_times import TaskTimes
 from shoal_protocol.tensors import Array
 from shoal_protocol.threads import in_executor
 
@@ -22,6 +24,7 @@ class Processor:
     def __init__(self, runtime: Runtime, executor: ThreadPoolExecutor) -> None:
         self._runtime = runtime
         self._executor = executor
+        self.times = TaskTimes(runtime.threads)
         self._stopper = Stopper()
         self._waiting = 0
         self._light: dict[tuple[str, int], int] = {}
@@ -78,6 +81,8 @@ class Processor:
             self._light.pop(key, None)
         elif measured:
             self._light[key] = max(size, self._light.get(key, 0))
+        if result.whole and items == 1 and not self._waiting:
+            self.times.note(digest, result.compute_seconds, result.processor_seconds)
         return result
 
     def stop(self) -> None:

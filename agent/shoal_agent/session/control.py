@@ -25,11 +25,12 @@ from shoal_agent.session.greeting import (
 )
 from shoal_agent.session.tasks import Tasks
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.telemetry.link import LinkMeter
+from shoal_agent.telemetry.link import COORDINATOR, LARGE_BYTES, LinkMeters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import ActivationStore
 from shoal_agent.transport.intake import InlineInputs, open_intake
 from shoal_agent.transport.links import PeerLinks
+from shoal_agent.transport.probing import probe
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
 from shoal_protocol.bulk.local import connect
@@ -45,6 +46,8 @@ from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 _FLUSH_SECONDS: Final = 2.0
 _DEFAULT_TELEMETRY_SECONDS: Final = 2.0
+_PROBE_SECONDS: Final = 1.0
+"""How often links are looked for that should be measured."""
 _ROOM_SECONDS: Final = 0.05
 """How often inputs that came with their task are tried again where there was no room."""
 _COORDINATOR: Final = "coordinator"
@@ -58,7 +61,7 @@ class Device(Protocol):
     counters: Counters
     links: PeerLinks
     uplink: Uplink
-    link_meter: LinkMeter
+    link_meters: LinkMeters
 
     def hello(self) -> pb.Hello: ...
     def telemetry(self) -> pb.Telemetry: ...
@@ -122,6 +125,7 @@ class Session:
                 self._serve_bulk(bulk, intake),
                 self._report(interval),
                 self._ping(interval, bulk),
+                self._probe(bulk),
             ):
                 parts.append(asyncio.create_task(self._guard(part)))
             reason = await self._broken
@@ -166,7 +170,8 @@ class Session:
                 size = await self._bulk.send(outbound)
         except UnsupportedTensor as error:
             raise Undelivered(str(error), Acknowledgement.REFUSED) from error
-        self._device.link_meter.transferred(size, perf_counter() - began)
+        peer = outbound.device if address else COORDINATOR
+        self._device.link_meters.to(peer).transferred(size, perf_counter() - began)
         self._device.counters.sent_bytes += size
         return size
 
@@ -238,10 +243,22 @@ class Session:
         while True:
             try:
                 self.round_trip_seconds = await bulk.ping()
-                self._device.link_meter.pinged(self.round_trip_seconds)
+                self._device.link_meters.to(COORDINATOR).pinged(self.round_trip_seconds)
             except Undelivered:
                 self.round_trip_seconds = None  # `_serve_bulk` ends the session where it must
             await asyncio.sleep(interval_seconds)
+
+    async def _probe(self, bulk: BulkLink) -> None:
+        """Measure links that no large transfer has measured of late, one at a time, while there is
+        nothing to do."""
+        meters = self._device.link_meters
+        while True:
+            await asyncio.sleep(_PROBE_SECONDS)
+            links = {COORDINATOR: bulk, **self._device.links.open()}
+            for name, link in links.items():
+                if link.probed and meters.to(name).ages and self.tasks.idle and not self._work:
+                    with suppress(Undelivered):
+                        await probe(link, meters, name, 0 if name else LARGE_BYTES)
 
     def _send_telemetry(self) -> None:
         """Send the present readings, unless the outbox is full; the last ones make the sums of a
@@ -394,7 +411,9 @@ class Session:
     async def _prefetch(self, prefetch: pb.Prefetch) -> pb.Reply:
         sources = self._sources(prefetch)
         fetched = await self._device.fragments.prefetch(prefetch.digest, sources)
-        self._device.link_meter.transferred(fetched.fetched_bytes, fetched.seconds)
+        if not prefetch.peers:
+            meter = self._device.link_meters.to(COORDINATOR)
+            meter.transferred(fetched.fetched_bytes, fetched.seconds)
         return pb.Reply(
             prefetched=pb.Prefetched(
                 fetched_bytes=fetched.fetched_bytes,

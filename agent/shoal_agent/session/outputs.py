@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from shoal_agent.execution.values import Made
 from shoal_agent.runtime.fragments import Fragments
-from shoal_agent.runtime.onnx_runtime import RunResult
+from shoal_agent.runtime.results import RunResult
 from shoal_agent.session.answers import failure, failure_of
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.machine import steady_nanoseconds
@@ -128,6 +128,8 @@ class Outputs:
         reply = pb.Reply()  # filled in place: a message that is given to another is copied
         executed = reply.executed
         executed.compute_seconds = result.compute_seconds
+        if (usual := self._fragments.processor.times.read(message.digest)) is not None:
+            executed.task_seconds = usual
         executed.output_bytes = output_bytes
         executed.peak_bytes = result.peak_bytes
         executed.batch = result.batch

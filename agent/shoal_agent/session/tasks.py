@@ -10,7 +10,7 @@ from shoal_agent.execution import values as execution
 from shoal_agent.execution.queue import TaskQueue
 from shoal_agent.execution.values import Assignment, Effect, Need, Sent
 from shoal_agent.runtime.fragments import Fragments
-from shoal_agent.runtime.onnx_runtime import RunResult
+from shoal_agent.runtime.results import RunResult
 from shoal_agent.session.answers import EXPECTED, failure, failure_of, refusal
 from shoal_agent.session.outputs import Outputs, made
 from shoal_agent.telemetry.counters import Counters

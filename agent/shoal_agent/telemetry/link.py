@@ -1,22 +1,28 @@
-"""What this device's link carries, from transfers that happen anyway: no probe takes of it.
+"""What this device's links carry: to the coordinator, and to each peer that it exchanges data with.
 
-A transfer may have waited for others, or for its receiver. So the fastest of the large ones of the
-last minutes counts, and the shortest of the round trips. What was measured ages: a link that was
-moved elsewhere shows within minutes. A report changes only when the link has: plans are made anew
-for it.
+Transfers measure a link, where they are large; where there are none of late, a probe does
+(`shoal_agent.transport.probing`). A transfer may have waited for others, or for its receiver. So
+the fastest of the last minutes counts, and the shortest of the round trips. What was measured ages:
+a link that was moved elsewhere shows within minutes. A report changes only when the link has: plans
+are made anew for it.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
+from shoal_protocol.speeds import Link
+
 LARGE_BYTES: Final = 256 << 10
 """A smaller transfer measures the round trip rather than the rate."""
 AGE_SECONDS: Final = 600.0
+COORDINATOR: Final = ""
+"""The other end of a link that is none of a peer."""
+MAXIMUM_LINKS: Final = 128
 _SAMPLES: Final = 64
-_CHANGE: Final = 1.5
+_CHANGE: Final = 1.25
 
 
 @dataclass(slots=True)
@@ -41,9 +47,15 @@ class _Best:
             self.reported = least
         return self.reported
 
+    @property
+    def ages(self) -> bool:
+        """Whether there is no sample from the second half of the time for which they count."""
+        newest = self.samples[-1][0] if self.samples else -AGE_SECONDS
+        return self.clock() - newest > AGE_SECONDS / 2
+
 
 class LinkMeter:
-    """The link of one device: to its peers and to the coordinator."""
+    """The link to one other end."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         """`clock` counts seconds."""
@@ -60,11 +72,50 @@ class LinkMeter:
             self._round_trip.add(seconds)
 
     @property
-    def bytes_per_second(self) -> float | None:
-        """None: no large transfer of late."""
-        least = self._seconds_per_byte.read()
-        return None if least is None else 1 / least
+    def ages(self) -> bool:
+        """Whether its rate should be measured, if nothing large is transferred."""
+        return self._seconds_per_byte.ages
 
-    @property
-    def round_trip_seconds(self) -> float | None:
-        return self._round_trip.read()
+    def read(self) -> Link:
+        """What is known now."""
+        least = self._seconds_per_byte.read()
+        return Link(
+            bytes_per_second=None if least is None else 1 / least,
+            round_trip_seconds=self._round_trip.read(),
+        )
+
+
+class LinkMeters:
+    """The links of one device."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        """`clock` counts seconds."""
+        self._clock = clock
+        self._handling = _Best(clock)
+        self._meters: OrderedDict[str, LinkMeter] = OrderedDict()
+
+    def to(self, peer: str) -> LinkMeter:
+        """The link to a peer, or to the `COORDINATOR`."""
+        if peer not in self._meters:
+            while len(self._meters) >= MAXIMUM_LINKS:
+                self._meters.popitem(last=False)
+            self._meters[peer] = LinkMeter(self._clock)
+        self._meters.move_to_end(peer)
+        return self._meters[peer]
+
+    def handled(self, size_bytes: int, processor_seconds: float) -> None:
+        """So many bytes took so much of the processor to be sent or received."""
+        if processor_seconds > 0:
+            self._handling.add(processor_seconds / size_bytes)
+
+    def read(self) -> Link:
+        """The device's own link, as its fastest peer sees it, and those to its peers."""
+        known = {name: meter.read() for name, meter in self._meters.items()}
+        rates = [each.bytes_per_second for each in known.values() if each.bytes_per_second]
+        coordinator = known.get(COORDINATOR, Link())
+        return Link(
+            bytes_per_second=max(rates, default=None),
+            round_trip_seconds=coordinator.round_trip_seconds,
+            transfer_seconds_per_byte=self._handling.read(),
+            peers=tuple((name, known[name]) for name in sorted(known) if known[name] != Link()),
+        )

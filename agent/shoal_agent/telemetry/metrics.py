@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from shoal_agent.telemetry.counters import Counters
 from shoal_protocol.exposition import ExpositionServer, HistogramCollector
+from shoal_protocol.speeds import Link
 
 GAUGES: Final = {
     "budget_bytes": "Bytes that may be used above the idle floor.",
@@ -47,6 +48,7 @@ GAUGES: Final = {
     "disk_bytes_per_second": "Bytes that the disk reads.",
     "link_bytes_per_second": "Bytes that the link carries, in the fastest of the last transfers.",
     "link_round_trip_seconds": "The shortest of the last round trips to the coordinator.",
+    "transfer_seconds_per_byte": "Processor time that a byte takes to be sent or received.",
 }
 SHARES: Final = {
     "granted_bytes": "Bytes that a fragment in blocks may take now.",
@@ -65,13 +67,16 @@ class AgentCollector(Collector):
         counters: Counters,
         gauges: Callable[[], Mapping[str, float | None]],
         shares: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
+        links: Callable[[], Link] = Link,
     ) -> None:
         """`gauges` gives the present value of each of `GAUGES`, None: it is not known. `shares`
-        gives that of each of `SHARES`, for each resident fragment that can run in blocks."""
+        gives that of each of `SHARES`, for each resident fragment that can run in blocks; `links`
+        what is known of links to peers."""
         self._info = info
         self._counters = counters
         self._gauges = gauges
         self._shares = shares
+        self._links = links
 
     def collect(self) -> Iterator[Metric]:
         counters = self._counters
@@ -85,6 +90,12 @@ class AgentCollector(Collector):
             for fragment, values in shares.items():
                 share.add_metric([fragment], values[name])
             yield share
+        link, peers = "shoal_agent_peer_bytes_per_second", self._links().peers
+        rates = GaugeMetricFamily(link, "Bytes that the link to a peer carries.", labels=["peer"])
+        for name, each in peers:
+            if name and each.bytes_per_second is not None:
+                rates.add_metric([name], each.bytes_per_second)
+        yield rates
         for name, text, count in (
             ("sent_bytes", "Bytes of bulk sent.", counters.sent_bytes),
             ("received_bytes", "Bytes of activations received.", counters.received_bytes),

@@ -45,19 +45,24 @@ class PeerLink:
     def idle(self) -> bool:
         return not self._users
 
+    @property
+    def bulk(self) -> BulkLink | None:
+        """Its stream, if there is one."""
+        return None if self._bulk is None or self._bulk.broken is not None else self._bulk
+
     async def send(self, outbound: OutboundActivation) -> int:
         """Deliver to the peer; the bytes that it took on the wire. Raises `Undelivered`,
         `UnsupportedTensor`."""
-        if self._bulk is None or self._bulk.broken is not None:
+        if (bulk := self.bulk) is None:
             stream = connect(self._address) or GrpcTransport.of_call(self._client.push())
             transport = self._uplink.shape(stream)
-            self._bulk = BulkLink(transport, codec=self._codec, traffic=self._traffic)
-            serving = asyncio.create_task(self._bulk.run(), name="stream to a peer")
+            bulk = self._bulk = BulkLink(transport, codec=self._codec, traffic=self._traffic)
+            serving = asyncio.create_task(bulk.run(), name="stream to a peer")
             self._serving.add(serving)
             serving.add_done_callback(self._served)
         self._users += 1
         try:
-            return await self._bulk.send(outbound)
+            return await bulk.send(outbound)
         finally:
             self._users -= 1
 
@@ -127,6 +132,11 @@ class PeerLinks:
             self._links[key] = PeerLink(channel, self._uplink, self._counters, address)
         self._links.move_to_end(key)
         return self._links[key]
+
+    def open(self) -> dict[str, BulkLink]:
+        """The streams that there are, by device."""
+        bulks = {device: link.bulk for (device, _), link in self._links.items()}
+        return {device: bulk for device, bulk in bulks.items() if bulk is not None}
 
     def hang_up(self, device: str) -> None:
         """A device is lost: whatever is on its way to it fails at once."""

@@ -1,5 +1,7 @@
 """Device: one agent as the coordinator reports it; written by the operator only."""
 
+from typing import Final
+
 from shoal_api.fields import (
     COLUMN,
     COLUMNS,
@@ -14,7 +16,9 @@ from shoal_api.fields import (
 )
 from shoal_api.rules import immutable
 from shoal_api.schema import Object, member, record
-from shoal_api.shapes import Number, Text
+from shoal_api.shapes import Items, Number, Text
+
+_MOST_PEERS: Final = 128
 
 
 @record(immutable("poolRef"))
@@ -63,14 +67,35 @@ class DeviceSpeed:
 
 
 @record()
+class DevicePeer:
+    """What the link to one other end did in the last ten minutes."""
+
+    name: str = member(
+        Text(max_length=253), "The other device; empty: the coordinator.", example="pi-5"
+    )
+    bytes_per_second: float | None = _rate(
+        "In the fastest of the large transfers and probes.", "bytes per second", 1.1e8
+    )
+    round_trip_seconds: float | None = _rate("The shortest way there and back.", "seconds", 0.0004)
+
+
+@record()
 class DeviceLink:
-    """What the link did in the last ten minutes, by what was transferred anyway."""
+    """What the link did in the last ten minutes."""
 
     bytes_per_second: float | None = _rate(
-        "In the fastest of the large transfers.", "bytes per second", 1.1e8
+        "In the fastest of the large transfers and probes.", "bytes per second", 1.1e8
     )
     round_trip_seconds: float | None = _rate(
         "The shortest way to the coordinator and back.", "seconds", 0.0004
+    )
+    transfer_seconds_per_byte: float | None = _rate(
+        "Processor time that a byte takes to be sent or received.", "seconds", 6e-9
+    )
+    peers: tuple[DevicePeer, ...] = member(
+        Items(of=Object(DevicePeer), max_items=_MOST_PEERS),
+        "The same for each other end that it exchanged data with.",
+        default=[],
     )
 
 

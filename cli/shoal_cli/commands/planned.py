@@ -17,13 +17,13 @@ from shoal_cli.drawing.svg import draw
 from shoal_cli.local.orders import PlanOrder
 from shoal_cli.local.preparation import Prepared
 from shoal_planner.budgets import explain_budgets, with_other_budgets
-from shoal_planner.costs import PoolDevice
+from shoal_planner.devices import PoolDevice
 from shoal_planner.explanation import Table, explain, explain_refusal
 from shoal_planner.figures import InfeasibleFigures, PlanFigures, figures, infeasible_figures
 from shoal_planner.layers import plans as layer_plans
 from shoal_planner.layers.graph import LayerGraph, Pool
 from shoal_planner.outcome import Infeasible, Plan
-from shoal_planner.speeds import devices_table
+from shoal_planner.speeds import devices_table, link_tables
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.units import NANOSECONDS_PER_SECOND
 
@@ -71,7 +71,7 @@ def of_order(name: str, order: PlanOrder, prepared: Prepared, answer: Plan | Inf
         refusal=None
         if isinstance(answer, Plan)
         else infeasible_figures(answer, answer.message(order.cut.name, prepared.advice)),
-        tables=(devices_table(pool), *tables, explain_budgets(others)),
+        tables=(devices_table(pool), *link_tables(pool), *tables, explain_budgets(others)),
         facts={
             "devices": [asdict(device) for device in pool],
             "fragments": [
@@ -111,13 +111,22 @@ def of_layers(name: str, graph: LayerGraph, pool: Pool, answer: layer_plans.Laye
 
 
 def _own_links(pool: Sequence[PoolDevice]) -> Links:
-    """Each device has a link of its own: between two, the slower one limits, and both delay."""
+    """Each device has a link of its own: between two, the slower one limits, and both delay. Where
+    the link between two is known, that is what counts."""
+    peers = {(device.name, each.name): each for device in pool for each in device.peers}
     links = {
-        each.name: (each.link_bytes_per_second, each.latency_nanoseconds / NANOSECONDS_PER_SECOND)
+        each.name: (
+            each.link_bytes_per_second,
+            each.latency_nanoseconds / NANOSECONDS_PER_SECOND,
+        )
         for each in pool
     }
 
     def between(one: str, other: str) -> str:
+        if (peer := peers.get((one, other))) is not None:
+            return link_words(
+                peer.bytes_per_second, 2 * peer.latency_nanoseconds / NANOSECONDS_PER_SECOND
+            )
         (rate, delay), (other_rate, other_delay) = links[one], links[other]
         known = [each for each in (rate, other_rate) if each is not None]
         return link_words(min(known, default=None), delay + other_delay)

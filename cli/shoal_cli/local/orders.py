@@ -15,7 +15,7 @@ from shoal_api.schema import API_VERSION
 from shoal_api.shapes import did_you_mean
 from shoal_cli.local.manifests import Manifests, manifests_of
 from shoal_cli.transfer.addresses import AddressRefused, claim_of, resolve_uri
-from shoal_planner.costs import PoolDevice
+from shoal_planner.devices import PoolDevice
 from shoal_planner.speeds import measured_device
 from shoal_protocol.choices import Cutting, Mode, Objective, Policy, Precision, Residency
 from shoal_protocol.speeds import UNKNOWN_SPEED, Link, Speed

@@ -23,9 +23,9 @@ from shoal_coordinator.storage.inputs import (
     scan_inputs,
 )
 from shoal_planner.advice import advise, in_words, largest
-from shoal_planner.costs import PoolDevice
 from shoal_planner.cut_tables import table_of
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
+from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Rejected
 from shoal_planner.placement import plan

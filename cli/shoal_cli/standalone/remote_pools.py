@@ -19,7 +19,7 @@ from shoal_cli.transfer.joined import (
     reach,
 )
 from shoal_cli.transfer.places import PAUSE_SECONDS, TransferBroken, TransferRefused, with_tries
-from shoal_planner.costs import PoolDevice
+from shoal_planner.devices import PoolDevice
 from shoal_protocol.channels import AddressRefused
 from shoal_protocol.digests import Digest
 

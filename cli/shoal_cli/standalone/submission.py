@@ -51,12 +51,12 @@ from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.joined import Reachable
 from shoal_cli.transfer.places import PAUSE_SECONDS, with_tries
 from shoal_coordinator.storage.inputs import InputsRefused, scan_inputs
-from shoal_planner.costs import PoolDevice
+from shoal_planner.devices import PoolDevice
 from shoal_planner.finer_cuts import MOST_CUTS
 from shoal_planner.speeds import levelled, measured_device
 from shoal_protocol.choices import Residency
 from shoal_protocol.coordinator_client import CoordinatorClient
-from shoal_protocol.speeds import Link, sane, speed_of
+from shoal_protocol.speeds import link_of, speed_of, task_times_of
 from shoal_protocol.units import Bytes, format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -136,10 +136,8 @@ def planned_for(
                 each.name,
                 Bytes(each.budget_bytes),
                 speed_of(each.speed),
-                Link(
-                    bytes_per_second=sane(each, "link_bytes_per_second"),
-                    round_trip_seconds=sane(each, "round_trip_seconds"),
-                ),
+                link_of(each),
+                task_times_of(each),
                 single=single,
             )
             for each in devices

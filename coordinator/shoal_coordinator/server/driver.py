@@ -383,6 +383,7 @@ class Driver:
             case ins.Execute(), ev.TaskFinished():
                 self._metrics.compute_seconds.observe(seconds(event.compute))
                 self.excesses.executed(session.hello, reply.executed)
+                session.task_times.note(order.digest, reply.executed)
                 run = self.runs.get(order.job)
                 if run is None or run.epoch != order.epoch:
                     self.feed(event, order.job, device)  # nobody waits for its results any more

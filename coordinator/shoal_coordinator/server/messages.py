@@ -27,6 +27,7 @@ from shoal_protocol.v1 import coordinator_pb2 as pb
 
 _PLAN: Final = ("epoch", "stages", "explanation")
 _TERMS: Final = ("priority", "parallelism", "active_deadline_seconds", "end")
+_MOST_LINKS: Final = 128
 _SENTENCES: Final = 16
 """Of a plan's explanation; each has at most `_SENTENCE` characters."""
 _SENTENCE: Final = 500
@@ -276,4 +277,8 @@ def device_status(
             status.link_bytes_per_second = telemetry.link_bytes_per_second
         if telemetry.HasField("link_round_trip_seconds"):
             status.round_trip_seconds = telemetry.link_round_trip_seconds
+        if telemetry.HasField("transfer_seconds_per_byte"):
+            status.transfer_seconds_per_byte = telemetry.transfer_seconds_per_byte
+        status.links.extend(telemetry.links[:_MOST_LINKS])
+        status.times.extend(known.task_times.read())
     return status

@@ -82,7 +82,7 @@ class Overviews:
 
     def _device(self, view: views.KnownDevice) -> pb.DeviceOverview:
         session, status = self.sessions.last.get(view.name), self._status(view)
-        del status.resident[_NAMES:]
+        del status.resident[_NAMES:], status.times[:]
         overview = pb.DeviceOverview(status=status)
         if view.device is not None:
             held = islice(self._fragments(view.device), _FRAGMENTS)

@@ -25,7 +25,7 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Unreachable,
 )
-from shoal_protocol.speeds import Link, Speed, sane, speed_of
+from shoal_protocol.speeds import Link, Speed, TaskTimes, link_of, speed_of, task_times_of
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -114,10 +114,8 @@ def device_of(status: pb.DeviceStatus) -> ConnectedDevice:
         silent_seconds=status.silent_seconds,
         excess=excess,
         speed=speed_of(status.speed),
-        link=Link(
-            bytes_per_second=sane(status, "link_bytes_per_second"),
-            round_trip_seconds=sane(status, "round_trip_seconds"),
-        ),
+        link=link_of(status),
+        times=task_times_of(status),
     )
 
 
@@ -188,7 +186,7 @@ def _milestone(run: Run) -> Run:
 
 
 def _still(view: CoordinatorView) -> list[ConnectedDevice]:
-    return [replace(device, silent_seconds=0.0, excess=None) for device in view.devices]
+    return [replace(device, silent_seconds=0.0, excess=None, times=()) for device in view.devices]
 
 
 def _excesses(view: CoordinatorView) -> list[tuple[str, int, bool]]:
@@ -197,12 +195,12 @@ def _excesses(view: CoordinatorView) -> list[tuple[str, int, bool]]:
     return [(name, excess.peak_bytes, excess.is_recent) for name, excess in found if excess]
 
 
-def _fleet(view: CoordinatorView) -> list[tuple[str, int, Speed, Link]]:
+def _fleet(view: CoordinatorView) -> list[tuple[str, int, Speed, Link, TaskTimes]]:
     """Devices that a plan may use, with what it depends on; one that is silent for a moment still
     counts."""
     there = (DeviceState.READY, DeviceState.SILENT)
     return [
-        (each.name, each.budget_bytes, each.speed, each.link)
+        (each.name, each.budget_bytes, each.speed, each.link, each.times)
         for each in view.devices
         if each.state in there
     ]

@@ -6,7 +6,7 @@ within its budget: see `budgets`.
 """
 
 from dataclasses import asdict, replace
-from typing import Final, TypeVar
+from typing import Final
 
 from shoal_api.columns import print_device
 from shoal_api.fields import Metadata, Reference
@@ -14,6 +14,7 @@ from shoal_api.kinds import Device
 from shoal_api.kinds.device import (
     CachedFragments,
     DeviceLink,
+    DevicePeer,
     DeviceSpec,
     DeviceSpeed,
     DeviceStatus,
@@ -37,9 +38,7 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
 )
 from shoal_operator.reconcile.times import as_time, instant, seconds_since
-from shoal_protocol.speeds import Link, Speed
-
-R = TypeVar("R", DeviceSpeed, DeviceLink)
+from shoal_protocol.speeds import UNKNOWN_LINK, Link, Speed
 
 _SEEN_SECONDS: Final = 60.0
 _THERE_SECONDS: Final = 300.0
@@ -111,15 +110,34 @@ def _seen(snapshot: DevicePoolSnapshot, device: Device, each: ConnectedDevice) -
         floor_bytes=each.floor_bytes,
         cached_fragments=CachedFragments(count=each.cached_fragments, bytes=each.cached_bytes),
         last_seen_time=seen,
-        speed=_measured(DeviceSpeed, each.speed),
-        link=_measured(DeviceLink, each.link),
+        speed=_speed(each.speed),
+        link=_link(each.link),
     )
 
 
-def _measured(kind: type[R], values: Speed | Link) -> R | None:
-    """What is known of a speed or a link; None where nothing is."""
+def _speed(values: Speed) -> DeviceSpeed | None:
+    """What is known of a speed; None where nothing is."""
     known = {name: value for name, value in asdict(values).items() if value is not None}
-    return kind(**known) if known else None
+    return DeviceSpeed(**known) if known else None
+
+
+def _link(link: Link) -> DeviceLink | None:
+    """What is known of a link; None where nothing is."""
+    if link == UNKNOWN_LINK:
+        return None
+    return DeviceLink(
+        bytes_per_second=link.bytes_per_second,
+        round_trip_seconds=link.round_trip_seconds,
+        transfer_seconds_per_byte=link.transfer_seconds_per_byte,
+        peers=tuple(
+            DevicePeer(
+                name=name,
+                bytes_per_second=each.bytes_per_second,
+                round_trip_seconds=each.round_trip_seconds,
+            )
+            for name, each in link.peers
+        ),
+    )
 
 
 def _limit(snapshot: DevicePoolSnapshot, device: Device, node: str | None) -> int | None:

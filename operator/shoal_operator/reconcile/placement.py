@@ -61,10 +61,10 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
 )
 from shoal_operator.reconcile.times import seconds_since
-from shoal_planner.costs import PoolDevice
+from shoal_planner.devices import PoolDevice
 from shoal_planner.explanation import summary
 from shoal_planner.outcome import Infeasible, Plan
-from shoal_planner.speeds import levelled, measured_device
+from shoal_planner.speeds import levelled, measured_device, refined
 from shoal_protocol.choices import Residency
 from shoal_protocol.partition import PartitionDocument
 
@@ -125,7 +125,7 @@ def _question(snapshot: PlacementSnapshot) -> Question | CutQuestion | Decision:
         return _blocked(snapshot, document)
     spec = snapshot.placement.spec
     return Question(
-        site=Site(document=document, devices=usable),
+        site=Site(document=document, devices=refined(document, usable)),
         objective=spec.objective,
         pins=spec.pins,
         previous=assignment(previous),
@@ -215,7 +215,9 @@ def _devices(snapshot: PlacementSnapshot) -> tuple[PoolDevice, ...] | Cause:
         return Cause("CoordinatorUnreachable", text)
     single = pool.spec.residency is Residency.SINGLE
     usable = tuple(
-        measured_device(each.name, each.budget_bytes, each.speed, each.link, single=single)
+        measured_device(
+            each.name, each.budget_bytes, each.speed, each.link, each.times, single=single
+        )
         for each in sorted(snapshot.view.devices, key=lambda device: device.name)
         if each.state in (DeviceState.READY, DeviceState.SILENT)
     )

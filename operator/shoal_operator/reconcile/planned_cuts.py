@@ -22,7 +22,7 @@ from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.manifests import labels_of, manifest
 from shoal_operator.reconcile.names import table_name
 from shoal_operator.reconcile.snapshot import CutAnswer, StoredDocument, StoredTable
-from shoal_planner.costs import PoolDevice
+from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import rate_of
 from shoal_planner.planned_cuts import PlannedCut, choose_cut, next_cut

@@ -26,10 +26,11 @@ from shoal_api.kinds.placement import (
     StageStatus,
 )
 from shoal_operator.reconcile.conditions import shortened
-from shoal_planner.costs import Costs, Division, PoolDevice, Span
+from shoal_planner.costs import Costs, Division, Span
+from shoal_planner.devices import PoolDevice
 from shoal_planner.figures import known_seconds, stage_figures
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
-from shoal_planner.placement import MAX_REJECTED, plan, replan, stage_plan
+from shoal_planner.placement import MAX_REJECTED, plan, replan, stage_plans
 from shoal_planner.sharing import is_at_once, left_over
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
@@ -183,18 +184,22 @@ def with_fewest_moves(site: Site, best: Plan, previous: Stages, pinned: frozense
         same = before.get(stage.fragments, ())
         if set(same) == set(names):
             names[:] = same
-    stages = zip(best.stages, slots, strict=True)
-    return replace(
-        best, stages=tuple(_served_by(site, stage, tuple(names)) for stage, names in stages)
-    )
+    return replace(best, stages=_served_by(site, best.stages, slots))
 
 
-def _served_by(site: Site, stage: StagePlan, names: tuple[str, ...]) -> StagePlan:
-    """The stage on other devices of the same kinds: what each grants follows from its kind."""
+def _served_by(
+    site: Site, stages: Sequence[StagePlan], names: Sequence[Sequence[str]]
+) -> tuple[StagePlan, ...]:
+    """The stages on other devices of the same kinds: what each grants follows from its kind."""
     devices = {device.name: device for device in site.devices}
-    costs, span = Costs(site.document), Span(stage.fragments[0], stage.fragments[-1] + 1)
-    division = Division(span, tuple(devices[name] for name in names))
-    return stage_plan(costs, division, predictable=bool(stage.costs))
+    divisions = tuple(
+        Division(
+            Span(stage.fragments[0], stage.fragments[-1] + 1), tuple(devices[name] for name in its)
+        )
+        for stage, its in zip(stages, names, strict=True)
+    )
+    predictable = all(stage.costs for stage in stages)
+    return stage_plans(Costs(site.document), divisions, predictable=predictable)
 
 
 def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:

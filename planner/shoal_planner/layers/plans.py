@@ -191,6 +191,7 @@ def _stage_figures(stage: StagePlan) -> StageFigures:
                 holding=(Holding.IN_BLOCKS if part.reading_seconds else Holding.WHOLE).value,
                 share=part.share,
                 compute_seconds=part.seconds - part.reading_seconds,
+                move_seconds=0.0,
                 read_seconds=part.reading_seconds,
                 receive_seconds=stage.transfer_seconds,
                 send_seconds=0.0,

@@ -15,6 +15,7 @@ and when the other side leaves `UNREAD_ANSWERS` acknowledgements unread.
 
 import asyncio
 import math
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ UNREAD_ANSWERS: Final = 4096
 STEP_SECONDS: Final = 30.0
 BUSY_SECONDS: Final = 60.0
 """For how long a transfer that the receiver has no room for is sent again."""
+PING_BYTES: Final = 256 << 10
 _SMALL_BYTES: Final = 64 << 10
 """Transfers that leave as one message may have so many bytes together."""
 _LOCAL_ANSWERS: Final = 8
@@ -226,12 +228,19 @@ class BulkLink:
             await asyncio.sleep(delay)
             delay = min(1.0, 2 * delay)
 
-    async def ping(self) -> float:
-        """Seconds to the other side and back, for next to nothing that leaves when it is its turn.
-        Raises `Undelivered`."""
-        outgoing = await self.enqueue(lambda number: (ping(number),), size=0)
+    async def ping(self, size: int = 0, answer_bytes: int = 0) -> float:
+        """Seconds to the other side and back, for so many bytes that leave when it is their turn,
+        at most `PING_BYTES`. Raises `Undelivered`."""
+        frame = partial(ping, payload=os.urandom(size), answer_bytes=answer_bytes)
+        outgoing = await self.enqueue(lambda number: (frame(number),), size=size)
         await outgoing.answered
         return perf_counter() - outgoing.left_at
+
+    @property
+    def probed(self) -> bool:
+        """Whether a probe would tell what it carries, and disturb nothing: it goes to another host,
+        and nothing is on its way."""
+        return not (self._transport.local or self._writing or self._waiting or self._unanswered)
 
     async def enqueue(self, frames: Frames, *, size: float = math.inf) -> Outgoing:
         """Have a transfer sent once (see `Outgoing`), when there is room for it and it is its turn.
@@ -401,7 +410,8 @@ class BulkLink:
             case "acknowledgement":
                 self._take_answer(header)
             case "ping":
-                self._answers.append(acknowledgement(header.transfer))
+                payload = os.urandom(min(header.ping.answer_bytes, PING_BYTES))
+                self._answers.append(acknowledgement(header.transfer, payload=payload))
             case "closing":
                 raise TransportBroken(header.closing.reason)
             case _:

@@ -125,12 +125,14 @@ class Capabilities(_message.Message):
     def __init__(self, architecture: _Optional[str] = ..., processors: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., runtime: _Optional[str] = ...) -> None: ...
 
 class CachedFragment(_message.Message):
-    __slots__ = ("digest", "bytes")
+    __slots__ = ("digest", "bytes", "task_seconds")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    TASK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     digest: str
     bytes: int
-    def __init__(self, digest: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+    task_seconds: float
+    def __init__(self, digest: _Optional[str] = ..., bytes: _Optional[int] = ..., task_seconds: _Optional[float] = ...) -> None: ...
 
 class ResidentFragment(_message.Message):
     __slots__ = ("digest", "resident_bytes")
@@ -141,7 +143,7 @@ class ResidentFragment(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., resident_bytes: _Optional[int] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("cpu_fraction", "memory_available_bytes", "temperature_celsius", "battery_fraction", "round_trip_seconds", "used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes", "queued_tasks", "link_bytes_per_second", "link_round_trip_seconds")
+    __slots__ = ("cpu_fraction", "memory_available_bytes", "temperature_celsius", "battery_fraction", "round_trip_seconds", "used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes", "queued_tasks", "link_bytes_per_second", "link_round_trip_seconds", "links", "transfer_seconds_per_byte")
     CPU_FRACTION_FIELD_NUMBER: _ClassVar[int]
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_CELSIUS_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +157,8 @@ class Telemetry(_message.Message):
     QUEUED_TASKS_FIELD_NUMBER: _ClassVar[int]
     LINK_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     LINK_ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_SECONDS_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     cpu_fraction: float
     memory_available_bytes: int
     temperature_celsius: float
@@ -168,7 +172,19 @@ class Telemetry(_message.Message):
     queued_tasks: int
     link_bytes_per_second: float
     link_round_trip_seconds: float
-    def __init__(self, cpu_fraction: _Optional[float] = ..., memory_available_bytes: _Optional[int] = ..., temperature_celsius: _Optional[float] = ..., battery_fraction: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., queued_tasks: _Optional[int] = ..., link_bytes_per_second: _Optional[float] = ..., link_round_trip_seconds: _Optional[float] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[PeerLink]
+    transfer_seconds_per_byte: float
+    def __init__(self, cpu_fraction: _Optional[float] = ..., memory_available_bytes: _Optional[int] = ..., temperature_celsius: _Optional[float] = ..., battery_fraction: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., queued_tasks: _Optional[int] = ..., link_bytes_per_second: _Optional[float] = ..., link_round_trip_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ..., transfer_seconds_per_byte: _Optional[float] = ...) -> None: ...
+
+class PeerLink(_message.Message):
+    __slots__ = ("device", "bytes_per_second", "round_trip_seconds")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    bytes_per_second: float
+    round_trip_seconds: float
+    def __init__(self, device: _Optional[str] = ..., bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
     __slots__ = ("nonce",)
@@ -233,7 +249,7 @@ class Prefetched(_message.Message):
     def __init__(self, fetched_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., dropped: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Executed(_message.Message):
-    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame", "sending_seconds", "batch")
+    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame", "sending_seconds", "batch", "task_seconds")
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +258,7 @@ class Executed(_message.Message):
     RESULT_FRAME_FIELD_NUMBER: _ClassVar[int]
     SENDING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    TASK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     compute_seconds: float
     total_seconds: float
     output_bytes: int
@@ -250,7 +267,8 @@ class Executed(_message.Message):
     result_frame: bytes
     sending_seconds: float
     batch: int
-    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ..., sending_seconds: _Optional[float] = ..., batch: _Optional[int] = ...) -> None: ...
+    task_seconds: float
+    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ..., sending_seconds: _Optional[float] = ..., batch: _Optional[int] = ..., task_seconds: _Optional[float] = ...) -> None: ...
 
 class Forwarded(_message.Message):
     __slots__ = ("sent_bytes", "seconds")

@@ -146,8 +146,10 @@ class FileSlice(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., file: _Optional[str] = ..., file_bytes: _Optional[int] = ...) -> None: ...
 
 class Ping(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("answer_bytes",)
+    ANSWER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    answer_bytes: int
+    def __init__(self, answer_bytes: _Optional[int] = ...) -> None: ...
 
 class Opening(_message.Message):
     __slots__ = ("device",)

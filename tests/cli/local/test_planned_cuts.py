@@ -15,7 +15,7 @@ from made_models import deep
 from shoal_cli.local.manifests import manifests_of
 from shoal_cli.local.orders import CutOrder, OrderRefused, read_orders
 from shoal_cli.local.preparation import cut_into_store, partition_path
-from shoal_planner.costs import PoolDevice
+from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan

@@ -11,7 +11,7 @@ from made_models import Made, deep
 from shoal_cli.local.orders import CutOrder
 from shoal_cli.local.preparation import PreparationRefused, cut_into_store, partition_path
 from shoal_planner import finer_cuts
-from shoal_planner.costs import PoolDevice
+from shoal_planner.devices import PoolDevice
 from shoal_protocol.partition import PartitionDocument, document_from_json
 from shoal_protocol.units import Bytes
 

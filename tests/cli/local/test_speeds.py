@@ -6,7 +6,7 @@ import pytest
 
 from shoal_cli.local.orders import bare_pool, planned_devices
 from shoal_cli.local.speeds import machine_speed, speed_path
-from shoal_planner.costs import PAGE_BYTES_PER_SECOND
+from shoal_planner.devices import PAGE_BYTES_PER_SECOND
 from shoal_protocol.speed_files import store_speed
 from shoal_protocol.speeds import Speed
 

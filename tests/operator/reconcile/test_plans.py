@@ -11,7 +11,7 @@ from shoal_api.kinds.placement import Grant
 from shoal_operator.reconcile.decision import SubmitJob
 from shoal_operator.reconcile.plans import Site, best_plan, status_of, with_fewest_moves
 from shoal_operator.reconcile.snapshot import WorkerPhase
-from shoal_planner.costs import PoolDevice
+from shoal_planner.devices import PoolDevice
 from shoal_planner.outcome import Plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument

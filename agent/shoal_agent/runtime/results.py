@@ -1,0 +1,42 @@
+"""What a run of a fragment gives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shoal_protocol.tensors import Array
+
+
+class Ran(NamedTuple):
+    """Outputs in order, and the times of the run."""
+
+    outputs: list[Array]
+    seconds: float
+    processor_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """Outputs of a run, its time in ONNX Runtime and that of the processor, and the most memory
+    above the floor during it. `whole`: all of the fragment was in memory. `squeezed`: it has only
+    fitted because weights were dropped while it ran. `batch`: so many items ran at once; 0: one
+    alone."""
+
+    outputs: dict[str, Array]
+    compute_seconds: float
+    processor_seconds: float
+    peak_bytes: int
+    whole: bool
+    squeezed: bool = False
+    batch: int = 0
+
+
+def result_of(ran: Ran, names: Sequence[str], peak_bytes: int, *, whole: bool) -> RunResult:
+    """The result of a run, with its outputs by their names."""
+    return RunResult(
+        outputs=dict(zip(names, ran.outputs, strict=True)),
+        compute_seconds=ran.seconds,
+        processor_seconds=ran.processor_seconds,
+        peak_bytes=peak_bytes,
+        whole=whole,
+    )

@@ -1,0 +1,31 @@
+"""Probes of links: what they carry, measured where no large transfer has shown it of late.
+
+A probe is a ping with a payload. The coordinator's answer has one as well, since inputs come from
+there. It is small, and leaves only while nothing else goes over the link; who calls sees to it that
+the device computes nothing either, since the processor's time is measured too.
+"""
+
+from time import process_time
+from typing import Final
+
+from shoal_agent.telemetry.link import LARGE_BYTES, LinkMeters
+from shoal_protocol.bulk.link import BulkLink
+
+PROBES: Final = 2
+"""In a row: the second finds the connection awake."""
+_LEAST_SHARE: Final = 0.1
+"""Of a probe's time, what its bytes take at the least: round trips vary."""
+
+
+async def probe(link: BulkLink, meters: LinkMeters, peer: str, answer_bytes: int = 0) -> None:
+    """Measure the link to a peer. Raises `Undelivered`."""
+    meter, size = meters.to(peer), LARGE_BYTES + answer_bytes
+    meter.pinged(await link.ping())
+    round_trip = meter.read().round_trip_seconds or 0.0
+    for _ in range(PROBES):
+        if not link.probed:
+            return
+        used = process_time()
+        took = await link.ping(LARGE_BYTES, answer_bytes)
+        meters.handled(size, process_time() - used)
+        meter.transferred(size, max(took - round_trip, _LEAST_SHARE * took))

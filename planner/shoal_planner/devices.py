@@ -1,0 +1,79 @@
+"""Devices and their links, as planning sees them."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from shoal_protocol.digests import Digest
+from shoal_protocol.units import Bytes, Nanoseconds
+
+PER_MILLE: Final = 1000
+COORDINATOR: Final = ""
+"""The other end of a link that is no device."""
+
+ASSUMED_FLOPS_PER_CPU: Final = 40_000_000_000
+"""Until a device is measured: what one core of a PC does in ONNX Runtime. A small ARM board does a
+fifth, a server's core twice as much."""
+
+RELOAD_BYTES_PER_SECOND: Final = 200_000_000
+"""A fragment's weights from the disk cache, prepared again by one core; an SD card is slower, a
+page cache faster."""
+
+PAGE_BYTES_PER_SECOND: Final = 1_000_000_000
+"""Weights that one core maps again. A limit at the budget leaves no page cache for them: they come
+from an SSD."""
+
+Ratios = tuple[tuple[Digest, int], ...]
+"""By fragment what tasks took, in thousandths of what they were to take by a device's rates."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLink:
+    """A device's link to one other end. The latency is the device's half of a message's way."""
+
+    name: str
+    bytes_per_second: int | None
+    latency_nanoseconds: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolDevice:
+    """A device as planning sees it. What is None never limits; `single` is residency Single.
+
+    `convolutions_per_second` and `products_per_second` are FLOPs of such operators.
+    `moved_bytes_per_second` is what its processor sends and receives. `peers` are the links that
+    differ from its own, `times` what tasks take there by fragment; see `speeds.refined`.
+    """
+
+    name: str
+    budget_bytes: Bytes
+    flops_per_second: int = ASSUMED_FLOPS_PER_CPU
+    convolutions_per_second: int | None = None
+    products_per_second: int | None = None
+    memory_bytes_per_second: int | None = None
+    page_bytes_per_second: int = PAGE_BYTES_PER_SECOND
+    reload_bytes_per_second: int = RELOAD_BYTES_PER_SECOND
+    link_bytes_per_second: int | None = None
+    latency_nanoseconds: Nanoseconds = Nanoseconds(0)
+    moved_bytes_per_second: int | None = None
+    peers: tuple[PeerLink, ...] = ()
+    times: tuple[tuple[Digest, Nanoseconds], ...] = ()
+    ratios: Ratios = ()
+    single: bool = False
+
+    @property
+    def rates(self) -> tuple[int, int, int] | None:
+        """Of convolutions, products and traffic; None: not all of them were measured."""
+        convolutions, products = self.convolutions_per_second, self.products_per_second
+        memory = self.memory_bytes_per_second
+        if convolutions is None or products is None or memory is None:
+            return None
+        return convolutions, products, memory
+
+    @property
+    def link(self) -> PeerLink:
+        """Its own, to whoever is not among its peers."""
+        return PeerLink("", self.link_bytes_per_second, self.latency_nanoseconds)
+
+    def __post_init__(self) -> None:
+        assert self.flops_per_second > 0, f"{self.name} computes nothing"
+        assert self.link_bytes_per_second is None or self.link_bytes_per_second > 0, self.name

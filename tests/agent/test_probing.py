@@ -1,0 +1,53 @@
+"""Probes of links, over a pipe that two real ends of a stream share."""
+
+from protocol.test_bulk import Pipe, Taker, serving
+from shoal_agent.telemetry.link import COORDINATOR, LARGE_BYTES, LinkMeters
+from shoal_agent.transport.probing import PROBES, probe
+from shoal_protocol.bulk.link import BulkLink
+from shoal_protocol.bulk.receiving import Intake
+
+
+def ends() -> tuple[Pipe, BulkLink, Pipe, BulkLink]:
+    near, far = Pipe(), Pipe()
+    near.other, far.other = far, near
+    return near, BulkLink(near), far, BulkLink(far, Intake(Taker()))
+
+
+def sent(pipe: Pipe) -> int:
+    return sum(map(len, pipe.written))
+
+
+async def test_a_probe_measures_a_link_and_the_processor_with_bytes_that_are_bounded() -> None:
+    near, sender, far, receiver = ends()
+    meters = LinkMeters()
+    async with serving(sender, receiver):
+        await probe(sender, meters, "jetson")
+    link = meters.read()
+    ((name, peer),) = link.peers
+    assert name == "jetson"
+    assert peer.bytes_per_second is not None
+    assert peer.round_trip_seconds is not None
+    assert link.transfer_seconds_per_byte is not None
+    assert PROBES * LARGE_BYTES < sent(near) < PROBES * LARGE_BYTES + 500
+    assert sent(far) < 500
+    assert not meters.to("jetson").ages
+
+
+async def test_the_coordinator_answers_with_as_many_bytes_since_inputs_come_from_there() -> None:
+    _, sender, far, receiver = ends()
+    async with serving(sender, receiver):
+        await probe(sender, LinkMeters(), COORDINATOR, answer_bytes=LARGE_BYTES)
+    assert PROBES * LARGE_BYTES < sent(far) < PROBES * LARGE_BYTES + 500
+
+
+async def test_a_link_on_which_something_is_on_its_way_is_not_probed() -> None:
+    near, sender, _, receiver = ends()
+    async with serving(sender, receiver):
+        assert sender.probed
+        near.flows.clear()
+        waiting = await sender.enqueue(lambda number: (), size=1)
+        assert not sender.probed
+        near.flows.set()
+        waiting.fail("it says nothing")
+    near.local = True
+    assert not BulkLink(near).probed, "it stays on this host"

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Literal
 
-from ratios import picture
+from ratios import Compared, picture
 from rich.console import Console
 from rich.table import Table
 
@@ -207,7 +207,7 @@ class Report:
             lines = [_as_json(measurement) for measurement in self.measurements]
             self._json.write_text(json.dumps(lines, indent=2) + "\n")
         if self._picture is not None:
-            self._picture.write_text(picture(self._picture.stem, self.measurements))
+            self._picture.write_text(picture(self._picture.stem, _ratios(self.measurements)))
 
 
 def _as_json(measurement: Measurement) -> dict[str, object]:
@@ -220,6 +220,20 @@ def _as_json(measurement: Measurement) -> dict[str, object]:
         "goal": None if measurement.goal is None else str(measurement.goal),
         "met": measurement.met,
     }
+
+
+def _ratios(measurements: Sequence[Measurement]) -> list[Compared]:
+    """Of those that have one."""
+    return [
+        Compared(
+            name=each.name,
+            ratio=each.ratio,
+            goal=each.goal.bound if each.goal is not None and each.goal.of == "ratio" else None,
+            met=bool(each.met),
+        )
+        for each in measurements
+        if each.ratio is not None
+    ]
 
 
 def _table(measurements: Sequence[Measurement]) -> Table:

@@ -1,32 +1,38 @@
 """The picture of a bench: each ratio to its peer, with the goal where there is one."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from shoal_cli.drawing.chart import BLUE, GREEN, GREY, RED, Chart
 from shoal_cli.drawing.svg import draw
-
-if TYPE_CHECKING:
-    from measurement import Measurement
 
 ROW = 22
 MET = {True: "goal, met", False: "goal, missed"}
 
 
-def picture(title: str, measurements: Sequence["Measurement"]) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A figure as a ratio to its peer's; `goal` bounds the ratio, and is met or not."""
+
+    name: str
+    ratio: float
+    goal: float | None = None
+    met: bool = False
+
+
+def picture(title: str, compared: Sequence[Compared]) -> str:
     """The text of an SVG file."""
     subtitle = "Each figure as a ratio to its peer in the same run, medians; a logarithmic axis."
-    return draw(title, subtitle, [chart(measurements)])
+    return draw(title, subtitle, [chart(compared)])
 
 
-def chart(measurements: Sequence["Measurement"]) -> Chart:
+def chart(compared: Sequence[Compared]) -> Chart:
     """What was compared, in its order; a tick where the goal is."""
-    compared = [each for each in measurements if each.ratio is not None]
     points = [{"name": each.name, "at": each.ratio, "kind": "measured"} for each in compared]
     goals = [
-        {"name": each.name, "at": each.goal.bound, "kind": MET[bool(each.met)]}
+        {"name": each.name, "at": each.goal, "kind": MET[each.met]}
         for each in compared
-        if each.goal is not None and each.goal.of == "ratio"
+        if each.goal is not None
     ]
     encoding = {
         "y": {

@@ -83,6 +83,22 @@ class PlayedCoordinator(CoordinatorServicer):
         self._runs.pop(request.name, None)
         return pb.RemoveJobResponse()
 
+    async def PlaceFragments(
+        self, request: pb.PlaceFragmentsRequest, context: _Context
+    ) -> pb.PlacedFragments:
+        """Nothing is placed before a job."""
+        return pb.PlacedFragments()
+
+    async def RetryJob(self, request: pb.RetryJobRequest, context: _Context) -> pb.JobStatus:
+        """No item fails here."""
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no item has failed")
+
+    async def ListItems(
+        self, request: pb.ListItemsRequest, context: _Context
+    ) -> AsyncIterator[pb.ItemPage]:
+        """Nothing of any item."""
+        yield pb.ItemPage()
+
     async def ListJobs(
         self, request: pb.ListJobsRequest, context: _Context
     ) -> AsyncIterator[pb.JobStatus]:

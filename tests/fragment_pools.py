@@ -5,6 +5,7 @@ from itertools import permutations
 
 from shoal_planner.costs import Holding, PoolDevice
 from shoal_planner.outcome import Infeasible, Plan
+from shoal_protocol.cut_table import Candidate, CutTable
 from shoal_protocol.digests import Digest
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
@@ -56,6 +57,39 @@ def partition(
         edges=(*chain, *more, out),
         inputs=(),
         outputs=(),
+    )
+
+
+def cut_table(
+    flops: Sequence[int],
+    weights: Sequence[int],
+    crossing: Sequence[int] = (),
+    least: Sequence[int] = (),
+) -> CutTable:
+    """A chain of layers; `crossing[i]` bytes enter layer i, the last ones leave the model. A
+    fragment needs twice its weights, and in blocks the most that one of its layers needs."""
+    count = len(flops)
+    moved = crossing or [0] * (count + 1)
+
+    def candidate(start: int, end: int) -> Candidate:
+        resident = 2 * sum(weights[start:end])
+        return Candidate(
+            weight_bytes=sum(weights[start:end]),
+            resident_bytes=resident,
+            least_bytes=max(least[start:end]) if least else resident,
+            flops=sum(flops[start:end]),
+            work=None,
+            received_bytes=moved[start],
+            sent_bytes=moved[end],
+        )
+
+    return CutTable(
+        model_digest=Digest("sha256:" + "0" * 64),
+        tensors=tuple(f"t{number}" for number in range(1, count)),
+        rows=tuple(
+            tuple(candidate(start, end) for end in range(start + 1, count + 1))
+            for start in range(count)
+        ),
     )
 
 

@@ -336,6 +336,21 @@ def tied_encoder(layers: int = 4, width: int = 320, tables: int = 0) -> Made:
     )
 
 
+def deep(layers: int = 24) -> Made:
+    """A chain of layers of 1 MiB each."""
+    return Made(
+        text="agraph (float[1, 512] x) => (float[1, 512] y) {\n"
+        + "\n".join(
+            f"{'y' if layer == layers else f't{layer}'} = MatMul ("
+            f"{'x' if layer == 1 else f't{layer - 1}'}, W{layer})"
+            for layer in range(1, layers + 1)
+        )
+        + "\n}",
+        weights={f"W{layer}": weight(512, 512, seed=layer) for layer in range(1, layers + 1)},
+        shapes={"x": (1, 512)},
+    )
+
+
 WORDS: Final = 1 << 16
 """What `vocabulary` gives numbers for."""
 

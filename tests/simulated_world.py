@@ -93,9 +93,10 @@ class World:
 
 @contextlib.asynccontextmanager
 async def making_world(
-    plane: ControlPlane, folder: Path, memory: str = MEMORY
+    plane: ControlPlane, folder: Path, memory: str = MEMORY, **unequal: str
 ) -> AsyncIterator[World]:
-    """Model, inputs, claims, nodes and the pool, of devices with so much memory; no operator."""
+    """Model, inputs, claims, nodes and the pool, of devices with so much memory, those in `unequal`
+    with another; no operator."""
     claims = folder / "claims"
     (claims / "models").mkdir(parents=True)
     shutil.copy(find(MODEL), claims / "models" / "m.onnx")
@@ -105,7 +106,7 @@ async def making_world(
     make_claims(plane)
     telemetry = Telemetry(asyncio.get_running_loop().time)
     api = Api(await log_in(plane.kubeconfig), telemetry, namespace=NAMESPACE)
-    devices = [{"name": name, "memory": memory} for name in DEVICES]
+    devices = [{"name": name, "memory": unequal.get(name, memory)} for name in DEVICES]
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(api.close)
         running = running_pool(folder / "pool", devices, cgroups=False)

@@ -54,14 +54,22 @@ def immutable_from_the_start(name: str) -> Rule:
 
 def ended(*names: str) -> Rule:
     """What a job has ended as stays, as in `batch/v1`: after the end nobody else knows it, so the
-    operator could not restore what somebody has edited. `names` are fields of the status.
+    operator could not restore what somebody has edited. `names` are fields of the status. A job
+    that failed may be retried: then it has not ended any more.
     """
     ends = "c.type in ['Complete', 'Failed'] && c.status == 'True'"
     before = f"oldSelf.status.conditions.exists(c, {ends})"
     same = " && ".join(_same(name, "self.status", "oldSelf.status") for name in names)
     known = "has(oldSelf.status) && has(oldSelf.status.conditions)"
     message = "the job has ended: what its status says of that stays; make a new object"
-    return Rule(f"!({known} && {before}) || (has(self.status) && {same})", message, "status")
+    fails = "c.type == 'Failed' && c.status == 'True'"
+    done = "(has(oldSelf.status.retry) ? oldSelf.status.retry.number : 0)"
+    again = (
+        f"oldSelf.status.conditions.exists(c, {fails}) && "
+        f"has(self.spec.retry) && self.spec.retry.number > {done}"
+    )
+    cel = f"!({known} && {before}) || ({again}) || (has(self.status) && {same})"
+    return Rule(cel, message, "status")
 
 
 def _same(name: str, new: str, old: str) -> str:

@@ -34,6 +34,7 @@ Integers only: bytes and nanoseconds, rounded up. Where a fragment's flops are u
 resident bytes are used for *balance*, and no time is predicted from them (`known`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -159,11 +160,48 @@ class DeviceCost:
         return Nanoseconds(self.busy + self.transfer)
 
 
+class SpanCosts(ABC):
+    """What a search asks: how a device would hold a span, and what the span costs there."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Fragments in all."""
+
+    @abstractmethod
+    def at_once(self, span: Span, device: PoolDevice) -> Holding | None:
+        """How the device would hold all of the span at once; None: it cannot."""
+
+    @abstractmethod
+    def holding(self, span: Span, device: PoolDevice) -> Holding | None:
+        """How the device would hold the span; None: a fragment has no room there by itself."""
+
+    @abstractmethod
+    def on(self, span: Span, device: PoolDevice) -> DeviceCost:
+        """What the span costs there; it must fit, at least fragment by fragment."""
+
+    def period(self, division: Division) -> Nanoseconds:
+        """One item every so often, from all the devices of a division together."""
+        return shared_period([self.on(division.span, each).period for each in division.devices])
+
+    def totals(self, divisions: Sequence[Division]) -> tuple[Nanoseconds, Nanoseconds]:
+        """Period and latency of a whole pipeline; of replicas, the slowest one's latency."""
+        latency = sum(
+            max(self.on(division.span, each).latency for each in division.devices)
+            for division in divisions
+        )
+        return Nanoseconds(max(map(self.period, divisions))), Nanoseconds(latency)
+
+
 @dataclass(frozen=True)
-class Costs:
+class Costs(SpanCosts):
     """The costs of a partition's spans."""
 
     document: PartitionDocument
+
+    @property
+    def count(self) -> int:
+        return len(self.document.fragments)
 
     @cached_property
     def known(self) -> bool:
@@ -242,7 +280,6 @@ class Costs:
         return Bytes(max(each.least_bytes for each in fragments) + self.frames(span))
 
     def at_once(self, span: Span, device: PoolDevice) -> Holding | None:
-        """How the device would hold all of the span at once; None: it cannot."""
         if device.single and span.end - span.start > 1:
             return None
         if self.resident(span) <= device.budget_bytes:
@@ -250,7 +287,6 @@ class Costs:
         return Holding.IN_BLOCKS if self.least(span) <= device.budget_bytes else None
 
     def holding(self, span: Span, device: PoolDevice) -> Holding | None:
-        """How the device would hold the span; None: a fragment has no room there by itself."""
         fits = self.least_in_turn(span) <= device.budget_bytes
         return self.at_once(span, device) or (Holding.RELOADED if fits else None)
 
@@ -310,7 +346,6 @@ class Costs:
         return tuple(times)
 
     def on(self, span: Span, device: PoolDevice) -> DeviceCost:
-        """What the span costs there; it must fit, at least fragment by fragment."""
         compute = self._compute(span, device)
         holding = self.holding(span, device)
         assert holding is not None, f"{span} has no room on {device.name}"
@@ -338,18 +373,6 @@ class Costs:
             send=Nanoseconds(send),
             delay=Nanoseconds(delays),
         )
-
-    def period(self, division: Division) -> Nanoseconds:
-        """One item every so often, from all the devices of a division together."""
-        return shared_period([self.on(division.span, each).period for each in division.devices])
-
-    def totals(self, divisions: Sequence[Division]) -> tuple[Nanoseconds, Nanoseconds]:
-        """Period and latency of a whole pipeline; of replicas, the slowest one's latency."""
-        latency = sum(
-            max(self.on(division.span, each).latency for each in division.devices)
-            for division in divisions
-        )
-        return Nanoseconds(max(map(self.period, divisions))), Nanoseconds(latency)
 
     def crossing(self, span: Span) -> tuple[int | None, int | None]:
         """Bytes per item into the span and out of it; None: nothing crosses there.

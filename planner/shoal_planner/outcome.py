@@ -106,7 +106,7 @@ class Rejected:
 
     @property
     def items_per_second(self) -> float | None:
-        return _rate(self.period_nanoseconds)
+        return rate_of(self.period_nanoseconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class Plan:
 
     @property
     def items_per_second(self) -> float | None:
-        return _rate(self.period_nanoseconds)
+        return rate_of(self.period_nanoseconds)
 
     @property
     def even_split(self) -> Rejected | None:
@@ -189,8 +189,9 @@ def duration(nanoseconds: int) -> str:
     return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.3g} s"
 
 
-def _rate(period: Nanoseconds | None) -> float | None:
-    """None also where so little is known of the work that it seems to take no time."""
+def rate_of(period: Nanoseconds | None) -> float | None:
+    """Items per second; None also where so little is known of the work that it seems to take no
+    time."""
     if period is None or period < SHORTEST_PERIOD:
         return None
     return NANOSECONDS_PER_SECOND / period

@@ -17,19 +17,19 @@ is then a good division rather than the best, and says so (`complete`). No clock
 questions get equal answers.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import nsmallest
 from itertools import pairwise, product
 from typing import Final
 
 from shoal_planner.costs import (
-    Costs,
     DeviceCost,
     Division,
     PoolDevice,
     Span,
+    SpanCosts,
     shared_period,
 )
 from shoal_planner.goal import Goal
@@ -59,9 +59,9 @@ class Wishes:
     device.
     """
 
-    required: dict[int, str]
-    preferred: frozenset[tuple[int, str]]
-    present: frozenset[tuple[int, str]]
+    required: Mapping[int, str] = field(default_factory=dict)
+    preferred: frozenset[tuple[int, str]] = frozenset()
+    present: frozenset[tuple[int, str]] = frozenset()
     replicas: bool = True
 
     def role(self, device: str) -> str:
@@ -121,7 +121,7 @@ class Found:
 
 
 def search(
-    costs: Costs, pool: Sequence[PoolDevice], wishes: Wishes, goal: Goal, *, reloading: bool
+    costs: SpanCosts, pool: Sequence[PoolDevice], wishes: Wishes, goal: Goal, *, reloading: bool
 ) -> Found:
     """The divisions of least worth.
 
@@ -130,12 +130,12 @@ def search(
     spans = _spans(costs, pool, reloading=reloading)
     classes, whole = _affordable(_classes(pool, wishes), len(spans))
     choices = {span: _choices(costs, span, classes, wishes, reloading) for span in spans}
-    labels, uncut = _all_labels(len(costs.document.fragments), spans, choices, classes, goal)
+    labels, uncut = _all_labels(costs.count, spans, choices, classes, goal)
     ordered = nsmallest(MAX_FOUND, labels, key=lambda label: _order(label, goal))
     return Found(tuple(_named(label, classes) for label in ordered), whole and uncut)
 
 
-def fits(costs: Costs, span: Span, device: PoolDevice, *, reloading: bool) -> bool:
+def fits(costs: SpanCosts, span: Span, device: PoolDevice, *, reloading: bool) -> bool:
     """Whether a device can serve a span: all of it at once, or, `reloading`, one by one."""
     holding = costs.holding if reloading else costs.at_once
     return holding(span, device) is not None
@@ -152,9 +152,9 @@ def _order(label: Label, goal: Goal) -> tuple[object, ...]:
     )
 
 
-def _spans(costs: Costs, pool: Sequence[PoolDevice], *, reloading: bool) -> list[Span]:
+def _spans(costs: SpanCosts, pool: Sequence[PoolDevice], *, reloading: bool) -> list[Span]:
     """The spans that some device can serve, by end, then by start."""
-    count = len(costs.document.fragments)
+    count = costs.count
     # Of devices that differ in budget only, the roomiest can serve whatever the others can.
     roomiest = [
         max(alike, key=lambda device: device.budget_bytes)
@@ -197,6 +197,11 @@ def _affordable(classes: list[DeviceClass], spans: int) -> tuple[list[DeviceClas
             shorter = replace(longest, devices=tuple(kept[:-1]))
             classes = [shorter if each is longest else each for each in classes]
     return classes, complete
+
+
+def transitions(pool: Sequence[PoolDevice]) -> int:
+    """What each span costs the search among all of these devices."""
+    return _transitions(_classes(pool, Wishes()))
 
 
 def _transitions(classes: Sequence[DeviceClass]) -> int:
@@ -252,7 +257,7 @@ def _least(*rates: int | None) -> int | None:
 
 
 def _choices(
-    costs: Costs,
+    costs: SpanCosts,
     span: Span,
     classes: Sequence[DeviceClass],
     wishes: Wishes,

@@ -47,3 +47,9 @@ class PinPolicy(StrEnum):
 
     REQUIRED = "Required"
     PREFERRED = "Preferred"
+
+
+class Cutting(StrEnum):
+    """Who decides where a model is cut: the plan, together with which devices run what."""
+
+    PLANNED = "Planned"

@@ -14,7 +14,7 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.transport import STREAM_ERRORS, Received, TransportBroken, describe
-from shoal_protocol.frames import MAXIMUM_HEADER_BYTES, Frame, MalformedFrame
+from shoal_protocol.frames import MAXIMUM_HEADER_BYTES, MalformedFrame, control_message
 from shoal_protocol.pacing import BATCHED_MESSAGES
 from shoal_protocol.services import Connection
 from shoal_protocol.v1.session_pb2 import (
@@ -23,7 +23,6 @@ from shoal_protocol.v1.session_pb2 import (
     CoordinatorBatch,
     CoordinatorMessage,
 )
-from shoal_protocol.v1.tensors_pb2 import FrameHeader
 
 LOCAL_MESSAGE_BYTES: Final = MAXIMUM_HEADER_BYTES - 64
 """What a message has at most that fits a frame."""
@@ -117,7 +116,9 @@ class LocalControl(Generic[Ours, Theirs]):
             yield messages
 
     async def write(self, messages: Sequence[Ours]) -> None:
-        await self._transport.write([_frame(message) for message in messages])
+        await self._transport.write(
+            [control_message(each.SerializeToString()) for each in messages]
+        )
 
     async def close(self) -> None:
         await self._transport.close()
@@ -158,7 +159,3 @@ def coordinators_stream(
         return messages
 
     return GrpcControl(requests, write, join, split)
-
-
-def _frame(message: ProtobufMessage) -> Frame:
-    return Frame(FrameHeader(message=message.SerializeToString()).SerializeToString())

@@ -121,6 +121,26 @@ class CoordinatorClient:
         request = pb.CancelJobRequest(name=name, reason=reason)
         return await self._ask("CancelJob", self._jobs.CancelJob, request, seconds)
 
+    async def retry(self, name: str, items: Sequence[int]) -> pb.JobStatus:
+        """Run a job that has ended once more: what failed, or these items of it."""
+        request = pb.RetryJobRequest(name=name, items=items)
+        return await self._ask("RetryJob", self._jobs.RetryJob, request)
+
+    async def place(self, request: pb.PlaceFragmentsRequest) -> pb.PlacedFragments:
+        """Have devices fetch and load fragments before there is a job; for a while, unless it is
+        said again."""
+        return await self._ask("PlaceFragments", self._jobs.PlaceFragments, request)
+
+    async def items(
+        self, name: str, states: Sequence[pb.JobItem.State]
+    ) -> AsyncIterator[pb.JobItem]:
+        """A job's items in these states, in their order; of none: all items."""
+        request = pb.ListItemsRequest(name=name, states=states)
+        with self._call("ListItems"):
+            async for page in self._jobs.ListItems(request, timeout=LIST_SECONDS):
+                for item in page.items:
+                    yield item
+
     async def remove(self, name: str) -> None:
         """Forget a job that has ended, with its files."""
         await self._ask("RemoveJob", self._jobs.RemoveJob, pb.RemoveJobRequest(name=name))

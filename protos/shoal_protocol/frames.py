@@ -23,6 +23,10 @@ _HEADER_TAG: Final = 0x0A  # field 1, length-delimited
 _PAYLOAD_TAG: Final = 0x12  # field 2, length-delimited
 _FRAMES_TAG: Final = 0x1A  # field 3, length-delimited
 _FRAMES_PREFIX: Final = bytes((_FRAMES_TAG,))
+_TRANSFER_TAG: Final = b"\x08"  # of a header: field 1, a varint
+_MESSAGE_TAG: Final = b"\x52"  # of a header: field 10, length-delimited
+_ACCEPTED: Final = b"\x2a\x00\x30\x01"
+"""Of a header: an acknowledgement (field 5) without contents, and `last` (field 6)."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -140,6 +144,8 @@ def acknowledgement(
     message: str = "",
 ) -> Frame:
     """The frame that answers a transfer."""
+    if outcome == Acknowledgement.ACCEPTED and not message:
+        return Frame(_TRANSFER_TAG + _varint(transfer) + _ACCEPTED)
     header = FrameHeader(transfer=transfer, last=True)
     header.acknowledgement.SetInParent()
     header.acknowledgement.outcome = outcome
@@ -152,6 +158,11 @@ def ping(transfer: int) -> Frame:
     header = FrameHeader(transfer=transfer, last=True)
     header.ping.SetInParent()
     return Frame(header.SerializeToString())
+
+
+def control_message(message: bytes) -> Frame:
+    """The frame of a local control stream: one serialised message."""
+    return Frame(_MESSAGE_TAG + _length(len(message)) + message)
 
 
 def opening(device: str) -> Frame:
@@ -199,7 +210,12 @@ def transfer_frames(
 
 @lru_cache(maxsize=1024)
 def _length(value: int) -> bytes:
-    """A protobuf varint. (The same few sizes come again and again.)"""
+    """A size as a varint. (The same few sizes come again and again.)"""
+    return _varint(value)
+
+
+def _varint(value: int) -> bytes:
+    """A number as protobuf writes it."""
     digits = bytearray()
     while value >= 0x80:
         digits.append(value & 0x7F | 0x80)

@@ -33,6 +33,7 @@ async def load(
         shapes={each: tuple(shape) for each, shape in shapes.items()},
         fragments=fragments,
         devices=pool.devices,
+        planned=fragments is None,
     )
     try:
         prepared = await prepare(order, pool.store, lambda _done, _total: None)

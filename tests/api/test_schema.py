@@ -332,5 +332,5 @@ def test_all_errors_are_told_at_once() -> None:
         "spec.fragments: 0 is outside of 1 to 256",
         'spec.modelRef: is missing; for example {"name": "ppocr-rec"}',
         "spec.modelref: there is no such field (did you mean modelRef?)",
-        "spec: at most one of fragments, maxFragmentSize, cuts may be given",
+        "spec: at most one of fragments, maxFragmentSize, cuts, cutting may be given",
     ]

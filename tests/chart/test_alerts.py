@@ -225,6 +225,10 @@ CASES = [
 
 
 def alerts() -> list[dict[str, Any]]:
+    return [rule for rule in rules() if "alert" in rule]
+
+
+def rules() -> list[dict[str, Any]]:
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
     found: list[dict[str, Any]] = group["rules"]
     return found
@@ -245,16 +249,68 @@ def assert_promtool_accepts(*arguments: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_alert_fires_when_it_should(case: Case, tmp_path: Path) -> None:
-    asked = {
-        "expr": f'count(ALERTS{{alertname="{case.alert}",alertstate="firing"}}) or vector(0)',
-        "eval_time": case.at,
-        "exp_samples": [{"labels": "{}", "value": int(case.fires)}],
-    }
-    series = [{"series": name, "values": values} for name, values in case.series.items()]
-    scenario = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
-    file = tmp_path / "scenario.yaml"
+    query = f'count(ALERTS{{alertname="{case.alert}",alertstate="firing"}}) or vector(0)'
+    assert_gives(tmp_path, case.series, case.at, query, {"{}": int(case.fires)})
+
+
+def assert_gives(
+    folder: Path, series: dict[str, str], at: str, query: str, values: dict[str, float]
+) -> None:
+    """With the rules and these series, a query gives these values."""
+    samples = [{"labels": labels, "value": value} for labels, value in values.items()]
+    asked = {"expr": query, "eval_time": at, "exp_samples": samples}
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    scenario = {"interval": "1m", "input_series": given, "promql_expr_test": [asked]}
+    file = folder / "scenario.yaml"
     file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "tests": [scenario]}))
     assert_promtool_accepts("test", "rules", str(file))
+
+
+def items_ended(pool: str, outcome: str) -> str:
+    labels = f'namespace="edge",pool="{pool}",outcome="{outcome}"'
+    return f"shoal_coordinator_items_ended_total{{{labels}}}"
+
+
+RECORDED = {
+    "shoal:items_failed:ratio_rate15m": (
+        {
+            items_ended("a", "failed"): "0+1x30",
+            items_ended("a", "succeeded"): "0+3x30",
+            items_ended("b", "succeeded"): "0+3x30",
+        },
+        {'{namespace="edge",pool="a"}': 0.25},
+    ),
+    "shoal:volume_free:ratio": (
+        {
+            'shoal_coordinator_volume_free_bytes{namespace="edge",pool="a"}': "25x30",
+            'shoal_coordinator_volume_size_bytes{namespace="edge",pool="a"}': "100x30",
+        },
+        {'{namespace="edge",pool="a"}': 0.25},
+    ),
+    "shoal:jobs:sum_of_leader": (
+        {
+            'shoal_operator_jobs{namespace="s",pod="one",status="Pending"}': "2x30",
+            'shoal_operator_jobs{namespace="s",pod="two",status="Pending"}': "7x30",
+            'shoal_operator_leader{namespace="s",pod="one"}': "1x30",
+            'shoal_operator_leader{namespace="s",pod="two"}': "0x30",
+        },
+        {'{namespace="s",status="Pending"}': 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_rule_has_the_value_that_it_is_named_after(name: str, tmp_path: Path) -> None:
+    series, values = RECORDED[name]
+    expected = {f"{name}{labels}": value for labels, value in values.items()}
+    assert_gives(tmp_path, series, "20m", name, expected)
+
+
+def test_every_recorded_rule_is_tested_and_used_by_an_alert() -> None:
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    assert recorded == RECORDED.keys()
+    text = " ".join(alert["expr"] for alert in alerts())
+    assert set(re.findall(r"\bshoal:[\w:]+", text)) == recorded
 
 
 def test_every_alert_is_seen_to_fire_and_to_be_silent() -> None:
@@ -270,7 +326,7 @@ def test_the_rules_of_the_chart_are_those_that_prometheus_takes(tmp_path: Path) 
 
 
 def test_alerts_ask_for_what_is_measured() -> None:
-    text = " ".join(alert["expr"] for alert in alerts())
+    text = " ".join(rule["expr"] for rule in rules())
     assert set(re.findall(r"\bshoal_\w+", text)) <= measured()
 
 
@@ -302,6 +358,6 @@ def test_a_runbook_has_the_four_parts_and_asks_for_what_is_measured(path: Path) 
 
 def test_runbooks_are_linked_where_the_site_is() -> None:
     (group,) = in_chart("https://docs.example.com/runbooks/")["groups"]
-    urls = {rule["annotations"]["runbook_url"] for rule in group["rules"]}
+    urls = {rule["annotations"]["runbook_url"] for rule in group["rules"] if "alert" in rule}
     assert "https://docs.example.com/runbooks/ShoalJobFailed.html" in urls
     assert all(url.startswith("https://docs.example.com/runbooks/Shoal") for url in urls)

@@ -107,12 +107,13 @@ async def test_the_status_of_devices_is_what_they_reported(world: World) -> None
         await device.telemetry(used_bytes=11, peak_bytes=22, sent_bytes=33, fetched_bytes=44)
         await world.submit()
         await world.ended()
+        world.coordinator.driver.excesses.executed(hello, pb.Executed(peak_bytes=33))
         assert world.coordinator.driver.state.devices["a"].health.fetched == 44
         response = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=5)
     (status,) = response.devices
     assert (status.name, status.state, status.architecture) == ("a", 0, "aarch64")
     assert (status.budget_bytes, status.floor_bytes) == (1500, 77)
-    assert (status.used_bytes, status.peak_bytes) == (11, 22)
+    assert (status.used_bytes, status.peak_bytes) == (11, 33), "the peak of a task is newer"
     assert (status.sent_bytes, status.fetched_bytes) == (33, 44)
     # One fragment fits at a time, and three were used.
     assert (status.resident_bytes, len(status.resident)) == (1000, 1)
@@ -147,6 +148,8 @@ def test_a_mark_above_the_budget_counts_when_it_grows_and_a_task_each_time() -> 
     assert last() == api.BudgetExcess(peak_bytes=126, budget_bytes=100, seconds=0.0)
     excesses.reported(report(2), pb.Telemetry(used_bytes=1, peak_bytes=2))
     assert last() is None, "the agent was started again"
+    excesses.executed(report(2), pb.Executed(peak_bytes=70))
+    assert excesses.highest("a") == 70, "a task took more than telemetry has said"
 
 
 async def test_a_device_above_its_budget_is_listed_as_such(world: World) -> None:

@@ -60,6 +60,7 @@ async def test_a_submission_says_what_the_job_says(
     await coordinators.call("lab", wanted)
     job = world.coordinator.jobs.find("ocr")
     assert job is not None
+    assert job.request is not None
     taken = api.SubmitJobRequest()
     taken.CopyFrom(job.request)
     assert taken.inputs_uri.endswith("jobs/ocr/in")

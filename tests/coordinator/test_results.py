@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from shoal_coordinator.storage import results
+from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.parts import ROWS, ResultFile
-from shoal_coordinator.storage.results import FailedItem, OutputsRefused, ResultStore
+from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 
 FILES = (
     ResultFile("a.npz", 0, 1),

@@ -56,8 +56,12 @@ CLIENT: dict[str, Call] = {
         CoordinatorStub(c).WatchJob(api.WatchJobRequest(name="x"), timeout=10)
     ),
     "CancelJob": lambda c: CoordinatorStub(c).CancelJob(api.CancelJobRequest(name="x"), timeout=10),
+    "RetryJob": lambda c: CoordinatorStub(c).RetryJob(api.RetryJobRequest(name="x"), timeout=10),
     "ListJobs": lambda c: read_all(CoordinatorStub(c).ListJobs(api.ListJobsRequest(), timeout=10)),
     "RemoveJob": lambda c: CoordinatorStub(c).RemoveJob(api.RemoveJobRequest(name="x"), timeout=10),
+    "PlaceFragments": lambda c: CoordinatorStub(c).PlaceFragments(
+        api.PlaceFragmentsRequest(), timeout=10
+    ),
     "ListDevices": lambda c: CoordinatorStub(c).ListDevices(api.ListDevicesRequest(), timeout=10),
     "GetTimeline": lambda c: CoordinatorStub(c).GetTimeline(api.GetTimelineRequest(), timeout=10),
     "ListFragments": lambda c: CoordinatorStub(c).ListFragments(
@@ -66,6 +70,9 @@ CLIENT: dict[str, Call] = {
 }
 VIEWER: dict[str, Call] = {
     "GetOverview": lambda c: CoordinatorStub(c).GetOverview(api.GetOverviewRequest(), timeout=10),
+    "ListItems": lambda c: read_all(
+        CoordinatorStub(c).ListItems(api.ListItemsRequest(name="x"), timeout=10)
+    ),
 }
 WORKER: dict[str, Call] = {
     "Put": put,

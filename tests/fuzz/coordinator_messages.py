@@ -106,7 +106,7 @@ async def _converse(requests: Requests) -> int:
     while run.prefetch.cached(0, ["x"]) is None:
         await asyncio.sleep(0)
     spec = wire.job_spec(request, document, items=len(ROWS), epoch=1, deadline=None)
-    driver.submit(spec, frozenset())
+    driver.submit(spec, frozenset(), {})
     stream = Stream()
     with contextlib.suppress(Aborted):
         async with asyncio.timeout(HANG_SECONDS):

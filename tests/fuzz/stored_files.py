@@ -25,8 +25,9 @@ from shoal_coordinator.storage.inputs import (
     InputUnsuitable,
     scan_inputs,
 )
+from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.parts import Part, ResultFile, make_file
-from shoal_coordinator.storage.results import FailedItem, OutputsRefused, ResultStore
+from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.partition import TensorSpec
 
 LIMITS: Final = FolderLimits(

@@ -6,7 +6,7 @@ import socket
 import struct
 import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -154,6 +154,29 @@ async def test_the_runtime_s_input_is_the_memory_that_was_granted() -> None:
         np.testing.assert_array_equal(received, expected)
         assert np.shares_memory(received, taker.buffers[0].array)
         assert received.ctypes.data % 64 == 0
+
+
+async def test_acknowledgements_leave_while_what_came_together_is_still_being_taken() -> None:
+    near, far = raw_pair()
+
+    class Watching(Taker):
+        answered: list[int]
+
+        async def take(self, received: ReceivedActivation, buffer: ReceiveBuffer) -> None:
+            await super().take(received, buffer)
+            with suppress(BlockingIOError):
+                self.answered.append(len(near.recv(4096)))
+
+    taker = Watching()
+    taker.answered = []
+    frames = [frame for item in range(32) for frame in frames_of(outbound(item), item + 1)]
+    near.sendall(b"".join(map(on_the_wire, frames)))
+    async with serving(BulkLink(LocalTransport(far), Intake(taker))):
+        async with asyncio.timeout(10):
+            while len(taker.taken) < len(frames):
+                await asyncio.sleep(0)
+    near.close()
+    assert len(taker.answered) >= 2, "the sender waits for all of them"
 
 
 async def test_what_is_refused_is_passed_over_and_the_next_is_taken() -> None:

@@ -143,7 +143,7 @@ class Answering:
         """Nothing to let go of."""
 
 
-async def test_small_transfers_that_wait_go_as_one_message_and_large_ones_alone() -> None:
+async def test_one_small_transfer_goes_at_once_those_that_wait_together_large_ones_alone() -> None:
     transport = Answering()
     link = BulkLink(transport)
     running = asyncio.create_task(link.run())
@@ -154,7 +154,7 @@ async def test_small_transfers_that_wait_go_as_one_message_and_large_ones_alone(
     link.end("done")
     assert await running == "done"
     assert list(sent) == sizes
-    assert [len(headers) for headers in transport.written] == [10, 1, 1, 1, 5]
+    assert [len(headers) for headers in transport.written] == [1, 9, 1, 1, 1, 5]
     begun = [
         each for headers in transport.written for each in headers if each.HasField("activation")
     ]

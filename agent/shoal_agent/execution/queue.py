@@ -30,7 +30,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal_protocol.units import Nanoseconds
 
@@ -41,8 +41,7 @@ UNCLAIMED_LIFETIME: Final = Nanoseconds(600_000_000_000)
 _KNOWN_JOBS: Final = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """Names what a task makes: the outputs of a stage for one item."""
 
     job: str
@@ -51,8 +50,7 @@ class Made:
     stage: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """Names tensors that were sent here: from a producer (-1: the model's inputs) to a consumer."""
 
     job: str

@@ -12,7 +12,7 @@ from shoal_agent.runtime.failures import OutOfBudget, Stopper, Terminated
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.runtime.watchdog import Watchdog
 
-_PEAK_EVERY: Final = 16
+_PEAK_EVERY: Final = 64
 _FEW_BYTES: Final = 1 << 20
 """Of weights: so many more in memory than were measured last do no harm."""
 

@@ -58,7 +58,9 @@ class Outputs:
         self._counters = counters
         self._one_by_one = asyncio.Lock()
 
-    async def keep(self, message: pb.Execute, outputs: dict[str, Array]) -> tuple[str, ...]:
+    async def keep(
+        self, task: Made, message: pb.Execute, outputs: dict[str, Array]
+    ) -> tuple[str, ...]:
         """Keep what later stages need; the names. Raises `SpillFull`, `OSError`."""
         names = tuple(message.kept)
         if not names:
@@ -67,18 +69,18 @@ class Outputs:
             names = tuple(name for name in outputs if name not in results or name in routed)
         kept = {name: outputs[name] for name in names if name in outputs}
         if kept:
-            await self._store.put(made(message.task), kept)
+            await self._store.put(task, kept)
         return tuple(kept)
 
     @contextmanager
     def room(
-        self, message: pb.Execute, outputs: Mapping[str, Array], kept: Iterable[str]
+        self, task: Made, message: pb.Execute, outputs: Mapping[str, Array], kept: Iterable[str]
     ) -> Iterator[bool]:
         """Room for a task's outputs until they are delivered.
 
         False: they lie in their fragment's share of the budget, so nothing may run meanwhile.
         """
-        settled = frozenset(kept if self._store.in_memory(made(message.task)) else ())
+        settled = frozenset(kept if self._store.in_memory(task) else ())
         size = _leaving_bytes(message, self._device, outputs, settled)
         room = self._fragments.request_move(size)
         if not room:
@@ -91,7 +93,7 @@ class Outputs:
             else:
                 self._fragments.let_go(message.digest)
 
-    async def hand_on(self, message: pb.Execute, result: RunResult) -> pb.Reply:
+    async def hand_on(self, task: Made, message: pb.Execute, result: RunResult) -> pb.Reply:
         """Send results up and activations along the routes that are known; the reply."""
         asked = [name for route in message.routes for name in route.tensors] + list(message.results)
         unknown = sorted(set(asked) - result.outputs.keys())
@@ -100,17 +102,18 @@ class Outputs:
             return pb.Reply(failure=failure(pb.RUNTIME, text))
         # What is kept may be on disk by now; then it is sent from there. Only what is sent stays.
         output_bytes = sum(array.nbytes for array in result.outputs.values())
-        kept = self._store.get(made(message.task)) or {}
+        kept = self._store.get(task) or {}
         outputs = {name: array for name, array in result.outputs.items() if name in asked}
         outputs.update(kept)
         remote = [route for route in message.routes if route.device != self._device]
-        frame = _result_frame(message, result.outputs)
+        frame = _result_frame(task, message, result.outputs)
         ways = [*remote]
         if message.results and not frame:
             ways.append(pb.Route(consumer=MODEL, tensors=message.results))
-        settle = self._store.settling(made(message.task)) if kept else None
+        settle = self._store.settling(task) if kept else None
         work = [
-            self._deliver(_outbound(message, way, outputs, settle), way.address) for way in ways
+            self._deliver(_outbound(task, way, outputs, settle, lossy=message.lossy), way.address)
+            for way in ways
         ]
         result.outputs.clear()
         answers = await _all_delivered(work)
@@ -139,14 +142,16 @@ class Outputs:
                 text = f"stage {key.stage} of item {key.item} is not kept here"
                 reply = pb.Reply(failure=failure(pb.MISSING_ACTIVATION, text))
             else:
-                reply = await self._send_kept(message, held)
+                reply = await self._send_kept(key, message, held)
         reply.instruction = message.instruction
         return reply
 
-    async def _send_kept(self, message: pb.Forward, held: Mapping[str, Array]) -> pb.Reply:
+    async def _send_kept(
+        self, task: Made, message: pb.Forward, held: Mapping[str, Array]
+    ) -> pb.Reply:
         began, route = steady_nanoseconds(), message.route
-        settle = self._store.settling(made(message.task))
-        outbound = _outbound(message, route, held, settle)
+        settle = self._store.settling(task)
+        outbound = _outbound(task, route, held, settle, lossy=message.lossy)
         size = sum(map(memory_bytes, outbound.tensors.values()))
         needed = frame_bytes(size) + (0 if settle is None else size)
         sent_bytes = 0
@@ -186,28 +191,30 @@ def _leaving_bytes(
 
 
 def _outbound(
-    message: pb.Execute | pb.Forward,
+    task: Made,
     way: pb.Route,
     outputs: Mapping[str, Array],
     settle: Callable[[], None] | None,
+    *,
+    lossy: bool,
 ) -> OutboundActivation:
     return OutboundActivation(
-        key=_edge(message.task, way.consumer),
+        key=_edge(task, way.consumer),
         device=way.device,
         tensors={name: outputs[name] for name in way.tensors},
-        lossy=message.lossy,
+        lossy=lossy,
         ticket=way.ticket,
         settle=settle,
     )
 
 
-def _result_frame(message: pb.Execute, outputs: Mapping[str, Array]) -> bytes:
+def _result_frame(task: Made, message: pb.Execute, outputs: Mapping[str, Array]) -> bytes:
     """The results as the one frame that goes with the reply; empty where they are too large."""
     tensors = {name: outputs[name] for name in message.results}
     if not tensors or sum(array.nbytes for array in tensors.values()) > message.reply_bytes:
         return b""
     try:
-        encoded = encode_activation(_edge(message.task, MODEL), "", tensors, transfer=0)
+        encoded = encode_activation(_edge(task, MODEL), "", tensors, transfer=0)
     except UnsupportedTensor:
         return b""  # sending it on the bulk stream fails with the reason
     return next(iter(encoded)) if encoded.encoded_bytes <= message.reply_bytes else b""
@@ -228,7 +235,7 @@ async def _delivered(work: Awaitable[int]) -> Undelivered | None:
     return None
 
 
-def _edge(task: pb.Task, consumer: int) -> ActivationKey:
+def _edge(task: Made, consumer: int) -> ActivationKey:
     """The key of what a task sends to a consumer."""
     return ActivationKey(
         job=task.job, epoch=task.epoch, item=task.item, producer=task.stage, consumer=consumer

@@ -10,13 +10,13 @@ from shoal_agent.execution import queue as execution
 from shoal_agent.execution.queue import Assignment, Effect, Need, Sent, TaskQueue
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import RunResult
-from shoal_agent.session import eager
 from shoal_agent.session.answers import EXPECTED, failure, failure_of, refusal
 from shoal_agent.session.outputs import Outputs, made
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import steady_nanoseconds
 from shoal_agent.transport.activations import ActivationStore, SpillFull, StoreBuffer
+from shoal_protocol import eager
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.bulk.link import OutboundActivation
 from shoal_protocol.tensors import ActivationKey, Array, memory_bytes
@@ -228,14 +228,17 @@ class Tasks:
         """Store and send what a task made, and answer it."""
         task, message = start.assignment.task, order.message
         try:
-            kept = await self._outputs.keep(message, result.outputs)
+            kept = await self._outputs.keep(task, message, result.outputs)
         except (SpillFull, OSError) as error:
             await self._computed(start)
             self.fail(
                 message.instruction, failure(pb.DISK_FULL, f"cannot keep the outputs: {error}")
             )
             return
-        with self._outputs.room(message, result.outputs, kept) as room, self._store.lend(task):
+        with (
+            self._outputs.room(task, message, result.outputs, kept) as room,
+            self._store.lend(task),
+        ):
             small = sum(map(memory_bytes, result.outputs.values())) <= _SMALL_BYTES
             await self._computed(start, kept, in_the_way=not room, small=small)
             if not self._queue.holds(task):
@@ -243,7 +246,7 @@ class Tasks:
             if not room:
                 await self._fragments.make_way(result.outputs)
             began = steady_nanoseconds()
-            reply = await self._outputs.hand_on(message, result)
+            reply = await self._outputs.hand_on(task, message, result)
             reply.instruction = message.instruction
             if reply.WhichOneof("outcome") == "executed":
                 ended = steady_nanoseconds()

@@ -26,6 +26,7 @@ _FOR_THE_STORE: Final = (
     "A Secret with what the store asks for; its keys become the environment of the worker that "
     "transfers. Local mode reads its own environment instead."
 )
+MAX_RETRIED: Final = 1000
 _FIXED: Final = (
     *("modelRef", "partitionRef", "placementRef", "poolRef", "inputs", "outputs"),
     *("mode", "policy", "objective", "transferPrecision", "backoffLimit"),
@@ -61,6 +62,27 @@ class Outputs:
     )
     secret_ref: Reference | None = member(
         REFERENCE, _FOR_THE_STORE, default=None, example={"name": "line-store"}
+    )
+
+
+@record()
+class Retry:
+    """A job that has failed runs once more. Results that exist stay; items that failed are tried
+    again, and items that never ended run."""
+
+    number: int = member(
+        Whole(minimum=1, maximum=2**31 - 1),
+        "Which retry it is. A failed job runs again when this is higher than status.retry.number; "
+        "then it is Running, and ends again as Complete or Failed. A job that runs, or is "
+        "Complete, is not changed by it.",
+        example=1,
+    )
+    items: tuple[int, ...] = member(
+        Items(of=COUNT, max_items=MAX_RETRIED),
+        "Of the failed items those that are tried again, by their index; empty: all. The others "
+        "stay failed.",
+        default=[],
+        example=[17, 23],
     )
 
 
@@ -146,6 +168,21 @@ class InferenceJobSpec:
         default=None,
         example=86400,
     )
+    retry: Retry | None = member(
+        Object(Retry),
+        "Which items are tried once more when the job has failed; `kubectl shoal retry` writes it. "
+        "Until a failed job is deleted, its inputs and results stay on the coordinator's volume "
+        "for that.",
+        default=None,
+    )
+
+
+@record()
+class RetryStatus:
+    """The newest retry that has begun."""
+
+    number: int = member(COUNT, "The spec's retry.number that it was begun for.", example=1)
+    time: str = member(TIME, "When it began.", example="2026-01-31T12:00:00Z")
 
 
 @record()
@@ -221,7 +258,8 @@ class InferenceJobStatus(Status):
     conditions: tuple[Condition, ...] = member(
         CONDITIONS,
         "Planned, Suspended, Complete, Failed. Complete holds only if every item succeeded; when "
-        "all have ended and some failed beyond their tries, Failed does (reason ItemsFailed). "
+        "all have ended and some failed beyond their tries, Failed does (reason ItemsFailed), "
+        "until the job is retried. "
         "WithinBudget is False for good once a device of its plan was over its budget in the run.",
         default=[],
     )
@@ -229,7 +267,7 @@ class InferenceJobStatus(Status):
         TIME,
         "When the first task started. Unlike in batch/v1 it stays when the job is suspended and "
         "resumed, because counts and times add up over all runs of the job; "
-        "activeDeadlineSeconds counts from the last resume, as in batch/v1.",
+        "activeDeadlineSeconds counts from the last resume, as in batch/v1, or the last retry.",
         default=None,
         example="2026-01-31T12:00:00Z",
     )
@@ -254,11 +292,15 @@ class InferenceJobStatus(Status):
         "The newest cut for less; absent: the first cut did.",
         default=None,
     )
+    retry: RetryStatus | None = member(
+        Object(RetryStatus), "The last retry; absent: it was never retried.", default=None
+    )
     columns: InferenceJobColumns | None = member(Object(InferenceJobColumns), COLUMNS, default=None)
 
 
 _ENDED: Final = (
     *("conditions", "startTime", "completionTime", "items", "tierHits", "failures", "finerCut"),
+    "retry",
 )
 
 

@@ -18,13 +18,15 @@ from shoal_api.fields import (
 )
 from shoal_api.rules import at_most_one, immutable
 from shoal_api.schema import Object, member, record
-from shoal_api.shapes import Items, Whole
+from shoal_api.shapes import Choice, Items, Whole
+from shoal_protocol.choices import Cutting
 from shoal_protocol.units import Bytes
 
 
-@record(at_most_one("fragments", "maxFragmentSize", "cuts"), immutable("modelRef"))
+@record(at_most_one("fragments", "maxFragmentSize", "cuts", "cutting"), immutable("modelRef"))
 class PartitionSpec:
-    """How a model is cut; with none of fragments, maxFragmentSize and cuts, the planner decides."""
+    """How a model is cut; with none of fragments, maxFragmentSize, cuts and cutting, into as few
+    fragments as the smallest device holds."""
 
     model_ref: Reference = member(
         REFERENCE, "The Model to cut. Cannot be changed.", example={"name": "ppocr-rec"}
@@ -47,6 +49,14 @@ class PartitionSpec:
         "Cut where these tensors are made.",
         default=None,
         example=["layer2_out", "layer3_out"],
+    )
+    cutting: Cutting | None = member(
+        Choice(Cutting),
+        "Planned: the first Placement of this Partition chooses the cuts together with the "
+        "devices, for its objective; others place the fragments that this makes. A cut that is "
+        "finished stays unless another one gains more than a tenth.",
+        default=None,
+        example="Planned",
     )
 
 

@@ -14,6 +14,7 @@ from shoal_api.fields import (
     MAX_FRAGMENTS,
     MESSAGE,
     REFERENCE,
+    TENSOR_NAME,
     Condition,
     Reference,
     Resource,
@@ -211,6 +212,31 @@ class Rejected:
 
 
 @record()
+class ChosenCut:
+    """Where a Placement has its Partition cut."""
+
+    cuts: tuple[str, ...] = member(
+        Items(of=TENSOR_NAME, max_items=MAX_FRAGMENTS - 1),
+        "Cut where these tensors are made; none leaves the model whole.",
+        default=[],
+        example=["layer2_out"],
+    )
+    items_per_second: float | None = member(
+        Number(),
+        "What was predicted of it, before it was cut.",
+        unit="items per second",
+        default=None,
+        example=38.2,
+    )
+    latency_seconds: float | None = member(
+        Number(), "The same of one item.", unit="seconds", default=None, example=0.075
+    )
+    reason: str = member(
+        MESSAGE, "Why it was chosen.", example="2 fragments, on jetson and pi-4: 38.2 items/s"
+    )
+
+
+@record()
 class PlacementColumns:
     """A Placement in one line."""
 
@@ -239,6 +265,11 @@ class PlacementStatus(Status):
         Items(of=Object(FragmentMemory), max_items=MAX_FRAGMENTS),
         "The memory of each fragment, in their order.",
         default=[],
+    )
+    cut: ChosenCut | None = member(
+        Object(ChosenCut),
+        "Of a Partition with cutting Planned: the cut that this Placement has chosen.",
+        default=None,
     )
     predicted: Cost | None = member(Object(Cost), "By the planner.", default=None)
     measured: Cost | None = member(Object(Cost), "By the last job.", default=None)

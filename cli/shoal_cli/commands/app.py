@@ -16,6 +16,7 @@ from shoal_cli.commands import (
     copy,
     describe,
     inspect,
+    items,
     jobs,
     logs,
     partition,
@@ -72,6 +73,8 @@ _add(top.top, epilog=top.EPILOG)
 _add(describe.describe, epilog=describe.EPILOG)
 _add(why.why, no_args_is_help=True, epilog=why.EPILOG)
 _add(logs.logs, epilog=logs.EPILOG)
+_add(items.items, no_args_is_help=True, epilog=items.EPILOG)
+_add(items.retry, no_args_is_help=True, epilog=items.RETRY_EPILOG)
 
 
 def _add_process(name: str, what: str, whose: str) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
@@ -17,6 +17,15 @@ EPILOG: Final = (
 )
 
 
+Table = Annotated[
+    bool,
+    typer.Option(
+        "--table",
+        help="Print what each fragment that could be cut would need, as one line of JSON.",
+    ),
+]
+
+
 def inspect(
     model: options.ModelAddress,
     digest: options.Digest = None,
@@ -25,6 +34,7 @@ def inspect(
     cache: options.ModelCache = None,
     max_download: options.MaxDownload = "64Gi",
     as_json: options.AsJson = False,
+    table: Table = False,
 ) -> None:
     """Fetch a model, check that it is sound, and print what it is: inputs, outputs, size, cost.
 
@@ -45,6 +55,12 @@ def inspect(
         profile = profile_model(path, shapes or None)
     if wanted is not None and profile.digest != wanted:
         raise ModelRefused(f"is {profile.digest}, not {wanted} as it should be", path=path)
+    if table:
+        from shoal_planner.cut_tables import table_of
+        from shoal_protocol.cut_table import table_to_json
+
+        typer.echo(table_to_json(table_of(profile)))
+        return
     if not as_json:
         output().print(inspection_table(path.name, profile))
         return

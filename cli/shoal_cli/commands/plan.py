@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shoal_cli.local.orders import PlanOrder
     from shoal_protocol.partition import PartitionDocument
 
+_JOB: Final = "InferenceJob "
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
     "What manifests ask for:  shoal plan examples/ocr\n\n"
@@ -131,7 +132,7 @@ def _of_manifests(
     downloaded = asyncio.run(remote.download(options.load_files(files), folder, options.note))
     orders = read_orders(downloaded.manifests, volumes, machine_speed())
     wanted = [(f"Placement {name}", order) for name, order in orders.placements]
-    wanted += [(f"InferenceJob {order.name}", order.plan) for order in orders.jobs]
+    wanted += [(f"{_JOB}{order.name}", order.plan) for order in orders.jobs]
     if not wanted:
         raise typer.BadParameter("nothing to plan: there is no Placement and no InferenceJob")
     return wanted
@@ -143,8 +144,10 @@ def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path, shown: _Shown
     from shoal_cli.commands.planned import of_order
     from shoal_cli.commands.progress import choose_progress
     from shoal_cli.commands.tables import errors
-    from shoal_cli.local.runner import NoPlan, find_plan, prepare_all
+    from shoal_cli.local.plans import find_plan, plans_beside
+    from shoal_cli.local.runner import NoPlan, prepare_all
     from shoal_cli.local.workspace import open_workspace
+    from shoal_planner.outcome import Plan
 
     observer = choose_progress("auto", errors())
     with open_workspace(folder) as workspace:
@@ -154,11 +157,15 @@ def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path, shown: _Shown
         finally:
             observer.ended()
     planned = []
+    running: list[tuple[PlanOrder, Plan]] = []
     for name, order in wanted:
         found = prepared[order.cut.name]
         if any(fragment.flops is None for fragment in found.document.fragments):
             options.note(f"{name}: {_unknown(found.document)}")
-        planned.append(of_order(name, order, found, find_plan(order, found)))
+        answer = find_plan(order, found, plans_beside(order, running))
+        planned.append(of_order(name, order, found, answer))
+        if name.startswith(_JOB) and isinstance(answer, Plan):
+            running.append((order, answer))
     shown.show(planned)
     for each in planned:
         if each.refusal is not None:

@@ -95,7 +95,7 @@ class Unknown(Exception):
         text = f"there is no {name} here; jobs: {jobs}; devices: {devices}"
         if on_cluster:
             text += (
-                "\na coordinator forgets jobs that have ended; `shoal why JOB` reads their status"
+                "\na coordinator forgets jobs that are complete; `shoal why JOB` reads their status"
             )
         super().__init__(text)
 

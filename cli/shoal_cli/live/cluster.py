@@ -207,15 +207,27 @@ def _only_pool(kubectl: Kubectl) -> str:
 # ---- what the cluster itself says of a job -------------------------------------------------------
 
 
+def retry_job(kubectl: Kubectl, name: str, items: Sequence[int]) -> int:
+    """Have an InferenceJob that has failed run once more; which retry that is. Raises
+    `ClusterRefused`."""
+    job = _inference_job(kubectl, name)
+    end = _end(job)
+    if not end:
+        raise ClusterRefused(
+            f"InferenceJob {name} has not ended; what failed can be tried again when it has"
+        )
+    if not end.startswith("Failed"):
+        raise ClusterRefused(f"InferenceJob {name} is complete: no item of it has failed")
+    known = (part.get("retry", {}).get("number", 0) for part in (job["spec"], job["status"]))
+    number: int = max(known) + 1
+    patch = {"spec": {"retry": {"number": number, "items": list(items) or None}}}
+    kubectl.read("patch", "inferencejob", name, "--type=merge", f"--patch={json.dumps(patch)}")
+    return number
+
+
 def find_job(kubectl: Kubectl, name: str) -> ClusterJob:
     """Raises `ClusterRefused` where there is none."""
-    try:
-        job = kubectl.get("inferencejob", name)
-    except ClusterRefused as error:
-        if "NotFound" not in str(error):
-            raise
-        known = ", ".join(kubectl.names("inferencejobs")) or "none"
-        raise ClusterRefused(f"{error}\nthere are: {known}") from error
+    job = _inference_job(kubectl, name)
     objects = _with_references(kubectl, job)
     ended = _end(job)
     unwell = objects[1:] if ended else objects
@@ -225,6 +237,16 @@ def find_job(kubectl: Kubectl, name: str) -> ClusterJob:
         problems=tuple(line for each in unwell for line in _problems(each)),
         plan=tuple(line for each in objects if each["kind"] == "Placement" for line in _plan(each)),
     )
+
+
+def _inference_job(kubectl: Kubectl, name: str) -> Json:
+    try:
+        return kubectl.get("inferencejob", name)
+    except ClusterRefused as error:
+        if "NotFound" not in str(error):
+            raise
+        known = ", ".join(kubectl.names("inferencejobs")) or "none"
+        raise ClusterRefused(f"{error}\nthere are: {known}") from error
 
 
 def _with_references(kubectl: Kubectl, job: Json) -> list[Json]:

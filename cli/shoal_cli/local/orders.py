@@ -17,7 +17,7 @@ from shoal_cli.local.manifests import Manifests, manifests_of
 from shoal_cli.transfer.addresses import AddressRefused, claim_of, resolve_uri
 from shoal_planner.costs import PoolDevice
 from shoal_planner.speeds import measured_device
-from shoal_protocol.choices import Mode, Objective, Policy, Precision, Residency
+from shoal_protocol.choices import Cutting, Mode, Objective, Policy, Precision, Residency
 from shoal_protocol.speeds import UNKNOWN_SPEED, Link, Speed
 from shoal_protocol.units import Bytes
 
@@ -38,9 +38,10 @@ class CutOrder:
     """How one model is to be cut, under the name of a Partition.
 
     With none of `fragments`, `max_bytes` and `tensors`: as suits the `devices`, for the
-    `objective`. `pinned`: fragments are tied to devices by their numbers. `shapes` are those of
-    inputs with dynamic axes, by default those that cover every item in `sample`. `finer_than`: a
-    cut for this limit has failed; where there is none for the devices, the finest is taken.
+    `objective`. `planned`: cuts and devices are chosen together. `pinned`: fragments are tied to
+    devices by their numbers. `shapes` are those of inputs with dynamic axes, by default those that
+    cover every item in `sample`. `finer_than`: a cut for this limit has failed; where there is none
+    for the devices, the finest is taken.
     """
 
     name: str
@@ -54,6 +55,7 @@ class CutOrder:
     tensors: tuple[str, ...] = ()
     devices: tuple[PoolDevice, ...] = ()
     objective: Objective = Objective.THROUGHPUT
+    planned: bool = False
     pinned: bool = False
     finer_than: Bytes | None = None
 
@@ -168,11 +170,13 @@ def _bare_specs(
 ) -> tuple[str, _Specs]:
     """The model, how it is cut, and the devices, under a name made of the file's."""
     name = dns_label(model.stem)
-    count = {} if fragments is None else {"fragments": fragments}
+    how: dict[str, object] = {"cutting": Cutting.PLANNED.value}
+    if fragments is not None:
+        how = {"fragments": fragments}
     given = [{"input": each, "shape": list(shape)} for each, shape in shapes.items()]
     return name, {
         ("Model", name): {"source": {"uri": model.absolute().as_uri()}, "shapes": given},
-        ("Partition", name): {"modelRef": {"name": name}, **count},
+        ("Partition", name): {"modelRef": {"name": name}, **how},
         ("DevicePool", BARE_POOL): _bare_pool(budgets, residency),
     }
 
@@ -243,6 +247,12 @@ class _Reader:
             objective=spec.objective,
             pinned=bool(spec.pins),
         )
+        if cut.planned and cut.pinned:
+            raise OrderRefused(
+                f"Placement {placement.metadata.name} pins fragments by their numbers, and "
+                f"Partition {cut.name} leaves the cuts to it (cutting: Planned); remove the pins, "
+                "or write fragments, maxFragmentSize or cuts"
+            )
         return PlanOrder(
             cut=cut, pool=pool, devices=devices, objective=spec.objective, pins=spec.pins
         )
@@ -270,6 +280,7 @@ class _Reader:
             fragments=None if spec is None else spec.fragments,
             max_bytes=None if spec is None else spec.max_fragment_size,
             tensors=() if spec is None else spec.cuts or (),
+            planned=spec is not None and spec.cutting is Cutting.PLANNED,
         )
 
     def _readable(self, uri: str, base: Path) -> Path:

@@ -6,7 +6,7 @@ from are those of last time (`source.json` beside `partition.json`).
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -23,11 +23,13 @@ from shoal_coordinator.storage.inputs import (
     scan_inputs,
 )
 from shoal_planner.advice import advise, in_words, largest
-from shoal_planner.costs import Holding, PoolDevice
+from shoal_planner.costs import PoolDevice
+from shoal_planner.cut_tables import table_of
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
 from shoal_planner.goal import Goal
-from shoal_planner.outcome import Infeasible
+from shoal_planner.outcome import Infeasible, Rejected
 from shoal_planner.placement import plan
+from shoal_planner.planned_cuts import choose_cut, cut_order, rejected_cut
 from shoal_planner.profile import Profile
 from shoal_protocol.choices import Objective
 from shoal_protocol.durable_files import replace_file
@@ -59,13 +61,14 @@ class PreparationRefused(Exception):
 class Prepared:
     """A partition in the store, whose `partition.json` is `path`. `advice`: what to do where a
     fragment is larger than every budget. `note`: which inputs are larger than it was cut for.
-    `files`: the model's, with their digests."""
+    `files`: the model's, with their digests. `rejected`: other cuts that were weighed."""
 
     document: PartitionDocument
     path: Path
     advice: str
     note: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
+    rejected: tuple[Rejected, ...] = ()
 
 
 async def prepare(
@@ -78,7 +81,8 @@ async def prepare(
     path = partition_path(store, order.name)
     document = document_from_json(path.read_bytes())
     told = {name: result[name] for name in ("advice", "note", "files")}
-    return Prepared(document=document, path=path, **told)
+    rejected = tuple(Rejected(**each) for each in result["rejected"])
+    return Prepared(document=document, path=path, rejected=rejected, **told)
 
 
 def partition_path(store: Path, name: str) -> Path:
@@ -133,23 +137,26 @@ def cut_into_store(
     path = partition_path(store, order.name)
     source: dict[str, object] = {"model": profile.digest, "cuts": choices, "shapes": suited.shapes}
     source |= {"version": _VERSION}
-    if len(choices) > 1 or order.finer_than is not None:
+    if len(choices) > 1 or order.finer_than is not None or _is_planned(order):
         source |= {"devices": list(map(dataclasses.asdict, order.devices))}
-        source |= {"objective": order.objective}
+        source |= {"objective": order.objective, "planned": _is_planned(order)}
     answer = {
         "advice": _advice(order, profile, choices[-1]),
         "note": suited.note,
         "files": {str(path): digest for path, digest in model.files.items()},
     }
+    lost = path.with_name("rejected.json")
     if _is_current(path, FragmentStore(store), source):
-        return {"warm": True, **answer}
-    cut = _best(order, model, suited)
+        known = json.loads(lost.read_bytes()) if lost.is_file() else []
+        return {"warm": True, "rejected": known, **answer}
+    cut, rejected = _best(order, model, suited)
     if fragments:
         cut.write(store, on_progress)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, document_to_json(cut.document).encode())
+    replace_file(lost, json.dumps(rejected).encode())
     replace_file(path.with_name("source.json"), json.dumps(source).encode())
-    return {"warm": False, **answer}
+    return {"warm": False, "rejected": rejected, **answer}
 
 
 def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
@@ -166,20 +173,40 @@ def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
     return [fine] if isinstance(coarse, Refusal) else [coarse, fine]
 
 
-def _best(order: CutOrder, model: "Source", suited: "_Suited") -> "Cut":
-    """The cut whose plan costs the least; what its fragments need in blocks, cutting shows."""
+def _best(order: CutOrder, model: "Source", suited: "_Suited") -> tuple["Cut", list[Json]]:
+    """The cut whose plan costs the least, the planned one only if it is better than the others;
+    what its fragments need in blocks, cutting shows. Then the others, as `Rejected`."""
     from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
 
-    def cost(cut: "Cut") -> tuple[int, ...]:
-        found = plan(cut.document, order.devices, order.objective)
-        if isinstance(found, Infeasible):
-            return (2,)
-        reloads = any(stage.held(Holding.RELOADED) for stage in found.stages)
-        goal = Goal(order.objective)
-        return (reloads, goal.value(found.period_nanoseconds or 0, found.latency_nanoseconds or 0))
+    choices = dict.fromkeys([*suited.choices, *_planned(order, suited.profile)])
+    cuts = [Cut(model, suited.profile, each) for each in choices]
+    if len(cuts) == 1:
+        return cuts[0], []
+    plans = [plan(each.document, order.devices, order.objective) for each in cuts]
+    best = min(range(len(cuts)), key=lambda place: cut_order(plans[place], order.objective))
+    rejected: list[Json] = [
+        dataclasses.asdict(rejected_cut(len(cut.document.fragments), lost, plans[best]))
+        for place, (cut, lost) in enumerate(zip(cuts, plans, strict=True))
+        if place != best
+    ]
+    return cuts[best], rejected
 
-    cuts = [Cut(model, suited.profile, each) for each in suited.choices]
-    return cuts[0] if len(cuts) == 1 else min(cuts, key=cost)
+
+def _is_planned(order: CutOrder) -> bool:
+    """Whether cuts and devices are chosen together: one device has all fragments anyway."""
+    return order.planned and order.finer_than is None and len(order.devices) > 1
+
+
+def _planned(order: CutOrder, profile: Profile) -> Iterator[tuple[int, ...]]:
+    """The cut that was chosen together with the devices, where that was asked for."""
+    if not _is_planned(order):
+        return
+    found = choose_cut(table_of(profile), order.devices, Goal(order.objective))
+    if found is None:
+        return
+    cuts = choose_cuts(profile, CutRequest(tensors=found.tensors)) if found.tensors else ()
+    if not isinstance(cuts, Refusal):
+        yield cuts
 
 
 def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
@@ -288,7 +315,7 @@ def _unplaceable(order: CutOrder, model: "Source", suited: _Suited) -> str | Non
         return None
     if len(suited.choices) == 1 and largest(suited.profile, suited.choices[0]) <= most:
         return None
-    found = plan(_best(order, model, suited).document, order.devices, order.objective)
+    found = plan(_best(order, model, suited)[0].document, order.devices, order.objective)
     return found.message(order.name, "raise the budget") if isinstance(found, Infeasible) else None
 
 

@@ -15,7 +15,7 @@ import contextlib
 import datetime
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from typing import Final
@@ -33,6 +33,7 @@ from shoal_cli.local.orders import (
     PlanOrder,
 )
 from shoal_cli.local.planned_jobs import PlannedJob
+from shoal_cli.local.plans import find_plan, plans_beside
 from shoal_cli.local.pool import PoolRun, RunOptions, Target
 from shoal_cli.local.preparation import Prepared, partition_path, prepare
 from shoal_cli.local.report import (
@@ -50,7 +51,6 @@ from shoal_cli.local.workspace import Workspace
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
 from shoal_planner.finer_cuts import MOST_CUTS
 from shoal_planner.outcome import Infeasible, Plan
-from shoal_planner.placement import plan
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -100,14 +100,9 @@ async def prepare_all(
     return prepared
 
 
-def find_plan(order: PlanOrder, prepared: Prepared) -> Plan | Infeasible:
-    """The placement of a partition, or why there is none."""
-    return plan(prepared.document, order.cut.devices, order.objective, pins=order.pins)
-
-
-def plan_on_pool(order: PlanOrder, prepared: Prepared) -> Plan:
-    """The placement of a partition; raises `NoPlan`."""
-    found = find_plan(order, prepared)
+def plan_on_pool(order: PlanOrder, prepared: Prepared, others: Iterable[Plan] = ()) -> Plan:
+    """The placement of a partition beside other plans; raises `NoPlan`."""
+    found = find_plan(order, prepared, others)
     if isinstance(found, Infeasible):
         raise NoPlan(found.message(order.cut.name, prepared.advice))
     return found
@@ -254,10 +249,11 @@ class _Run:
         cuts = [order.plan.cut for order in orders]
         prepared = await prepare_all(cuts, self._workspace, self._observer)
         self._notes += [text for each in prepared.values() if (text := each.note)]
-        jobs = []
+        jobs: list[PlannedJob] = []
         for order in orders:
             partition = prepared[order.plan.cut.name]
-            found = plan_on_pool(order.plan, partition)
+            known = [(job.order.plan, job.plan) for job in jobs]
+            found = plan_on_pool(order.plan, partition, plans_beside(order.plan, known))
             jobs.append(PlannedJob(order=order, prepared=partition, plan=found))
         return jobs
 

@@ -241,13 +241,19 @@ class _Run:
         for sent in jobs:
             await self._send(sent)
         channel = self.coordinator.channel()
+        watch = Watch(channel, [sent.request() for sent in jobs])
         try:
-            watch = Watch(channel, [sent.request() for sent in jobs])
             await self._watch(watch, jobs)
+            for sent in jobs:
+                await self._fetch(sent)
+            await watch.last_poll()  # devices say what they moved and took a moment later
         finally:
+            planned = [sent.job for sent in jobs]
+            self._devices = tuple(
+                device_report(planned, name=name, budget_bytes=tally.last.budget_bytes, tally=tally)
+                for name, tally in sorted(watch.devices.items())
+            )
             await channel.close()
-        for sent in jobs:
-            await self._fetch(sent)
 
     async def _send(self, sent: Sent) -> None:
         """Phase 2, for one job."""
@@ -278,16 +284,11 @@ class _Run:
         try:
             await watch.run(show)
         finally:
-            planned = [sent.job for sent in jobs]
             self._timelines.update(watch.timelines)
             for sent in jobs:
                 status = watch.jobs.get(sent.name, pb.JobStatus())
                 named = replace(sent.job.report(status), name=sent.order.name)
                 self._reports[sent.order.name] = named
-            self._devices = tuple(
-                device_report(planned, name=name, budget_bytes=tally.last.budget_bytes, tally=tally)
-                for name, tally in sorted(watch.devices.items())
-            )
 
     async def _fetch(self, sent: Sent) -> None:
         """Phase 4, for one job."""

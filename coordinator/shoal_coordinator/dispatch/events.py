@@ -1,6 +1,7 @@
 """What the dispatcher receives. Each event carries when it happened; an answer carries which
 instruction it answers. An answer to an instruction that is void is ignored."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -39,6 +40,10 @@ class Failure:
     device: str = ""
 
 
+Failures = Mapping[int, Failure]
+"""By item."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """A fragment's place in a job.
@@ -67,7 +72,9 @@ class Stage:
 class JobSpec:
     """A bounded piece of work: `items` inputs through `stages`, which are in topological order.
 
-    An `open_ended` job gets more of them by `ItemsArrived`, and runs until it is cancelled.
+    An `open_ended` job gets more of them by `ItemsArrived`, and runs until it is cancelled. One
+    that `holds` has none: its fragments are fetched, and loaded where there is room that no other
+    job needs, on their homes.
     """
 
     name: str
@@ -83,6 +90,7 @@ class JobSpec:
     parallelism: int = 0
     """Items on their way at once, at most; 0: as many as keep the devices busy."""
     open_ended: bool = False
+    holds: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +126,12 @@ class Answer(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted(_Event):
-    """`completed` are the items whose results exist already."""
+    """`completed` are the items whose results exist already, `failed` those that failed in an
+    earlier run and are not tried again."""
 
     job: JobSpec
     completed: frozenset[int] = frozenset()
+    failed: Failures = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,6 +166,7 @@ class FailItem:
     job: str
     item: int
     failure: Failure
+    attempts: int
 
 
 @_instruction

@@ -54,9 +54,13 @@ def submit(state: State, event: ev.JobSubmitted) -> None:
             _amend(state, known, spec)
         return
     completed = frozenset(index for index in event.completed if 0 <= index < spec.items)
-    job = Job(spec=spec, submitted_at=event.at, completed=completed)
-    job.open = spec.items - len(completed)
-    rivals = [other.served for other in state.jobs.values()]
+    failed = {item: why for item, why in event.failed.items() if 0 <= item < spec.items}
+    skipped = completed | failed.keys()
+    job = Job(spec=spec, submitted_at=event.at, completed=completed, skipped=skipped)
+    job.failed = len(skipped) - len(completed)
+    job.failures.extend(list(failed.items())[:SHOWN_FAILURES])
+    job.open = spec.items - len(skipped)
+    rivals = [other.served for other in state.jobs.values() if not other.spec.holds]
     job.served = min(rivals, default=0)
     state.ended.pop(spec.name, None)
     state.jobs[spec.name] = job
@@ -115,7 +119,7 @@ def _make_queues(state: State, job: Job) -> None:
             service=service,
             predecessors=stage.predecessors,
             consumers=tuple(consumers),
-            wanted=not stage.predecessors,
+            wanted=not stage.predecessors or job.spec.holds,
             moved_bytes=max(other.output_bytes or 0 for other in (stage, *before)),
         )
         job.queues.append(queue)
@@ -195,7 +199,7 @@ def _fill_window(state: State, job: Job) -> None:
         if job.again:
             index = job.again.popleft()
         else:
-            while job.next_item in job.completed:
+            while job.next_item in job.skipped:
                 job.next_item += 1
             if job.next_item >= job.spec.items:
                 return
@@ -262,7 +266,10 @@ def fail_item(state: State, item: Item, failure: ev.Failure) -> None:
     job.failed += 1
     if len(job.failures) < SHOWN_FAILURES:
         job.failures.append((item.index, failure))
-    state.out.append(ins.FailItem(job=job.spec.name, item=item.index, failure=failure))
+    attempts = item.retries + (item.started_at is not None)
+    state.out.append(
+        ins.FailItem(job=job.spec.name, item=item.index, failure=failure, attempts=attempts)
+    )
     _end_item(state, item)
 
 

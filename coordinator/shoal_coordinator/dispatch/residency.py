@@ -39,7 +39,7 @@ def consider_service(state: State, service: Service) -> None:
             device = state.devices.get(name)
             if device is not None:
                 load_if_possible(state, service, device)
-    else:
+    elif not service.held:
         _spread(state, service, waiting)
     if waiting and service.unserved:
         _preempt(state, service)
@@ -124,7 +124,7 @@ def _wants(state: State, service: Service, device: Device) -> bool:
         return False
     if service.homes_up:
         return device.name in service.homes
-    if awaits_homes(state, service):
+    if service.held or awaits_homes(state, service):
         return False
     if service.unserved:
         return True

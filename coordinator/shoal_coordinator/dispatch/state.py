@@ -136,7 +136,14 @@ class Service:
     @property
     def wanted(self) -> bool:
         """Whether there is, or soon will be, something for it to do."""
-        return any(queue.wanted and queue.coming > 0 for queue in self.queues)
+        return any(
+            queue.wanted and (queue.coming > 0 or queue.job.spec.holds) for queue in self.queues
+        )
+
+    @property
+    def held(self) -> bool:
+        """Whether no job has items for it: then it is loaded on its homes, and nowhere else."""
+        return all(queue.job.spec.holds for queue in self.queues)
 
     @property
     def priority(self) -> int:
@@ -240,7 +247,8 @@ class Item:
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
     """A job in progress. `open` are its items that have not ended, admitted or not. `completed`
-    are those whose results existed before, `succeeded` those of this run; `latency` of an item
+    are those whose results existed before, `skipped` these and those that are not tried again,
+    `succeeded` those of this run; `latency` of an item
     lasts from its first task's start to its result. Stages up to `open_stages` may begin: all of
     them, unless the mode is Barrier.
     """
@@ -248,6 +256,7 @@ class Job:
     spec: JobSpec
     submitted_at: Nanoseconds
     completed: frozenset[int]
+    skipped: frozenset[int] = frozenset()
     queues: list[StageQueue] = field(default_factory=list)
     results: frozenset[int] = frozenset()
     active: dict[int, Item] = field(default_factory=dict)

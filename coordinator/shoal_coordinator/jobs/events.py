@@ -48,6 +48,17 @@ class RemovalRequested(_OfJob):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetryRequested(_OfJob):
+    """A client wants a job that has ended to run once more: what failed is tried again, or of that
+    only `items`. `missing` says which fragments the store lacks."""
+
+    caller: int
+    at_seconds: float
+    items: tuple[int, ...] = ()
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded(_OfJob):
     """Answers `Record`: the record is durable, or `problem` says why not."""
 
@@ -115,12 +126,13 @@ class Elapsed:
     tallies: Mapping[str, Tally] = field(default_factory=dict)
 
 
-Request = Submitted | RemovalRequested
+Request = Submitted | RemovalRequested | RetryRequested
 Event = (
     Found
     | Submitted
     | CancelRequested
     | RemovalRequested
+    | RetryRequested
     | Recorded
     | Opened
     | OpenFailed

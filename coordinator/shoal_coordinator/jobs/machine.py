@@ -17,7 +17,8 @@ waits for one answer; the table says which, and what follows:
     COMPLETING   Closed       ENDING      Record
     CLOSING      Closed       ENDING      Record
     ENDING       Recorded     ENDED       Notify
-    ENDED        -            a new submission of the name begins another life; a removal forgets it
+    ENDED        -            a new submission of the name begins another life, and so does a retry
+                              of a job that is not complete; a removal forgets it
 
 A *stop* is a user's cancellation, or what fails the job: an error inside the coordinator (`Broke`),
 or outputs that take no more results (`ResultsUnwritable`). Requests about one name are served one
@@ -25,7 +26,7 @@ at a time, in their order; they wait while a record is being written, and while 
 a submission after a cancellation begins the next life, one before it is cancelled as well. A
 submission of the same work amends a job that is OPENING or RUNNING: the new terms are recorded,
 then dispatched (`Amend`). One that completes is only joined: nothing is left to dispatch, and to
-dispatch it would start the job again.
+dispatch it would start the job again. A retry waits for its end.
 
 Invariants, which the simulation checks at every step:
 
@@ -65,7 +66,7 @@ def _apply(state: State, event: ev.Event) -> None:
             elapsed(state, event)
         case ev.Found():
             found(state, event)
-        case ev.Submitted() | ev.RemovalRequested():
+        case ev.Submitted() | ev.RemovalRequested() | ev.RetryRequested():
             enqueue(state, event)
         case ev.CancelRequested():
             cancel(state, event)

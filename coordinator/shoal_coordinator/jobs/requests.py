@@ -1,48 +1,61 @@
 """What clients ask: submissions, cancellations, removals, served one at a time for each name."""
 
 from collections import deque
+from dataclasses import replace
 from typing import assert_never
 
 from shoal_coordinator.jobs import effects as do
 from shoal_coordinator.jobs import events as ev
 from shoal_coordinator.jobs.records import record
 from shoal_coordinator.jobs.state import Amendment, Job, Phase, State
-from shoal_coordinator.jobs.values import End, Outcome, Refusal
+from shoal_coordinator.jobs.values import End, Outcome, Refusal, Retry
 
 
 def enqueue(state: State, request: ev.Request) -> None:
-    """Let a request wait for its turn; to remove a job that has not ended is refused at once."""
+    """Let a request wait for its turn. To remove a job that has not ended is refused at once, and
+    to retry one that goes on; a retry waits for a job that ends just now."""
     job = state.jobs.get(request.job)
-    if isinstance(request, ev.RemovalRequested) and job is not None and not job.has_ended:
-        _removal_requested(state, request)
-    else:
-        state.requests.setdefault(request.job, deque()).append(request)
+    match request:
+        case ev.RemovalRequested() if job is not None and not job.has_ended:
+            _removal_requested(state, request)
+        case ev.RetryRequested() if job is not None and _goes_on(job):
+            _refuse_to_retry(state, request)
+        case _:
+            state.requests.setdefault(request.job, deque()).append(request)
 
 
 def serve_requests(state: State, name: str) -> None:
-    waiting = state.requests.get(name)
-    while waiting and _may_serve(state, name):
-        request = waiting.popleft()
+    waiting = state.requests.get(name, deque())
+    while request := next((each for each in waiting if _may_serve(state, each)), None):
+        waiting.remove(request)
         match request:
             case ev.Submitted():
                 _submitted(state, request)
             case ev.RemovalRequested():
                 _removal_requested(state, request)
+            case ev.RetryRequested():
+                _retry_requested(state, request)
             case _:
                 assert_never(request)
-    if waiting is not None and not waiting:
-        del state.requests[name]
+    if not waiting:
+        state.requests.pop(name, None)
 
 
-def _may_serve(state: State, name: str) -> bool:
-    job = state.jobs.get(name)
-    if name in state.removing:
+def _may_serve(state: State, request: ev.Request) -> bool:
+    job = state.jobs.get(request.job)
+    if request.job in state.removing:
         return False
-    if job is None or job.completes:
+    if job is None:
         return True
-    return not job.recording and (
-        job.has_ended or (job.phase in {Phase.OPENING, Phase.RUNNING} and job.stop is None)
-    )
+    if job.completes:
+        return not isinstance(request, ev.RetryRequested)
+    goes_on = _goes_on(job) and job.phase is not Phase.RECORDING
+    return not job.recording and (job.has_ended or goes_on)
+
+
+def _goes_on(job: Job) -> bool:
+    """Whether a job is to run, or runs, and nothing has stopped it."""
+    return job.phase in {Phase.RECORDING, Phase.OPENING, Phase.RUNNING} and job.stop is None
 
 
 def _submitted(state: State, request: ev.Submitted) -> None:
@@ -92,6 +105,33 @@ def _begin(state: State, request: ev.Submitted, known: Job | None) -> None:
     record(state, job)
 
 
+def _retry_requested(state: State, request: ev.RetryRequested) -> None:
+    """Submit a job that has ended once more, as it was submitted last, for its next run."""
+    job = state.jobs.get(request.job)
+    if job is None:
+        state.refuse(request.caller, Refusal.UNKNOWN, f"there is no job {request.job} here")
+    elif not job.has_ended:
+        _refuse_to_retry(state, request)
+    elif job.end is not None and job.end.outcome is Outcome.COMPLETE:
+        reason = f"job {job.name} is complete: no item of it has failed"
+        state.refuse(request.caller, Refusal.COMPLETE, reason)
+    else:
+        retry = Retry(number=job.submission.retry.number + 1, items=request.items)
+        again = ev.Submitted(
+            job=job.name,
+            caller=request.caller,
+            at_seconds=request.at_seconds,
+            submission=replace(job.submission, retry=retry),
+            missing=request.missing,
+        )
+        _begin(state, again, job)
+
+
+def _refuse_to_retry(state: State, request: ev.RetryRequested) -> None:
+    reason = f"job {request.job} runs; what failed can be tried again when it has ended"
+    state.refuse(request.caller, Refusal.RUNS, reason)
+
+
 def _removal_requested(state: State, request: ev.RemovalRequested) -> None:
     """The record goes first, so that no record ever speaks of files that are gone."""
     name = request.job
@@ -115,7 +155,7 @@ def _refuse_other_work(state: State, request: ev.Submitted) -> None:
 
 
 def cancel(state: State, event: ev.CancelRequested) -> None:
-    """End the job, and those submissions that wait for their turn: they came before."""
+    """End the job, and those submissions and retries that wait for their turn: they came before."""
     job = state.jobs.get(event.job)
     if job is None:
         return
@@ -123,9 +163,9 @@ def cancel(state: State, event: ev.CancelRequested) -> None:
         match request:
             case ev.Submitted() if request.submission.work != job.submission.work:
                 _refuse_other_work(state, request)
-            case ev.Submitted() if job.phase is Phase.RECORDING:
+            case ev.Submitted() | ev.RetryRequested() if job.phase is Phase.RECORDING:
                 job.callers.append(request.caller)
-            case ev.Submitted():
+            case ev.Submitted() | ev.RetryRequested():
                 state.accept(request.caller, job.name)
             case ev.RemovalRequested():
                 state.requests.setdefault(event.job, deque()).append(request)

@@ -30,15 +30,27 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """Which run of a job it is: of a higher number, a later one. Of the items that failed before,
+    it tries `items`, or all of them if these are none.
+    """
+
+    number: int = 0
+    items: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """`work` is a digest of everything that never changes: model, folders, mode, policy."""
 
     work: str
     plan: Plan = Plan()
     terms: Terms = Terms()
+    retry: Retry = Retry()
 
     def amended_by(self, newer: "Submission") -> "Submission":
-        """The terms of `newer`, and its plan if that has a higher number."""
+        """The terms of `newer`, and its plan if that has a higher number. A retry is for a job that
+        has ended."""
         plan = newer.plan if newer.plan.number > self.plan.number else self.plan
         return replace(self, plan=plan, terms=newer.terms)
 
@@ -98,11 +110,14 @@ class End:
 
 class Refusal(Enum):
     """Why a request is refused: it makes no sense; the store lacks fragments; another job of the
-    name runs; the job still runs; there is no room now; the coordinator stops."""
+    name runs; the job still runs; it has nothing to be tried again; there is no such job; there is
+    no room now; the coordinator stops."""
 
     MALFORMED = auto()
     LACKING = auto()
     KNOWN = auto()
     RUNS = auto()
+    COMPLETE = auto()
+    UNKNOWN = auto()
     FULL = auto()
     STOPPING = auto()

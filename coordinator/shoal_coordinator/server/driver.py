@@ -89,13 +89,13 @@ class Driver:
 
     # ---- jobs ------------------------------------------------------------------------------------
 
-    def submit(self, spec: ev.JobSpec, completed: frozenset[int]) -> None:
+    def submit(self, spec: ev.JobSpec, completed: frozenset[int], failed: ev.Failures) -> None:
         """Give the dispatcher a job; `on_job_ended` follows, in the end."""
         now = self._now()
         if not self._dispatched:
             self.timeline.begin(now, time())
         self._dispatched.add(spec.name)
-        self.feed(ev.JobSubmitted(at=now, job=spec, completed=completed))
+        self.feed(ev.JobSubmitted(at=now, job=spec, completed=completed, failed=failed))
 
     def amend(self, spec: ev.JobSpec) -> None:
         """Change a job that the dispatcher has; nothing, if it has ended the job just now."""
@@ -232,7 +232,7 @@ class Driver:
                     session.end(order.reason)
             case ins.FinishItem():
                 if (run := self.runs.get(order.job)) is not None:
-                    run.finish(order.item)
+                    run.finish(order.item, order.attempts)
             case ins.FailItem():
                 self._fail_item(order)
             case ins.FinishJob():
@@ -266,7 +266,7 @@ class Driver:
         self._metrics.count_failed(order.failure.kind)
         self.traces.failed(order)
         if (run := self.runs.get(order.job)) is not None:
-            run.fail(order.item, order.failure)
+            run.fail(order.item, order.failure, order.attempts)
 
     def _forward(self, order: ins.Forward) -> None:
         if (run := self.runs.get(order.job)) is not None:

@@ -1,4 +1,4 @@
-"""Which devices were measured above their budgets, and when last.
+"""What devices were measured to take at most, and which were above their budgets when last.
 
 Three things are measured: the peak of each task, the memory in use when telemetry is sent, and the
 highest mark since the agent started, which also covers loads. That mark stays, so it counts once:
@@ -49,6 +49,11 @@ class Excesses:
     def executed(self, hello: Hello, executed: Executed) -> None:
         """A device has finished a task."""
         self._of(hello).note(executed.peak_bytes, hello.budget_bytes, self._clock())
+
+    def highest(self, device: str) -> int:
+        """The most that a device was measured to take, in bytes, telemetry or not; 0 if unknown."""
+        known = self._marks.get(device)
+        return 0 if known is None else known.highest
 
     def of(self, device: str) -> pb.BudgetExcess | None:
         """The last excess of a device; None: there was none."""

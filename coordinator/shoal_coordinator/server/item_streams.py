@@ -91,7 +91,7 @@ class ItemStreams:
         self._open[start.name] = stream
         self._driver.runs[start.name] = stream.run
         try:
-            self._driver.submit(spec, frozenset())
+            self._driver.submit(spec, frozenset(), {})
             await write(pb.InferAnswer(started=start.name))
             await stream.exchange(requests, write)
         finally:

@@ -10,7 +10,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
@@ -25,7 +25,7 @@ from shoal_coordinator.jobs.values import End, Outcome, Refusal
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.lives import Life, Work
-from shoal_coordinator.server.messages import end_of, submission_of, with_end
+from shoal_coordinator.server.messages import end_of, submission_as, submission_of, with_end
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.volume import Volume
@@ -98,7 +98,7 @@ class Jobs:
         """Take over the jobs that the last coordinator recorded. Raises `OSError` where that is
         impossible for now: the next one will."""
         for name, record in self._ledger.load().items():
-            quarantined = record.request is not None and record.crashes >= CRASHES
+            quarantined = record.status is None and record.crashes >= CRASHES
             try:
                 found = _quarantined(record) if quarantined else self._found_job(record)
             except Exception as error:
@@ -109,13 +109,14 @@ class Jobs:
             self._feed(found)
             if found.end is not None:
                 life = self._begin(self._state.jobs[name], None)
+                life.recorded = record.request
                 status = pb.JobStatus(name=name, epoch=record.epoch)
                 life.last = record.status or with_end(status, found.end)
                 life.settled.set()
                 life.done.set()
                 if quarantined:
                     self._metrics.count_job(life.job, time())
-                    ended = replace(record, request=None, status=life.last)
+                    ended = replace(record, status=life.last)
                     self._start(self._write(name, self._ledger.put, ended), feed=False)
 
     async def submit(self, request: pb.SubmitJobRequest) -> Life:
@@ -123,12 +124,9 @@ class Jobs:
         submission is durable on return. Raises `JobRefused`."""
         try:
             request = self._with_folders(request)
-            document, missing = self.checked(request)
-        except (PathRefused, DocumentRefused, wire.Malformed) as error:
+        except PathRefused as error:
             raise JobRefused(str(error)) from error
-        except OSError as error:
-            reason = f"the fragment store cannot be read now: {error}; try again later"
-            raise JobRefused(reason, Refusal.FULL) from error
+        document, missing = self.checked_now(request)
         caller, future = self._call(Work(request, document))
         self._feed(
             ev.Submitted(
@@ -139,9 +137,28 @@ class Jobs:
                 missing=missing,
             )
         )
-        job = await future
-        assert job is not None, "an accepted submission has a job"
-        return self._lives[job]
+        return await self._accepted(future)
+
+    async def retry(self, name: str, items: Sequence[int]) -> Life:
+        """Run a job that has ended once more: the items that failed, or these of them. The request
+        is durable on return. Raises `JobRefused`."""
+        life = self.find(name)
+        if life is None:
+            raise JobRefused(f"there is no job {name[:80]!r} here", Refusal.UNKNOWN)
+        if life.request is None:
+            complete = life.job.end is not None and life.job.end.outcome is Outcome.COMPLETE
+            known = "is complete: no item of it has failed"
+            if not complete:
+                known = "was recorded by an older version; submit it again"
+            raise JobRefused(f"job {name} {known}", Refusal.COMPLETE)
+        document, missing = self.checked_now(life.request)
+        caller, future = self._call(Work(life.request, document))
+        self._feed(
+            ev.RetryRequested(
+                job=name, caller=caller, at_seconds=time(), items=tuple(items), missing=missing
+            )
+        )
+        return await self._accepted(future)
 
     async def remove(self, name: str) -> None:
         """Forget a job that has ended, with its files on the volume; its epoch is remembered, so
@@ -205,6 +222,11 @@ class Jobs:
             if not future.done():
                 future.set_exception(JobRefused("the coordinator stops", Refusal.STOPPING))
 
+    async def _accepted(self, future: asyncio.Future[Job | None]) -> Life:
+        job = await future
+        assert job is not None, "an accepted submission has a job"
+        return self._lives[job]
+
     def _call(self, work: Work | None) -> tuple[int, asyncio.Future[Job | None]]:
         if self.closed:
             raise JobRefused("the coordinator stops", Refusal.STOPPING)
@@ -223,6 +245,16 @@ class Jobs:
                 place = self._volume.job_folder(request.name, folder)
                 setattr(whole, field, str(place.absolute()))
         return whole
+
+    def checked_now(self, request: pb.SubmitJobRequest) -> tuple[PartitionDocument, str]:
+        """As `checked`. Raises `JobRefused`."""
+        try:
+            return self.checked(request)
+        except (DocumentRefused, wire.Malformed) as error:
+            raise JobRefused(str(error)) from error
+        except OSError as error:
+            reason = f"the fragment store cannot be read now: {error}; try again later"
+            raise JobRefused(reason, Refusal.FULL) from error
 
     def checked(self, request: pb.SubmitJobRequest) -> tuple[PartitionDocument, str]:
         """The partition of a request, and which of its fragments the store lacks. Raises
@@ -245,7 +277,9 @@ class Jobs:
 
     def _found_job(self, record: JobRecord) -> ev.Found:
         submission, missing, work = None, "", record.work
-        if record.request is not None:
+        if record.request is not None and record.status is not None:
+            submission = submission_as(work, record.request)
+        elif record.request is not None:
             document, missing = self.checked(record.request)
             submission = submission_of(record.request, document)
             work = submission.work

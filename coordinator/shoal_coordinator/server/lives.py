@@ -62,6 +62,8 @@ class Life:
 
     def __init__(self, job: Job, work: Work | None, driver: Driver, ledger: Ledger) -> None:
         """`work` is None where an earlier coordinator has ended the job."""
+        self.recorded: pb.SubmitJobRequest | None = None
+        """What that coordinator has recorded of its work."""
         self.job = job
         self.submitted_at = monotonic_ns() - nanoseconds(max(0.0, time() - job.submitted_seconds))
         self.run: JobRun | None = None
@@ -87,8 +89,9 @@ class Life:
         return self._work
 
     @property
-    def request(self) -> pb.SubmitJobRequest:
-        return request_of(self.work.request, self.job.submission)
+    def request(self) -> pb.SubmitJobRequest | None:
+        """The part of its submission that never changes; None where that was not recorded."""
+        return self.recorded if self._work is None else self._work.request
 
     @property
     def fragments_in_use(self) -> frozenset[Digest]:
@@ -126,9 +129,9 @@ class Life:
         """The record that an effect asks for; a job that ends gets its last status."""
         assert effect.submission is not None, "it is not removed"
         request = status = None
-        if effect.end is None:
-            request = request_of(self.work.request, effect.submission)
-        else:
+        if self.request is not None and not _is_complete(effect.end):
+            request = request_of(self.request, effect.submission)
+        if effect.end is not None:
             status = pb.JobStatus(name=self.job.name, epoch=self.job.epoch)
             status.CopyFrom(self.counts or status)
             with_end(with_tally(status, effect.tally), effect.end)
@@ -168,7 +171,8 @@ class Life:
 
     def _open_run(self) -> JobRun:
         crashes = self._ledger.crash_count(self.job.name)
-        return open_run(self.work.request, self.work.document, self.job.epoch, crashes)
+        request = request_of(self.work.request, self.job.submission)
+        return open_run(request, self.work.document, self.job.epoch, crashes)
 
     def dispatch(self, effect: do.Dispatch | do.Amend) -> None:
         assert self.run is not None, "it was opened"
@@ -189,7 +193,7 @@ class Life:
             case do.Dispatch():
                 driver.runs[name] = run
                 run.start(driver.feed, self._writing_failed)
-                driver.submit(spec, run.completed)
+                driver.submit(spec, run.completed, run.failed)
             case do.Amend():
                 logger.info("job %s: plan %d, epoch %d", name, request.epoch, effect.epoch)
                 driver.amend(spec)
@@ -222,6 +226,10 @@ class Life:
         except Exception as error:
             logger.exception("job %s", name)
             return ev.Closed(job=name, problem=f"the coordinator failed: {error!r}")
+
+
+def _is_complete(end: End | None) -> bool:
+    return end is not None and end.outcome is Outcome.COMPLETE
 
 
 def _failed(reason: str, message: str) -> End:

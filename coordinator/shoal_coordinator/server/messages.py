@@ -15,7 +15,7 @@ from shoal_coordinator.dispatch.events import Failure, FailureKind
 from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.state import Job, JobPhase, StageQueue
 from shoal_coordinator.dispatch.views import KnownDevice
-from shoal_coordinator.jobs.values import End, Outcome, Plan, Submission, Tally, Terms
+from shoal_coordinator.jobs.values import End, Outcome, Plan, Retry, Submission, Tally, Terms
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.digests import Digest
@@ -39,13 +39,19 @@ def submission_of(request: pb.SubmitJobRequest, document: PartitionDocument) -> 
     """
     rest = pb.SubmitJobRequest()
     rest.CopyFrom(request)
-    for name in (*_PLAN, *_TERMS, "partition"):
+    for name in (*_PLAN, *_TERMS, "partition", "retry"):
         rest.ClearField(name)
     edges = sorted((edge.producer, edge.consumer, *edge.tensors) for edge in document.edges)
     content = [document.model_digest, [each.digest for each in document.fragments], edges]
     text = json.dumps(content).encode() + rest.SerializeToString(deterministic=True)
     work = hashlib.sha256(text).hexdigest()
-    return Submission(work=work, plan=plan_of(request), terms=terms_of(request))
+    return submission_as(work, request)
+
+
+def submission_as(work: str, request: pb.SubmitJobRequest) -> Submission:
+    """A request of which `work` is known."""
+    retry = Retry(number=request.retry.number, items=tuple(sorted(set(request.retry.items))))
+    return Submission(work=work, plan=plan_of(request), terms=terms_of(request), retry=retry)
 
 
 def plan_of(request: pb.SubmitJobRequest) -> Plan:
@@ -77,6 +83,11 @@ def request_of(work: pb.SubmitJobRequest, submission: Submission) -> pb.SubmitJo
     request.explanation[:] = plan.explanation
     for name in _TERMS:
         setattr(request, name, getattr(submission.terms, name))
+    if submission.retry == Retry():
+        request.ClearField("retry")
+    else:
+        retry = pb.Retry(number=submission.retry.number, items=submission.retry.items)
+        request.retry.CopyFrom(retry)
     return request
 
 
@@ -86,6 +97,7 @@ def as_submitted(status: pb.JobStatus, submission: Submission) -> pb.JobStatus:
     for name in _TERMS:
         setattr(status.terms, name, getattr(submission.terms, name))
     status.terms.SetInParent()
+    status.retry = submission.retry.number
     return status
 
 

@@ -166,7 +166,7 @@ class CoordinatorMetrics:
 
     def refresh(self, state: State, hub: ExchangeHub, input_bytes: int) -> None:
         """Bring the gauges up to date; called from the thread that owns the state."""
-        jobs = state.jobs.values()
+        jobs = [job for job in state.jobs.values() if not job.spec.holds]
         self._jobs.set(len(jobs))
         self._active.set(sum(len(job.active) for job in jobs))
         self._ready.set(sum(queue.waiting for job in jobs for queue in job.queues))

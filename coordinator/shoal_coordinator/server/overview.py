@@ -76,7 +76,9 @@ class Overviews:
     def _status(self, view: views.KnownDevice) -> pb.DeviceStatus:
         session = self.sessions.last.get(view.name)
         excess = self.driver.excesses.of(view.name)
-        return device_status(view, session, excess, self.store.size_bytes)
+        status = device_status(view, session, excess, self.store.size_bytes)
+        status.peak_bytes = max(status.peak_bytes, self.driver.excesses.highest(view.name))
+        return status
 
     def _device(self, view: views.KnownDevice) -> pb.DeviceOverview:
         session, status = self.sessions.last.get(view.name), self._status(view)
@@ -129,7 +131,9 @@ class Overviews:
         lives = self.jobs.all()
         running = [life.job.name for life in lives if not life.has_ended]
         ended = [life.job.name for life in reversed(lives) if life.has_ended]
-        names = dict.fromkeys((*running, *self.driver.state.jobs, *ended))
+        known = self.driver.state.jobs.values()
+        calls = [job.spec.name for job in known if not job.spec.holds]
+        names = dict.fromkeys((*running, *calls, *ended))
         return sorted(names, key=lambda name: name != asked)
 
     def _job(self, name: str, asked: bool) -> pb.JobOverview:

@@ -3,7 +3,8 @@
 | who                               | may                                                     |
 |-----------------------------------|---------------------------------------------------------|
 | a client, such as shoal-operator  | call everything of `Coordinator`                        |
-| shoal-viewer                      | call `Coordinator.GetOverview`, which changes nothing   |
+| shoal-viewer                      | call `Coordinator.GetOverview` and `ListItems`, which   |
+|                                   | change nothing                                          |
 | shoal-worker                      | call everything of `Files`                              |
 | shoal-user                        | both; but its jobs have their folders on the volume     |
 | any other name                    | be a device: sessions of that name, fetching fragments  |

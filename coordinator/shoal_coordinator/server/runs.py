@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from time import monotonic, monotonic_ns, sleep
 from typing import Final, ParamSpec, TypeVar
 
@@ -11,11 +12,18 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.task_results import Feed, Run
 from shoal_coordinator.storage.inputs import InputSet, InputUnsuitable, scan_inputs
+from shoal_coordinator.storage.item_list import (
+    FailedItem,
+    ItemList,
+    ListedFile,
+    read_items,
+    write_items,
+)
 from shoal_coordinator.storage.job_files import open_results
 from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.locations import local_folder
 from shoal_coordinator.storage.prefetch import InputPrefetch
-from shoal_coordinator.storage.results import FailedItem, OutputsRefused, ResultStore
+from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import MODEL, PartitionDocument
@@ -61,6 +69,12 @@ class JobRun(Run):
         self.inputs = inputs
         self.completed = results.completed()
         """The items whose results existed when the run began."""
+        self.failed = {
+            each.item: ev.Failure(kind=ev.FailureKind.OUTPUT, message=each.reason)
+            for each in results.failed().values()
+        }
+        """The items that failed in an earlier run and are not tried again."""
+        self._tries: dict[int, int] = {}
         self._results = results
         self._untouched = tuple(
             name for edge in document.into(MODEL) if edge.producer == MODEL for name in edge.tensors
@@ -188,14 +202,15 @@ class JobRun(Run):
 
     # ---- the end of items ------------------------------------------------------------------------
 
-    def finish(self, item: int) -> None:
+    def finish(self, item: int, attempts: int) -> None:
         """Make the results of an item durable."""
+        self._tries[item] = attempts
         self._finishing.append(item)
         self._work.set()
 
-    def fail(self, item: int, failure: ev.Failure) -> None:
-        reason = wire.failure_text(failure)
-        self._failing.append(FailedItem(item, self.inputs.place(item), reason))
+    def fail(self, item: int, failure: ev.Failure, attempts: int) -> None:
+        reason, place = wire.failure_text(failure), self.inputs.place(item)
+        self._failing.append(FailedItem(item, place, reason, attempts, failure.device))
         self._forget(item)
         self._work.set()
 
@@ -257,9 +272,33 @@ class JobRun(Run):
         self.prefetch.forget(item)
         super()._forget(item)
 
+    # ---- its items -------------------------------------------------------------------------------
+
+    async def items(self) -> ItemList:
+        """The items as they are now, but for which of them are active."""
+        return await self._in_writer(self._items)
+
+    def _items(self) -> ItemList:
+        stored = self._results.completed()
+        return ItemList(
+            total=len(self.inputs),
+            files=tuple(
+                ListedFile(file.name, file.first, file.contents.stacked is not None)
+                for file in self.inputs.files
+            ),
+            stored=stored,
+            failed=self._results.failed(),
+            tries={item: tries for item, tries in self._tries.copy().items() if item in stored},
+        )
+
+    def _close_results(self) -> None:
+        with suppress(OSError):  # then its items cannot be listed
+            write_items(self._results.folder, self._items())
+        self._results.close()
+
     async def _release_folders(self) -> None:
         loop = asyncio.get_running_loop()
-        await self._in_writer(self._results.close)
+        await self._in_writer(self._close_results)
         await loop.run_in_executor(self._reader, self.inputs.close)
         self._writer.shutdown(wait=False)
         self._reader.shutdown(wait=False)
@@ -268,7 +307,8 @@ class JobRun(Run):
 def open_run(
     request: SubmitJobRequest, document: PartitionDocument, epoch: int, crashes: CrashCount
 ) -> JobRun:
-    """Count a job's inputs and take possession of its outputs.
+    """Count a job's inputs and take possession of its outputs. Where only some of the failed items
+    are to be tried again, the others have failed from the beginning.
 
     Blocks on the file system. Raises `LocationRefused`, `InputsRefused`, `OutputsRefused`, or
     `OSError` that says nothing of the folders (`is_transient`).
@@ -280,5 +320,18 @@ def open_run(
         if target.resolve() == source.resolve():
             raise OutputsRefused(target, "are the inputs as well; choose another folder")
         results = open_results(target, inputs, document, job=request.name, lossy=request.lossy)
+        with ExitStack() as undo:
+            undo.callback(results.close)
+            _give_up_others(results, frozenset(request.retry.items))
+            undo.pop_all()
     inputs.inflate_into(target / ".shoal" / request.name)
     return JobRun(request, document, epoch, inputs, results, crashes)
+
+
+def _give_up_others(results: ResultStore, retried: Set[int]) -> None:
+    """Of the items that failed before, those that are not tried again stay failed. Raises
+    `OSError`."""
+    before = read_items(results.folder) if retried else None
+    if before is not None:
+        left = before.failed.keys() - retried - results.completed()
+        results.fail(before.failed[item] for item in sorted(left))

@@ -24,6 +24,7 @@ from shoal_coordinator.server.item_streams import ItemStreams
 from shoal_coordinator.server.jobs import Jobs
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.overview import Overviews
+from shoal_coordinator.server.placements import Placements
 from shoal_coordinator.server.roles import Role, Roles
 from shoal_coordinator.server.routes import Relay
 from shoal_coordinator.server.service import CoordinatorService
@@ -161,12 +162,13 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     scrubber = Scrubber(volume)
     driver.on_corrupt = scrubber.report
     jobs, streams = Jobs(driver, store, ledger, volume, metrics), ItemStreams(driver)
-    volume.in_use = partial(_fragments_in_use, jobs, streams)
+    placements = Placements(driver)
+    volume.in_use = partial(_fragments_in_use, jobs, streams, placements)
     overviews = Overviews(jobs, driver, sessions, store, hub)
     roles = Roles(clients=settings.clients)
     listener = _listener(
         _SessionService(sessions, store, scrubber, roles, settings.stall_seconds),
-        CoordinatorService(jobs, streams, overviews, store, roles),
+        CoordinatorService(jobs, streams, overviews, placements, store, roles),
         FilesService(volume, roles, jobs.runs),
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -192,6 +194,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
             ("tick", driver.tick),
             ("metrics", partial(_measure, driver, hub, metrics)),
             ("statistics", jobs.record_statistics),
+            ("placements", placements.expire),
         ):
             stack.callback(supervise(name, task, metrics.count_failure).cancel)
         jobs.resume()
@@ -220,8 +223,10 @@ def _driver(
     return driver
 
 
-def _fragments_in_use(jobs: Jobs, streams: ItemStreams) -> frozenset[Digest]:
-    return jobs.fragments_in_use() | streams.fragments_in_use()
+def _fragments_in_use(
+    jobs: Jobs, streams: ItemStreams, placements: Placements
+) -> frozenset[Digest]:
+    return jobs.fragments_in_use() | streams.fragments_in_use() | placements.fragments_in_use()
 
 
 def _listener(

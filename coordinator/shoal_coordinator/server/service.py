@@ -9,10 +9,13 @@ from typing import Any, Final
 import grpc
 
 from shoal_coordinator.jobs.values import Refusal
+from shoal_coordinator.server import wire
+from shoal_coordinator.server.item_lists import NotListed, items_of, pages, require_failed
 from shoal_coordinator.server.item_streams import ItemStreams, StreamRefused, TooManyStreams
 from shoal_coordinator.server.jobs import JobRefused, Jobs
 from shoal_coordinator.server.lives import Life
 from shoal_coordinator.server.overview import Overviews
+from shoal_coordinator.server.placements import Placements, TooManyPlacements, submission_of
 from shoal_coordinator.server.roles import Role, Roles, abort
 from shoal_coordinator.server.wire import Malformed
 from shoal_protocol.fragment_store import FragmentStore
@@ -34,6 +37,8 @@ _CODES: Final = {
     Refusal.LACKING: grpc.StatusCode.FAILED_PRECONDITION,
     Refusal.KNOWN: grpc.StatusCode.ALREADY_EXISTS,
     Refusal.RUNS: grpc.StatusCode.FAILED_PRECONDITION,
+    Refusal.COMPLETE: grpc.StatusCode.FAILED_PRECONDITION,
+    Refusal.UNKNOWN: grpc.StatusCode.NOT_FOUND,
     Refusal.FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Refusal.STOPPING: grpc.StatusCode.UNAVAILABLE,
 }
@@ -49,12 +54,14 @@ class CoordinatorService(CoordinatorServicer):
         jobs: Jobs,
         streams: ItemStreams,
         overviews: Overviews,
+        placements: Placements,
         store: FragmentStore,
         roles: Roles,
     ) -> None:
         self._jobs = jobs
         self._streams = streams
         self._overviews = overviews
+        self._placements = placements
         self._store = store
         self._roles = roles
         self._watchers = 0
@@ -94,6 +101,36 @@ class CoordinatorService(CoordinatorServicer):
             await job.done.within(CANCEL_SECONDS)
         return job.status()
 
+    async def RetryJob(self, request: pb.RetryJobRequest, context: _Context) -> pb.JobStatus:
+        await self._roles.require(context, Role.CLIENT)
+        if len(request.items) > wire.MOST_RETRIED:
+            reason = f"{len(request.items)} items, at most {wire.MOST_RETRIED}; name none for all"
+            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, reason)
+        life = await self._find(request.name, context)
+        try:
+            if request.items and life.has_ended:
+                items, _ = await items_of(life)
+                require_failed(request.name, items, request.items)
+            job = await self._jobs.retry(request.name, request.items)
+        except NotListed as error:
+            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except JobRefused as error:
+            await abort(context, _CODES[error.refusal], str(error))
+        await job.settled.within(PREPARE_SECONDS)
+        return job.status()
+
+    async def ListItems(
+        self, request: pb.ListItemsRequest, context: _Context
+    ) -> AsyncIterator[pb.ItemPage]:
+        await self._roles.require(context, Role.CLIENT, Role.VIEWER)
+        life = await self._find(request.name, context)
+        try:
+            items, active = await items_of(life)
+        except NotListed as error:
+            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        for page in pages(items, active, frozenset(request.states)):
+            yield page
+
     # gRPC takes a coroutine that writes its answers as well; its stubs know generators only.
     async def Infer(  # type: ignore[override]
         self, requests: AsyncIterator[pb.InferRequest], context: _Context
@@ -113,6 +150,20 @@ class CoordinatorService(CoordinatorServicer):
             await abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
         if self._jobs.closed:
             await abort(context, grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
+
+    async def PlaceFragments(
+        self, request: pb.PlaceFragmentsRequest, context: _Context
+    ) -> pb.PlacedFragments:
+        await self._roles.require(context, Role.CLIENT)
+        try:
+            document, missing = self._jobs.checked_now(submission_of(request))
+            if missing and request.stages:
+                await abort(context, grpc.StatusCode.FAILED_PRECONDITION, missing)
+            return self._placements.place(request, document)
+        except JobRefused as error:
+            await abort(context, _CODES[error.refusal], str(error))
+        except TooManyPlacements as error:
+            await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     async def ListDevices(
         self, request: pb.ListDevicesRequest, context: _Context

@@ -65,13 +65,13 @@ class StreamRun(Run):
     async def read(self, item: int, names: Iterable[str]) -> dict[str, Array]:
         return self._inputs(item, names)
 
-    def finish(self, item: int) -> None:
+    def finish(self, item: int, attempts: int) -> None:
         ended = self._end(item)
         ended.results |= {name: ended.inputs[name] for name in self._untouched}
         self._feed(ev.ItemStored(at=Nanoseconds(monotonic_ns()), job=self.name, item=item))
         self._on_end(ended)
 
-    def fail(self, item: int, failure: ev.Failure) -> None:
+    def fail(self, item: int, failure: ev.Failure, attempts: int) -> None:
         ended = self._end(item)
         ended.failure = failure
         self._on_end(ended)

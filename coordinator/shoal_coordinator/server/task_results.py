@@ -68,12 +68,12 @@ class Run(ABC):
         """Some of an item's inputs. Raises `InputUnsuitable`, whatever is wrong with them."""
 
     @abstractmethod
-    def finish(self, item: int) -> None:
-        """All results of an item are here. Answered by `ItemStored`."""
+    def finish(self, item: int, attempts: int) -> None:
+        """All results of an item are here, after so many tries. Answered by `ItemStored`."""
 
     @abstractmethod
-    def fail(self, item: int, failure: ev.Failure) -> None:
-        """An item has failed for good."""
+    def fail(self, item: int, failure: ev.Failure, attempts: int) -> None:
+        """An item has failed for good, after so many tries."""
 
     @abstractmethod
     async def _take_in(self, received: ReceivedActivation) -> None:

@@ -28,6 +28,8 @@ MAXIMUM_FRAGMENTS: Final = 4096
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 _JOB: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _TEXT: Final = 2000
+MOST_RETRIED: Final = 100_000
+"""Failed items that a request may name."""
 _LONGEST_SECONDS: Final = 10.0**9
 _LARGEST_BYTES: Final = 1 << 50
 
@@ -332,6 +334,8 @@ def check_submission(request: api.SubmitJobRequest, document: PartitionDocument)
         raise Malformed(f"backoff_limit is {request.backoff_limit}, at most 1000")
     if request.epoch >= 1 << 62:
         raise Malformed(f"epoch is {request.epoch}")
+    if len(request.retry.items) > MOST_RETRIED:
+        raise Malformed(f"{len(request.retry.items)} items to retry, at most {MOST_RETRIED}")
 
 
 def _check_stage(placement: api.StagePlacement) -> None:

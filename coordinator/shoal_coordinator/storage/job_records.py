@@ -31,8 +31,8 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A job: its `request` while it runs, its `status` and the digest of its `work` once it has
-    ended, none of them when it was removed. `submitted_seconds` is when, since 1970 by the wall
+    """A job: its `request` until it is complete, its `status` and the digest of its `work` once it
+    has ended, none of them when it was removed. `submitted_seconds` is when, since 1970 by the wall
     clock, which is the only one that two coordinators share; None where nobody recorded it.
     `crashes` is what `CrashCount` found."""
 
@@ -152,7 +152,7 @@ class Ledger:
             document["status"] = json_format.MessageToDict(record.status)
         self.put_tally(record.name, record.tally)
         replace_file(self._path(record.name, "json"), json.dumps(document).encode())
-        if record.request is None:
+        if record.request is None or record.status is not None:
             self._path(record.name, "crashes").unlink(missing_ok=True)
 
     def put_tally(self, name: str, tally: Tally) -> None:
@@ -211,14 +211,13 @@ def _parse_tally(content: bytes) -> Tally:
 def _parse(content: bytes, tally: Tally, crashes: int) -> JobRecord:
     match json.loads(content):
         case {"version": 1, "name": str(name), "epoch": int(epoch), **rest}:
-            request = status = None
+            request = status = None  # of one that was removed
             match rest:
                 case {"request": dict(described)}:
                     request = json_format.ParseDict(described, SubmitJobRequest())
+            match rest:
                 case {"status": dict(described)}:
                     status = json_format.ParseDict(described, JobStatus())
-                case _:
-                    pass  # it was removed
             submitted = rest.get("submitted_seconds")
             return JobRecord(
                 name=name,

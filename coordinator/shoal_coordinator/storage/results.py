@@ -35,13 +35,13 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 from shoal_coordinator.storage.arrays import Array
 from shoal_coordinator.storage.folders import Folder
+from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.journal import Journal, Line
 from shoal_coordinator.storage.parts import Part, ResultFile, archive_of, make_file
 from shoal_coordinator.storage.result_log import LARGEST_BYTES, ResultLog
@@ -80,15 +80,6 @@ def check_outputs(outputs: Path, job: str) -> None:
         raise OutputsRefused(outputs, f"cannot be written: {e.strerror or e}") from e
 
 
-@dataclass(frozen=True, slots=True)
-class FailedItem:
-    """An item without a result: where its input is, and why it failed."""
-
-    item: int
-    input: str
-    reason: str
-
-
 class ResultStore:
     """The results of one job. Not for several threads at once; any method may wait for the disk.
 
@@ -117,6 +108,8 @@ class ResultStore:
         self._failed: dict[int, FailedItem] = {}
         self._listed = 0
         self._unwritten = 0
+        self.folder: Folder
+        """The job's own folder in the outputs."""
         self.unwritable = ""
         """Why the folder takes no more results of any item, and what to do; empty if it does."""
         with contextlib.ExitStack() as undo:
@@ -124,12 +117,12 @@ class ResultStore:
                 outputs.mkdir(parents=True, exist_ok=True)
                 self._outputs = Folder(outputs)
                 undo.callback(self._outputs.close)
-                self._folder = self._own_folder(undo)
+                self.folder = self._own_folder(undo)
                 self._identify(identity)
-                self._journal = Journal(self._folder, "journal.jsonl")
+                self._journal = Journal(self.folder, "journal.jsonl")
                 undo.callback(self._journal.close)
                 small = {n: file.name for n, file in enumerate(files) if file.items == 1}
-                self._log = ResultLog(self._folder, self._outputs, small, self._note_made)
+                self._log = ResultLog(self.folder, self._outputs, small, self._note_made)
                 undo.callback(self._log.close)
                 self._recover()
             except OSError as e:
@@ -150,6 +143,9 @@ class ResultStore:
         for part in self._parts.values():
             items.update(part.file.first + row for row in part.stored_rows())
         return frozenset(items)
+
+    def failed(self) -> dict[int, FailedItem]:
+        return dict(self._failed)
 
     def is_complete(self) -> bool:
         """Whether every file is made, and nothing in it failed."""
@@ -349,7 +345,7 @@ class ResultStore:
         number = self._file_of(item)
         if number not in self._parts:
             file = self._files[number]
-            self._parts[number] = Part(self._folder, number, file, self._names)
+            self._parts[number] = Part(self.folder, number, file, self._names)
         return self._parts[number]
 
     # ---- beginning -------------------------------------------------------------------------------
@@ -385,21 +381,21 @@ class ResultStore:
 
     def _identify(self, identity: str) -> None:
         mine = {"version": _VERSION, "job": self._job, "identity": identity}
-        if self._folder.size("job.json") is None:
-            self._folder.replace("job.json", json.dumps(mine).encode())
+        if self.folder.size("job.json") is None:
+            self.folder.replace("job.json", json.dumps(mine).encode())
             return
-        with open(self._folder.open("job.json", os.O_RDONLY), "rb") as file:
+        with open(self.folder.open("job.json", os.O_RDONLY), "rb") as file:
             content = file.read(_MOST_IDENTITY_BYTES)
         try:
             known = json.loads(content)
         except (ValueError, RecursionError) as e:
-            damaged = self._folder.path / "job.json"
+            damaged = self.folder.path / "job.json"
             raise OutputsRefused(self._path, f"hold a damaged {damaged}; delete it") from e
         if known != mine:
             raise OutputsRefused(
                 self._path,
                 f"hold results of another {self._job!r}, of another model or other inputs; "
-                f"choose another folder, or delete {self._folder.path.parent}",
+                f"choose another folder, or delete {self.folder.path.parent}",
             )
 
     def _recover(self) -> None:
@@ -415,7 +411,7 @@ class ResultStore:
             if self._outputs.size(self._files[number].name) == size:
                 self._made[number] = size
         self._made |= self._log.recover(self._made.keys())
-        for name in self._folder.names():
+        for name in self.folder.names():
             stem, dot, kind = name.partition(".")
             if not dot or kind not in ("part", "part.tmp"):
                 continue
@@ -424,7 +420,7 @@ class ResultStore:
             if kind == "part" and known and number not in self._made:
                 self._part_of(self._files[number].first).recover()
             else:
-                self._folder.remove(name)
+                self.folder.remove(name)
         # What does not hold any more must not be believed later.
         if self._journal.damaged or self._made != noted:
             self._journal.rewrite(_made_line(*made) for made in sorted(self._made.items()))

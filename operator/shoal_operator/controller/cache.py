@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from shoal_api.kinds import KINDS, AnyKind, Device, InferenceJob, Partition
+from shoal_api.kinds import KINDS, AnyKind, Device, InferenceJob, Partition, Placement
 from shoal_api.shapes import FieldError
 from shoal_operator.controller.foreign import (
     Identity,
@@ -230,6 +230,8 @@ def _groups(state: State) -> list[Topic]:
     match state:
         case Own(value=Partition() as partition):
             groups.append(referring(partition.spec.model_ref.name))
+        case Own(value=Placement() as placement):
+            groups.append(referring(placement.spec.partition_ref.name))
         case Own(value=Device() as device):
             groups.append(referring(device.spec.pool_ref.name))
         case Own(value=InferenceJob() as job):

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -17,7 +16,7 @@ from shoal_operator.controller.planning import Planning
 from shoal_operator.controller.snapshots import Snapshots
 from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.reconcile.deciding import decide
-from shoal_operator.reconcile.placement import question_of
+from shoal_operator.reconcile.placement import question_of, with_answer
 from shoal_operator.reconcile.snapshot import PlacementSnapshot
 
 logger = logging.getLogger(__name__)
@@ -102,13 +101,12 @@ class Controller:
         snapshot = await self._snapshots.build(own.value, reader)
         self._event_router.has_read(name, reader)
         if isinstance(snapshot, PlacementSnapshot):
-            question = question_of(snapshot)
-            if question is not None:
-                when_made = partial(self._event_router.queue.add, name)
+            when_made = partial(self._event_router.queue.add, name)
+            while (question := question_of(snapshot)) is not None:
                 answer = self._planning.answer(question, when_made)
                 if answer is None:
                     return
-                snapshot = replace(snapshot, answer=answer)
+                snapshot = with_answer(snapshot, answer)
         decision = decide(snapshot, self._actions.applied(own))
         changed = await self._actions.carry_out(own, decision)
         for seconds in (decision.requeue_seconds, reader.requeue_seconds):

@@ -163,13 +163,16 @@ class _Coordinator:
             lossy=call.lossy,
             parallelism=call.terms.parallelism,
             active_deadline_seconds=call.terms.active_deadline_seconds,
+            retry=pb.Retry(number=call.retry, items=call.retried_items),
         )
         try:
             answer = await client.submit(request)
         except CallFailed as error:
             if not error.refused:
                 raise
-            refusal = Refusal(plan=call.plan, terms=call.terms, message=error.reason)
+            refusal = Refusal(
+                plan=call.plan, terms=call.terms, message=error.reason, retry=call.retry
+            )
             if self.refusals.get(call.job) != refusal:
                 self.refusals[call.job] = refusal
                 self._changed([run_part(call.job)])

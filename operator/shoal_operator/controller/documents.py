@@ -12,9 +12,10 @@ from shoal_api.kinds import Partition
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.foreign import identity_of
 from shoal_operator.controller.resources import CONFIG_MAP
-from shoal_operator.reconcile.names import document_name, namespace_of
+from shoal_operator.reconcile.names import document_name, namespace_of, table_name
 from shoal_operator.reconcile.partition import read_document
-from shoal_operator.reconcile.snapshot import StoredDocument
+from shoal_operator.reconcile.planned_cuts import read_table
+from shoal_operator.reconcile.snapshot import StoredDocument, StoredTable
 
 MAX_KEPT: Final = 64
 MAX_KNOWN: Final = 16_384
@@ -72,6 +73,11 @@ class Documents:
             if len(memory) > limit:
                 memory.popitem(last=False)
         return kept
+
+    async def read_table(self, partition: Partition) -> StoredTable | None:
+        """The table of a Partition whose cuts are planned; None where there is none."""
+        name = table_name(partition.metadata.name)
+        return read_table(await self._api.get(CONFIG_MAP, namespace_of(partition), name) or {})
 
     def _find(self, content: _Content) -> StoredDocument | None:
         """A document that is stored, as the one that was used last."""

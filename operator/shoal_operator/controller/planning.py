@@ -10,13 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from shoal_operator.reconcile.plans import Question
+from shoal_operator.reconcile.planned_cuts import CutQuestion
+from shoal_operator.reconcile.plans import Question as PlanQuestion
+from shoal_operator.reconcile.snapshot import CutAnswer
 from shoal_planner.outcome import Infeasible, Plan
 
 REMEMBERED: Final = 128
 """Answers: a thousand jobs of one partition on one pool ask the same."""
 
-Answer = Plan | Infeasible
+Question = PlanQuestion | CutQuestion
+Answer = Plan | Infeasible | CutAnswer
 
 
 class Planning:

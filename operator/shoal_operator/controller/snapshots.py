@@ -7,6 +7,7 @@ where it may still change, the object is requeued.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from operator import itemgetter
 from typing import Final, assert_never
 
@@ -42,8 +43,10 @@ from shoal_operator.reconcile.names import (
     partition_of,
     placement_of,
     pool_of,
+    table_name,
     uid_of,
 )
+from shoal_operator.reconcile.planned_cuts import age, is_planned
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
@@ -56,6 +59,7 @@ from shoal_operator.reconcile.snapshot import (
     Run,
     Snapshot,
     StoredDocument,
+    StoredTable,
     Unreachable,
     Worker,
     WorkerPhase,
@@ -127,6 +131,8 @@ class Snapshots:
             workers=await self._workers(reader, partition),
             document=await self._document(reader, partition, fresh=True),
             pools=reader.all_own(DevicePool, namespace) if _cut_for_pools(partition) else (),
+            table=await self._table(reader, partition),
+            placements=self._placements(reader, partition),
         )
 
     async def _pool(self, reader: Reader, pool: DevicePool) -> DevicePoolSnapshot:
@@ -170,6 +176,9 @@ class Snapshots:
             view=view,
             measured=self._measured(reader, placement, view),
             cordoned=self._cordoned(reader, view),
+            table=await self._table(reader, partition),
+            placements=self._placements(reader, partition),
+            beside=tuple(self._beside(placement)),
         )
 
     async def _job(self, reader: Reader, job: InferenceJob) -> InferenceJobSnapshot:
@@ -202,6 +211,20 @@ class Snapshots:
             refusal=self._coordinators.refusal(namespace, name or "", job_id(job)),
             rivals=() if over or name is None else self._rivals(job, name, view),
         )
+
+    def _placements(self, reader: Reader, partition: Partition | None) -> tuple[Placement, ...]:
+        """Those that may choose the cuts of a Partition."""
+        if partition is None or not is_planned(partition):
+            return ()
+        name = partition.metadata.name
+        return reader.all_own(Placement, namespace_of(partition), referring(name))
+
+    async def _table(self, reader: Reader, partition: Partition | None) -> StoredTable | None:
+        if partition is None or not is_planned(partition):
+            return None
+        namespace, name = namespace_of(partition), table_name(partition.metadata.name)
+        reader.subscribe((CONFIG_MAP.kind, namespace, name))
+        return await self._documents.read_table(partition)
 
     def _view(self, reader: Reader, namespace: str, pool: str, *parts: str) -> views.View:
         """What a pool's coordinator says; reconciled again when one of these parts changes."""
@@ -265,6 +288,25 @@ class Snapshots:
                 if pool_of(job, placement) == pool:
                     yield job
 
+    def _beside(self, placement: Placement) -> Iterator[Placement]:
+        """Older Placements on a pool that jobs run by. Where there is one Model, all have the same
+        fragments. Nobody subscribes to them, as to jobs on a pool.
+        """
+        namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
+        models = islice(self._cache.all_own(Model, namespace), 2)
+        if len(list(models)) < 2:
+            return
+        own = age(placement)
+        names = {
+            placement_of(job)
+            for job in self._jobs_on(namespace, pool)
+            if not job.spec.suspend and not (job.status is not None and has_ended(job.status))
+        }
+        for name in sorted(names):
+            other = self._cache.own(Placement, namespace, name)
+            if other is not None and age(other) < own:
+                yield other
+
     def _nodes(self, reader: Reader) -> tuple[Node, ...]:
         states = reader.members((NODE.kind, "", ANY))
         return tuple(state.node for state in states if isinstance(state, NodeState))
@@ -311,4 +353,5 @@ class Snapshots:
 def _cut_for_pools(partition: Partition) -> bool:
     """Whether a Partition is cut for the smallest budget around, because it says nothing itself."""
     spec = partition.spec
-    return spec.fragments is None and spec.max_fragment_size is None and spec.cuts is None
+    given = (spec.fragments, spec.max_fragment_size, spec.cuts, spec.cutting)
+    return all(each is None for each in given)

@@ -71,6 +71,7 @@ def run_of(status: pb.JobStatus) -> Run:
         reason=status.reason,
         completing=status.completing,
         started_seconds=status.started_seconds,
+        retry=status.retry,
         fragment_seconds=tuple(
             (each.index, each.compute_seconds) for each in status.stages if each.finished
         ),

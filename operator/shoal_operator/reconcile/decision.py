@@ -77,7 +77,8 @@ class SubmitJob:
     grants it (0: all that it needs), in `predicted_seconds` how long a task of it takes there, as
     far as that is predicted; `plan` the epoch of the Placement.
     `mode` and `policy` are words of `shoal_protocol.choices`; `lossy` permits float16 on the way.
-    Inputs and results are in the job's own folders on the coordinator's volume.
+    Inputs and results are in the job's own folders on the coordinator's volume. `retry` is which
+    retry of the job it is, `retried_items` the failed items that are tried again (none: all).
     """
 
     pool: str
@@ -92,6 +93,8 @@ class SubmitJob:
     terms: Terms
     lossy: bool = False
     predicted_seconds: tuple[tuple[float, ...], ...] = ()
+    retry: int = 0
+    retried_items: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

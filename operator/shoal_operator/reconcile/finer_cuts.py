@@ -25,6 +25,7 @@ from shoal_operator.reconcile.job_preparation import (
     refusal_of,
 )
 from shoal_operator.reconcile.job_status import has_ended, pending_verdict
+from shoal_operator.reconcile.retries import is_of_before
 from shoal_operator.reconcile.snapshot import (
     DeviceState,
     InferenceJobSnapshot,
@@ -47,7 +48,7 @@ def too_large_run(snapshot: InferenceJobSnapshot) -> Run | None:
         return None
     if run is None or run.state is not RunState.FAILED or not is_too_large(run.reason):
         return None
-    return run
+    return None if is_of_before(run, job) else run
 
 
 def with_finer_cut(snapshot: InferenceJobSnapshot) -> InferenceJobSnapshot:

@@ -1,12 +1,13 @@
 """InferenceJob: planned, prepared, run, results transferred; Complete or Failed. Pure.
 
 The semantics are those of `batch/v1` Job: suspend stops the run and resume continues it, the
-deadline counts while the job is not suspended, a terminal condition is never left, and the job may
-delete itself later.
+deadline counts while the job is not suspended, a terminal condition is never left, except by a
+retry of a failed job (`retries`), and the job may delete itself later.
 
 In order of precedence:
 
-1. it has ended, or is being deleted: only its run at the coordinator is removed;
+1. it has ended, or is being deleted: only its run at the coordinator is removed; that of a failed
+   job stays until the job is deleted, so that it can be retried;
 2. its run has ended: results are transferred, then the verdict is reported; not where a finer cut
    may help (`finer_cuts`): then it is prepared again;
 3. the deadline has passed: the run is stopped, finished results are transferred, Failed;
@@ -19,6 +20,7 @@ was seen before, its volume was replaced (or it forgot a run that ended long ago
 transferred again and the job is submitted again; stored results are not made again.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -36,7 +38,6 @@ from shoal_operator.reconcile.decision import (
     CoordinatorCall,
     Decision,
     RemoveJob,
-    SubmitJob,
 )
 from shoal_operator.reconcile.finer_cuts import (
     CUTTING_FINER,
@@ -77,7 +78,13 @@ from shoal_operator.reconcile.job_status import (
     verdict_of,
     with_run,
 )
+from shoal_operator.reconcile.job_submission import refusal_of, submission
 from shoal_operator.reconcile.names import job_id
+from shoal_operator.reconcile.retries import (
+    failed_before,
+    is_of_before,
+    with_retry,
+)
 from shoal_operator.reconcile.snapshot import (
     InferenceJobSnapshot,
     Run,
@@ -94,13 +101,13 @@ from shoal_operator.reconcile.workers import (
     worker_named,
     worker_text,
 )
-from shoal_protocol.choices import Precision
-from shoal_protocol.partition import document_to_json
 
 
 def reconcile_inference_job(snapshot: InferenceJobSnapshot) -> Decision:
     """What is to be done about an InferenceJob."""
     deleted = snapshot.job.metadata.deletion_timestamp is not None
+    if not deleted:
+        snapshot = with_retry(snapshot)
     if has_ended(snapshot.before) or deleted:
         return _over(snapshot)
     snapshot = with_finer_cut(snapshot)
@@ -124,14 +131,11 @@ def reconcile_inference_job(snapshot: InferenceJobSnapshot) -> Decision:
 def _over(snapshot: InferenceJobSnapshot) -> Decision:
     """The status stays; the run is removed, and the job itself when its time is up."""
     before, job, pool = snapshot.before, snapshot.job, snapshot.pool_name
-    failed = before.condition("Failed")
-    has_results = failed is not None and failed.reason == RESULT_TRANSFER_FAILED
-    has_results = has_results and job.metadata.deletion_timestamp is None
     own = {input_transfer_worker(job, pool).name, result_transfer_worker(job, pool).name}
     active = (WorkerPhase.PENDING, WorkerPhase.RUNNING)
     result = replace(
         decision(snapshot, before, ()),
-        calls=() if has_results else _clear(snapshot),
+        calls=_clear(snapshot, keep=_may_be_retried(snapshot)),
         removals=tuple(
             worker_key(job, worker.name)
             for worker in snapshot.workers
@@ -153,11 +157,18 @@ def _over(snapshot: InferenceJobSnapshot) -> Decision:
     return replace(result, requeue_seconds=max(1.0, left))
 
 
-def _clear(snapshot: InferenceJobSnapshot) -> tuple[CoordinatorCall, ...]:
-    if snapshot.run is None:
-        return ()
+def _may_be_retried(snapshot: InferenceJobSnapshot) -> bool:
+    """Whether a job has failed: its run stays, with inputs and results, until it is deleted."""
+    deleted = snapshot.job.metadata.deletion_timestamp is not None
+    return holds(snapshot.before.conditions, "Failed") and not deleted
+
+
+def _clear(snapshot: InferenceJobSnapshot, *, keep: bool) -> tuple[CoordinatorCall, ...]:
+    """Stop the run of a job that has ended, then remove it, unless it is to be kept."""
     if snapshot.active_run is not None:
         return (_cancel(snapshot, "its InferenceJob has ended"),)
+    if snapshot.run is None or keep:
+        return ()
     return (RemoveJob(pool=snapshot.pool_name, job=job_id(snapshot.job)),)
 
 
@@ -184,6 +195,8 @@ def _verdict_so_far(snapshot: InferenceJobSnapshot) -> Verdict | None:
 
 def _verdict(snapshot: InferenceJobSnapshot, run: Run) -> Verdict | None:
     """What the coordinator says, unless a finer cut may help."""
+    if is_of_before(run, snapshot.job):
+        return None
     verdict = verdict_of(run, terms_of(snapshot.job))
     if verdict is None or too_large_run(snapshot) is None:
         return verdict
@@ -198,7 +211,8 @@ def _transfer(snapshot: InferenceJobSnapshot, verdict: Verdict) -> Decision:
     worker = _result_transfer(snapshot)
     if snapshot.active_run is not None:
         stopping = _transferring(snapshot, verdict, "the run is being stopped")
-        return replace(stopping, calls=_clear(snapshot), requeue_seconds=SOON_SECONDS)
+        calls = _clear(snapshot, keep=True)
+        return replace(stopping, calls=calls, requeue_seconds=SOON_SECONDS)
     if not _may_have_results(snapshot):
         return _end(snapshot, verdict)
     if worker is None:
@@ -245,11 +259,12 @@ def _transferring(snapshot: InferenceJobSnapshot, verdict: Verdict, text: str) -
 def _end(
     snapshot: InferenceJobSnapshot, verdict: Verdict, status: InferenceJobStatus | None = None
 ) -> Decision:
-    """The verdict is reported, and the run removed."""
+    """The verdict is reported, and the run removed where nothing of it can be retried."""
     seconds = snapshot.job.spec.ttl_seconds_after_finished
     requeue = None if seconds is None else max(1.0, float(seconds))
     result = ended(snapshot, verdict, status)
-    return replace(result, calls=_clear(snapshot), requeue_seconds=requeue)
+    calls = _clear(snapshot, keep=not verdict.complete)
+    return replace(result, calls=calls, requeue_seconds=requeue)
 
 
 # ---- 3. the deadline -----------------------------------------------------------------------------
@@ -264,7 +279,9 @@ def _seconds_left(snapshot: InferenceJobSnapshot) -> float | None:
         return None
     if known is None or known.status is not FALSE:
         return float(seconds)
-    return seconds - seconds_since(known.last_transition_time, snapshot.now)
+    retry = snapshot.before.retry
+    since = max(known.last_transition_time, "" if retry is None else retry.time)
+    return seconds - seconds_since(since, snapshot.now)
 
 
 def _stop(snapshot: InferenceJobSnapshot) -> Decision:
@@ -321,6 +338,8 @@ def _proceed(snapshot: InferenceJobSnapshot) -> Decision:
         result = _waiting(snapshot, ready)
     elif away is not None:
         result = in_progress(snapshot, away, planned=ready.planned, requeue=LATER_SECONDS)
+    elif stale := failed_before(snapshot):
+        result = _retried(snapshot, ready, stale)
     else:
         result = _prepare(snapshot, ready)
     return replace(
@@ -353,9 +372,9 @@ def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
     if isinstance(ready, Ready):
         planned = ready.planned
         if ready.plan > run.plan or terms_of(snapshot.job) != run.terms:
-            refusal = _refusal(snapshot, ready)
+            refusal = refusal_of(snapshot, ready)
             if refusal is None:
-                calls = (_submission(snapshot, ready),)
+                calls = (submission(snapshot, ready),)
             else:
                 text = f"the coordinator refuses the newest plan or terms: {refusal}"
                 complete = Cause(complete.reason, f"{complete.message}; {text}")
@@ -376,6 +395,7 @@ def _prepare(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:
             conditions=status.conditions,
             start_time=status.start_time,
             finer_cut=status.finer_cut,
+            retry=status.retry,
         )
         if (queued := preceded_by(snapshot)) is not None:
             return in_progress(snapshot, queued, planned=ready.planned, status=status)
@@ -388,12 +408,22 @@ def _prepare(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:
         result = in_progress(snapshot, undone[0].cause, planned=ready.planned, status=status)
         children = tuple(step.child for step in undone if step.child is not None)
         return replace(result, children=children)
-    refusal = _refusal(snapshot, ready)
+    refusal = refusal_of(snapshot, ready)
     if refusal is not None:
         return _end(snapshot, Verdict("SubmissionRefused", refusal), status)
     submitting = Cause("Submitting", f"the job is being submitted to the coordinator of {pool}")
     result = in_progress(snapshot, submitting, planned=ready.planned, status=status)
-    return replace(result, calls=(_submission(snapshot, ready),))
+    return replace(result, calls=(submission(snapshot, ready),))
+
+
+def _retried(snapshot: InferenceJobSnapshot, ready: Ready, stale: Sequence[Worker]) -> Decision:
+    """The workers that failed before the retry make room for others."""
+    names = ", ".join(worker.name for worker in stale)
+    retrying = Cause("Retrying", f"what failed before is removed: {names}")
+    result = in_progress(snapshot, retrying, planned=ready.planned)
+    return replace(
+        result, removals=tuple(worker_key(snapshot.job, worker.name) for worker in stale)
+    )
 
 
 def _run_lost(snapshot: InferenceJobSnapshot, ready: Ready, inputs: str) -> Decision:
@@ -403,29 +433,3 @@ def _run_lost(snapshot: InferenceJobSnapshot, ready: Ready, inputs: str) -> Deci
     lost = Cause("RunLost", "the coordinator does not know the run any more; the job starts again")
     result = in_progress(snapshot, lost, planned=ready.planned)
     return replace(result, removals=(worker_key(snapshot.job, inputs),))
-
-
-def _refusal(snapshot: InferenceJobSnapshot, ready: Ready) -> str | None:
-    """Why the coordinator has refused just this already; None: it has not."""
-    refusal = snapshot.refusal
-    if refusal is None or (refusal.plan, refusal.terms) != (ready.plan, terms_of(snapshot.job)):
-        return None
-    return refusal.message
-
-
-def _submission(snapshot: InferenceJobSnapshot, ready: Ready) -> SubmitJob:
-    spec = snapshot.job.spec
-    return SubmitJob(
-        pool=snapshot.pool_name,
-        job=job_id(snapshot.job),
-        partition=document_to_json(ready.document).encode(),
-        stages=ready.stages,
-        granted_bytes=ready.granted_bytes,
-        predicted_seconds=ready.predicted_seconds,
-        plan=ready.plan,
-        mode=spec.mode.value,
-        policy=spec.policy.value,
-        backoff_limit=spec.backoff_limit,
-        lossy=spec.transfer_precision is Precision.HALF,
-        terms=terms_of(snapshot.job),
-    )

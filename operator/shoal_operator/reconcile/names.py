@@ -75,6 +75,8 @@ viewer_secret = partial(child_name, suffix="viewer-tls")
 """Secret of the certificate that people look at a pool's coordinator with."""
 document_name = partial(child_name, suffix="partition")
 """ConfigMap with a Partition's document."""
+table_name = partial(child_name, suffix="cuts")
+"""ConfigMap with the table of a Partition whose cuts are planned."""
 
 
 def uid_of(value: AnyKind) -> str:
@@ -89,6 +91,11 @@ def namespace_of(value: AnyKind) -> str:
 def job_id(job: InferenceJob) -> str:
     """What the coordinator calls a job: its name and the first eight digits of its uid."""
     return f"{job.metadata.name}-{uid_of(job)[:8]}"
+
+
+def retries(job: InferenceJob) -> int:
+    """Which retry of a job was begun last; 0: none."""
+    return 0 if job.status is None or job.status.retry is None else job.status.retry.number
 
 
 def coordinator_host(pool: str, namespace: str) -> str:

@@ -3,6 +3,8 @@
 What is cut and how is the *recipe*: the model's address, digest and shapes, and what the spec says.
 With none of fragments, maxFragmentSize and cuts, the fragments are made for the smallest budget of
 the namespace's pools at that time; a pool that comes later cuts nothing anew, because jobs run.
+With cutting Planned, a Placement chooses (`planned_cuts`): the finished cut stays ready until the
+next one is stored.
 
 A Partition is ready when the stored document was made by its recipe and its status describes that
 document: first a worker cuts, then its answer is stored in the ConfigMap, as gzip in binaryData,
@@ -14,8 +16,8 @@ import base64
 import gzip
 import json
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from shoal_api.columns import print_partition
@@ -35,18 +37,34 @@ from shoal_operator.reconcile.conditions import (
 from shoal_operator.reconcile.decision import Decision, Manifest, Note
 from shoal_operator.reconcile.manifests import labels_of, manifest
 from shoal_operator.reconcile.names import document_name, fingerprint
-from shoal_operator.reconcile.snapshot import PartitionSnapshot, StoredDocument, Worker, WorkerPhase
+from shoal_operator.reconcile.planned_cuts import (
+    chooser,
+    cut_arguments,
+    cuts_of,
+    is_planned,
+    table_map,
+)
+from shoal_operator.reconcile.snapshot import (
+    PartitionSnapshot,
+    StoredDocument,
+    StoredTable,
+    Worker,
+    WorkerPhase,
+)
 from shoal_operator.reconcile.workers import (
+    WorkerSpec,
     cut_worker,
     delivers,
     given_digest,
     retry_in,
     shape_arguments,
+    table_worker,
     worker_job,
     worker_key,
     worker_named,
     worker_text,
 )
+from shoal_protocol.cut_table import TableRefused, table_from_json
 from shoal_protocol.partition import (
     MODEL,
     DocumentRefused,
@@ -77,15 +95,23 @@ def reconcile_partition(snapshot: PartitionSnapshot) -> Decision:
         return _waits(snapshot, Cause("ModelNotFound", f"there is no Model {name}"))
     if (cause := not_ready(model)) is not None:
         return _waits(snapshot, cause)
+    if is_planned(snapshot.partition):
+        return _planned(snapshot, model)
     if stored is not None and stored.recipe == recipe_of(snapshot.partition, model):
         return _cut(snapshot, stored.document)
-    return _cutting(snapshot, model)
+    arguments = _arguments(snapshot.partition, model, snapshot.pools)
+    if arguments is None:
+        text = "no DevicePool here has a known budget to cut for; make one, or give fragments"
+        return _waits(snapshot, Cause("WaitingForPool", text))
+    return _cutting(snapshot, model, arguments)
 
 
 def recipe_of(partition: Partition, model: Model) -> str:
     """What is cut and how, but for the budget that the planner chooses."""
     spec = partition.spec
-    how = [spec.fragments, spec.max_fragment_size, list(spec.cuts or ())]
+    how: list[object] = [spec.fragments, spec.max_fragment_size, list(spec.cuts or ())]
+    if spec.cutting is not None:
+        how.append(spec.cutting.value)
     return fingerprint([given_digest(model), *shape_arguments(model), *how])
 
 
@@ -112,25 +138,94 @@ def current_document(
 # ---- cutting -------------------------------------------------------------------------------------
 
 
-def _cutting(snapshot: PartitionSnapshot, model: Model) -> Decision:
-    partition, settings, name = snapshot.partition, snapshot.settings, model.metadata.name
+def _planned(snapshot: PartitionSnapshot, model: Model) -> Decision:
+    """A Placement chooses the cuts. What is cut stays until the next cut is finished."""
+    recipe, stored = recipe_of(snapshot.partition, model), None
+    if snapshot.document is not None and snapshot.document.recipe == recipe:
+        stored = snapshot.document
+    if snapshot.table is None or snapshot.table.recipe != recipe:
+        decision = _tabulating(snapshot, model, recipe)
+        return decision if stored is None else _still_cut(snapshot, stored, decision)
+    first = chooser(snapshot.placements)
+    chosen = None if first is None or first.status is None else first.status.cut
+    if chosen is None and stored is None:
+        text = "a Placement of it chooses where to cut: make one"
+        if first is not None:
+            text = f"Placement {first.metadata.name} chooses where to cut"
+        return _waits(snapshot, Cause("WaitingForPlacement", text))
+    if stored is not None and (chosen is None or cuts_of(stored) == chosen.cuts):
+        return _cut(snapshot, stored.document)
+    assert chosen is not None, "there is nothing else to cut for"
+    arguments = (*cut_arguments(chosen.cuts), *_source_arguments(model))
+    decision = _cutting(snapshot, model, arguments)
+    ready = decision.status.condition("Ready")
+    done = ready is not None and ready.status is TRUE
+    return decision if stored is None or done else _still_cut(snapshot, stored, decision)
+
+
+def _still_cut(snapshot: PartitionSnapshot, stored: StoredDocument, other: Decision) -> Decision:
+    """The finished cut stays ready while another is being made."""
+    return replace(other, status=_cut(snapshot, stored.document).status)
+
+
+def _tabulating(snapshot: PartitionSnapshot, model: Model, recipe: str) -> Decision:
+    """A worker makes the table of what may be chosen from."""
+    worker = _Work(
+        spec=table_worker(snapshot.partition, model, _source_arguments(model)),
+        name=model.metadata.name,
+        answered=lambda done: _tabulated(snapshot, recipe, done),
+    )
+    return _working(snapshot, model, worker)
+
+
+def _tabulated(snapshot: PartitionSnapshot, recipe: str, worker: Worker) -> Decision:
+    if worker.output is None:
+        text = "what the worker printed is gone; it starts again"
+        return _waits(snapshot, Cause("Cutting", text))
+    try:
+        table = table_from_json(worker.output)
+    except TableRefused as error:
+        text = f"worker {worker.name} answers what this operator does not read: {error}"
+        return _waits(snapshot, Cause("TableUnreadable", text), keep=worker.name)
+    child = table_map(snapshot.partition, StoredTable(recipe=recipe, table=table))
+    text = f"it can be cut in {len(table.tensors)} places; a Placement of it chooses"
+    decision = _waits(snapshot, Cause("WaitingForPlacement", text), keep=worker.name)
+    return replace(decision, children=(child,))
+
+
+def _cutting(snapshot: PartitionSnapshot, model: Model, arguments: tuple[str, ...]) -> Decision:
+    worker = _Work(
+        spec=cut_worker(snapshot.partition, model, arguments),
+        name=model.metadata.name,
+        answered=lambda done: _answered(snapshot, model, done, arguments),
+    )
+    return _working(snapshot, model, worker)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What a worker does to the model of that name, and what is decided when it has succeeded."""
+
+    spec: WorkerSpec
+    name: str
+    answered: Callable[[Worker], Decision]
+
+
+def _working(snapshot: PartitionSnapshot, model: Model, work: _Work) -> Decision:
+    settings = snapshot.settings
     if (cause := offline(model.spec.source.uri, settings)) is not None:
         return _waits(snapshot, cause)
-    arguments = _arguments(partition, model, snapshot.pools)
-    if arguments is None:
-        text = "no DevicePool here has a known budget to cut for; make one, or give fragments"
-        return _waits(snapshot, Cause("WaitingForPool", text))
-    worker_spec = cut_worker(partition, model, arguments)
-    worker = worker_named(snapshot.workers, worker_spec.name)
+    worker = worker_named(snapshot.workers, work.spec.name)
     if worker is None:
-        decision = _waits(snapshot, Cause("Cutting", f"{name} is about to be cut"))
-        return replace(decision, children=(worker_job(partition, worker_spec, settings),))
+        decision = _waits(snapshot, Cause("Cutting", f"{work.name} is about to be cut"))
+        child = worker_job(snapshot.partition, work.spec, settings)
+        return replace(decision, children=(child,))
     match worker.phase:
         case WorkerPhase.PENDING | WorkerPhase.RUNNING:
-            text = worker_text(worker, f"{name} is being cut")
+            text = worker_text(worker, f"{work.name} is being cut")
             return _waits(snapshot, Cause("Cutting", text), keep=worker.name)
         case WorkerPhase.SUCCEEDED:
-            return _answered(snapshot, model, worker, arguments)
+            return work.answered(worker)
         case WorkerPhase.FAILED:
             return _failed(snapshot, worker)
         case _:
@@ -153,9 +248,14 @@ def _arguments(
         if not budgets:
             return None
         how = ["--max-bytes", str(min(budgets))]
+    return (*how, *_source_arguments(model))
+
+
+def _source_arguments(model: Model) -> tuple[str, ...]:
+    """Which model it must be, and the shapes of its inputs."""
     digest = given_digest(model)
     assert digest is not None, "a Model that is ready has a digest"
-    return (*how, "--digest", digest, *shape_arguments(model))
+    return ("--digest", digest, *shape_arguments(model))
 
 
 def _answered(

@@ -13,6 +13,10 @@ force stays
   plan that moves fewer fragments may follow instead (`shoal_planner.replanning`).
 
 Only a plan with other stages is a new epoch.
+
+Where the Partition leaves its cuts to the plan, the first question is where to cut
+(`planned_cuts`). The answer is in `status.cut`, from where the Partition takes it; what is cut
+already is placed meanwhile.
 """
 
 from collections.abc import Sequence, Set
@@ -20,7 +24,7 @@ from dataclasses import replace
 from typing import Final
 
 from shoal_api.columns import print_placement
-from shoal_api.kinds.placement import Cost, PlacementStatus
+from shoal_api.kinds.placement import ChosenCut, Cost, PlacementStatus
 from shoal_operator.reconcile.budgets import placement_budget
 from shoal_operator.reconcile.conditions import (
     FALSE,
@@ -32,6 +36,13 @@ from shoal_operator.reconcile.conditions import (
 )
 from shoal_operator.reconcile.decision import Decision, Note
 from shoal_operator.reconcile.partition import current_document
+from shoal_operator.reconcile.planned_cuts import (
+    CutQuestion,
+    chooser,
+    chosen_cut,
+    cuts_of,
+    is_planned,
+)
 from shoal_operator.reconcile.plans import (
     Question,
     Site,
@@ -39,15 +50,23 @@ from shoal_operator.reconcile.plans import (
     assignment,
     in_force,
     status_of,
+    taken_by,
     with_measured,
 )
-from shoal_operator.reconcile.snapshot import DeviceState, PlacementSnapshot, Run, Unreachable
+from shoal_operator.reconcile.snapshot import (
+    CutAnswer,
+    DeviceState,
+    PlacementSnapshot,
+    Run,
+    Unreachable,
+)
 from shoal_operator.reconcile.times import seconds_since
 from shoal_planner.costs import PoolDevice
 from shoal_planner.explanation import summary
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.speeds import levelled, measured_device
 from shoal_protocol.choices import Residency
+from shoal_protocol.partition import PartitionDocument
 
 GRACE_SECONDS: Final = 30.0
 """What a pod needs to be started again on its node."""
@@ -61,25 +80,115 @@ def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
     if isinstance(question, Decision):
         return question
     answer = snapshot.answer
+    assert isinstance(question, Question), "where to cut was not answered"
     assert answer is not None, "the question was not answered"
     if isinstance(answer, Infeasible):
         return _infeasible(snapshot, answer)
     return _planned(snapshot, question.site, answer)
 
 
-def question_of(snapshot: PlacementSnapshot) -> Question | None:
-    """What has to be planned before it can be reconciled; None: nothing."""
+def question_of(snapshot: PlacementSnapshot) -> Question | CutQuestion | None:
+    """What has to be planned next before it can be reconciled; None: nothing more."""
     question = _question(snapshot)
-    return question if isinstance(question, Question) else None
+    if isinstance(question, CutQuestion):
+        return question
+    return question if isinstance(question, Question) and snapshot.answer is None else None
 
 
-def _question(snapshot: PlacementSnapshot) -> Question | Decision:
+def with_answer(
+    snapshot: PlacementSnapshot, answer: CutAnswer | Plan | Infeasible
+) -> PlacementSnapshot:
+    """The snapshot with the answer to its question."""
+    if isinstance(answer, CutAnswer):
+        return replace(snapshot, cut_answer=answer)
+    return replace(snapshot, answer=answer)
+
+
+def _question(snapshot: PlacementSnapshot) -> Question | CutQuestion | Decision:
     """What to plan, or what to do where there is nothing to plan now."""
-    site = _site(snapshot)
-    if isinstance(site, Cause):
-        return _blocked(snapshot, site)
-    previous = in_force(snapshot.placement, site.document)
-    if missing := _missing(previous, site.devices):
+    document = _document(snapshot)
+    chooses = _chooses(snapshot)
+    if isinstance(document, Cause) and not chooses:
+        return _blocked(snapshot, document)
+    devices = _devices(snapshot)
+    if isinstance(devices, Cause):
+        return _blocked(snapshot, devices)
+    previous: Stages = ()
+    if not isinstance(document, Cause):
+        previous = in_force(snapshot.placement, document)
+    usable = _usable(snapshot, previous, devices)
+    if isinstance(usable, Decision):
+        return usable
+    if chooses and snapshot.cut_answer is None:
+        return _cut_question(snapshot, usable)
+    if isinstance(document, Cause):
+        return _blocked(snapshot, document)
+    spec = snapshot.placement.spec
+    return Question(
+        site=Site(document=document, devices=usable),
+        objective=spec.objective,
+        pins=spec.pins,
+        previous=assignment(previous),
+        anew=not snapshot.placement.holds("Planned"),
+        taken=taken_by(snapshot.beside, document),
+    )
+
+
+def _chooses(snapshot: PlacementSnapshot) -> bool:
+    """Whether this Placement is to say where its Partition is cut."""
+    if not is_planned(snapshot.partition) or snapshot.table is None or snapshot.placement.spec.pins:
+        return False
+    first = chooser(snapshot.placements)
+    return first is not None and first.metadata.name == snapshot.placement.metadata.name
+
+
+def _cut_question(snapshot: PlacementSnapshot, devices: tuple[PoolDevice, ...]) -> CutQuestion:
+    """The cut that there is counts, or the one that was chosen; not where the spec has changed."""
+    assert snapshot.table is not None, "`_chooses` has checked"
+    stored, known = snapshot.document, _before(snapshot).cut
+    current = None if stored is None else cuts_of(stored)
+    if current is None and known is not None:
+        current = known.cuts
+    if known is not None and _before(snapshot).observed_generation != snapshot.placement.generation:
+        current = None
+    return CutQuestion(
+        stored=snapshot.table,
+        devices=devices,
+        objective=snapshot.placement.spec.objective,
+        current=current,
+        taken=taken_by(snapshot.beside, None if stored is None else stored.document),
+    )
+
+
+# ---- what can be planned with --------------------------------------------------------------------
+
+
+def _document(snapshot: PlacementSnapshot) -> PartitionDocument | Cause:
+    """What the Partition is cut into."""
+    spec, partition = snapshot.placement.spec, snapshot.partition
+    if partition is None:
+        return Cause("PartitionNotFound", f"there is no Partition {spec.partition_ref.name}")
+    if is_planned(partition) and spec.pins:
+        text = f"it pins fragments by their numbers, and Partition {partition.metadata.name} leaves"
+        text = f"{text} the cuts to the plan; remove the pins, or say there how it is cut"
+        return Cause("PinsNeedCuts", text)
+    document = current_document(partition, snapshot.document)
+    if document is None and snapshot.cut_answer == CutAnswer(None):
+        text = f"no cut of {partition.spec.model_ref.name} fits the devices of {spec.pool_ref.name}"
+        return Cause("Infeasible", f"{text}: one of its layers is too large; raise the budget")
+    if document is None:
+        ready = partition.condition("Ready")
+        said = ready.message if ready is not None and ready.status is not TRUE else ""
+        text = f"Partition {partition.metadata.name} is not ready: {said or 'waiting'}"
+        return Cause("PartitionNotReady", text)
+    return document
+
+
+def _usable(
+    snapshot: PlacementSnapshot, previous: Stages, devices: tuple[PoolDevice, ...]
+) -> tuple[PoolDevice, ...] | Decision:
+    """The devices that a plan may have now; or what to do as long as the plan in force stays."""
+    if missing := _missing(previous, devices):
         since = _missing_since(snapshot)
         if since is None or since < GRACE_SECONDS:
             return _in_grace_period(snapshot, missing, GRACE_SECONDS - (since or 0.0))
@@ -87,33 +196,17 @@ def _question(snapshot: PlacementSnapshot) -> Question | Decision:
     cordoned = snapshot.cordoned - frozenset(pin.device for pin in spec.pins)
     if snapshot.placement.holds("Planned") and cordoned & _used(previous):
         return _unchanged(snapshot)
-    site = replace(site, devices=tuple(d for d in site.devices if d.name not in cordoned))
-    if not site.devices:
+    usable = tuple(device for device in devices if device.name not in cordoned)
+    if not usable:
         text = f"every connected device of {spec.pool_ref.name} is on a cordoned node"
         text = f"{text}; kubectl uncordon {min(cordoned)}"
         return _blocked(snapshot, Cause("WaitingForDevices", text))
-    return Question(
-        site=site,
-        objective=spec.objective,
-        pins=spec.pins,
-        previous=assignment(previous),
-        anew=not snapshot.placement.holds("Planned"),
-    )
+    return usable
 
 
-# ---- what can be planned with --------------------------------------------------------------------
-
-
-def _site(snapshot: PlacementSnapshot) -> Site | Cause:
-    spec, partition, pool = snapshot.placement.spec, snapshot.partition, snapshot.pool
-    if partition is None:
-        return Cause("PartitionNotFound", f"there is no Partition {spec.partition_ref.name}")
-    document = current_document(partition, snapshot.document)
-    if document is None:
-        ready = partition.condition("Ready")
-        said = ready.message if ready is not None and ready.status is not TRUE else ""
-        text = f"Partition {partition.metadata.name} is not ready: {said or 'waiting'}"
-        return Cause("PartitionNotReady", text)
+def _devices(snapshot: PlacementSnapshot) -> tuple[PoolDevice, ...] | Cause:
+    """The devices of the pool that are connected."""
+    spec, pool = snapshot.placement.spec, snapshot.pool
     if pool is None:
         return Cause("PoolNotFound", f"there is no DevicePool {spec.pool_ref.name}")
     name = pool.metadata.name
@@ -128,7 +221,7 @@ def _site(snapshot: PlacementSnapshot) -> Site | Cause:
     )
     if not usable:
         return Cause("WaitingForDevices", f"no device of {name} is connected")
-    return Site(document=document, devices=levelled(usable))
+    return levelled(usable)
 
 
 def _missing(previous: Stages, devices: Sequence[PoolDevice]) -> tuple[str, ...]:
@@ -169,7 +262,8 @@ def _planned(snapshot: PlacementSnapshot, site: Site, best: Plan) -> Decision:
         gone = _missing(previous, site.devices)
         why = f"; without {_listed(gone)}" if gone else ""
         note = Note("ReplannedPlacement", f"{text}{why}", since=since)
-    return replace(_decision(snapshot, status, _good(text)), notes=(note,))
+    decision = _decision(snapshot, status, _good(text))
+    return replace(decision, notes=(*decision.notes, note))
 
 
 # ---- the status ----------------------------------------------------------------------------------
@@ -222,7 +316,7 @@ def _infeasible(snapshot: PlacementSnapshot, problem: Infeasible) -> Decision:
     cause = Cause("Infeasible", problem.message(snapshot.placement.spec.partition_ref.name))
     status = PlacementStatus(epoch=before.epoch, measured=before.measured)
     decision = _decision(snapshot, status, _bad(cause))
-    return replace(decision, notes=(Note(*cause, warning=True),))
+    return replace(decision, notes=(*decision.notes, Note(*cause, warning=True)))
 
 
 def _decision(
@@ -235,11 +329,26 @@ def _decision(
     seconds = dict(run.fragment_seconds) if run is not None and by_this_plan else {}
     status = replace(
         status,
+        cut=_cut_to_have(snapshot),
         measured=_cost(run) if run is not None and counts else before.measured,
         stages=with_measured(status.stages, before.stages, seconds),
     )
+    notes: tuple[Note, ...] = ()
+    if status.cut is not None and (before.cut is None or before.cut.cuts != status.cut.cuts):
+        since = ",".join(status.cut.cuts)
+        notes = (Note("ChoseCut", status.cut.reason, since=since),)
     status = with_conditions(status, snapshot.placement, [*updates, budget], snapshot.now)
-    return Decision(status=print_placement(status))
+    return Decision(status=print_placement(status), notes=notes)
+
+
+def _cut_to_have(snapshot: PlacementSnapshot) -> ChosenCut | None:
+    """What this Placement has chosen; what another has is in that one's status."""
+    if not is_planned(snapshot.partition):
+        return None
+    known, answer = _before(snapshot).cut, snapshot.cut_answer
+    if answer is None or answer.cut is None:
+        return known
+    return chosen_cut(answer.cut, known)
 
 
 def _counts(run: Run, before: Cost | None) -> bool:

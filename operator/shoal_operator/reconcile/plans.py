@@ -9,7 +9,7 @@ moves fewer fragments may do. All of that takes seconds where there is much to p
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -30,6 +30,7 @@ from shoal_planner.costs import Costs, Division, PoolDevice, Span
 from shoal_planner.figures import known_seconds, stage_figures
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
 from shoal_planner.placement import MAX_REJECTED, plan, replan, stage_plan
+from shoal_planner.sharing import is_at_once, left_over
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds, seconds
@@ -67,24 +68,32 @@ def best_plan(site: Site, objective: Objective, pins: tuple[Pin, ...]) -> Plan |
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What is to be planned, and the assignment of the plan in force. Where the spec has changed,
-    `anew`, the best plan follows whatever it moves. Equal questions have equal answers."""
+    `anew`, the best plan follows whatever it moves. `taken` is what other models hold of the
+    devices. Equal questions have equal answers."""
 
     site: Site
     objective: Objective
     pins: tuple[Pin, ...]
     previous: tuple[Stage, ...] = ()
     anew: bool = False
+    taken: tuple[tuple[str, int], ...] = ()
 
     def answer(self) -> Plan | Infeasible:
         """The next plan. It may take seconds."""
-        best = best_plan(self.site, self.objective, self.pins)
+        site, best = self.site, None
+        if self.taken:
+            site = replace(site, devices=left_over(site.devices, dict(self.taken)))
+            best = best_plan(site, self.objective, self.pins)
+        if best is None or not is_at_once(best):
+            site = self.site
+            best = best_plan(site, self.objective, self.pins)
         if isinstance(best, Infeasible) or not self.previous:
             return best
         pinned = frozenset(pin.device for pin in self.pins)
-        best = with_fewest_moves(self.site, best, self.previous, pinned)
+        best = with_fewest_moves(site, best, self.previous, pinned)
         if self.anew:
             return best
-        return replan(self.site.document, self.site.devices, best, self.previous, self.pins)
+        return replan(site.document, site.devices, best, self.previous, self.pins)
 
 
 def in_force(placement: Placement, document: PartitionDocument) -> tuple[StageStatus, ...]:
@@ -97,6 +106,22 @@ def in_force(placement: Placement, document: PartitionDocument) -> tuple[StageSt
     placed = [(each.fragment, each.digest) for each in status.fragments if each.digest is not None]
     same = all(document.fragments[index].digest == digest for index, digest in placed)
     return stages if same else ()
+
+
+def taken_by(
+    placements: Iterable[Placement], document: PartitionDocument | None
+) -> tuple[tuple[str, int], ...]:
+    """What other Placements hold of devices, in bytes; not those that have the same fragments."""
+    own = set() if document is None else {each.digest for each in document.fragments}
+    held: dict[str, int] = {}
+    for each in placements:
+        status = each.status
+        if status is None or any(fragment.digest in own for fragment in status.fragments):
+            continue
+        for stage in status.stages:
+            for name in stage.devices:
+                held[name] = held.get(name, 0) + stage.resident_bytes
+    return tuple(sorted(held.items()))
 
 
 def assignment(stages: Stages) -> tuple[Stage, ...]:

@@ -15,6 +15,8 @@ from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.names import job_id, pool_of
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_planner.outcome import Infeasible, Plan
+from shoal_planner.planned_cuts import PlannedCut
+from shoal_protocol.cut_table import CutTable
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, Link, Speed
 from shoal_protocol.units import Bytes
@@ -64,6 +66,21 @@ class StoredDocument:
     recipe: str
     arguments: tuple[str, ...]
     document: PartitionDocument
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTable:
+    """The table of cuts of a Partition whose cuts are planned, with the recipe that it is of."""
+
+    recipe: str
+    table: CutTable
+
+
+@dataclass(frozen=True, slots=True)
+class CutAnswer:
+    """Where a Placement has its Partition cut; None: no cut fits its devices."""
+
+    cut: PlannedCut | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +216,7 @@ class Run:
     are what it was submitted with last. `completing`: every item has ended, and the results are
     being completed. `started_seconds`: when its first task started, by the coordinator's clock,
     since 1970; 0: none has. `fragment_seconds`: of those that ran, their index and the median time
-    of a task in ONNX Runtime.
+    of a task in ONNX Runtime. `retry`: which retry of the job it is.
     """
 
     job: str
@@ -220,6 +237,7 @@ class Run:
     completing: bool = False
     started_seconds: float = 0.0
     fragment_seconds: tuple[tuple[int, float], ...] = ()
+    retry: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +250,7 @@ class Refusal:
     plan: int
     terms: Terms
     message: str
+    retry: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +295,8 @@ class ModelSnapshot(_Snapshot):
 class PartitionSnapshot(_Snapshot):
     """A Partition with its Model and the workers that carry its uid as the label
     `shoal.dev/owner-uid`; `document` is what its ConfigMap (`names.document_name`) holds. `pools`
-    are those of the namespace.
+    are those of the namespace. Where cuts are planned, `table` is what may be chosen from, and
+    `placements` are those of the Partition.
     """
 
     partition: Partition
@@ -284,6 +304,8 @@ class PartitionSnapshot(_Snapshot):
     workers: tuple[Worker, ...] = ()
     document: StoredDocument | None = None
     pools: tuple[DevicePool, ...] = ()
+    table: StoredTable | None = None
+    placements: tuple[Placement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,8 +341,10 @@ class PlacementSnapshot(_Snapshot):
     """A Placement with what is to be placed and where.
 
     `measured` is the newest Run on it that its coordinator knows; the controller reconciles again
-    when such a Run ends. `cordoned` are the nodes where nothing new is to be placed. `answer` is
-    that to its question, where it has one (`placement.question_of`).
+    when such a Run ends. `cordoned` are the nodes where nothing new is to be placed. Where cuts are
+    planned, `table` is what may be chosen from, and `placements` are those of the Partition.
+    `beside` are older Placements on the same pool that jobs run by. `cut_answer` and `answer` are
+    those to its questions, as far as it has some (`placement.question_of`).
     """
 
     placement: Placement
@@ -330,6 +354,10 @@ class PlacementSnapshot(_Snapshot):
     view: CoordinatorView | Unreachable
     measured: Run | None = None
     cordoned: frozenset[str] = frozenset()
+    table: StoredTable | None = None
+    placements: tuple[Placement, ...] = ()
+    beside: tuple[Placement, ...] = ()
+    cut_answer: CutAnswer | None = None
     answer: Plan | Infeasible | None = None
 
 

@@ -7,7 +7,7 @@ of its tries; one that fails otherwise is tried a few times, later and later.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal_api.fields import Reference
@@ -37,6 +37,7 @@ from shoal_operator.reconcile.names import (
     fingerprint,
     job_id,
     namespace_of,
+    retries,
     worker_secret,
 )
 from shoal_operator.reconcile.settings import OperatorSettings
@@ -180,6 +181,12 @@ def cut_worker(partition: Partition, model: Model, arguments: Sequence[str]) -> 
     return _on_model(partition, model, "cut", arguments, command)
 
 
+def table_worker(partition: Partition, model: Model, arguments: Sequence[str]) -> WorkerSpec:
+    """Say of every fragment that could be what it would need, for a Placement to choose from."""
+    command = ("inspect", model.spec.source.uri, *arguments, "--table")
+    return _on_model(partition, model, "table", arguments, command)
+
+
 def deliver_worker(
     partition: Partition, model: Model, arguments: Sequence[str], pool: str
 ) -> WorkerSpec:
@@ -228,7 +235,10 @@ def result_transfer_worker(job: InferenceJob, pool: str) -> WorkerSpec:
     """Transfer a job's results to where the user wants them."""
     given = job.spec.outputs
     source = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/out"
-    return _transfer(job, pool, "transfer-results", given, (source, given.uri))
+    worker = _transfer(job, pool, "transfer-results", given, (source, given.uri))
+    if not (number := retries(job)):
+        return worker
+    return replace(worker, name=f"{worker.name}-{number}")  # each retry transfers anew
 
 
 def _transfer(

@@ -1,8 +1,8 @@
 """One bulk stream: the loop that both processes run on either end of it.
 
-Transfers leave one after the other; several may be unacknowledged. The writer sends what is small
-and waits as one message, acknowledgements between the frames of a large transfer, and one that the
-receiver has no room for (BUSY) again after a while.
+Transfers leave one after the other; several may be unacknowledged. A small one that is alone leaves
+at once. The writer sends what is small and waits as one message, acknowledgements between the
+frames of a large transfer, and one that the receiver has no room for (BUSY) again after a while.
 
 Two peers that write while neither reads would block each other for ever. So the reader never waits
 for the writer. It writes itself where nothing of this end is under way: acknowledgements alone, and
@@ -23,6 +23,8 @@ from itertools import count
 from time import perf_counter
 from typing import Final, Protocol
 
+from shoal_protocol import eager
+from shoal_protocol.bulk.sources import Frames, each, read_in_thread
 from shoal_protocol.bulk.transport import Payload, Received, Transport, TransportBroken
 from shoal_protocol.codecs import LinkCodec
 from shoal_protocol.frames import (
@@ -49,10 +51,10 @@ BUSY_SECONDS: Final = 60.0
 """For how long a transfer that the receiver has no room for is sent again."""
 _SMALL_BYTES: Final = 64 << 10
 """Transfers that leave as one message may have so many bytes together."""
+_LOCAL_ANSWERS: Final = 8
+"""Acknowledgements that leave together where a write costs little: a sender that waits for them
+continues while the rest of what came with them is still being taken."""
 _ENCODE_IN_THREAD_FROM_BYTES: Final = 64 << 10
-
-Frames = Callable[[int], Iterable[Frame] | AsyncIterator[Frame]]
-"""The frames of a transfer, made from its number: those at hand, or as they come."""
 
 
 class Undelivered(Exception):
@@ -144,6 +146,7 @@ class BulkLink:
         self._room = asyncio.Semaphore(WAITING_TRANSFERS)
         self._waiting: deque[Outgoing] = deque()
         self._answers: deque[Frame] = deque()
+        self._answers_together = _LOCAL_ANSWERS if transport.local else FRAMES_TOGETHER
         self._unanswered: dict[int, Outgoing] = {}
         self._writer: asyncio.Task[None] | None = None
         self._writing = False
@@ -204,7 +207,7 @@ class BulkLink:
 
         def frames_from_disk(number: int) -> AsyncIterator[Frame]:
             assert outbound.settle is not None, "it is on disk"
-            return _read_in_thread(frames(number), outbound.settle)
+            return read_in_thread(frames(number), outbound.settle)
 
         started, delay = perf_counter(), 0.02
         while True:
@@ -275,14 +278,17 @@ class BulkLink:
     def _wake(self) -> None:
         if not self._writing:
             self._writing = True
-            self._writer = asyncio.create_task(self._write_all())
+            alone = not self._unanswered and len(self._waiting) + len(self._answers) == 1
+            # What is alone leaves at once; where more is under way, the next of this turn join it.
+            begin = eager.begin if alone and self._next_is_small else asyncio.create_task
+            self._writer = begin(self._write_all())
             if self._watch is None:
                 self._watch_progress()
 
     async def _write_all(self) -> None:
         try:
             while self._answers or self._waiting:
-                if self._answers or self._waiting[0].size <= _SMALL_BYTES:
+                if self._next_is_small:
                     await self._write_together()
                 elif (outgoing := self._next()) is not None:
                     await self._write_transfer(outgoing)
@@ -293,6 +299,11 @@ class BulkLink:
             raise
         finally:
             self._writing = False
+
+    @property
+    def _next_is_small(self) -> bool:
+        """Whether what leaves next leaves as one message."""
+        return bool(self._answers) or self._waiting[0].size <= _SMALL_BYTES
 
     async def _write_together(self) -> None:
         """Acknowledgements and small transfers, in one message."""
@@ -317,7 +328,7 @@ class BulkLink:
 
     async def _write_transfer(self, outgoing: Outgoing) -> None:
         frames = outgoing.frames(outgoing.number)
-        async for frame in frames if isinstance(frames, AsyncIterator) else _each(frames):
+        async for frame in frames if isinstance(frames, AsyncIterator) else each(frames):
             await self._write((frame,))
             while answers := self._take_answers():
                 await self._write(answers)
@@ -375,6 +386,8 @@ class BulkLink:
             async for frames in self._transport.received():
                 for frame in frames:
                     await self._handle(frame)
+                    if len(self._answers) >= self._answers_together:
+                        await self._acknowledge()
                 if self._answers:
                     await self._acknowledge()
         except TransportBroken as error:
@@ -422,18 +435,3 @@ class BulkLink:
                 self._writing = False
             if self._answers or self._waiting:
                 self._wake()
-
-
-async def _each(frames: Iterable[Frame]) -> AsyncIterator[Frame]:
-    for frame in frames:
-        yield frame
-
-
-async def _read_in_thread(
-    frames: Iterable[Frame], settle: Callable[[], None]
-) -> AsyncIterator[Frame]:
-    """Frames whose payloads are read from a disk."""
-    remaining = map(Frame.copy, frames)
-    while (frame := await in_thread(next, remaining, None)) is not None:
-        settle()
-        yield frame

@@ -63,7 +63,7 @@ class InferFailure(_message.Message):
     def __init__(self, item: _Optional[int] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., need_bytes: _Optional[int] = ..., have_bytes: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class SubmitJobRequest(_message.Message):
-    __slots__ = ("name", "partition", "stages", "epoch", "inputs_uri", "outputs_uri", "mode", "policy", "priority", "backoff_limit", "active_deadline_seconds", "lossy", "parallelism", "explanation")
+    __slots__ = ("name", "partition", "stages", "epoch", "inputs_uri", "outputs_uri", "mode", "policy", "priority", "backoff_limit", "active_deadline_seconds", "lossy", "parallelism", "explanation", "retry")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class SubmitJobRequest(_message.Message):
     LOSSY_FIELD_NUMBER: _ClassVar[int]
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
     name: str
     partition: bytes
     stages: _containers.RepeatedCompositeFieldContainer[StagePlacement]
@@ -92,7 +93,16 @@ class SubmitJobRequest(_message.Message):
     lossy: bool
     parallelism: int
     explanation: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ..., epoch: _Optional[int] = ..., inputs_uri: _Optional[str] = ..., outputs_uri: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., policy: _Optional[_Union[Policy, str]] = ..., priority: _Optional[int] = ..., backoff_limit: _Optional[int] = ..., active_deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., parallelism: _Optional[int] = ..., explanation: _Optional[_Iterable[str]] = ...) -> None: ...
+    retry: Retry
+    def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ..., epoch: _Optional[int] = ..., inputs_uri: _Optional[str] = ..., outputs_uri: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., policy: _Optional[_Union[Policy, str]] = ..., priority: _Optional[int] = ..., backoff_limit: _Optional[int] = ..., active_deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., parallelism: _Optional[int] = ..., explanation: _Optional[_Iterable[str]] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ...) -> None: ...
+
+class Retry(_message.Message):
+    __slots__ = ("number", "items")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    items: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., items: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StagePlacement(_message.Message):
     __slots__ = ("devices", "granted_bytes", "predicted_seconds")
@@ -120,6 +130,90 @@ class CancelJobRequest(_message.Message):
     reason: str
     def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class RetryJobRequest(_message.Message):
+    __slots__ = ("name", "items")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    items: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., items: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ListItemsRequest(_message.Message):
+    __slots__ = ("name", "states")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    states: _containers.RepeatedScalarFieldContainer[JobItem.State]
+    def __init__(self, name: _Optional[str] = ..., states: _Optional[_Iterable[_Union[JobItem.State, str]]] = ...) -> None: ...
+
+class ItemPage(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[JobItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[JobItem, _Mapping]]] = ...) -> None: ...
+
+class JobItem(_message.Message):
+    __slots__ = ("item", "input", "state", "reason", "tries", "device")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        WAITING: _ClassVar[JobItem.State]
+        ACTIVE: _ClassVar[JobItem.State]
+        SUCCEEDED: _ClassVar[JobItem.State]
+        FAILED: _ClassVar[JobItem.State]
+    WAITING: JobItem.State
+    ACTIVE: JobItem.State
+    SUCCEEDED: JobItem.State
+    FAILED: JobItem.State
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TRIES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    item: int
+    input: str
+    state: JobItem.State
+    reason: str
+    tries: int
+    device: str
+    def __init__(self, item: _Optional[int] = ..., input: _Optional[str] = ..., state: _Optional[_Union[JobItem.State, str]] = ..., reason: _Optional[str] = ..., tries: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+
+class PlaceFragmentsRequest(_message.Message):
+    __slots__ = ("name", "partition", "stages")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    partition: bytes
+    stages: _containers.RepeatedCompositeFieldContainer[StagePlacement]
+    def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ...) -> None: ...
+
+class PlacedFragments(_message.Message):
+    __slots__ = ("fragments", "problem")
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    fragments: _containers.RepeatedCompositeFieldContainer[PlacedFragment]
+    problem: str
+    def __init__(self, fragments: _Optional[_Iterable[_Union[PlacedFragment, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class PlacedFragment(_message.Message):
+    __slots__ = ("fragment", "device", "state")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ABSENT: _ClassVar[PlacedFragment.State]
+        CACHED: _ClassVar[PlacedFragment.State]
+        RESIDENT: _ClassVar[PlacedFragment.State]
+    ABSENT: PlacedFragment.State
+    CACHED: PlacedFragment.State
+    RESIDENT: PlacedFragment.State
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    device: str
+    state: PlacedFragment.State
+    def __init__(self, fragment: _Optional[int] = ..., device: _Optional[str] = ..., state: _Optional[_Union[PlacedFragment.State, str]] = ...) -> None: ...
+
 class ListJobsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -145,7 +239,7 @@ class ListFragmentsResponse(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("name", "state", "message", "items", "active", "succeeded", "failed", "resumed", "seconds", "items_per_second", "latency", "stages", "tier_hits", "failures", "epoch", "retries", "reason", "plan", "terms", "completing", "started_seconds")
+    __slots__ = ("name", "state", "message", "items", "active", "succeeded", "failed", "resumed", "seconds", "items_per_second", "latency", "stages", "tier_hits", "failures", "epoch", "retries", "reason", "plan", "terms", "completing", "started_seconds", "retry")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PENDING: _ClassVar[JobStatus.State]
@@ -179,6 +273,7 @@ class JobStatus(_message.Message):
     TERMS_FIELD_NUMBER: _ClassVar[int]
     COMPLETING_FIELD_NUMBER: _ClassVar[int]
     STARTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: JobStatus.State
     message: str
@@ -200,7 +295,8 @@ class JobStatus(_message.Message):
     terms: Terms
     completing: bool
     started_seconds: float
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[JobStatus.State, str]] = ..., message: _Optional[str] = ..., items: _Optional[int] = ..., active: _Optional[int] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., resumed: _Optional[int] = ..., seconds: _Optional[float] = ..., items_per_second: _Optional[float] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[ItemFailure, _Mapping]]] = ..., epoch: _Optional[int] = ..., retries: _Optional[int] = ..., reason: _Optional[str] = ..., plan: _Optional[int] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., completing: _Optional[bool] = ..., started_seconds: _Optional[float] = ...) -> None: ...
+    retry: int
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[JobStatus.State, str]] = ..., message: _Optional[str] = ..., items: _Optional[int] = ..., active: _Optional[int] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., resumed: _Optional[int] = ..., seconds: _Optional[float] = ..., items_per_second: _Optional[float] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[ItemFailure, _Mapping]]] = ..., epoch: _Optional[int] = ..., retries: _Optional[int] = ..., reason: _Optional[str] = ..., plan: _Optional[int] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., completing: _Optional[bool] = ..., started_seconds: _Optional[float] = ..., retry: _Optional[int] = ...) -> None: ...
 
 class Terms(_message.Message):
     __slots__ = ("priority", "parallelism", "active_deadline_seconds")

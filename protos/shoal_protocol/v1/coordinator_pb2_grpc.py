@@ -49,6 +49,16 @@ class CoordinatorStub:
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.FromString,
                 _registered_method=True)
+        self.RetryJob = channel.unary_unary(
+                '/shoal.v1.Coordinator/RetryJob',
+                request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.RetryJobRequest.SerializeToString,
+                response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.FromString,
+                _registered_method=True)
+        self.ListItems = channel.unary_stream(
+                '/shoal.v1.Coordinator/ListItems',
+                request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListItemsRequest.SerializeToString,
+                response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ItemPage.FromString,
+                _registered_method=True)
         self.ListJobs = channel.unary_stream(
                 '/shoal.v1.Coordinator/ListJobs',
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListJobsRequest.SerializeToString,
@@ -63,6 +73,11 @@ class CoordinatorStub:
                 '/shoal.v1.Coordinator/Infer',
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.InferRequest.SerializeToString,
                 response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.InferAnswer.FromString,
+                _registered_method=True)
+        self.PlaceFragments = channel.unary_unary(
+                '/shoal.v1.Coordinator/PlaceFragments',
+                request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.PlaceFragmentsRequest.SerializeToString,
+                response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.PlacedFragments.FromString,
                 _registered_method=True)
         self.ListDevices = channel.unary_unary(
                 '/shoal.v1.Coordinator/ListDevices',
@@ -111,6 +126,23 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RetryJob(self, request, context):
+        """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
+        that never ended run, results that exist stay. A job that ends just now is waited for;
+        FAILED_PRECONDITION while it runs, and where it is complete.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListItems(self, request, context):
+        """The items of a job, in their order, as they are now; then it ends. FAILED_PRECONDITION where its
+        inputs were never counted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListJobs(self, request, context):
         """Every job that is known here, one message each, in the order of their submission; then it ends.
         """
@@ -133,6 +165,16 @@ class CoordinatorServicer:
 
         A client that sends faster than its items are answered waits: the coordinator reads no further
         while it holds 64 unanswered items, or 256 MiB of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlaceFragments(self, request, context):
+        """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
+        before there is a job. Devices that join later do the same. It is a lease: it ends three minutes
+        after the last call of this name. A call with another plan replaces it, one without stages ends it.
+        Answers how far it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -183,6 +225,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.CancelJobRequest.FromString,
                     response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.SerializeToString,
             ),
+            'RetryJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryJob,
+                    request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.RetryJobRequest.FromString,
+                    response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.SerializeToString,
+            ),
+            'ListItems': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListItems,
+                    request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListItemsRequest.FromString,
+                    response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ItemPage.SerializeToString,
+            ),
             'ListJobs': grpc.unary_stream_rpc_method_handler(
                     servicer.ListJobs,
                     request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListJobsRequest.FromString,
@@ -197,6 +249,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Infer,
                     request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.InferRequest.FromString,
                     response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.InferAnswer.SerializeToString,
+            ),
+            'PlaceFragments': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlaceFragments,
+                    request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.PlaceFragmentsRequest.FromString,
+                    response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.PlacedFragments.SerializeToString,
             ),
             'ListDevices': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDevices,
@@ -311,6 +368,60 @@ class Coordinator:
             _registered_method=True)
 
     @staticmethod
+    def RetryJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Coordinator/RetryJob',
+            shoal__protocol_dot_v1_dot_coordinator__pb2.RetryJobRequest.SerializeToString,
+            shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shoal.v1.Coordinator/ListItems',
+            shoal__protocol_dot_v1_dot_coordinator__pb2.ListItemsRequest.SerializeToString,
+            shoal__protocol_dot_v1_dot_coordinator__pb2.ItemPage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListJobs(request,
             target,
             options=(),
@@ -381,6 +492,33 @@ class Coordinator:
             '/shoal.v1.Coordinator/Infer',
             shoal__protocol_dot_v1_dot_coordinator__pb2.InferRequest.SerializeToString,
             shoal__protocol_dot_v1_dot_coordinator__pb2.InferAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlaceFragments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Coordinator/PlaceFragments',
+            shoal__protocol_dot_v1_dot_coordinator__pb2.PlaceFragmentsRequest.SerializeToString,
+            shoal__protocol_dot_v1_dot_coordinator__pb2.PlacedFragments.FromString,
             options,
             channel_credentials,
             insecure,

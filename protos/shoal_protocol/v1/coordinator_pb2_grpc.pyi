@@ -39,6 +39,15 @@ class CoordinatorStub:
     WatchJob: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]
     """The job's status now, then whenever it changed, at most every `interval_seconds`, until it ended."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.JobStatus]
+    RetryJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.RetryJobRequest, _coordinator_pb2.JobStatus]
+    """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
+    that never ended run, results that exist stay. A job that ends just now is waited for;
+    FAILED_PRECONDITION while it runs, and where it is complete.
+    """
+    ListItems: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ListItemsRequest, _coordinator_pb2.ItemPage]
+    """The items of a job, in their order, as they are now; then it ends. FAILED_PRECONDITION where its
+    inputs were never counted.
+    """
     ListJobs: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ListJobsRequest, _coordinator_pb2.JobStatus]
     """Every job that is known here, one message each, in the order of their submission; then it ends."""
     RemoveJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.RemoveJobRequest, _coordinator_pb2.RemoveJobResponse]
@@ -52,6 +61,12 @@ class CoordinatorStub:
 
     A client that sends faster than its items are answered waits: the coordinator reads no further
     while it holds 64 unanswered items, or 256 MiB of them.
+    """
+    PlaceFragments: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.PlaceFragmentsRequest, _coordinator_pb2.PlacedFragments]
+    """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
+    before there is a job. Devices that join later do the same. It is a lease: it ends three minutes
+    after the last call of this name. A call with another plan replaces it, one without stages ends it.
+    Answers how far it is.
     """
     ListDevices: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListDevicesRequest, _coordinator_pb2.ListDevicesResponse]
     ListFragments: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListFragmentsRequest, _coordinator_pb2.ListFragmentsResponse]
@@ -72,6 +87,15 @@ class CoordinatorAsyncStub(CoordinatorStub):
     WatchJob: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """The job's status now, then whenever it changed, at most every `interval_seconds`, until it ended."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
+    RetryJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RetryJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
+    """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
+    that never ended run, results that exist stay. A job that ends just now is waited for;
+    FAILED_PRECONDITION while it runs, and where it is complete.
+    """
+    ListItems: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ListItemsRequest, _coordinator_pb2.ItemPage]  # type: ignore[assignment]
+    """The items of a job, in their order, as they are now; then it ends. FAILED_PRECONDITION where its
+    inputs were never counted.
+    """
     ListJobs: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ListJobsRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """Every job that is known here, one message each, in the order of their submission; then it ends."""
     RemoveJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RemoveJobRequest, _coordinator_pb2.RemoveJobResponse]  # type: ignore[assignment]
@@ -85,6 +109,12 @@ class CoordinatorAsyncStub(CoordinatorStub):
 
     A client that sends faster than its items are answered waits: the coordinator reads no further
     while it holds 64 unanswered items, or 256 MiB of them.
+    """
+    PlaceFragments: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.PlaceFragmentsRequest, _coordinator_pb2.PlacedFragments]  # type: ignore[assignment]
+    """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
+    before there is a job. Devices that join later do the same. It is a lease: it ends three minutes
+    after the last call of this name. A call with another plan replaces it, one without stages ends it.
+    Answers how far it is.
     """
     ListDevices: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListDevicesRequest, _coordinator_pb2.ListDevicesResponse]  # type: ignore[assignment]
     ListFragments: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListFragmentsRequest, _coordinator_pb2.ListFragmentsResponse]  # type: ignore[assignment]
@@ -122,6 +152,27 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]: ...
 
     @_abc_1.abstractmethod
+    def RetryJob(
+        self,
+        request: _coordinator_pb2.RetryJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]:
+        """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
+        that never ended run, results that exist stay. A job that ends just now is waited for;
+        FAILED_PRECONDITION while it runs, and where it is complete.
+        """
+
+    @_abc_1.abstractmethod
+    def ListItems(
+        self,
+        request: _coordinator_pb2.ListItemsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.ItemPage], _abc.AsyncIterator[_coordinator_pb2.ItemPage]]:
+        """The items of a job, in their order, as they are now; then it ends. FAILED_PRECONDITION where its
+        inputs were never counted.
+        """
+
+    @_abc_1.abstractmethod
     def ListJobs(
         self,
         request: _coordinator_pb2.ListJobsRequest,
@@ -151,6 +202,18 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
 
         A client that sends faster than its items are answered waits: the coordinator reads no further
         while it holds 64 unanswered items, or 256 MiB of them.
+        """
+
+    @_abc_1.abstractmethod
+    def PlaceFragments(
+        self,
+        request: _coordinator_pb2.PlaceFragmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.PlacedFragments, _abc.Awaitable[_coordinator_pb2.PlacedFragments]]:
+        """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
+        before there is a job. Devices that join later do the same. It is a lease: it ends three minutes
+        after the last call of this name. A call with another plan replaces it, one without stages ends it.
+        Answers how far it is.
         """
 
     @_abc_1.abstractmethod

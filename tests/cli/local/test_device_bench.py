@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.local.test_preparation import MIB, deep
+from cli.local.test_preparation import MIB
 from cli.local.workbench import Workbench
+from made_models import deep
 from shoal_cli.local.device_figures import NoItem
 from shoal_cli.local.made_items import make_item
 from shoal_cli.local.resident import ResidencySampler, mapped_bytes

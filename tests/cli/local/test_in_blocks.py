@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from cli.local.test_preparation import MIB, deep
+from cli.local.test_preparation import MIB
 from cli.local.workbench import Ran, Workbench
+from made_models import deep
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(150)]
 

@@ -1,6 +1,5 @@
 """Where a model is cut that the devices decide the cut of."""
 
-import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from made_models import Made, weight
+from made_models import Made, deep
 from shoal_cli.local.orders import CutOrder
 from shoal_cli.local.preparation import PreparationRefused, cut_into_store, partition_path
 from shoal_planner import finer_cuts
@@ -17,23 +16,6 @@ from shoal_protocol.partition import PartitionDocument, document_from_json
 from shoal_protocol.units import Bytes
 
 MIB = 1 << 20
-LAYERS = 24
-
-
-@functools.cache
-def deep() -> Made:
-    """Layers of 1 MiB each."""
-    return Made(
-        text="agraph (float[1, 512] x) => (float[1, 512] y) {\n"
-        + "\n".join(
-            f"{'y' if layer == LAYERS else f't{layer}'} = MatMul ("
-            f"{'x' if layer == 1 else f't{layer - 1}'}, W{layer})"
-            for layer in range(1, LAYERS + 1)
-        )
-        + "\n}",
-        weights={f"W{layer}": weight(512, 512, seed=layer) for layer in range(1, LAYERS + 1)},
-        shapes={"x": (1, 512)},
-    )
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,21 @@ from shoal_coordinator.jobs import effects as do
 from shoal_coordinator.jobs import events as ev
 from shoal_coordinator.jobs.machine import State, step
 from shoal_coordinator.jobs.state import Job, Phase
-from shoal_coordinator.jobs.values import NOTHING, End, Outcome, Plan, Submission, Tally, Terms
+from shoal_coordinator.jobs.values import (
+    NOTHING,
+    End,
+    Outcome,
+    Plan,
+    Retry,
+    Submission,
+    Tally,
+    Terms,
+)
 
 NAMES = ("a", "b")
 ITEMS = 4
 COMPLETE = End(outcome=Outcome.COMPLETE)
+ITEMS_FAILED = End(outcome=Outcome.FAILED, reason="ItemsFailed")
 
 
 class Wrong(AssertionError):
@@ -63,6 +73,8 @@ class World:
         self.state = State(maximum_jobs=2, shown_ended=2)
         self.runs: dict[str, Run] = {}
         self.waiting: dict[int, str] = {}
+        self._retries: dict[int, Job | None] = {}
+        """Retries, and the life of the job when they were requested."""
         self.lives: dict[Job, End | None] = {}
         self.ended_at: dict[Job, int] = {}
         self.present: dict[str, Job] = {}
@@ -95,6 +107,8 @@ class World:
             self.feed(ev.CancelRequested(job=name, reason="no need"))
         elif kind < 0.3:
             self.feed(ev.RemovalRequested(job=name, caller=self._caller("removal")))
+        elif kind < 0.5:
+            self._retry(name)
         else:
             self.feed(
                 ev.Submitted(
@@ -106,6 +120,12 @@ class World:
                 )
             )
 
+    def _retry(self, name: str) -> None:
+        caller = self._caller("retry")
+        self._retries[caller] = self.state.jobs.get(name)
+        now, missing = float(self.steps), "fragment 1" if self.unlucky(0.1) else ""
+        self.feed(ev.RetryRequested(job=name, caller=caller, at_seconds=now, missing=missing))
+
     def _submission(self, name: str) -> Submission:
         other = self.unlucky(0.1)
         operator = self.chance.choice(("x", "y"))
@@ -113,6 +133,7 @@ class World:
             work=f"{name} {other}",
             plan=Plan(number=self.chance.randrange(1, 5), stages=((operator,),)),
             terms=Terms(priority=self.chance.randrange(2)),
+            retry=Retry(number=self.chance.randrange(2)),
         )
 
     def _caller(self, asks: str) -> int:
@@ -140,6 +161,8 @@ class World:
             self._work_ends(name, End(outcome=Outcome.FAILED, reason="DeadlineExceeded"))
         elif self.results(name) < ITEMS and self.unlucky(0.05):
             self._find_no_room(name)
+        elif self.results(name) < ITEMS and self.unlucky(0.1):
+            self._work_ends(name, ITEMS_FAILED)
         elif self.results(name) < ITEMS:
             self.disk.results[self.work(name)] = self.results(name) + 1
             run.tally = run.tally.plus(Tally(stored=1, seconds=1.0, tier_hits=(1, 0)))
@@ -168,7 +191,7 @@ class World:
     def _work_ends(self, name: str, end: End) -> None:
         run = self.runs[name]
         run.dispatched = False
-        whole = end == COMPLETE
+        whole = end in (COMPLETE, ITEMS_FAILED)
         self._later(ev.WorkEnded(job=name, end=end, whole=whole, tally=run.tally))
 
     def _elapse(self) -> None:
@@ -196,7 +219,7 @@ class World:
                 ev.Found(
                     job=name,
                     epoch=record.epoch,
-                    submission=None if ended else record.submission,
+                    submission=record.submission,
                     work=None if record.submission is None else record.submission.work,
                     end=record.end,
                     submitted_seconds=record.submitted_seconds,
@@ -284,8 +307,11 @@ class World:
             case do.Accept(caller=caller) | do.Refuse(caller=caller):
                 if caller not in self.waiting:
                     raise self.wrong(f"caller {caller} is answered twice")
-                if self.waiting.pop(caller) == "submission" and isinstance(effect, do.Accept):
+                asked = self.waiting.pop(caller)
+                if asked in ("submission", "retry") and isinstance(effect, do.Accept):
                     self._check_durable(self.state.jobs[effect.job])
+                if asked == "retry":
+                    self._check_retry(effect)
             case do.Record():
                 if effect.submission is not None:
                     self.present[effect.job] = self.state.jobs[effect.job]
@@ -341,6 +367,18 @@ class World:
         self._epochs[name] = epoch
         if first:
             run.given = run.dispatched = True
+
+    def _check_retry(self, effect: do.Accept | do.Refuse) -> None:
+        """A retry that is accepted begins another life of a job that is not complete."""
+        asked_of = self._retries.pop(effect.caller)
+        if isinstance(effect, do.Refuse):
+            return
+        job = self.state.jobs[effect.job]
+        cancelled = job.stop is not None or job.end is not None
+        if not cancelled and (job is asked_of or job.submission.retry.number == 0):
+            raise self.wrong(f"a retry of {job.name} is accepted, and begins no other run")
+        if asked_of is not None and asked_of.end == COMPLETE and job is not asked_of:
+            raise self.wrong(f"{job.name} was complete, and runs again for a retry")
 
     def _check_known(self, name: str) -> None:
         job = self.state.jobs.get(name)

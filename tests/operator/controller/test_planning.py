@@ -10,6 +10,7 @@ import pytest
 from fragment_pools import MIB, device, partition, placed
 from shoal_operator.controller.planning import REMEMBERED, Answer, Planning
 from shoal_operator.reconcile.plans import Question, Site
+from shoal_planner.outcome import Plan
 from shoal_protocol.choices import Objective
 
 
@@ -57,7 +58,7 @@ async def test_the_loop_goes_on_while_a_plan_is_made_and_all_that_wait_hear_of_i
     await first.wait()
     await second.wait()
     answer = ask(planning, question, first)
-    assert answer is not None
+    assert isinstance(answer, Plan)
     assert placed(answer).homes() == (("a",),)
     assert len(question.asked) == 1
     assert question.asked[0] != threading.current_thread().name

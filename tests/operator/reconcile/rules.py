@@ -3,17 +3,19 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from reconcile.values import passes_its_schema
 from shoal_api.conditions import holds
 from shoal_api.fields import Status
 from shoal_api.kinds import AnyKind, Device, InferenceJob
+from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_api.schema import parse
 from shoal_operator.reconcile import deciding
 from shoal_operator.reconcile.deciding import subject
 from shoal_operator.reconcile.decision import Applied, Decision, Manifest
-from shoal_operator.reconcile.placement import question_of
+from shoal_operator.reconcile.names import retries
+from shoal_operator.reconcile.placement import question_of, with_answer
 from shoal_operator.reconcile.snapshot import (
     ModelSnapshot,
     PartitionSnapshot,
@@ -54,8 +56,10 @@ def answered(snapshot: S) -> S:
     """With the plan that the controller has made before it reconciles a Placement."""
     if not isinstance(snapshot, PlacementSnapshot):
         return snapshot
-    question = question_of(snapshot)
-    return replace(snapshot, answer=None if question is None else question.answer())
+    asking: PlacementSnapshot = replace(snapshot, answer=None, cut_answer=None)
+    while (question := question_of(asking)) is not None:
+        asking = with_answer(asking, question.answer())
+    return cast("S", asking)
 
 
 def with_status(snapshot: S, decision: Decision) -> S:
@@ -120,11 +124,16 @@ def _just_ended(about: AnyKind, decision: Decision) -> bool:
 
 
 def _check_the_end(about: AnyKind, decision: Decision) -> None:
-    """A terminal condition is never left, and what was written with it stays."""
+    """A terminal condition is never left, except by a retry, and what was written with it stays."""
     if not isinstance(about, InferenceJob) or about.status is None:
         return
     before = about.status.conditions
-    if holds(before, "Complete") or holds(before, "Failed"):
+    wanted = 0 if about.spec.retry is None else about.spec.retry.number
+    if holds(before, "Failed") and wanted > retries(about):
+        assert isinstance(decision.status, InferenceJobStatus)
+        assert decision.status.retry is not None
+        assert decision.status.retry.number == wanted
+    elif holds(before, "Complete") or holds(before, "Failed"):
         assert decision.status.conditions == before
         assert decision.children == ()
 

@@ -1,11 +1,16 @@
 """What happens in the simulated cluster: jobs in the coordinator, and workers."""
 
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
+from reconcile.values import document
 from shoal_api.kinds import Partition
-from shoal_operator.reconcile.decision import Terms
-from shoal_operator.reconcile.snapshot import RunState, WorkerPhase
+from shoal_operator.reconcile.decision import Manifest, SubmitJob, Terms
+from shoal_operator.reconcile.names import TEMPLATE
+from shoal_operator.reconcile.snapshot import RunState, WorkerPhase, Workload
+from shoal_protocol.cut_table import CutTable, table_to_json
+from shoal_protocol.partition import PartitionDocument, document_to_json
 
 ITEMS = 6
 
@@ -26,6 +31,17 @@ class SimulatedJob:
     message: str = ""
     reason: str = ""
     too_large: bool = False
+    retry: int = 0
+
+    @staticmethod
+    def submitted(call: SubmitJob, known: "SimulatedJob | None") -> "SimulatedJob":
+        """A run, perhaps after another one; of a retry, what failed is tried again."""
+        again = SimulatedJob(RunState.PENDING, call.plan, call.terms, retry=call.retry)
+        if known is not None:
+            later = known.retry < call.retry
+            assert later or known.reason in {"Cancelled", "Budget"}, "run twice"
+            again.finished, again.failed = known.finished, set() if later else known.failed
+        return again
 
     def advance(self, seconds: float, now: float, bad_items: AbstractSet[int]) -> list[int]:
         """Run for so long until now; the items that have finished meanwhile."""
@@ -69,3 +85,37 @@ def edited(before: Partition | None, wanted: Partition) -> Partition:
     return replace(
         before, spec=wanted.spec, metadata=replace(before.metadata, generation=generation)
     )
+
+
+def printed(
+    command: tuple[str, ...],
+    cut: Callable[[tuple[str, ...]], PartitionDocument],
+    table: CutTable | None,
+) -> bytes | None:
+    """What a worker prints at its end."""
+    if "--table" in command:
+        assert table is not None
+        return table_to_json(table).encode()
+    if command[1] == "inspect":
+        digest = document().model_digest
+        return (
+            f'{{"digest": "{digest}", "size_bytes": 1, "opset": 17, "parameters": 3,'
+            '"inputs": [], "outputs": []}'
+        ).encode()
+    if "--document" in command:
+        return document_to_json(cut(command)).encode()
+    return None
+
+
+def rolled_out(objects: Mapping[tuple[str, str], Manifest], ready: int) -> tuple[Workload, ...]:
+    """The DaemonSets among these objects, with so many pods."""
+    found = []
+    for (kind, name), made in objects.items():
+        if kind == "DaemonSet":
+            metadata = made["metadata"]
+            assert isinstance(metadata, Mapping)
+            template = metadata["annotations"][TEMPLATE]
+            found.append(
+                Workload(name=name, wanted=3, ready=ready, current=True, template=template)
+            )
+    return tuple(found)

@@ -12,7 +12,14 @@ from random import Random
 from typing import Any
 
 from reconcile.rules import decide, name_of
-from reconcile.simulated_work import ITEMS, SimulatedJob, SimulatedWorker, edited
+from reconcile.simulated_work import (
+    ITEMS,
+    SimulatedJob,
+    SimulatedWorker,
+    edited,
+    printed,
+    rolled_out,
+)
 from reconcile.values import NAMESPACE, SETTINGS, K, document, make, model, pool
 from shoal_api.kinds import Device, DevicePool, InferenceJob, Model, Partition, Placement
 from shoal_api.schema import parse
@@ -27,15 +34,16 @@ from shoal_operator.reconcile.decision import (
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.names import (
     OWNER_UID,
-    TEMPLATE,
     document_name,
     job_id,
     model_of,
     partition_of,
     placement_of,
     pool_of,
+    table_name,
 )
 from shoal_operator.reconcile.partition import read_document
+from shoal_operator.reconcile.planned_cuts import read_table
 from shoal_operator.reconcile.snapshot import (
     Claim,
     ConnectedDevice,
@@ -51,13 +59,15 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Snapshot,
     StoredDocument,
+    StoredTable,
     Unreachable,
     Worker,
     WorkerPhase,
     Workload,
 )
 from shoal_operator.reconcile.times import as_time, instant
-from shoal_protocol.partition import PartitionDocument, document_from_json, document_to_json
+from shoal_protocol.cut_table import CutTable
+from shoal_protocol.partition import PartitionDocument, document_from_json
 from shoal_protocol.units import Bytes
 
 MIB = 1 << 20
@@ -66,7 +76,8 @@ START = instant("2026-03-01T12:00:00Z")
 
 @dataclass(slots=True)
 class Cluster:
-    """Everything there is. `cut`: what a worker's command cuts; `too_large`: whether a fragment, as
+    """Everything there is. `cut`: what a worker's command cuts; `table`: what its model can be cut
+    into; `too_large`: whether a fragment, as
     measured, fits on no device; `finished`: how often each item was finished anew.
     """
 
@@ -74,6 +85,7 @@ class Cluster:
     failures: float = 0.1
     bad_items: frozenset[int] = frozenset()
     cut: Callable[[tuple[str, ...]], PartitionDocument] = lambda _: document()
+    table: CutTable | None = None
     too_large: Callable[[PartitionDocument], bool] = lambda _: False
     now: float = START
     models: dict[str, Model] = field(default_factory=dict)
@@ -137,6 +149,7 @@ class Cluster:
             failed=len(job.failed),
             seconds=job.seconds,
             started_seconds=job.started_seconds,
+            retry=job.retry,
             items_per_second=len(job.finished) / job.seconds if job.seconds else 0.0,
             latency_p50_seconds=0.5,
             tier_hits=(1, 2, 3, 4),
@@ -159,15 +172,7 @@ class Cluster:
         )
 
     def _output(self, worker: SimulatedWorker) -> bytes | None:
-        if worker.command[1] == "inspect":
-            digest = document().model_digest
-            return (
-                f'{{"digest": "{digest}", "size_bytes": 1, "opset": 17, "parameters": 3,'
-                '"inputs": [], "outputs": []}'
-            ).encode()
-        if "--document" in worker.command:
-            return document_to_json(self.cut(worker.command)).encode()
-        return None
+        return printed(worker.command, self.cut, self.table)
 
     def snapshots(self) -> list[Snapshot]:
         """Everything that is to be reconciled."""
@@ -196,7 +201,16 @@ class Cluster:
             workers=self.workers_of(of.metadata.uid),
             document=self._kept(of),
             pools=tuple(self.pools.values()),
+            table=self._table(of),
+            placements=self._placements_of(of),
         )
+
+    def _table(self, of: Partition) -> StoredTable | None:
+        return read_table(self.objects.get(("ConfigMap", table_name(of.metadata.name)), {}))
+
+    def _placements_of(self, of: Partition) -> tuple[Placement, ...]:
+        found, name = self.placements.values(), of.metadata.name
+        return tuple(each for each in found if each.spec.partition_ref.name == name)
 
     def _kept(self, of: Partition) -> StoredDocument | None:
         made = self.objects.get(("ConfigMap", document_name(of.metadata.name)))
@@ -227,27 +241,13 @@ class Cluster:
             secrets=frozenset({"shelf-ca", "shelf-coordinator-tls", "shelf-worker-tls"}),
             coordinator=coordinator if made else None,
             claim=Claim(name="shelf-coordinator", bound=True, size=Bytes(5 << 30)),
-            agents=self._agents(),
+            agents=rolled_out(self.objects, len(self.connected)),
             view=self.view(),
             devices=tuple(self.devices.values()),
             jobs=frozenset(job_id(job) for job in self.jobs.values()),
             own_jobs=tuple(self.jobs.values()),
             enrolment_authority="-----BEGIN CERTIFICATE-----",
         )
-
-    def _agents(self) -> tuple[Workload, ...]:
-        """The DaemonSets, rolled out."""
-        found = []
-        for (kind, name), made in self.objects.items():
-            if kind == "DaemonSet":
-                metadata = made["metadata"]
-                assert isinstance(metadata, Mapping)
-                template = metadata["annotations"][TEMPLATE]
-                ready, current = len(self.connected), True
-                found.append(
-                    Workload(name=name, wanted=3, ready=ready, current=current, template=template)
-                )
-        return tuple(found)
 
     def see_placement(self, of: Placement) -> PlacementSnapshot:
         partition = self.partitions.get(of.spec.partition_ref.name)
@@ -260,6 +260,8 @@ class Cluster:
             document=None if partition is None else self._kept(partition),
             pool=there,
             view=self.view() if there is not None else Unreachable(reason="there is no pool"),
+            table=None if partition is None else self._table(partition),
+            placements=() if partition is None else self._placements_of(partition),
         )
 
     def see_job(self, of: InferenceJob) -> InferenceJobSnapshot:
@@ -365,17 +367,11 @@ class Cluster:
                 if known is not None and known.state in (RunState.PENDING, RunState.RUNNING):
                     known.plan, known.terms = max(known.plan, plan), terms
                 elif name not in self.inputs:
-                    self.runs[name] = SimulatedJob(
-                        RunState.FAILED, plan, terms, message="no inputs", reason="FolderRefused"
-                    )
+                    self.runs[name] = again = SimulatedJob.submitted(call, known)
+                    again.state, again.reason = RunState.FAILED, "FolderRefused"
                 else:
-                    reason = "Cancelled" if known is None else known.reason
-                    assert reason in {"Cancelled", "Budget"}, "run twice"
-                    again = SimulatedJob(RunState.PENDING, plan, terms)
+                    self.runs[name] = again = SimulatedJob.submitted(call, known)
                     again.too_large = self.too_large(document_from_json(partition))
-                    if known is not None:
-                        again.finished, again.failed = known.finished, known.failed
-                    self.runs[name] = again
             case CancelJob(job=name):
                 known = self.runs.get(name)
                 if known is not None and known.state in (RunState.PENDING, RunState.RUNNING):

@@ -1,6 +1,7 @@
 """Objects, settings and documents that the tests of the reconcilers are about."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from shoal_api.fields import Condition, Status
@@ -15,6 +16,7 @@ from shoal_api.kinds import (
 from shoal_api.schema import API_VERSION, parse
 from shoal_api.writing import write
 from shoal_operator.reconcile.settings import Images, OperatorSettings
+from shoal_protocol.cut_table import CutTable
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument, TensorSpec
 from shoal_protocol.units import Bytes
@@ -121,6 +123,35 @@ def document(fragments: int = 3, resident: int = 20 * MIB) -> PartitionDocument:
         inputs=(spec("x"),),
         outputs=(spec("y"),),
     )
+
+
+def cuts_in(command: Sequence[str]) -> tuple[str, ...]:
+    """Where a worker's command cuts."""
+    words = list(command)
+    if "--cuts" not in words:
+        return ()
+    return tuple(words[words.index("--cuts") + 1].split(","))
+
+
+def cut_at(table: CutTable, cuts: Sequence[str]) -> PartitionDocument:
+    """The fragments of a cut as a table has them, with digests of their own."""
+    ends = [0, *(1 + table.tensors.index(name) for name in cuts), table.end]
+    made = document(len(cuts) + 1)
+    fragments = []
+    for each in made.fragments:
+        known = table.candidate(ends[each.index], ends[each.index + 1])
+        place = 1000 * ends[each.index] + ends[each.index + 1]
+        fragments.append(
+            replace(
+                each,
+                digest=Digest(f"sha256:{place:064x}"),
+                weight_bytes=known.weight_bytes,
+                resident_bytes=known.resident_bytes,
+                least_bytes=known.least_bytes,
+                flops=known.flops,
+            )
+        )
+    return replace(made, fragments=tuple(fragments))
 
 
 def condition(status: Status, type_: str) -> Condition:

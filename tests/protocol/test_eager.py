@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from shoal_agent.session.eager import begin
+from shoal_protocol.eager import begin
 
 
 async def test_what_waits_for_nothing_ends_at_once_without_a_task() -> None:

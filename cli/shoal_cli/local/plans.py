@@ -1,0 +1,39 @@
+"""The plans of what manifests order, one beside the other on the pools that they share. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from shoal_cli.local.orders import PlanOrder
+from shoal_cli.local.preparation import Prepared
+from shoal_planner.outcome import Infeasible, Plan
+from shoal_planner.placement import plan
+from shoal_planner.sharing import held_bytes, is_at_once, left_over
+
+
+def find_plan(
+    order: PlanOrder, prepared: Prepared, others: Iterable[Plan] = ()
+) -> Plan | Infeasible:
+    """The placement of a partition beside other plans, or why there is none."""
+    document, devices = prepared.document, order.cut.devices
+    if held := held_bytes(others):
+        beside = plan(document, left_over(devices, held), order.objective, pins=order.pins)
+        if is_at_once(beside):
+            return _with_cuts(beside, prepared)
+    return _with_cuts(plan(document, devices, order.objective, pins=order.pins), prepared)
+
+
+def _with_cuts(found: Plan | Infeasible, prepared: Prepared) -> Plan | Infeasible:
+    """A plan with the other cuts that were weighed among what lost."""
+    if isinstance(found, Infeasible):
+        return found
+    return replace(found, rejected=(*found.rejected, *prepared.rejected))
+
+
+def plans_beside(order: PlanOrder, known: Iterable[tuple[PlanOrder, Plan]]) -> list[Plan]:
+    """The plans of other partitions on the same pool; jobs of one partition share its fragments."""
+    others = {
+        other.cut.name: found
+        for other, found in known
+        if other.pool is order.pool and other.cut.name != order.cut.name
+    }
+    return list(others.values())

@@ -1,0 +1,143 @@
+"""How each item of a job ended, stored beside its results, so that it can be listed and retried.
+
+`OUTPUTS/.shoal/JOB/items.json` is written when a run ends. A run of selected items reads from it
+which others stay failed.
+"""
+
+import contextlib
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Final
+
+from shoal_coordinator.storage.folders import Folder
+
+_NAME: Final = "items.json"
+_VERSION: Final = 1
+_MOST_BYTES: Final = 256 << 20
+_MOST_ITEMS: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class FailedItem:
+    """An item without a result: where its input is, why it failed, after how many tries, and on
+    which device the last one was, if on any."""
+
+    item: int
+    input: str
+    reason: str
+    tries: int = 0
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """An input file: the number of its first item, and whether it holds several items."""
+
+    name: str
+    first: int
+    stacked: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemList:
+    """The items of a job. `stored` have a result; `tries` counts theirs in the last run."""
+
+    total: int
+    files: tuple[ListedFile, ...]
+    stored: frozenset[int]
+    failed: Mapping[int, FailedItem]
+    tries: Mapping[int, int] = field(default_factory=dict)
+
+    def place(self, item: int) -> str:
+        """Where an item comes from: `lines.npz`, or `lines.npz[3]`."""
+        file = self.files[bisect_right(self.files, item, key=attrgetter("first")) - 1]
+        return f"{file.name}[{item - file.first}]" if file.stacked else file.name
+
+
+def write_items(folder: Folder, items: ItemList) -> None:
+    """Raises `OSError`."""
+    document = {
+        "version": _VERSION,
+        "total": items.total,
+        "files": [[each.name, each.first, each.stacked] for each in items.files],
+        "stored": list(_ranges(items.stored)),
+        "failed": [
+            [each.item, each.input, each.reason, each.tries, each.device]
+            for _, each in sorted(items.failed.items())
+        ],
+        "tries": sorted(items.tries.items()),
+    }
+    folder.replace(_NAME, json.dumps(document, separators=(",", ":")).encode())
+
+
+def read_items(folder: Folder) -> ItemList | None:
+    """The items as the last run left them in the job's folder; None where no run has. Raises
+    `OSError`."""
+    if folder.size(_NAME) is None:
+        return None
+    with open(folder.open(_NAME, os.O_RDONLY), "rb") as file:
+        content = file.read(_MOST_BYTES)
+    try:
+        return _parsed(json.loads(content))
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None  # damaged: as if no run had left it
+
+
+def stored_items(outputs: Path, job: str) -> ItemList | None:
+    """The items of a job that does not run; None where no run of it is known. Raises `OSError`."""
+    if not (outputs / ".shoal" / job).is_dir():
+        return None
+    with (
+        contextlib.closing(Folder(outputs)) as folder,
+        contextlib.closing(folder.enter(".shoal")) as state,
+        contextlib.closing(state.enter(job)) as own,
+    ):
+        return read_items(own)
+
+
+def _parsed(document: object) -> ItemList | None:
+    match document:
+        case {
+            "version": 1,
+            "total": int(total),
+            "files": list(files),
+            "stored": list(stored),
+            "failed": list(failed),
+            "tries": list(tries),
+        } if 0 <= total <= _MOST_ITEMS:
+            return ItemList(
+                total=total,
+                files=tuple(
+                    ListedFile(str(name), int(first), bool(stacked))
+                    for name, first, stacked in files
+                ),
+                stored=frozenset(
+                    item for first, end in stored for item in range(first, min(end, total))
+                ),
+                failed={
+                    int(item): FailedItem(int(item), str(place), str(why), int(tried), str(device))
+                    for item, place, why, tried, device in failed
+                    if 0 <= int(item) < total
+                },
+                tries={int(item): int(count) for item, count in tries},
+            )
+        case _:
+            return None
+
+
+def _ranges(items: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive numbers, as first and end."""
+    first = end = None
+    for item in sorted(items):
+        if first is None or end != item:
+            if first is not None and end is not None:
+                yield first, end
+            first = item
+        end = item + 1
+    if first is not None and end is not None:
+        yield first, end

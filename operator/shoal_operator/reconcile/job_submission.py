@@ -1,0 +1,40 @@
+"""What an InferenceJob is submitted with to its coordinator, and whether that was refused. Pure."""
+
+from shoal_operator.reconcile.decision import SubmitJob
+from shoal_operator.reconcile.job_preparation import Ready
+from shoal_operator.reconcile.job_status import terms_of
+from shoal_operator.reconcile.names import job_id, retries
+from shoal_operator.reconcile.retries import retried_items
+from shoal_operator.reconcile.snapshot import InferenceJobSnapshot
+from shoal_protocol.choices import Precision
+from shoal_protocol.partition import document_to_json
+
+
+def refusal_of(snapshot: InferenceJobSnapshot, ready: Ready) -> str | None:
+    """Why the coordinator has refused just this already; None: it has not."""
+    refusal = snapshot.refusal
+    wanted = (ready.plan, terms_of(snapshot.job), retries(snapshot.job))
+    if refusal is None or (refusal.plan, refusal.terms, refusal.retry) != wanted:
+        return None
+    return refusal.message
+
+
+def submission(snapshot: InferenceJobSnapshot, ready: Ready) -> SubmitJob:
+    """A job that is ready, as its coordinator receives it."""
+    spec = snapshot.job.spec
+    return SubmitJob(
+        pool=snapshot.pool_name,
+        job=job_id(snapshot.job),
+        partition=document_to_json(ready.document).encode(),
+        stages=ready.stages,
+        granted_bytes=ready.granted_bytes,
+        predicted_seconds=ready.predicted_seconds,
+        plan=ready.plan,
+        mode=spec.mode.value,
+        policy=spec.policy.value,
+        backoff_limit=spec.backoff_limit,
+        lossy=spec.transfer_precision is Precision.HALF,
+        terms=terms_of(snapshot.job),
+        retry=retries(snapshot.job),
+        retried_items=retried_items(snapshot.job),
+    )

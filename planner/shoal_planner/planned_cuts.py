@@ -1,0 +1,266 @@
+"""Cuts and devices chosen together: the cut whose fragments the devices of a pool run best. Pure.
+
+A table has every fragment that could be (`shoal_protocol.cut_table`). A stage of one fragment is
+what a stage of a finished partition is, so the search and the costs are those of a placement
+(`search`, `costs`), over the table's cuts instead of fragments: each stage of the best division
+becomes one fragment. Where unequal devices make that search too long, it has fewer cuts, evenly
+spread; then each border moves to the best of all cuts, as long as that helps.
+
+Where the devices cannot hold the model at once, fragments are loaded in turn, and then the fewest
+are best that each fit a device.
+
+A cut that exists is worth more than one that is only better by little: fragments are cut,
+delivered and prepared again for a new one. So it is replaced where the best cut gains more than
+`GAIN` over it, both weighed by the same table.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import isqrt
+from typing import Final
+
+from shoal_planner.costs import (
+    Costs,
+    DeviceCost,
+    Division,
+    Holding,
+    PoolDevice,
+    Span,
+    SpanCosts,
+)
+from shoal_planner.cuts import comfortable
+from shoal_planner.goal import Goal
+from shoal_planner.heuristics import Divisions
+from shoal_planner.outcome import Infeasible, Plan, Rejected, duration
+from shoal_planner.replanning import GAIN
+from shoal_planner.search import MAX_STEPS, Wishes, search, transitions
+from shoal_planner.sharing import is_at_once
+from shoal_protocol.choices import Objective
+from shoal_protocol.cut_table import CutTable
+from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
+from shoal_protocol.units import Bytes, Nanoseconds
+
+_LEAST_CUTS: Final = 12
+_ANY: Final = Wishes()
+_ALONE: Final = Span(0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCut:
+    """Where to cut: behind these tensors; none leaves the model whole. `period` and `latency` are
+    what the best plan of it gives; None where the devices cannot hold the model at once. `gain`:
+    the part of the value that it saves against the cut that it replaces."""
+
+    tensors: tuple[str, ...]
+    period: Nanoseconds | None = None
+    latency: Nanoseconds | None = None
+    divisions: Divisions = ()
+    gain: float | None = None
+
+    def value(self, goal: Goal) -> float:
+        """Less is better; loading in turn is worse than anything else."""
+        if self.period is None or self.latency is None:
+            return float("inf")
+        return goal.value(self.period, self.latency)
+
+
+class TableCosts(SpanCosts):
+    """The costs of stages of one fragment each, between the cuts of a table."""
+
+    def __init__(self, table: CutTable) -> None:
+        self.table = table
+        self._alone = lru_cache(None)(self._made)
+        self._on = lru_cache(None)(self._weighed)
+
+    @property
+    def count(self) -> int:
+        return self.table.end
+
+    def at_once(self, span: Span, device: PoolDevice) -> Holding | None:
+        return self._alone(span).at_once(_ALONE, device)
+
+    def holding(self, span: Span, device: PoolDevice) -> Holding | None:
+        return self._alone(span).holding(_ALONE, device)
+
+    def on(self, span: Span, device: PoolDevice) -> DeviceCost:
+        return self._on(span, device)
+
+    def _weighed(self, span: Span, device: PoolDevice) -> DeviceCost:
+        return self._alone(span).on(_ALONE, device)
+
+    def _made(self, span: Span) -> Costs:
+        """A partition of this fragment alone."""
+        each = self.table.candidate(span.start, span.end)
+        fragment = Fragment(
+            index=0,
+            digest=self.table.model_digest,
+            nodes=1,
+            weight_bytes=each.weight_bytes,
+            resident_bytes=each.resident_bytes,
+            least_bytes=each.least_bytes,
+            activation_bytes=None,
+            flops=each.flops,
+            inputs=(),
+            outputs=(),
+            work=each.work,
+        )
+        edges = (
+            Edge(producer=MODEL, consumer=0, tensors=(), bytes_per_item=each.received_bytes),
+            Edge(producer=0, consumer=MODEL, tensors=(), bytes_per_item=each.sent_bytes),
+        )
+        document = PartitionDocument(
+            model_digest=self.table.model_digest,
+            fragments=(fragment,),
+            edges=edges,
+            inputs=(),
+            outputs=(),
+        )
+        return Costs(document)
+
+
+def choose_cut(table: CutTable, pool: Sequence[PoolDevice], goal: Goal) -> PlannedCut | None:
+    """The cut that these devices run best; None: there is none of which every fragment fits one."""
+    with_room = [replace(each, budget_bytes=Bytes(comfortable(each.budget_bytes))) for each in pool]
+    for devices in (with_room, pool):
+        if (divisions := _best(table, devices, goal)) is not None:
+            period, latency = TableCosts(table).totals(divisions)
+            tensors = table.named([each.span.end for each in divisions])
+            return PlannedCut(tensors=tensors, period=period, latency=latency, divisions=divisions)
+    ends = _fewest(TableCosts(table), pool)
+    return None if ends is None else PlannedCut(tensors=table.named(ends))
+
+
+def next_cut(
+    table: CutTable, pool: Sequence[PoolDevice], goal: Goal, current: Sequence[str]
+) -> PlannedCut | None:
+    """The cut to have: the current one, unless the best gains more than `GAIN` over it."""
+    best = choose_cut(table, pool, goal)
+    known = {name: place for place, name in enumerate(table.tensors, 1)}
+    if best is None or best.tensors == tuple(current) or not known.keys() >= set(current):
+        return best
+    now = choose_cut(table.only([known[name] for name in current]), pool, goal)
+    if now is None:
+        return best
+    if best.period is None:
+        return _kept(now, current)  # loading in turn, one cut is as good as another
+    if now.period is None:
+        return best
+    gain = 1 - best.value(goal) / now.value(goal)
+    return replace(best, gain=gain) if gain > GAIN else _kept(now, current)
+
+
+def _kept(now: PlannedCut, current: Sequence[str]) -> PlannedCut:
+    """The current cut, though its plan may not need all of its borders."""
+    return replace(now, tensors=tuple(current))
+
+
+def cut_order(found: Plan | Infeasible, objective: Objective) -> tuple[int, int]:
+    """Of the plans of several cuts the least is the best: what each device holds at once, then what
+    is loaded in turn, then what fits in no way."""
+    if isinstance(found, Infeasible):
+        return 2, 0
+    period, latency = found.period_nanoseconds or 0, found.latency_nanoseconds or 0
+    return int(not is_at_once(found)), Goal(objective).value(period, latency)
+
+
+def rejected_cut(fragments: int, lost: Plan | Infeasible, best: Plan | Infeasible) -> Rejected:
+    """A cut whose plan lost, and why."""
+    name = f"cut into {fragments} fragment{'s' * (fragments != 1)}"
+    if isinstance(lost, Infeasible) or isinstance(best, Infeasible):
+        return Rejected(alternative=name, reason="its fragments fit these devices in no way")
+    if not is_at_once(lost) and is_at_once(best):
+        reason = "devices would load its fragments in turn"
+    elif cut_order(lost, best.objective) == cut_order(best, best.objective):
+        reason = "is as good"
+    elif best.objective is Objective.LATENCY:
+        reason = f"an item would take {_times(lost.latency_nanoseconds, best.latency_nanoseconds)}"
+    else:
+        reason = f"an item every {_times(lost.period_nanoseconds, best.period_nanoseconds)}"
+    return Rejected(
+        alternative=name,
+        reason=reason,
+        period_nanoseconds=lost.period_nanoseconds,
+        latency_nanoseconds=lost.latency_nanoseconds,
+    )
+
+
+def _times(lost: Nanoseconds | None, best: Nanoseconds | None) -> str:
+    return f"{duration(lost or 0)}, against {duration(best or 0)}"
+
+
+def _best(table: CutTable, pool: Sequence[PoolDevice], goal: Goal) -> Divisions | None:
+    """The best division in which every device holds its fragment at once."""
+    kept = _affordable_cuts(table, pool)
+    for tried in dict.fromkeys((kept, tuple(range(1, table.end)))):
+        ends = (0, *tried, table.end)
+        found = search(TableCosts(table.only(tried)), pool, _ANY, goal, reloading=False)
+        if found.divisions:
+            divisions = tuple(
+                replace(each, span=Span(ends[each.span.start], ends[each.span.end]))
+                for each in found.divisions[0]
+            )
+            return (
+                divisions
+                if found.complete and len(tried) == len(table.tensors)
+                else (_with_better_borders(TableCosts(table), divisions, goal))
+            )
+    return None
+
+
+def _affordable_cuts(table: CutTable, pool: Sequence[PoolDevice]) -> tuple[int, ...]:
+    """As many cuts, evenly spread, as a search among all devices can weigh."""
+    spans = MAX_STEPS // transitions(pool)
+    most = max(_LEAST_CUTS, isqrt(2 * spans) - 1)
+    inner = table.end - 1
+    if inner <= most:
+        return tuple(range(1, table.end))
+    return tuple(dict.fromkeys(1 + inner * place // most for place in range(most)))
+
+
+def _with_better_borders(costs: TableCosts, divisions: Divisions, goal: Goal) -> Divisions:
+    """Each border at the best cut between its neighbours, until none moves."""
+    best = goal.order(*costs.totals(divisions))
+    moved = True
+    while moved:
+        moved = False
+        for place in range(len(divisions) - 1):
+            one, other = divisions[place], divisions[place + 1]
+            for border in range(one.span.start + 1, other.span.end):
+                pair = (
+                    replace(one, span=Span(one.span.start, border)),
+                    replace(other, span=Span(border, other.span.end)),
+                )
+                changed = (*divisions[:place], *pair, *divisions[place + 2 :])
+                if not all(_holds(costs, each) for each in pair):
+                    continue
+                if (value := goal.order(*costs.totals(changed))) < best:
+                    divisions, best, moved = changed, value, True
+    return divisions
+
+
+def _holds(costs: TableCosts, division: Division) -> bool:
+    return all(costs.at_once(division.span, each) for each in division.devices)
+
+
+def _fewest(costs: TableCosts, pool: Sequence[PoolDevice]) -> tuple[int, ...] | None:
+    """The ends of the fewest fragments that each fit: every device whole, else some device whole,
+    else some device in blocks."""
+    rules: tuple[Callable[[Span], bool], ...] = (
+        lambda span: all(costs.at_once(span, each) is Holding.WHOLE for each in pool),
+        lambda span: any(costs.at_once(span, each) is Holding.WHOLE for each in pool),
+        lambda span: any(costs.at_once(span, each) for each in pool),
+    )
+    for fits in rules:
+        if (ends := _shortest(costs.count, fits)) is not None:
+            return ends
+    return None
+
+
+def _shortest(count: int, fits: Callable[[Span], bool]) -> tuple[int, ...] | None:
+    ways: dict[int, tuple[int, ...]] = {0: ()}
+    for end in range(1, count + 1):
+        known = [ways[start] for start in range(end) if start in ways and fits(Span(start, end))]
+        if known:
+            ways[end] = (*min(known, key=len), end)
+    return ways.get(count)

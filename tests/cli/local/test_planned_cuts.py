@@ -1,0 +1,171 @@
+"""`shoal run` and `shoal plan` with cuts that the plan chooses, for devices that are unequal."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import yaml
+
+from cli.local.workbench import Workbench
+from made_models import deep
+from shoal_cli.local.manifests import manifests_of
+from shoal_cli.local.orders import CutOrder, OrderRefused, read_orders
+from shoal_cli.local.preparation import cut_into_store, partition_path
+from shoal_planner.costs import PoolDevice
+from shoal_planner.goal import Goal
+from shoal_planner.outcome import Plan
+from shoal_planner.placement import plan
+from shoal_protocol.choices import Objective
+from shoal_protocol.partition import PartitionDocument, document_from_json
+from shoal_protocol.units import Bytes
+
+MIB = 1 << 20
+ITEMS = 4
+MANIFEST = """\
+apiVersion: shoal.dev/v1alpha1
+kind: Model
+metadata: {name: deep}
+spec:
+  source: {uri: model.onnx}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: Partition
+metadata: {name: deep}
+spec: {modelRef: {name: deep}, cutting: Planned}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: DevicePool
+metadata: {name: shelf}
+spec:
+  local:
+    devices:
+    - {name: small, memory: 13Mi, cpus: 250m}
+    - {name: middle, memory: 16Mi, cpus: 500m}
+    - {name: large, memory: 20Mi, cpus: "1"}
+  budget: {memory: 20Mi}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: Placement
+metadata: {name: deep}
+spec:
+  partitionRef: {name: deep}
+  poolRef: {name: shelf}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: InferenceJob
+metadata: {name: job}
+spec:
+  placementRef: {name: deep}
+  inputs: {uri: in}
+  outputs: {uri: out}
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return deep().save(tmp_path_factory.mktemp("model"))
+
+
+def cut(
+    model: Path, store: Path, devices: tuple[PoolDevice, ...], *, planned: bool
+) -> PartitionDocument:
+    order = CutOrder(name="deep", model="deep", path=model, devices=devices, planned=planned)
+    cut_into_store(order, store, lambda done, total: None)
+    return document_from_json(partition_path(store, "deep").read_bytes())
+
+
+def unequal(*devices: tuple[int, int]) -> tuple[PoolDevice, ...]:
+    """Devices of so many MiB, so many times as fast as the slowest."""
+    return tuple(
+        PoolDevice(
+            name=f"d{number}", budget_bytes=Bytes(size * MIB), flops_per_second=times * 10**9
+        )
+        for number, (size, times) in enumerate(devices)
+    )
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        unequal((13, 1), (13, 1), (13, 1)),
+        unequal((13, 1), (16, 2), (20, 4)),
+        unequal((10, 4), (20, 1)),
+        unequal((8, 1), (8, 2)),
+        unequal((64, 1), (64, 1)),
+    ],
+)
+def test_a_planned_cut_is_never_worse_than_one_that_only_fits(
+    model: Path, tmp_path: Path, devices: tuple[PoolDevice, ...]
+) -> None:
+    goal = Goal(Objective.THROUGHPUT)
+
+    @functools.cache
+    def value(*, planned: bool) -> int:
+        document = cut(model, tmp_path / str(planned), devices, planned=planned)
+        found = plan(document, devices, goal.objective)
+        assert isinstance(found, Plan)
+        assert found.period_nanoseconds is not None
+        assert found.latency_nanoseconds is not None
+        return goal.value(found.period_nanoseconds, found.latency_nanoseconds)
+
+    assert value(planned=True) <= value(planned=False)
+
+
+def test_a_fast_device_gets_more_of_the_model_than_a_slow_one(model: Path, tmp_path: Path) -> None:
+    document = cut(model, tmp_path, unequal((20, 1), (20, 2)), planned=True)
+    sizes = sorted(each.weight_bytes for each in document.fragments)
+    assert len(sizes) == 2
+    assert sizes[1] > 1.5 * sizes[0]
+
+
+def test_a_planned_cut_is_used_again_until_the_devices_change(model: Path, tmp_path: Path) -> None:
+    def is_warm(*devices: tuple[int, int]) -> object:
+        order = CutOrder(
+            name="deep", model="deep", path=model, devices=unequal(*devices), planned=True
+        )
+        return cut_into_store(order, tmp_path, lambda done, total: None)["warm"]
+
+    pools = [((20, 1), (20, 1)), ((20, 1), (20, 1)), ((20, 1), (20, 3))]
+    assert [is_warm(*pool) for pool in pools] == [False, True, False]
+
+
+def test_pins_and_planned_cuts_do_not_go_together(tmp_path: Path) -> None:
+    text = MANIFEST.replace(
+        "  poolRef: {name: shelf}\n---",
+        "  poolRef: {name: shelf}\n  pins: [{fragment: 0, device: small}]\n---",
+    )
+    (tmp_path / "in").mkdir()
+    with pytest.raises(OrderRefused, match=r"cutting: Planned.*; remove the pins, or write"):
+        read_orders(_manifests(tmp_path, text), {})
+
+
+def _manifests(folder: Path, text: str) -> Any:
+    return manifests_of(str(folder / "job.yaml"), list(yaml.safe_load_all(text)))
+
+
+@pytest.mark.real
+@pytest.mark.timeout(150)
+def test_a_run_on_unequal_devices_is_cut_by_its_plan_and_gives_the_whole_models_results(
+    tmp_path: Path,
+) -> None:
+    path = deep().save(tmp_path)
+    (tmp_path / "in").mkdir()
+    inputs = [np.random.default_rng(item).random((1, 512), np.float32) for item in range(ITEMS)]
+    for item, x in enumerate(inputs):
+        np.savez(tmp_path / "in" / f"{item}.npz", x=x)
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "NO_COLOR": "1"}
+    bench = Workbench(folder=tmp_path, environment=environment)
+    bench.manifest.write_text(MANIFEST)
+    ran = bench.run("run", bench.manifest, "--report", bench.report)
+    assert ran.status == 0, ran.err
+    document = json.loads(next(tmp_path.rglob("partition.json")).read_bytes())
+    assert len(document["fragments"]) > 1
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for item, x in enumerate(inputs):
+        with np.load(tmp_path / "out" / f"{item}.npz") as results:
+            expected = session.run(None, {"x": x})[0]
+            np.testing.assert_allclose(results["y"], expected, rtol=0, atol=1e-5)

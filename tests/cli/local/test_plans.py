@@ -1,0 +1,79 @@
+"""What manifests order is planned side by side: a second model sees what the first takes."""
+
+from pathlib import Path
+
+import yaml
+
+from fragment_pools import MIB, partition, placed
+from shoal_cli.local.manifests import manifests_of
+from shoal_cli.local.orders import PlanOrder, read_orders
+from shoal_cli.local.plans import find_plan, plans_beside
+from shoal_cli.local.preparation import Prepared
+from shoal_planner.outcome import Plan
+from shoal_planner.sharing import held_bytes
+
+POOL = """\
+apiVersion: shoal.dev/v1alpha1
+kind: DevicePool
+metadata: {name: shelf}
+spec:
+  local:
+    devices:
+    - {name: one, memory: 24Mi}
+    - {name: two, memory: 24Mi}
+  budget: {memory: 24Mi}
+"""
+MODEL = """\
+---
+apiVersion: shoal.dev/v1alpha1
+kind: Model
+metadata: {name: %(name)s}
+spec:
+  source: {uri: %(name)s.onnx}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: Partition
+metadata: {name: %(name)s}
+spec: {modelRef: {name: %(name)s}}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: InferenceJob
+metadata: {name: %(name)s}
+spec:
+  partitionRef: {name: %(name)s}
+  poolRef: {name: shelf}
+  inputs: {uri: in}
+  outputs: {uri: out-%(name)s}
+"""
+
+
+def orders(folder: Path) -> list[PlanOrder]:
+    """Jobs of two models on one pool."""
+    text = POOL + "".join(MODEL % {"name": name} for name in ("faces", "plates"))
+    manifests = manifests_of(str(folder / "job.yaml"), list(yaml.safe_load_all(text)))
+    return [order.plan for order in read_orders(manifests, {}).jobs]
+
+
+def prepared(folder: Path, size_mib: int) -> Prepared:
+    document = partition([10**8], [size_mib * MIB])
+    return Prepared(document=document, path=folder, advice="")
+
+
+def planned(folder: Path, *sizes_mib: int) -> list[Plan]:
+    known: list[tuple[PlanOrder, Plan]] = []
+    for order, size in zip(orders(folder), sizes_mib, strict=True):
+        others = plans_beside(order, known)
+        known.append((order, placed(find_plan(order, prepared(folder, size), others))))
+    return [plan for _, plan in known]
+
+
+def test_two_models_that_fit_beside_each_other_hold_no_more_than_there_is(tmp_path: Path) -> None:
+    held = held_bytes(planned(tmp_path, 14, 8))
+    assert all(size <= 24 * MIB for size in held.values())
+
+
+def test_a_model_that_does_not_fit_beside_the_first_is_planned_as_if_it_were_alone(
+    tmp_path: Path,
+) -> None:
+    first, second = planned(tmp_path, 20, 20)
+    assert first.homes() == second.homes() == (("one", "two"),)

@@ -1,0 +1,204 @@
+"""The items of a job are listed with what became of them, and those that failed are retried."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from coordinator.scripted import STAGES, Stage, connected, put_model, submission
+from coordinator.world import World, refusal
+from shoal_coordinator.server import CoordinatorSettings, serving
+from shoal_protocol.channels import open_channel
+from shoal_protocol.v1 import coordinator_pb2 as api
+from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
+
+Item = api.JobItem
+
+
+class Picky:
+    """A stage that fails with some items, as long as it is told to."""
+
+    def __init__(self, *rows: np.ndarray) -> None:
+        self.bad = [float(2 * row[0, 0]) for row in rows]
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (STAGES[0], self._run, STAGES[2])
+
+    def _run(self, tensors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        if float(tensors["a"][0, 0]) in self.bad:
+            raise ValueError("does not suit")
+        return STAGES[1](tensors)
+
+
+async def listed(stub: CoordinatorStub, *states: Item.State, name: str = "job") -> list[Item]:
+    request = api.ListItemsRequest(name=name, states=states)
+    return [each async for page in stub.ListItems(request, timeout=10) for each in page.items]  # type: ignore[attr-defined]
+
+
+async def retry(world: World, *items: int) -> api.JobStatus:
+    return await world.stub.RetryJob(api.RetryJobRequest(name="job", items=items), timeout=10)
+
+
+def numbers(items: Sequence[Item]) -> list[int]:
+    return [each.item for each in items]
+
+
+async def test_items_are_listed_with_state_reason_tries_and_device(world: World) -> None:
+    rows = world.inputs(3, 1)
+    picky = Picky(rows[1])
+    async with connected(world.device("a", stages=picky.stages)):
+        await world.submit(backoff_limit=1)
+        await world.ended()
+    found = await listed(world.stub)
+    assert [(each.input, each.state) for each in found] == [
+        ("000.npz[0]", Item.SUCCEEDED),
+        ("000.npz[1]", Item.FAILED),
+        ("000.npz[2]", Item.SUCCEEDED),
+        ("001.npz[0]", Item.SUCCEEDED),
+    ]
+    failed = found[1]
+    assert (failed.tries, failed.device) == (2, "a")
+    assert "does not suit" in failed.reason
+    assert {each.tries for each in found if each.state == Item.SUCCEEDED} == {1}
+    assert numbers(await listed(world.stub, Item.FAILED)) == [1]
+
+
+async def test_items_of_a_job_that_runs_are_active_or_wait(world: World) -> None:
+    world.inputs(30)
+    gate = asyncio.Semaphore(1)
+    async with connected(world.device("a", gate=gate)):
+        await world.submit(parallelism=2)
+        await world.until(lambda status: status.active == 2)
+        active = await listed(world.stub, Item.ACTIVE)
+        waiting = await listed(world.stub, Item.WAITING)
+        assert numbers(active) == [0, 1]
+        assert {each.device for each in active} <= {"a", ""}
+        assert {each.tries for each in active} == {1}
+        assert numbers(waiting) == list(range(2, 30))
+        code, reason = await refusal(retry(world))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert reason == "job job runs; what failed can be tried again when it has ended"
+
+
+async def test_a_page_of_items_is_bounded(world: World) -> None:
+    world.inputs(700, size=1)
+    await world.submit()
+    await world.until(lambda status: status.items == 700)
+    call = world.stub.ListItems(api.ListItemsRequest(name="job"), timeout=10)
+    assert [len(page.items) async for page in call] == [256, 256, 188]
+
+
+async def test_a_retry_tries_what_failed_and_computes_no_result_again(world: World) -> None:
+    rows = world.inputs(4)
+    picky = Picky(rows[1], rows[3])
+    device = world.device("a", stages=picky.stages)
+    async with connected(device):
+        await world.submit(backoff_limit=0)
+        assert (await world.ended()).failed == 2
+        picky.bad.clear()
+        device.executed.clear()
+        again = await retry(world)
+        assert again.retry == 1
+        last = await world.ended()
+    assert (last.state, last.succeeded, last.failed, last.resumed) == (
+        api.JobStatus.COMPLETE,
+        4,
+        0,
+        2,
+    )
+    assert {item for item, _ in device.executed} == {1, 3}
+    world.check_results(rows)
+    assert not (world.folder / "out" / "failures.json").exists()
+    code, reason = await refusal(retry(world))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert reason == "job job is complete: no item of it has failed"
+
+
+async def test_of_the_failed_items_only_those_that_are_named_are_tried(world: World) -> None:
+    rows = world.inputs(2, 3, 1)
+    picky = Picky(rows[1], rows[2], rows[5])
+    device = world.device("a", stages=picky.stages)
+    async with connected(device):
+        await world.submit(backoff_limit=0)
+        await world.ended()
+        picky.bad.clear()
+        device.executed.clear()
+        await retry(world, 2)
+        last = await world.ended()
+        assert {item for item, _ in device.executed} == {2}
+        assert (last.state, last.reason, last.failed) == (api.JobStatus.FAILED, "ItemsFailed", 2)
+        assert [each.item for each in last.failures] == [1, 5]
+        assert numbers(await listed(world.stub, Item.FAILED)) == [1, 5]
+        code, reason = await refusal(retry(world, 2))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert reason == (
+            "item 2 of job job has not failed; 2 of its 6 items have: `shoal items job --failed`"
+        )
+        await retry(world)
+        assert (await world.ended()).state == api.JobStatus.COMPLETE
+    world.check_results(rows)
+
+
+async def test_a_retry_is_resumed_and_possible_after_the_coordinator_was_restarted(
+    tmp_path: Path,
+) -> None:
+    document = put_model(tmp_path / "store")
+    target = f"unix:{tmp_path}/s"
+    settings = CoordinatorSettings(
+        listen=target, store=tmp_path / "store", state=tmp_path / "state", metrics="127.0.0.1:0"
+    )
+    started: list[World] = []
+
+    async def begin(coordinator: object, channel: grpc.aio.Channel) -> World:
+        world = World(coordinator, target, document, CoordinatorStub(channel), channel, tmp_path)  # type: ignore[arg-type]
+        started.append(world)
+        return world
+
+    async with serving(settings) as coordinator, open_channel(target) as channel:
+        world = await begin(coordinator, channel)
+        rows = world.inputs(4)
+        picky = Picky(rows[0], rows[2])
+        async with connected(world.device("a", stages=picky.stages)):
+            request = submission(document, tmp_path / "in", tmp_path / "out", backoff_limit=0)
+            await world.stub.SubmitJob(request, timeout=10)
+            await world.ended()
+    async with serving(settings) as coordinator, open_channel(target) as channel:
+        world = await begin(coordinator, channel)
+        assert numbers(await listed(world.stub, Item.FAILED)) == [0, 2]
+        assert (await retry(world, 2)).retry == 1  # no device is there yet
+    async with serving(settings) as coordinator, open_channel(target) as channel:
+        world = await begin(coordinator, channel)
+        picky.bad.clear()
+        device = world.device("a", stages=picky.stages)
+        async with connected(device):
+            last = await world.ended()
+    assert {item for item, _ in device.executed} == {2}
+    assert (last.reason, last.failed, last.retry) == ("ItemsFailed", 1, 1)
+
+
+async def test_a_retry_of_a_job_that_is_being_cancelled_runs_it_after_that(world: World) -> None:
+    rows = world.inputs(6)
+    gate = asyncio.Semaphore(0)
+    async with connected(world.device("a", gate=gate)):
+        await world.submit()
+        await world.until(lambda status: status.active > 0)
+        world.coordinator.jobs.cancel("job", "no need")
+        again = await retry(world)
+        assert again.retry == 1
+        for _ in range(40):
+            gate.release()
+        assert (await world.ended()).state == api.JobStatus.COMPLETE
+    world.check_results(rows)
+
+
+async def test_items_of_no_job_are_refused_by_name(world: World) -> None:
+    code, reason = await refusal(listed(world.stub, name="none"))
+    assert (code, reason) == (grpc.StatusCode.NOT_FOUND, "there is no job 'none' here")
+    world.inputs()
+    await world.submit(inputs_uri=f"{world.folder}/nowhere")
+    code, reason = await refusal(listed(world.stub))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert reason == "job job ended before its items were counted"

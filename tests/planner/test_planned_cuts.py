@@ -1,0 +1,171 @@
+"""Cuts and devices chosen together, against brute force; and when a cut that exists gives way."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise, product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fragment_pools import MIB, SECOND, cut_table, device
+from random_profiles import profiles
+from shoal_planner.costs import Division, PoolDevice, Span
+from shoal_planner.cut_tables import table_of
+from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.goal import Goal
+from shoal_planner.planned_cuts import TableCosts, choose_cut, next_cut
+from shoal_planner.segments import Layout
+from shoal_protocol.choices import Objective
+from shoal_protocol.cut_table import CutTable, table_from_json, table_to_json
+from shoal_protocol.units import Bytes
+
+
+def every_plan(of: CutTable, pool: Sequence[PoolDevice]) -> Iterator[tuple[Division, ...]]:
+    """Every cut, with every way to give its fragments devices of their own."""
+    costs = TableCosts(of)
+    for number in range(of.end):
+        for inner in combinations(range(1, of.end), number):
+            spans = [Span(*ends) for ends in pairwise((0, *inner, of.end))]
+            for owner in product(range(-1, len(spans)), repeat=len(pool)):
+                plan = tuple(
+                    Division(span, tuple(d for d, o in zip(pool, owner, strict=True) if o == place))
+                    for place, span in enumerate(spans)
+                )
+                if all(
+                    each.devices and all(costs.at_once(each.span, d) for d in each.devices)
+                    for each in plan
+                ):
+                    yield plan
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[CutTable, list[PoolDevice]]:
+    count = draw(st.integers(1, 5))
+    numbers = st.integers(0, 5)
+    weights = [draw(numbers) * MIB for _ in range(count)]
+    made = cut_table(
+        [draw(numbers) * 10**8 for _ in range(count)],
+        weights,
+        [draw(numbers) * 10**5 for _ in range(count + 1)],
+        [size + draw(st.integers(0, 4)) * size // 4 for size in weights]
+        if draw(st.booleans())
+        else (),
+    )
+    pool = [
+        device(
+            f"d{index}",
+            budget=draw(st.integers(4, 24)) * MIB,
+            flops=draw(st.integers(1, 3)) * SECOND,
+            link_bytes_per_second=draw(st.sampled_from([None, 10**6, 10**7])),
+            latency_nanoseconds=draw(st.sampled_from([0, 5_000_000])),
+        )
+        for index in range(draw(st.integers(1, 3)))
+    ]
+    return made, pool
+
+
+@settings(max_examples=150, deadline=None)
+@given(questions(), st.sampled_from(Objective))
+def test_no_cut_on_no_devices_beats_the_planned_one(
+    question: tuple[CutTable, list[PoolDevice]], objective: Objective
+) -> None:
+    of, pool = question
+    goal, costs = Goal(objective, 50), TableCosts(of)
+    chosen = choose_cut(of, pool, goal)
+    # Devices that are filled to the brim are avoided as long as there is another way.
+    with_room = [
+        replace(each, budget_bytes=Bytes(each.budget_bytes - (640 << 10))) for each in pool
+    ]
+    for devices in (with_room, pool):
+        values = [goal.value(*costs.totals(plan)) for plan in every_plan(of, devices)]
+        if values:
+            assert chosen is not None
+            assert chosen.value(goal) == min(values)
+            return
+    assert chosen is None or chosen.period is None, "it is planned where nothing fits at once"
+
+
+def test_the_fast_device_gets_the_larger_fragment() -> None:
+    of = cut_table([10**8] * 12, [MIB] * 12)
+    pool = [device("slow", 20 * MIB), device("fast", 20 * MIB, flops=2 * SECOND)]
+    chosen = choose_cut(of, pool, Goal(Objective.THROUGHPUT))
+    assert chosen is not None
+    sizes = {each.devices[0].name: len(each.span.fragments) for each in chosen.divisions}
+    assert sizes == {"slow": 4, "fast": 8}
+    assert chosen.tensors in {("t4",), ("t8",)}
+
+
+def test_many_unequal_devices_are_given_borders_among_all_cuts() -> None:
+    of = cut_table([10**8] * 48, [MIB] * 48)
+    pool = [device(f"d{n}", 40 * MIB, flops=(n + 2) * SECOND) for n in range(6)]
+    chosen = choose_cut(of, pool, Goal(Objective.THROUGHPUT))
+    assert chosen is not None
+    fair = 48 * 10**8 / sum(each.flops_per_second for each in pool) * SECOND
+    assert chosen.period is not None
+    assert chosen.period < 1.35 * fair
+
+
+def test_what_no_pool_holds_at_once_is_cut_into_the_fewest_fragments_that_fit() -> None:
+    of = cut_table([10**8] * 8, [4 * MIB] * 8)
+    chosen = choose_cut(of, [device("small", 20 * MIB)], Goal(Objective.THROUGHPUT))
+    assert chosen is not None
+    assert chosen.period is None
+    assert len(chosen.tensors) == 3
+
+
+def test_a_layer_that_fits_nowhere_leaves_no_cut() -> None:
+    of = cut_table([10**8] * 2, [MIB, 40 * MIB])
+    assert choose_cut(of, [device("small", 20 * MIB)], Goal(Objective.THROUGHPUT)) is None
+
+
+def test_a_cut_that_exists_stays_while_the_gain_is_small() -> None:
+    of = cut_table([10**8] * 20, [MIB] * 20)
+    goal = Goal(Objective.THROUGHPUT)
+    equal = [device("one", 30 * MIB), device("two", 30 * MIB)]
+    first = choose_cut(of, equal, goal)
+    assert first is not None
+    assert first.tensors == ("t10",)
+    little = [equal[0], device("two", 30 * MIB, flops=SECOND * 11 // 10)]
+    assert choose_cut(of, little, goal) != first
+    kept = next_cut(of, little, goal, first.tensors)
+    assert kept is not None
+    assert kept.tensors == first.tensors
+    much = [equal[0], device("two", 30 * MIB, flops=2 * SECOND)]
+    changed = next_cut(of, much, goal, first.tensors)
+    assert changed is not None
+    assert changed.tensors != first.tensors
+
+
+def test_a_cut_that_the_devices_cannot_hold_any_more_gives_way() -> None:
+    of = cut_table([10**8] * 20, [MIB] * 20)
+    goal = Goal(Objective.THROUGHPUT)
+    pool = [device("a", 16 * MIB), device("b", 16 * MIB), device("c", 32 * MIB)]
+    changed = next_cut(of, pool, goal, ())
+    assert changed is not None
+    assert changed.tensors
+
+
+def test_fragments_that_are_loaded_in_turn_anyway_are_not_cut_again() -> None:
+    of = cut_table([10**8] * 8, [4 * MIB] * 8)
+    current = ("t1", "t2", "t3", "t4", "t5", "t6", "t7")
+    kept = next_cut(of, [device("small", 20 * MIB)], Goal(Objective.THROUGHPUT), current)
+    assert kept is not None
+    assert kept.tensors == current
+
+
+@settings(max_examples=100, deadline=None)
+@given(profiles())
+def test_a_table_has_what_the_cuts_of_its_profile_need(profile: object) -> None:
+    layout = Layout(profile)  # type: ignore[arg-type]
+    of = table_of(layout.profile)
+    assert table_from_json(table_to_json(of)) == of
+    positions = choose_cuts(layout.profile, CutRequest(tensors=of.tensors)) if of.tensors else ()
+    assert not isinstance(positions, Refusal)
+    assert len(positions) == len(of.tensors)
+    ends = (0, *positions, len(layout.profile.nodes))
+    for start in range(of.end):
+        for end in range(start + 1, of.end + 1):
+            known, segment = of.candidate(start, end), layout.segment(ends[start], ends[end])
+            assert known.resident_bytes == segment.resident_bytes
+            assert known.flops == segment.flops
+            assert known.least_bytes <= known.resident_bytes

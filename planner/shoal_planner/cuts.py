@@ -19,8 +19,9 @@ substructure: the best prefix may have a largest cost that does not matter in th
 Time grows with the number of positions times the number of nodes. So of a long model only
 `MOST_POSITIONS` positions are tried, fewer where that would be more than `MOST_STEPS` steps: of
 those that part the cost alike to within that fraction of the whole, the last over which the fewest
-bytes cross: an activation stays with its layer. If no cut at these satisfies the request, eight times as many are tried, up to all:
-the limit is then so low that each search ends after a small part of the model.
+bytes cross: an activation stays with its layer. If no cut at these satisfies the request, eight
+times as many are tried, up to all: the limit is then so low that each search ends after a small
+part of the model.
 """
 
 from bisect import bisect_left

@@ -18,10 +18,9 @@ substructure: the best prefix may have a largest cost that does not matter in th
 
 Time grows with the number of positions times the number of nodes. So of a long model only
 `MOST_POSITIONS` positions are tried, fewer where that would be more than `MOST_STEPS` steps: of
-those that part the cost alike to within that fraction of the whole, the last over which the fewest
-bytes cross: an activation stays with its layer. If no cut at these satisfies the request, eight
-times as many are tried, up to all: the limit is then so low that each search ends after a small
-part of the model.
+those that part the cost alike to within that fraction of the whole, the one over which the fewest
+bytes cross. If no cut at these satisfies the request, eight times as many are tried, up to all:
+the limit is then so low that each search ends after a small part of the model.
 """
 
 from bisect import bisect_left
@@ -182,10 +181,6 @@ def share(profile: Profile) -> Callable[[Growing], int]:
     return cost
 
 
-_FINENESSES: Final = (16, 8, 4, 2, 1)
-"""Most of the cost is in few nodes: parts are as fine as leaves few enough positions."""
-
-
 def thinned(layout: Layout, cost: Callable[[Growing], int], most: int) -> tuple[int, ...]:
     """At most about `most` of the legal positions (see the module's text)."""
     if len(layout.legal) <= most:
@@ -198,14 +193,10 @@ def thinned(layout: Layout, cost: Callable[[Growing], int], most: int) -> tuple[
         costs[position] = cost(growing)
     total = max(1, cost(growing))
     kept: dict[int, int] = {}
-    for fineness in _FINENESSES:
-        kept.clear()
-        for position in layout.legal:
-            part = costs[position] * most * fineness // total
-            if part not in kept or crossing[position] <= crossing[kept[part]]:
-                kept[part] = position
-        if len(kept) <= most:
-            break
+    for position in layout.legal:
+        part = costs[position] * most // total
+        if part not in kept or crossing[position] < crossing[kept[part]]:
+            kept[part] = position
     return tuple(sorted(kept.values()))
 
 

@@ -22,7 +22,6 @@ from shoal_planner.blocks import (
     least_by_number,
     need_bytes,
 )
-from shoal_planner.cuts import share, thinned
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import FIXED_BYTES, NODE_BYTES, Layout, arena_bytes
 from shoal_protocol.arena_regions import REGION_BYTES
@@ -140,12 +139,3 @@ def test_a_long_fragment_is_cut_nearly_as_well_as_if_every_position_were_tried()
     costs = costs_of(layout)
     even = layers * MIB // 4 // len(costs)
     assert max(each.weight_bytes for each in costs) < 1.2 * even
-
-
-def test_few_positions_lie_after_each_layer_and_what_computes_little() -> None:
-    layers = 10
-    profile = chain(*(100, 4, 0, 0) * layers)
-    after_layers = {4 * layer + 1 for layer in range(layers)}
-    after_activations = {4 * layer for layer in range(1, layers)} | {4 * layers - 1}
-    kept = thinned(Layout(profile), share(profile), 2 * layers + 3)
-    assert kept == tuple(sorted(after_layers | after_activations))

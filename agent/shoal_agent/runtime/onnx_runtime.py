@@ -152,7 +152,7 @@ class Runtime:
             ),
             onnxruntime.OrtArenaCfg(configuration),
         )
-        # Stays open: a first run loads what every run needs, and further ones shrink the arena.
+        # Stays open: further runs shrink the arena.
         self._tiny = self._session(rehearsal_model.tiny_model())
         self._ballast = Ballast(self._tiny)
         self.shrink()
@@ -315,7 +315,8 @@ class Runtime:
             size = sum(array.nbytes for array in feed.values())
             check_inputs(fragment.inputs, feed)
             self.shrink()
-            with self._ballast.hold(self._limit_bytes - limit_bytes + self._meter.used_bytes()):
+            # What is held back divides the arena: a little is left to the guard.
+            with self._ballast.hold(self._meter.used_bytes() - limit_bytes // 8):
                 peak = self._run_guarded(fragment, feed, Stopper(), limit_bytes).peak_bytes
         except Exceeded as error:
             taken = error.peak_bytes - before
@@ -420,8 +421,7 @@ class Runtime:
             )
         except Exception as error:  # as above
             raise failure_of(error) from error
-        # It would hold on to the model that it has read.
-        session._model_bytes = None
+        session._model_bytes = None  # it would hold on to the model that it has read
         return session
 
 

@@ -152,8 +152,7 @@ class Runtime:
             ),
             onnxruntime.OrtArenaCfg(configuration),
         )
-        # Stays open: further runs shrink the arena.
-        self._tiny = self._session(rehearsal_model.tiny_model())
+        self._tiny = self._session(rehearsal_model.tiny_model())  # runs of it shrink the arena
         self._ballast = Ballast(self._tiny)
         self.shrink()
 
@@ -316,7 +315,8 @@ class Runtime:
             check_inputs(fragment.inputs, feed)
             self.shrink()
             # What is held back divides the arena: a little is left to the guard.
-            with self._ballast.hold(self._meter.used_bytes() - limit_bytes // 8):
+            beside = max(0, self._meter.used_bytes() - limit_bytes // 8)
+            with self._ballast.hold(self._limit_bytes - limit_bytes + beside):
                 peak = self._run_guarded(fragment, feed, Stopper(), limit_bytes).peak_bytes
         except Exceeded as error:
             taken = error.peak_bytes - before

@@ -142,8 +142,7 @@ class Runtime:
             ),
             onnxruntime.OrtArenaCfg(configuration),
         )
-        # Stays open: a first run loads what every run needs, and further ones shrink the arena.
-        self._tiny = self._session(rehearsal_model.tiny_model())
+        self._tiny = self._session(rehearsal_model.tiny_model())  # runs of it shrink the arena
         self._ballast = Ballast(self._tiny)
         self.shrink()
 
@@ -305,7 +304,9 @@ class Runtime:
             size = sum(array.nbytes for array in feed.values())
             check_inputs(fragment.inputs, feed)
             self.shrink()
-            with self._ballast.hold(self._limit_bytes - limit_bytes + self._meter.used_bytes()):
+            # What is held back divides the arena: a little is left to the guard.
+            beside = max(0, self._meter.used_bytes() - limit_bytes // 8)
+            with self._ballast.hold(self._limit_bytes - limit_bytes + beside):
                 peak = self._run_guarded(fragment, feed, Stopper(), limit_bytes).peak_bytes
         except Exceeded as error:
             taken = error.peak_bytes - before
@@ -427,8 +428,7 @@ class Runtime:
             )
         except Exception as error:  # as above
             raise failure_of(error) from error
-        # It would hold on to the model that it has read.
-        session._model_bytes = None
+        session._model_bytes = None  # it would hold on to the model that it has read
         return session
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import correlation
 from typing import Any, Final
 
-from measurement import RATIO, VALUE, Arguments, Measurement, Report, argument_parser, measured
+from measurement import RATIO, VALUE, Measurement, Report, argument_parser, measured, shared
 from placement_runs import CHOSEN, REFINED, Device, Request
 
 from shoal_cli.local.cgroups import DeviceGroup, RunGroups, Unavailable, open_groups, run_name
@@ -128,7 +128,7 @@ def main() -> None:
     )
     parser.add_argument("--environment", help="this one alone, by name")
     options = parser.parse_args()
-    report = Report(Arguments(json=options.json, quick=options.quick))
+    report = Report(shared(options))
     found: dict[str, Runs] = {}
     chosen = (QUICK,) if options.quick else ENVIRONMENTS
     for each in chosen:

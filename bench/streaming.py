@@ -23,7 +23,7 @@ from statistics import median
 
 import numpy as np
 from foreign import refused
-from measurement import RATIO, Arguments, Measurement, Report, argument_parser, compared
+from measurement import RATIO, Measurement, Report, argument_parser, compared, shared
 from pool import Pool, cut, running_pool, write_items
 from steady import alone, ended_at, stage_inputs, steady_rate, streaming_bound
 from zoo.materialise import materialise
@@ -251,7 +251,7 @@ def main() -> None:
         "--loaded", action="store_true", help="measure while others use the machine"
     )
     options = parser.parse_args()
-    report = Report(Arguments(json=options.json, quick=options.quick))
+    report = Report(shared(options))
     for given in (THREE,) if report.quick else (THREE, FIVE):
         with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
             for relay in (False, True):

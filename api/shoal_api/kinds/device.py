@@ -68,10 +68,10 @@ class DeviceSpeed:
 
 @record()
 class DevicePeer:
-    """What the link to one other end did in the last ten minutes."""
+    """What the link to another device did in the last ten minutes."""
 
     name: str = member(
-        Text(max_length=253), "The other device; empty: the coordinator.", example="pi-5"
+        Text(max_length=253), "The other device.", example="pi-5"
     )
     bytes_per_second: float | None = _rate(
         "In the fastest of the large transfers and probes.", "bytes per second", 1.1e8
@@ -94,7 +94,7 @@ class DeviceLink:
     )
     peers: tuple[DevicePeer, ...] = member(
         Items(of=Object(DevicePeer), max_items=_MOST_PEERS),
-        "The same for each other end that it exchanged data with.",
+        "The same for each other device that it exchanged data with.",
         default=[],
     )
 

@@ -136,6 +136,7 @@ def _link(link: Link) -> DeviceLink | None:
                 round_trip_seconds=each.round_trip_seconds,
             )
             for name, each in link.peers
+            if name  # the coordinator has none
         ),
     )
 

@@ -1,4 +1,4 @@
-"""The memory limit of an agent that runs follows the floor that it has measured."""
+"""Devices as they are measured: memory limits of pods follow floors, and links are shown."""
 
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
 )
 from shoal_operator.reconcile.times import as_time, instant
+from shoal_protocol.speeds import Link
 from shoal_protocol.units import Bytes
 
 BUDGET = 64 * MIB
@@ -128,3 +129,11 @@ def test_a_device_shows_the_limit_that_is_in_force() -> None:
     (later,) = known(snapshot(view=seen, devices=(shown,)))
     assert later.status is not None
     assert later.status.limit_bytes == ALLOWED, "pods are not read each time"
+
+
+def test_links_to_other_devices_are_shown_and_the_coordinator_is_none_of_them() -> None:
+    ends = (("", Link(bytes_per_second=1e6)), ("n2", Link(bytes_per_second=2e6)))
+    seen = replace(device("n1", DeviceState.READY), link=Link(bytes_per_second=2e6, peers=ends))
+    (child,) = decide(snapshot(view=view(seen))).devices
+    assert child.status.link is not None
+    assert [each.name for each in child.status.link.peers] == ["n2"]

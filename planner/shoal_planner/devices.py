@@ -1,7 +1,8 @@
 """Devices and their links, as planning sees them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
@@ -59,6 +60,13 @@ class PoolDevice:
     times: tuple[tuple[Digest, Nanoseconds], ...] = ()
     ratios: Ratios = ()
     single: bool = False
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "PoolDevice":
+        """Of what `asdict` has made and JSON has carried: its lists are tuples again."""
+        of_fragments = {name: tuple(map(tuple, values[name])) for name in ("times", "ratios")}
+        peers = tuple(PeerLink(**each) for each in values["peers"])
+        return cls(**{**values, **of_fragments, "peers": peers})
 
     @property
     def rates(self) -> tuple[int, int, int] | None:

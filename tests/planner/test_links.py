@@ -1,7 +1,8 @@
 """What rates between pairs of devices, and the processor's part of a transfer, change of a plan."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from fragment_pools import MIB, SECOND, device, partition, placed
 from shoal_planner.costs import Costs, Division, Span
@@ -9,8 +10,9 @@ from shoal_planner.devices import PoolDevice
 from shoal_planner.placement import plan
 from shoal_planner.speeds import levelled, link_tables, measured_device
 from shoal_protocol.choices import Objective
+from shoal_protocol.digests import Digest
 from shoal_protocol.speeds import Link
-from shoal_protocol.units import Bytes
+from shoal_protocol.units import Bytes, Nanoseconds
 
 BUDGET = Bytes(24 * MIB)
 SIZE = 1_000_000
@@ -92,3 +94,14 @@ def test_links_between_devices_are_shown_where_they_are_known() -> None:
         ("a", "b", "1 MiB/s"),
         ("a", "the coordinator", "2 MiB/s"),
     ]
+
+
+def test_a_device_is_the_same_after_its_way_through_json() -> None:
+    sent = replace(
+        linked("a", {"b": 2e6}, 1e6),
+        times=((Digest("sha256:" + "a" * 64), Nanoseconds(5)),),
+        ratios=((Digest("sha256:" + "b" * 64), 900),),
+    )
+    received = PoolDevice.from_json(json.loads(json.dumps(asdict(sent))))
+    assert received == sent
+    assert hash(received) == hash(sent)

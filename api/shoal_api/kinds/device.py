@@ -70,9 +70,7 @@ class DeviceSpeed:
 class DevicePeer:
     """What the link to another device did in the last ten minutes."""
 
-    name: str = member(
-        Text(max_length=253), "The other device.", example="pi-5"
-    )
+    name: str = member(Text(max_length=253), "The other device.", example="pi-5")
     bytes_per_second: float | None = _rate(
         "In the fastest of the large transfers and probes.", "bytes per second", 1.1e8
     )

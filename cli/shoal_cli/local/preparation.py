@@ -109,7 +109,7 @@ def _order_from_json(values: Json) -> CutOrder:
         "sample": None if values["sample"] is None else Path(values["sample"]),
         "shapes": {name: tuple(shape) for name, shape in values["shapes"].items()},
         "tensors": tuple(values["tensors"]),
-        "devices": tuple(PoolDevice(**device) for device in values["devices"]),
+        "devices": tuple(PoolDevice.from_json(device) for device in values["devices"]),
         "objective": Objective(values["objective"]),
     }
     return CutOrder(**{**values, **made})

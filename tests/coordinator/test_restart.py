@@ -39,14 +39,26 @@ async def coordinator(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", PROCESS, folder)
     try:
         async with open_channel(f"unix:{folder}/s") as channel:
-            await CoordinatorStub(channel).ListDevices(
-                api.ListDevicesRequest(), timeout=20, wait_for_ready=True
-            )
+            await first_answer(channel)
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await asyncio.wait_for(process.wait(), 10)
+
+
+async def first_answer(channel: grpc.aio.Channel) -> None:
+    """Channels of a process share connections: one to the coordinator before may break only now."""
+    stub = CoordinatorStub(channel)
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await stub.ListDevices(api.ListDevicesRequest(), timeout=20, wait_for_ready=True)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+            else:
+                return
 
 
 async def stay_connected(folder: Path, document: PartitionDocument, done: list[int]) -> None:

@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import onnx
+from layered_model import save_layers
 from measurement import Arguments, Report, alternate, compared, parse_arguments
-from onnx import TensorProto, helper, numpy_helper
 
 import shoal
 
 BATCH: Final = 8
 ITEMS: Final = 128
-LAYERS: Final = 12
 DEVICES: Final = 2
 SHAPES: Final = ((1, 256), (1, 1024), (32, 1024))
 """Of an item: the width of the layers makes weights of 3 or 48 MiB in all."""
@@ -40,7 +38,7 @@ def main() -> None:
 
 
 def _measure(report: Report, arguments: Arguments, path: Path, shape: tuple[int, int]) -> None:
-    _save_model(path, shape[1])
+    save_layers(path, "rows", shape[1])
     items = np.random.default_rng(0).standard_normal((ITEMS, *shape)).astype(np.float32)
     with ExitStack() as pools:
         subjects = {
@@ -82,26 +80,6 @@ def _processor_seconds(pids: set[int]) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _save_model(path: Path, width: int) -> None:
-    chance = np.random.default_rng(1)
-    nodes, weights, last = [], [], "x"
-    for layer in range(LAYERS):
-        weight = chance.standard_normal((width, width)).astype(np.float32) / width**0.5
-        weights.append(numpy_helper.from_array(weight, f"w{layer}"))
-        nodes.append(helper.make_node("MatMul", [last, f"w{layer}"], [f"m{layer}"]))
-        last = "y" if layer == LAYERS - 1 else f"r{layer}"
-        nodes.append(helper.make_node("Relu", [f"m{layer}"], [last]))
-    graph = helper.make_graph(
-        nodes,
-        "layers",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", width])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", width])],
-        weights,
-    )
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
 
 
 if __name__ == "__main__":

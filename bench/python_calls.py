@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import onnx
 import onnxruntime
+from layered_model import LAYERS, save_layers
 from measurement import Arguments, Report, alternate, compared, parse_arguments, timed
-from onnx import TensorProto, helper, numpy_helper
 
 import shoal
 
 CALLS: Final = 100
 MAPPED: Final = 32
 """Items of one map."""
-LAYERS: Final = 12
 WIDTHS: Final = (256, 1024)
 """Of layers with 3 MiB, and with 48 MiB of weights together."""
 DEVICES: Final = 3
@@ -42,7 +40,7 @@ def main() -> None:
 
 
 def _measure(report: Report, arguments: Arguments, path: Path, width: int) -> None:
-    _save_model(path, width)
+    save_layers(path, 1, width)
     x = np.random.default_rng(0).standard_normal((1, width)).astype(np.float32)
     whole = onnxruntime.InferenceSession(path)
     with shoal.pool(devices=DEVICES, budget="64Mi", enforce="none") as pool:
@@ -69,27 +67,6 @@ def _seconds_per_item(model: shoal.Model, x: np.ndarray) -> float:
     for _ in model.map(itertools.repeat({"x": x}, MAPPED)):
         pass
     return (time.perf_counter() - started) / MAPPED
-
-
-def _save_model(path: Path, width: int) -> None:
-    chance = np.random.default_rng(1)
-    nodes, weights, last = [], [], "x"
-    for layer in range(LAYERS):
-        weight = chance.standard_normal((width, width)).astype(np.float32) / width**0.5
-        weights.append(numpy_helper.from_array(weight, f"w{layer}"))
-        nodes.append(helper.make_node("MatMul", [last, f"w{layer}"], [f"m{layer}"]))
-        last = "y" if layer == LAYERS - 1 else f"r{layer}"
-        nodes.append(helper.make_node("Relu", [f"m{layer}"], [last]))
-    sizes = [1, width]
-    graph = helper.make_graph(
-        nodes,
-        "layers",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, sizes)],
-        weights,
-    )
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
 """Fragments are placed before a job, and a failed job is retried, on a real API server with a real
 pool."""
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from pool import read_results
 
 from cluster_fixtures import or_skip
 from operator_processes import Operators
 from shoal_cluster import ControlPlane
-from simulated_world import ITEMS, World, job_spec, making_world, operating
+from simulated_world import ITEMS, World, job_spec, operating
 
 pytestmark = [
     pytest.mark.cluster,
@@ -27,14 +25,6 @@ pytestmark = [
 def plane() -> Iterator[ControlPlane]:
     """One of its own, with played nodes."""
     with or_skip(ControlPlane) as made:
-        yield made
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(
-    plane: ControlPlane, account: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[World]:
-    async with making_world(plane, tmp_path_factory.mktemp("world")) as made:
         yield made
 
 

@@ -46,7 +46,7 @@ def partition(
     """
     from shoal_cli.commands.tables import output, partition_table, working
     from shoal_cli.commands.transfers import fetch_model
-    from shoal_cli.local.orders import CutOrder
+    from shoal_cli.local.cut_orders import CutOrder
     from shoal_cli.local.preparation import prepare
 
     if sum(given is not None for given in (fragments, max_bytes, cuts)) != 1:

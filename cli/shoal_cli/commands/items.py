@@ -42,12 +42,8 @@ Items = Annotated[
 def items(
     job: Job,
     failed: Failed = False,
-    coordinator: targets.Coordinator = None,
-    work: targets.Work = None,
-    pool: targets.Pool = None,
-    namespace: targets.Namespace = None,
-    context: targets.Context = None,
-    kubeconfig: targets.Kubeconfig = None,
+    *,
+    target: targets.Target,
     output: targets.Output = "text",
 ) -> None:
     """List the items of a job: state, tries, device, input, and why they failed.
@@ -55,7 +51,6 @@ def items(
     Items of a job that has ended are listed until it is removed: on a cluster, those of a failed
     InferenceJob until it is deleted.
     """
-    target = targets.Target(coordinator, work, pool, namespace, context, kubeconfig)
     found = asyncio.run(_listed(target, job, failed=failed))
     if output == "json":
         typer.echo(json.dumps(list(map(_document, found))))
@@ -67,12 +62,8 @@ def items(
 def retry(
     job: Job,
     items: Items = None,
-    coordinator: targets.Coordinator = None,
-    work: targets.Work = None,
-    pool: targets.Pool = None,
-    namespace: targets.Namespace = None,
-    context: targets.Context = None,
-    kubeconfig: targets.Kubeconfig = None,
+    *,
+    target: targets.Target,
 ) -> None:
     """Try the failed items of a job again that has ended. Results that exist stay.
 
@@ -80,7 +71,6 @@ def retry(
     """
     from shoal_cli.live.cluster import retry_job
 
-    target = targets.Target(coordinator, work, pool, namespace, context, kubeconfig)
     which = tuple(sorted(set(items or ())))
     if (kubectl := target.kubectl) is not None:
         number = retry_job(kubectl, job, which)

@@ -108,10 +108,8 @@ class CoordinatorService(CoordinatorServicer):
             if not job.submitted().follow:
                 text = f"job {request.name} does not follow its inputs: it ends by itself"
                 await abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
-            ending = job.submitted()
-            ending.end = True
             try:
-                job = await self._jobs.submit(ending)
+                job = await self._jobs.end(request.name)
             except JobRefused as error:
                 await abort(context, _CODES[error.refusal], str(error))
         return job.status()

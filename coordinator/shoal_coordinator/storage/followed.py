@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Final
 
-from shoal_coordinator.storage.catalogues import Catalogue
+from shoal_coordinator.storage.catalogues import Catalogue, CatalogueFailed
 from shoal_coordinator.storage.file_names import encodable
 from shoal_coordinator.storage.file_tables import FileTable
 from shoal_coordinator.storage.folders import Folder
@@ -271,7 +271,7 @@ class FollowedFiles(Catalogue):
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction; it is durable at the end of the context. Raises `OSError`."""
+        """One transaction; it is durable at the end of the context. Raises `CatalogueFailed`."""
         with self._lock, _translated(self._path), self._db:
             self._db.execute("BEGIN")
             yield self._db
@@ -284,7 +284,7 @@ def _translated(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         number = _ERRNO.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
         text = f"{path} is damaged; delete it" if number is None else os.strerror(number)
-        raise OSError(number or errno.EUCLEAN, text, str(path)) from error
+        raise CatalogueFailed(number or errno.EUCLEAN, text, str(path)) from error
 
 
 def _take(db: sqlite3.Connection, file: InputFile) -> tuple[int, InputFile]:

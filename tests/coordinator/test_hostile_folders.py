@@ -44,6 +44,18 @@ async def test_a_link_to_itself_stops_no_following(world: World) -> None:
     check_frames(world.folder / "out", 0)
 
 
+async def test_a_pipe_in_the_place_of_a_file_fails_its_items_alone(world: World) -> None:
+    drop(world.folder / "in", 0, 1, 2)
+    await world.submit()
+    await world.until(lambda status: status.items == 3)
+    (world.folder / "in" / "0001.npy").unlink()
+    os.mkfifo(world.folder / "in" / "0001.npy")
+    async with connected(world.device("a")):
+        last = await world.ended()
+    assert (last.succeeded, last.failed) == (2, 1), last.message
+    assert "is no file any more" in last.failures[0].reason
+
+
 async def test_a_file_that_was_changed_in_another_century_is_taken(world: World) -> None:
     drop(world.folder / "in", 0, 1)
     os.utime(world.folder / "in" / "0000.npy", ns=(13 * 10**18, 13 * 10**18))

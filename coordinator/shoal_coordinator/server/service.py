@@ -141,7 +141,7 @@ class CoordinatorService(CoordinatorServicer):
             items, active = await items_of(life)
         except NotListed as error:
             await abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        for page in pages(items, active, frozenset(request.states)):
+        async for page in pages(items, active, frozenset(request.states)):
             yield page
 
     # gRPC takes a coroutine that writes its answers as well; its stubs know generators only.

@@ -14,6 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
+from shoal_coordinator.storage.file_names import encodable
 from shoal_coordinator.storage.folders import Folder
 
 _NAME: Final = "items.json"
@@ -56,7 +57,8 @@ class ItemList:
     def place(self, item: int) -> str:
         """Where an item comes from: `lines.npz`, or `lines.npz[3]`."""
         file = self.files[bisect_right(self.files, item, key=attrgetter("first")) - 1]
-        return f"{file.name}[{item - file.first}]" if file.stacked else file.name
+        name = encodable(file.name)
+        return f"{name}[{item - file.first}]" if file.stacked else name
 
 
 def write_items(folder: Folder, items: ItemList) -> None:

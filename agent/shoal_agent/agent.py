@@ -36,6 +36,7 @@ from shoal_agent.session.greeting import SessionBroken
 from shoal_agent.session.tasks import Tasks
 from shoal_agent.settings import Settings
 from shoal_agent.telemetry.counters import Counters
+from shoal_agent.telemetry.handling import HandlingMeter
 from shoal_agent.telemetry.link import LinkMeters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import Machine
@@ -76,7 +77,8 @@ class Agent:
         self.counters = Counters()
         self.uplink = Uplink(settings.link_rate, settings.link_latency_seconds)
         self._downlink = Uplink(settings.link_rate)
-        self.link_meters = LinkMeters()
+        handling = HandlingMeter(lambda: self.counters.moved_bytes)
+        self.link_meters = LinkMeters(handling=handling)
         self.links = PeerLinks(
             settings.credentials, self.uplink, self.counters, insecure=settings.insecure
         )
@@ -99,7 +101,7 @@ class Agent:
             cache=self._cache,
             fetcher=Fetcher(self._cache, self._count_fetched, self._downlink.depart),
             runtime=self._runtime,
-            processor=Processor(self._runtime, self._executor),
+            processor=Processor(self._runtime, self._executor, handling),
             counters=self.counters,
             on_evicted=self._evicted,
         )

@@ -9,9 +9,9 @@ alone. Computing, receiving and sending overlap between items, so that
     period  = max(compute + read + move, receive, send)         one item every so often, at length
     latency = compute + read + move + receive + send + delays   of one item
 
-where `read` is weights that are read again, and `move` is what the processor does to receive and
-send. Where the rate between two devices is known, it counts as soon as it is known who serves the
-other end (`Homes`); else each end's own.
+where `read` is weights that are read again, and `move` is what the processor does to receive, to
+send, and to handle tasks. Where the rate between two devices is known, it counts as soon as it is
+known who serves the other end (`Homes`); else each end's own.
 
 Replicas add their rates. Where a fragment's `work` is known, and a device's rates were measured,
 computing takes the sum of the fragment's convolutions, products and traffic, each by its rate. Else
@@ -58,9 +58,6 @@ _NOISE: Final = 16
 """One part in so many of a budget is not granted to weights: what the transport takes varies,
 by 0.6 MiB under load."""
 
-_TASK_BYTES: Final = 40 << 10
-"""To take a task, to start it and to answer takes the processor as long as to move so much."""
-
 _SCALE: Final = 10**24
 
 
@@ -95,8 +92,8 @@ class Division:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCost:
     """What one item of a span costs on one device. `read` is weights, from the page cache or, where
-    fragments are reloaded, from the disk; `move` is processor time for what comes and goes; `delay`
-    is the links' latency."""
+    fragments are reloaded, from the disk; `move` is processor time for tasks and for what comes and
+    goes; `delay` is the links' latency."""
 
     holding: Holding
     compute: Nanoseconds
@@ -361,9 +358,9 @@ class Costs(SpanCosts):
 
     def _move(self, span: Span, device: PoolDevice) -> Nanoseconds:
         """What the processor does besides computing."""
-        moved = sum(filter(None, self.crossing(span))) + _TASK_BYTES * len(span.fragments)
         rate = device.moved_bytes_per_second
-        return Nanoseconds(_time(moved, rate) if rate else 0)
+        moved = _time(sum(filter(None, self.crossing(span))), rate) if rate else 0
+        return Nanoseconds(moved + len(span.fragments) * device.task_nanoseconds)
 
     def _transfer(
         self, span: Span, device: PoolDevice, homes: Homes, size: int | None, *, inward: bool

@@ -31,6 +31,11 @@ class Counters:
     load: Histogram = field(default_factory=Histogram)
     memory_ratio: Histogram = field(default_factory=lambda: Histogram(_RATIOS))
 
+    @property
+    def moved_bytes(self) -> int:
+        """Of activations, inputs and results."""
+        return self.sent_bytes + self.received_bytes
+
     def activity(self) -> tuple[int, ...]:
         """Numbers of which one grows with whatever the agent does for others."""
         counts = (self.tasks, self.loads, self.fetched_bytes)

@@ -1,0 +1,112 @@
+"""What tasks cost the processor besides computing: for each task, and for each byte that comes or
+goes for it. Under a quota of processor time it is paid like the computing.
+
+Every `_TASKS` runs give an observation: how many tasks, how many bytes, and the processor time of
+this process beyond that of the runs. Both costs are fitted to the last observations, by the least
+squares of their relative errors. The tasks of one job all bring about as many bytes, and then no
+fit tells the two costs apart; so the usual proportion of the two counts a little, with a byte's
+cost as a probe of a link measured it.
+
+A run of anything else, such as a load, and a rest begin an observation anew. What is known changes
+only when it has changed much: plans are made anew for it.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from time import monotonic, process_time
+from typing import Final, NamedTuple
+
+_TASKS: Final = 8
+_OBSERVATIONS: Final = 24
+_REST_SECONDS: Final = 1.0
+_CHANGE: Final = 1.1
+_TASK_BYTES: Final = 160 << 10
+"""To take a task, start it, and answer takes as long as to send or receive so many bytes."""
+_USUAL_SECONDS_PER_BYTE: Final = 4e-9
+"""Where no probe has measured a link: all of them stay on this host."""
+_USUAL_WEIGHT: Final = 0.05
+"""Of what is usual, where an observation has one."""
+_LEAST: Final = 0.1
+"""Of what is usual, what either cost is at least."""
+
+
+class Handling(NamedTuple):
+    """Processor time, of one thread that nothing disturbs."""
+
+    seconds_per_task: float
+    seconds_per_byte: float
+
+
+class _Observation(NamedTuple):
+    tasks: int
+    size_bytes: int
+    seconds: float
+
+
+class HandlingMeter:
+    """Fed by whoever runs tasks."""
+
+    def __init__(
+        self,
+        moved_bytes: Callable[[], int] = lambda: 0,
+        used_seconds: Callable[[], float] = process_time,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """`moved_bytes` and `used_seconds` count all that this process has transferred for tasks,
+        and its processor time; `clock` counts seconds."""
+        self._moved, self._used, self._clock = moved_bytes, used_seconds, clock
+        self._observations: deque[_Observation] = deque(maxlen=_OBSERVATIONS)
+        self._known: Handling | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Observe from now on."""
+        self._tasks, self._computed = 0, 0.0
+        self._bytes_before, self._used_before = self._moved(), self._used()
+        self._ended = self._clock()
+
+    def ran(self, tasks: int, seconds: float, processor_seconds: float) -> None:
+        """So many tasks of a fragment ran together."""
+        if self._clock() - seconds - self._ended > _REST_SECONDS:
+            self.begin()
+            return
+        self._tasks, self._computed = self._tasks + tasks, self._computed + processor_seconds
+        self._ended = self._clock()
+        if self._tasks >= _TASKS:
+            spent = self._used() - self._used_before - self._computed
+            if spent > 0:
+                moved = self._moved() - self._bytes_before
+                self._observations.append(_Observation(self._tasks, moved, spent))
+            self.begin()
+
+    def read(self, probed_seconds_per_byte: float | None) -> Handling | None:
+        """What is known, with what a probe measured of a byte; None: nothing was measured."""
+        if not self._observations and probed_seconds_per_byte is None:
+            return None
+        per_byte = probed_seconds_per_byte or _USUAL_SECONDS_PER_BYTE
+        now = _fitted(self._observations, Handling(_TASK_BYTES * per_byte, per_byte))
+        if self._known is None or any(map(_differ, now, self._known)):
+            self._known = now
+        return self._known
+
+
+def _fitted(observations: deque[_Observation], usual: Handling) -> Handling:
+    """The costs that fit best, by what part of an observation each misses: the solution of two
+    linear equations for what they are to what is usual."""
+    tasks, both, size, task, byte = _USUAL_WEIGHT, 0.0, _USUAL_WEIGHT, _USUAL_WEIGHT, _USUAL_WEIGHT
+    for each in observations:
+        of_tasks = each.tasks * usual.seconds_per_task / each.seconds
+        of_bytes = each.size_bytes * usual.seconds_per_byte / each.seconds
+        tasks, both, size = tasks + of_tasks**2, both + of_tasks * of_bytes, size + of_bytes**2
+        task, byte = task + of_tasks, byte + of_bytes
+    determinant = tasks * size - both**2
+    per_task = (task * size - byte * both) / determinant
+    per_byte = (byte * tasks - task * both) / determinant
+    return Handling(
+        max(_LEAST, per_task) * usual.seconds_per_task,
+        max(_LEAST, per_byte) * usual.seconds_per_byte,
+    )
+
+
+def _differ(one: float, other: float) -> bool:
+    return not other / _CHANGE < one < other * _CHANGE

@@ -12,20 +12,23 @@ only when it has changed much: plans are made anew for it.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from time import monotonic, process_time
 from typing import Final, NamedTuple
 
-_TASKS: Final = 8
-_OBSERVATIONS: Final = 24
+_TASKS: Final = 16
+_OBSERVATIONS: Final = 16
 _REST_SECONDS: Final = 1.0
 _CHANGE: Final = 1.1
 _TASK_BYTES: Final = 160 << 10
-"""To take a task, start it, and answer takes as long as to send or receive so many bytes."""
+"""To take a task, start it, and answer usually takes as long as to send or receive so many bytes of
+activations."""
+_OF_A_PROBE: Final = 1.6
+"""What a byte of an activation takes to one of a probe: it is encoded, checked and put together."""
 _USUAL_SECONDS_PER_BYTE: Final = 4e-9
-"""Where no probe has measured a link: all of them stay on this host."""
-_USUAL_WEIGHT: Final = 0.05
-"""Of what is usual, where an observation has one."""
+"""Of an activation, where no probe has measured a link: all of them stay on this host."""
+_PROPORTION: Final = 1.0
+"""How much the usual proportion counts, where an observation counts one."""
 _LEAST: Final = 0.1
 """Of what is usual, what either cost is at least."""
 
@@ -81,19 +84,23 @@ class HandlingMeter:
 
     def read(self, probed_seconds_per_byte: float | None) -> Handling | None:
         """What is known, with what a probe measured of a byte; None: nothing was measured."""
-        if not self._observations and probed_seconds_per_byte is None:
+        per_byte = _USUAL_SECONDS_PER_BYTE
+        if probed_seconds_per_byte is not None:
+            per_byte = probed_seconds_per_byte * _OF_A_PROBE
+        elif not self._observations:
             return None
-        per_byte = probed_seconds_per_byte or _USUAL_SECONDS_PER_BYTE
         now = _fitted(self._observations, Handling(_TASK_BYTES * per_byte, per_byte))
         if self._known is None or any(map(_differ, now, self._known)):
             self._known = now
         return self._known
 
 
-def _fitted(observations: deque[_Observation], usual: Handling) -> Handling:
+def _fitted(observations: Collection[_Observation], usual: Handling) -> Handling:
     """The costs that fit best, by what part of an observation each misses: the solution of two
-    linear equations for what they are to what is usual."""
-    tasks, both, size, task, byte = _USUAL_WEIGHT, 0.0, _USUAL_WEIGHT, _USUAL_WEIGHT, _USUAL_WEIGHT
+    linear equations, for what they are to what is usual."""
+    if not observations:
+        return usual
+    tasks, both, size, task, byte = _PROPORTION, -_PROPORTION, _PROPORTION, 0.0, 0.0
     for each in observations:
         of_tasks = each.tasks * usual.seconds_per_task / each.seconds
         of_bytes = each.size_bytes * usual.seconds_per_byte / each.seconds

@@ -77,7 +77,7 @@ class Agent:
         self.counters = Counters()
         self.uplink = Uplink(settings.link_rate, settings.link_latency_seconds)
         self._downlink = Uplink(settings.link_rate)
-        handling = HandlingMeter(lambda: self.counters.moved_bytes)
+        handling = HandlingMeter(lambda: self.counters.moved)
         self.link_meters = LinkMeters(handling=handling)
         self.links = PeerLinks(
             settings.credentials, self.uplink, self.counters, insecure=settings.insecure

@@ -1,11 +1,11 @@
-"""What tasks cost the processor besides computing: for each task, and for each byte that comes or
-goes for it. Under a quota of processor time it is paid like the computing.
+"""What handling takes of the processor besides computing: for each task and each transfer, and for
+each byte of a transfer. Under a quota of processor time it is paid like the computing.
 
-Every `_TASKS` runs give an observation: how many tasks, how many bytes, and the processor time of
-this process beyond that of the runs. Both costs are fitted to the last observations, by the least
-squares of their relative errors. The tasks of one job all bring about as many bytes, and then no
-fit tells the two costs apart; so the usual proportion of the two counts a little, with a byte's
-cost as a probe of a link measured it.
+Every `_TASKS` runs give an observation: how many tasks and transfers, how many bytes, and the
+processor time of this process beyond that of the runs. Both costs are fitted to the last
+observations, by the least squares of their relative errors. The tasks of one job all bring about as
+many bytes, and then no fit tells the two costs apart; so their usual proportion counts a little.
+Until there are observations, a probe of a link suggests both.
 
 A run of anything else, such as a load, and a rest begin an observation anew. What is known changes
 only when it has changed much: plans are made anew for it.
@@ -20,9 +20,8 @@ _TASKS: Final = 16
 _OBSERVATIONS: Final = 16
 _REST_SECONDS: Final = 1.0
 _CHANGE: Final = 1.1
-_TASK_BYTES: Final = 160 << 10
-"""To take a task, start it, and answer usually takes as long as to send or receive so many bytes of
-activations."""
+_EACH_BYTES: Final = 160 << 10
+"""What a task or a transfer usually takes, as bytes of a transfer."""
 _OF_A_PROBE: Final = 1.6
 """What a byte of an activation takes to one of a probe: it is encoded, checked and put together."""
 _USUAL_SECONDS_PER_BYTE: Final = 4e-9
@@ -34,14 +33,21 @@ _LEAST: Final = 0.1
 
 
 class Handling(NamedTuple):
-    """Processor time, of one thread that nothing disturbs."""
+    """Processor time of a task or a transfer, and of a byte."""
 
-    seconds_per_task: float
+    seconds: float
     seconds_per_byte: float
 
 
+class Moved(NamedTuple):
+    """What this process has sent and received for tasks."""
+
+    transfers: int
+    size_bytes: int
+
+
 class _Observation(NamedTuple):
-    tasks: int
+    handled: int
     size_bytes: int
     seconds: float
 
@@ -51,13 +57,12 @@ class HandlingMeter:
 
     def __init__(
         self,
-        moved_bytes: Callable[[], int] = lambda: 0,
+        moved: Callable[[], Moved] = lambda: Moved(0, 0),
         used_seconds: Callable[[], float] = process_time,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`moved_bytes` and `used_seconds` count all that this process has transferred for tasks,
-        and its processor time; `clock` counts seconds."""
-        self._moved, self._used, self._clock = moved_bytes, used_seconds, clock
+        """`used_seconds` counts this process's processor time, `clock` seconds."""
+        self._moved, self._used, self._clock = moved, used_seconds, clock
         self._observations: deque[_Observation] = deque(maxlen=_OBSERVATIONS)
         self._known: Handling | None = None
         self.begin()
@@ -65,7 +70,7 @@ class HandlingMeter:
     def begin(self) -> None:
         """Observe from now on."""
         self._tasks, self._computed = 0, 0.0
-        self._bytes_before, self._used_before = self._moved(), self._used()
+        self._moved_before, self._used_before = self._moved(), self._used()
         self._ended = self._clock()
 
     def ran(self, tasks: int, seconds: float, processor_seconds: float) -> None:
@@ -78,8 +83,10 @@ class HandlingMeter:
         if self._tasks >= _TASKS:
             spent = self._used() - self._used_before - self._computed
             if spent > 0:
-                moved = self._moved() - self._bytes_before
-                self._observations.append(_Observation(self._tasks, moved, spent))
+                (transfers, size), before = self._moved(), self._moved_before
+                handled = self._tasks + transfers - before.transfers
+                observed = _Observation(handled, size - before.size_bytes, spent)
+                self._observations.append(observed)
             self.begin()
 
     def read(self, probed_seconds_per_byte: float | None) -> Handling | None:
@@ -89,7 +96,7 @@ class HandlingMeter:
             per_byte = probed_seconds_per_byte * _OF_A_PROBE
         elif not self._observations:
             return None
-        now = _fitted(self._observations, Handling(_TASK_BYTES * per_byte, per_byte))
+        now = _fitted(self._observations, Handling(_EACH_BYTES * per_byte, per_byte))
         if self._known is None or any(map(_differ, now, self._known)):
             self._known = now
         return self._known
@@ -100,19 +107,16 @@ def _fitted(observations: Collection[_Observation], usual: Handling) -> Handling
     linear equations, for what they are to what is usual."""
     if not observations:
         return usual
-    tasks, both, size, task, byte = _PROPORTION, -_PROPORTION, _PROPORTION, 0.0, 0.0
-    for each in observations:
-        of_tasks = each.tasks * usual.seconds_per_task / each.seconds
-        of_bytes = each.size_bytes * usual.seconds_per_byte / each.seconds
-        tasks, both, size = tasks + of_tasks**2, both + of_tasks * of_bytes, size + of_bytes**2
-        task, byte = task + of_tasks, byte + of_bytes
-    determinant = tasks * size - both**2
-    per_task = (task * size - byte * both) / determinant
-    per_byte = (byte * tasks - task * both) / determinant
-    return Handling(
-        max(_LEAST, per_task) * usual.seconds_per_task,
-        max(_LEAST, per_byte) * usual.seconds_per_byte,
-    )
+    squares, products, others, sum_, other_sum = _PROPORTION, -_PROPORTION, _PROPORTION, 0.0, 0.0
+    for observed in observations:
+        part = observed.handled * usual.seconds / observed.seconds
+        other = observed.size_bytes * usual.seconds_per_byte / observed.seconds
+        squares, products, others = squares + part**2, products + part * other, others + other**2
+        sum_, other_sum = sum_ + part, other_sum + other
+    determinant = squares * others - products**2
+    each = (sum_ * others - other_sum * products) / determinant
+    byte = (other_sum * squares - sum_ * products) / determinant
+    return Handling(max(_LEAST, each) * usual.seconds, max(_LEAST, byte) * usual.seconds_per_byte)
 
 
 def _differ(one: float, other: float) -> bool:

@@ -122,6 +122,6 @@ class LinkMeters:
             bytes_per_second=max(rates, default=None),
             round_trip_seconds=coordinator.round_trip_seconds,
             transfer_seconds_per_byte=None if handling is None else handling.seconds_per_byte,
-            task_overhead_seconds=None if handling is None else handling.seconds_per_task,
+            handling_seconds=None if handling is None else handling.seconds,
             peers=tuple((name, known[name]) for name in sorted(known) if known[name] != Link()),
         )

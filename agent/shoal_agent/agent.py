@@ -130,7 +130,7 @@ class Agent:
         self._speed = await calibrate(
             self.settings, self.fragments.processor.call, self._threads, self._machine.share
         )
-        self._times.has(self._speed.processors)
+        self._times.measured(self._speed)
         await self._rehearse()
         connecting = asyncio.create_task(self._stay_connected(), name="session")
         renewing = asyncio.create_task(self._renew(), name="identity")

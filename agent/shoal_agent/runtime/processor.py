@@ -96,8 +96,10 @@ class Processor:
             self._light.pop(key, None)
         elif measured:
             self._light[key] = max(size, self._light.get(key, 0))
-        if result.whole and items == 1 and not self._waiting:
-            self.times.note(digest, result.compute_seconds, result.processor_seconds)
+        if items == 1 and not self._waiting:
+            self.times.note(
+                digest, result.compute_seconds, result.processor_seconds, result.streamed_bytes
+            )
         return result
 
     def stop(self) -> None:

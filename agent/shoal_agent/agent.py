@@ -77,8 +77,8 @@ class Agent:
         self.counters = Counters()
         self.uplink = Uplink(settings.link_rate, settings.link_latency_seconds)
         self._downlink = Uplink(settings.link_rate)
-        handling = HandlingMeter(lambda: self.counters.moved)
-        self.link_meters = LinkMeters(handling=handling)
+        self._handling = HandlingMeter(lambda: self.counters.moved)
+        self.link_meters = LinkMeters(handling=self._handling)
         self.links = PeerLinks(
             settings.credentials, self.uplink, self.counters, insecure=settings.insecure
         )
@@ -101,7 +101,7 @@ class Agent:
             cache=self._cache,
             fetcher=Fetcher(self._cache, self._count_fetched, self._downlink.depart),
             runtime=self._runtime,
-            processor=Processor(self._runtime, self._executor, handling),
+            processor=Processor(self._runtime, self._executor, self._handling),
             counters=self.counters,
             on_evicted=self._evicted,
         )
@@ -131,6 +131,7 @@ class Agent:
             self.settings, self.fragments.processor.call, self._threads, self._machine.share
         )
         self._times.measured(self._speed)
+        self._handling.measured(self._speed)
         await self._rehearse()
         connecting = asyncio.create_task(self._stay_connected(), name="session")
         renewing = asyncio.create_task(self._renew(), name="identity")

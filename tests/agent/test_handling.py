@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from shoal_agent.telemetry.handling import Handling, HandlingMeter, Moved
+from shoal_protocol.speeds import Speed
 
 EACH, PER_BYTE = 0.001, 5e-9
 KIB = 1 << 10
@@ -23,12 +24,15 @@ class Process:
 
     def __post_init__(self) -> None:
         self.meter = HandlingMeter(lambda: self.moved, lambda: self.used, lambda: self.now)
+        self.meter.measured(Speed(processors=0.5))
 
-    def work(self, tasks: int, size_bytes: int, *, computing: float = 0.02) -> None:
+    def work(
+        self, tasks: int, size_bytes: int, *, computing: float = 0.02, waiting: float = 0.0
+    ) -> None:
         for _ in range(tasks):
             self.moved = Moved(self.moved.transfers + 1, self.moved.size_bytes + size_bytes)
             self.used += 2 * self.each + size_bytes * self.per_byte + computing
-            self.now += computing + 0.02
+            self.now += computing + 0.02 + waiting
             self.meter.ran(1, computing, computing)
 
     def known(self, probed_seconds_per_byte: float | None = None) -> Handling:
@@ -95,6 +99,7 @@ def test_tasks_that_ran_together_are_as_many() -> None:
     process = Process()
     for _ in range(16):
         process.used += 4 * EACH + 0.01
+        process.now += 0.02
         process.meter.ran(4, 0.01, 0.01)
     assert process.known().seconds == pytest.approx(EACH, rel=0.01)
 
@@ -109,3 +114,11 @@ def test_it_changes_only_when_it_has_changed_much() -> None:
     process.each *= 1.5
     process.work(256, 8 * KIB)
     assert process.known().seconds > 1.4 * before.seconds
+
+
+def test_a_device_that_was_busy_says_more_than_one_that_waited() -> None:
+    process = Process(each=3 * EACH)
+    process.work(128, 8 * KIB, waiting=0.5)
+    process.each = EACH
+    process.work(128, 8 * KIB)
+    assert process.known().seconds == pytest.approx(EACH, rel=0.1)

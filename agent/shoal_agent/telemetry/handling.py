@@ -7,6 +7,10 @@ observations, by the least squares of their relative errors. The tasks of one jo
 many bytes, and then no fit tells the two costs apart; so their usual proportion counts a little.
 Until there are observations, a probe of a link suggests both.
 
+A device that waits between messages wakes up for each of them, and handles each by itself. What a
+plan has to know is the cost on a device that has as much to do as it can. So an observation counts
+by how busy the processor was.
+
 A run of anything else, such as a load, and a rest begin an observation anew. What is known changes
 only when it has changed much: plans are made anew for it.
 """
@@ -15,6 +19,8 @@ from collections import deque
 from collections.abc import Callable, Collection
 from time import monotonic, process_time
 from typing import Final, NamedTuple
+
+from shoal_protocol.speeds import Speed
 
 _TASKS: Final = 16
 _OBSERVATIONS: Final = 16
@@ -50,6 +56,7 @@ class _Observation(NamedTuple):
     handled: int
     size_bytes: int
     seconds: float
+    weight: float
 
 
 class HandlingMeter:
@@ -65,13 +72,18 @@ class HandlingMeter:
         self._moved, self._used, self._clock = moved, used_seconds, clock
         self._observations: deque[_Observation] = deque(maxlen=_OBSERVATIONS)
         self._known: Handling | None = None
+        self._processors = 1.0
         self.begin()
+
+    def measured(self, speed: Speed) -> None:
+        """The calibration has found this."""
+        self._processors = min(1.0, speed.processors or 1.0)
 
     def begin(self) -> None:
         """Observe from now on."""
         self._tasks, self._computed = 0, 0.0
         self._moved_before, self._used_before = self._moved(), self._used()
-        self._ended = self._clock()
+        self._began = self._ended = self._clock()
 
     def ran(self, tasks: int, seconds: float, processor_seconds: float) -> None:
         """So many tasks of a fragment ran together."""
@@ -81,13 +93,23 @@ class HandlingMeter:
         self._tasks, self._computed = self._tasks + tasks, self._computed + processor_seconds
         self._ended = self._clock()
         if self._tasks >= _TASKS:
-            spent = self._used() - self._used_before - self._computed
-            if spent > 0:
-                (transfers, size), before = self._moved(), self._moved_before
-                handled = self._tasks + transfers - before.transfers
-                observed = _Observation(handled, size - before.size_bytes, spent)
-                self._observations.append(observed)
+            self._observe()
             self.begin()
+
+    def _observe(self) -> None:
+        used, passed = self._used() - self._used_before, self._ended - self._began
+        if used <= self._computed or passed <= 0:
+            return
+        (transfers, size), before = self._moved(), self._moved_before
+        busy = min(1.0, used / passed / self._processors)
+        self._observations.append(
+            _Observation(
+                handled=self._tasks + transfers - before.transfers,
+                size_bytes=size - before.size_bytes,
+                seconds=used - self._computed,
+                weight=busy**2,
+            )
+        )
 
     def read(self, probed_seconds_per_byte: float | None) -> Handling | None:
         """What is known, with what a probe measured of a byte; None: nothing was measured."""
@@ -109,10 +131,11 @@ def _fitted(observations: Collection[_Observation], usual: Handling) -> Handling
         return usual
     squares, products, others, sum_, other_sum = _PROPORTION, -_PROPORTION, _PROPORTION, 0.0, 0.0
     for observed in observations:
-        part = observed.handled * usual.seconds / observed.seconds
+        weight, part = observed.weight, observed.handled * usual.seconds / observed.seconds
         other = observed.size_bytes * usual.seconds_per_byte / observed.seconds
-        squares, products, others = squares + part**2, products + part * other, others + other**2
-        sum_, other_sum = sum_ + part, other_sum + other
+        squares, others = squares + weight * part**2, others + weight * other**2
+        products += weight * part * other
+        sum_, other_sum = sum_ + weight * part, other_sum + weight * other
     determinant = squares * others - products**2
     each = (sum_ * others - other_sum * products) / determinant
     byte = (other_sum * squares - sum_ * products) / determinant

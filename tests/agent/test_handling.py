@@ -1,9 +1,14 @@
 """What tasks and transfers take of the processor, as an agent finds it while it works."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
 
+from agent.conftest import Joined
+from agent.fragment_making import dense_model, write_fragment
+from agent.scripted_coordinator import ScriptedCoordinator
+from agent.test_memory_of_fragments import run
 from shoal_agent.telemetry.handling import Handling, HandlingMeter, Moved
 from shoal_protocol.speeds import Speed
 
@@ -122,3 +127,19 @@ def test_a_device_that_was_busy_says_more_than_one_that_waited() -> None:
     process.each = EACH
     process.work(128, 8 * KIB)
     assert process.known().seconds == pytest.approx(EACH, rel=0.1)
+
+
+async def test_an_agent_reports_it_when_tasks_have_run(
+    coordinator: ScriptedCoordinator, join: Callable[..., Awaitable[Joined]]
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([64, 64]), 2 * KIB * KIB)
+    joined = await join()
+    assert not (await joined.device.telemetry.get()).HasField("handling_seconds")
+    await joined.device.load(fragment.digest, fragment.resident_bytes)
+    for item in range(48):
+        await run(joined.device, fragment.digest, 64, item)
+    while not joined.device.telemetry.empty():
+        joined.device.telemetry.get_nowait()
+    telemetry = await joined.device.telemetry.get()
+    assert telemetry.handling_seconds > 0
+    assert telemetry.transfer_seconds_per_byte > 0

@@ -28,6 +28,7 @@ from shoal_coordinator.storage.prefetch import InputPrefetch
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.durable_files import is_transient
+from shoal_protocol.frame_sizes import INLINE_BYTES
 from shoal_protocol.partition import MODEL, PartitionDocument
 from shoal_protocol.tensors import Array, memory_bytes
 from shoal_protocol.units import Nanoseconds
@@ -97,7 +98,7 @@ class JobRun(Run):
         )
         self._writer = ThreadPoolExecutor(1, f"results of {self.name}")
         self._reader = ThreadPoolExecutor(2, f"inputs of {self.name}")
-        self.prefetch = InputPrefetch(inputs, self._reader, wire.INLINE_BYTES, crashes)
+        self.prefetch = InputPrefetch(inputs, self._reader, INLINE_BYTES, crashes)
         self._crashes = crashes
         self._held: Held = []
         self._held_bytes = 0

@@ -111,10 +111,8 @@ async def making_world(
     make_claims(plane)
     telemetry = Telemetry(asyncio.get_running_loop().time)
     api = Api(await log_in(plane.kubeconfig), telemetry, namespace=NAMESPACE)
-    link = {"latencyMilliseconds": latency_milliseconds}
-    devices = [
-        {"name": name, "memory": unequal.get(name, memory), "link": link} for name in DEVICES
-    ]
+    slow = {"link": {"latencyMilliseconds": latency_milliseconds}} if latency_milliseconds else {}
+    devices = [{"name": name, "memory": unequal.get(name, memory), **slow} for name in DEVICES]
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(api.close)
         running = running_pool(folder / "pool", devices, cgroups=False)

@@ -1,5 +1,6 @@
 """Folders of inputs that hold more than sound files of good names."""
 
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from coordinator.test_following import check_frames, drop, frame
 from coordinator.test_retries import listed
 from coordinator.world import World
 from shoal_coordinator.server import followed_runs
+from shoal_coordinator.storage.item_list import stored_items
 from shoal_protocol.v1 import coordinator_pb2 as api
 
 
@@ -93,3 +95,38 @@ async def test_names_that_are_no_text_are_followed(world: World) -> None:
     assert (last.succeeded, last.failed) == (2, 2), last.message
     assert {each.input[:6] for each in last.failures} >= {r"b\udcf"}
     assert any(r"would give a\udcff.npz" in each.reason for each in last.failures)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stored": [[-(10**12), 5]]},
+        {"files": []},
+        {"files": [["b.npz", 3, True]]},
+        {"files": [["b.npz", 0, True], ["a.npz", -4, True]]},
+        {"total": 1 << 60},
+        {"failed": [[1, 2]]},
+        {"tries": {"1": 2}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_list_of_items_that_was_damaged_is_none(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    sound = {
+        "version": 1,
+        "total": 5,
+        "files": [["a.npz", 0, True]],
+        "stored": [[0, 5]],
+        "failed": [],
+        "tries": [],
+    }
+    folder = tmp_path / ".shoal" / "job"
+    folder.mkdir(parents=True)
+    (folder / "items.json").write_text(json.dumps(sound))
+    assert (listed := stored_items(tmp_path, "job")) is not None
+    assert listed.place(4) == "a.npz[4]"
+    (folder / "items.json").write_text(json.dumps(sound | change))
+    found = stored_items(tmp_path, "job")
+    assert found is None or len(found.stored) == found.total == 5
+    assert found is None or found.place(4)

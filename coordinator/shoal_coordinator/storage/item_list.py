@@ -112,14 +112,17 @@ def _parsed(document: object) -> ItemList | None:
             "failed": list(failed),
             "tries": list(tries),
         } if 0 <= total <= _MOST_ITEMS:
+            listed = tuple(
+                ListedFile(str(name), int(first), bool(stacked)) for name, first, stacked in files
+            )
+            firsts = [file.first for file in listed]
+            if total and (firsts[:1] != [0] or firsts != sorted(firsts)):
+                return None
             return ItemList(
                 total=total,
-                files=tuple(
-                    ListedFile(str(name), int(first), bool(stacked))
-                    for name, first, stacked in files
-                ),
+                files=listed,
                 stored=frozenset(
-                    item for first, end in stored for item in range(first, min(end, total))
+                    item for first, end in stored for item in range(max(0, first), min(end, total))
                 ),
                 failed={
                     int(item): FailedItem(int(item), str(place), str(why), int(tried), str(device))

@@ -129,16 +129,19 @@ def _fitted(observations: Collection[_Observation], usual: Handling) -> Handling
     linear equations, for what they are to what is usual."""
     if not observations:
         return usual
-    squares, products, others, sum_, other_sum = _PROPORTION, -_PROPORTION, _PROPORTION, 0.0, 0.0
+    each_squared, product, byte_squared = _PROPORTION, -_PROPORTION, _PROPORTION
+    each_sum, byte_sum = 0.0, 0.0
     for observed in observations:
-        weight, part = observed.weight, observed.handled * usual.seconds / observed.seconds
-        other = observed.size_bytes * usual.seconds_per_byte / observed.seconds
-        squares, others = squares + weight * part**2, others + weight * other**2
-        products += weight * part * other
-        sum_, other_sum = sum_ + weight * part, other_sum + weight * other
-    determinant = squares * others - products**2
-    each = (sum_ * others - other_sum * products) / determinant
-    byte = (other_sum * squares - sum_ * products) / determinant
+        each = observed.handled * usual.seconds / observed.seconds
+        byte = observed.size_bytes * usual.seconds_per_byte / observed.seconds
+        each_squared += observed.weight * each**2
+        byte_squared += observed.weight * byte**2
+        product += observed.weight * each * byte
+        each_sum += observed.weight * each
+        byte_sum += observed.weight * byte
+    determinant = each_squared * byte_squared - product**2
+    each = (each_sum * byte_squared - byte_sum * product) / determinant
+    byte = (byte_sum * each_squared - each_sum * product) / determinant
     return Handling(max(_LEAST, each) * usual.seconds, max(_LEAST, byte) * usual.seconds_per_byte)
 
 

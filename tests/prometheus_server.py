@@ -60,12 +60,17 @@ def free_port() -> int:
 
 @contextmanager
 def prometheus_of(
-    folder: Path, targets: Mapping[str, Mapping[str, str]], *, scrape_seconds: int = 2
+    folder: Path,
+    targets: Mapping[str, Mapping[str, str]],
+    *,
+    scrape_seconds: int = 2,
+    alert_seconds: int = 0,
 ) -> Iterator[Server]:
-    """One that scrapes addresses, and adds their labels; alerts do not wait."""
+    """One that scrapes addresses, and adds their labels; an alert that waits waits so long."""
     rules = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
     for rule in rules["groups"][0]["rules"]:
-        rule.pop("for", None)
+        if "for" in rule:
+            rule["for"] = f"{alert_seconds}s"
     (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
     often = f"{scrape_seconds}s"
     found = [{"targets": [address], "labels": dict(labels)} for address, labels in targets.items()]

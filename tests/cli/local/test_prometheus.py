@@ -31,8 +31,6 @@ ALSO_EMPTY = (
     "link_bytes_per_second",  # no activation of this model is large enough to measure a link
     "fragment_granted",  # every fragment is whole
     "fragment_wanted",
-    "fragment_least",
-    "fragment_lent",
     "load_seconds",  # each fragment is loaded once, perhaps before the first scrape
     "memory_estimate_ratio",
     'outcome!="loaded"',  # nothing is refused

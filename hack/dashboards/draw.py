@@ -1,8 +1,8 @@
 """Draw the pictures of docs/dashboards.md anew: each dashboard of the chart, after a bad night.
 
-    PYTHONPATH=tests:bench:hack/cluster .venv/bin/python hack/dashboard_pictures/draw.py [--again]
+    PYTHONPATH=tests:bench:hack/cluster .venv/bin/python hack/dashboards/draw.py [--again]
 
-A real Prometheus scrapes three devices that read text while one of them hangs and is killed and an
+A real Prometheus scrapes three devices that embed sentences, while one hangs and is killed and an
 item fails, and two operators on a real control plane, of which one is killed (`make cluster-build`;
 nodes and coordinator of that one are played). Grafana's panel library draws what the panels'
 queries give: npm puts it into a cache folder, Chromium shows it. With `--again` nothing runs: the
@@ -41,29 +41,30 @@ PACKAGES = CACHE / "dashboard-pictures"
 DATA = ROOT / "out" / "dashboards"
 TARGET = ROOT / "docs" / "pictures"
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
-EXAMPLE = ROOT / "examples" / "ocr"
+EXAMPLE = ROOT / "examples" / "embeddings"
 
 SCRAPE_SECONDS = 5
 RATE = f"{4 * SCRAPE_SECONDS}s"  # as Grafana chooses $__rate_interval for this scrape interval
+ALERT_SECONDS = 20  # in place of minutes
 SHOWN_SECONDS = 260
-HUNG = "pi-4"
+HUNG = "tablet"
 HANGS_AFTER_SECONDS = 90
 KILLED_AFTER_SECONDS = 140
-COPIES = {"night": 200, "evening": 8, "odd": 2}
+COPIES = {"night": 2000, "evening": 80, "odd": 10}
 WIDTH_PIXELS = 1280
-COLOURS = 64
+COLOURS = 192
 
 POOL = """\
 apiVersion: shoal.dev/v1alpha1
 kind: DevicePool
-metadata: {name: shelf}
+metadata: {name: desk}
 spec:
   local:
     devices:
-    - {name: pi-4, memory: 24Mi}
-    - {name: pi-zero, memory: 12Mi}
-    - {name: jetson, memory: 24Mi}
-  budget: {memory: 24Mi}
+    - {name: laptop, memory: 28Mi}
+    - {name: tablet, memory: 28Mi}
+    - {name: phone, memory: 16Mi}
+  budget: {memory: 28Mi}
 """
 JOB = """\
 ---
@@ -71,8 +72,8 @@ apiVersion: shoal.dev/v1alpha1
 kind: InferenceJob
 metadata: {{name: {name}}}
 spec:
-  partitionRef: {{name: ppocr-rec-3}}
-  poolRef: {{name: shelf}}
+  partitionRef: {{name: minilm-l6-3}}
+  poolRef: {{name: desk}}
   inputs: {{uri: pvc://{name}/in}}
   outputs: {{uri: pvc://{name}/out}}
 """
@@ -97,11 +98,12 @@ async def night() -> float:
     subprocess.run([sys.executable, EXAMPLE / "prepare.py"], check=True)
     devices = f"127.0.0.1:{free_port()}"
     async with cluster() as (plane, leading, waiting):
-        targets = {devices: {"namespace": "reading"}}
+        targets = {devices: {"namespace": "desks"}}
         for operator in (leading, waiting):
             assert operator.url is not None
             targets[operator.url] = {"namespace": "shoal-system", "pod": operator.name}
-        with prometheus_of(DATA, targets, scrape_seconds=SCRAPE_SECONDS), running(devices) as run:
+        often = {"scrape_seconds": SCRAPE_SECONDS, "alert_seconds": ALERT_SECONDS}
+        with prometheus_of(DATA, targets, **often), running(devices) as run:
             begun = time.monotonic()
             for second in range(SHOWN_SECONDS):
                 await asyncio.to_thread(happens, second, plane, leading)
@@ -161,10 +163,10 @@ def running(address: str) -> Iterator["subprocess.Popen[bytes]"]:
     for name, copies in COPIES.items():
         inputs = folder / name / "in"
         inputs.mkdir(parents=True)
-        for path in (EXAMPLE / "lines" / "in").iterdir():
+        for path in (EXAMPLE / "sentences" / "in").iterdir():
             for number in range(copies):
                 os.link(path, inputs / f"{number:03}-{path.name}")
-    np.savez(folder / "odd" / "in" / "odd.npz", x=np.zeros((1, 7, 48, 320), np.float32))
+    np.savez(folder / "odd" / "in" / "odd.npz", input_ids=np.zeros((1, 8, 2), np.int64))
     parts = [(EXAMPLE / f"{part}.yaml").read_text() for part in ("model", "partition")]
     jobs = "".join(JOB.format(name=name) for name in COPIES)
     (folder / "run.yaml").write_text("---\n".join([*parts, POOL]) + jobs)
@@ -292,9 +294,7 @@ def series_of(
 
 
 def legend(asked: str, labels: dict[str, str]) -> str:
-    """`{{label}}` is that label's value; no legend is the series' name."""
-    if not asked:
-        return "{" + ", ".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+    """`{{label}}` is that label's value."""
     return re.sub(r"{{\s*(\w+)\s*}}", lambda match: labels.get(match[1], ""), asked)
 
 

@@ -148,6 +148,10 @@ function Numbers({ panel, frames, width, height }) {
 
 function Graph({ panel, frames, width, height }) {
   const { legend } = panel.options;
+  if (!frames.length) {
+    const text = panel.fieldConfig.defaults.noValue ?? "No data";
+    return <div style={{ ...empty, width, height }}>{text}</div>;
+  }
   return <TimeSeries {...{ frames, width, height, legend, timeRange, timeZone: TIME_ZONE }} />;
 }
 
@@ -164,11 +168,7 @@ function Panel({ panel, cell }) {
     <div style={place}>
       <PanelChrome title={panel.title} {...{ width, height }}>
         {(width, height) =>
-          frames.length ? (
-            <Kind {...{ panel, frames, width, height }} />
-          ) : (
-            <div style={{ ...empty, width, height }}>No data</div>
-          )
+          <Kind {...{ panel, frames, width, height }} />
         }
       </PanelChrome>
     </div>
@@ -193,26 +193,40 @@ function Board() {
   const cell = (window.innerWidth - GAP) / COLUMNS;
   const rows = Math.max(...board.panels.map(({ gridPos }) => gridPos.y + gridPos.h));
   return (
+    <div style={{ padding: `12px 0 0 ${GAP}px`, position: "relative" }}>
+      <h3>{board.title}</h3>
+      {board.templating.list.map(({ name, label }) => (
+        <span key={name} style={choice}>
+          {label} <b>{chosen[name]}</b>
+        </span>
+      ))}
+      <div style={{ position: "relative", marginTop: 16, height: rows * (CELL_HEIGHT + GAP) }}>
+        {board.panels.map((panel) => (
+          <Panel key={panel.id} {...{ panel, cell }} />
+        ))}
+      </div>
+    </div>
+  );
+}
+
+function Themed({ children }) {
+  return (
     <ThemeContext.Provider value={theme}>
       <GlobalStyles />
-      <div style={{ padding: `12px 0 0 ${GAP}px`, position: "relative" }}>
-        <h3>{board.title}</h3>
-        {board.templating.list.map(({ name, label }) => (
-          <span key={name} style={choice}>
-            {label} <b>{chosen[name]}</b>
-          </span>
-        ))}
-        <div style={{ position: "relative", marginTop: 16, height: rows * (CELL_HEIGHT + GAP) }}>
-          {board.panels.map((panel) => (
-            <Panel key={panel.id} {...{ panel, cell }} />
-          ))}
-        </div>
-      </div>
+      {children}
     </ThemeContext.Provider>
   );
 }
 
-await document.fonts.ready;
+document.body.style.margin = 0;
 document.body.innerHTML = "<div id=board></div>";
-createRoot(document.getElementById("board")).render(<Board />);
-setTimeout(() => (document.body.dataset.drawn = "yes"), 3000);
+const root = createRoot(document.getElementById("board"));
+// The styles declare the fonts; a canvas draws with those that are loaded.
+root.render(<Themed />);
+setTimeout(async () => {
+  await Promise.all([400, 500].map((weight) => document.fonts.load(`${weight} 12px Inter`)));
+  root.render(<Themed>
+      <Board />
+    </Themed>);
+  setTimeout(() => (document.body.dataset.drawn = "yes"), 2000);
+}, 500);

@@ -16,6 +16,7 @@ from panels import (
     falling,
     gained,
     graph,
+    mean,
     number,
     of_all,
     quantile,
@@ -127,12 +128,12 @@ JOBS: Final = Board(
               TASK_RATE, by_tier=rate(f"{C}_tasks_total", "tier")).but(stacked=True),
         quantiles("Task in the runtime", "As the agents measure it.", f"{A}_task_compute_seconds"),
         quantiles("Task on its device", "From its arrival to its answer.", f"{A}_task_seconds"),
-        quantiles("Duration of jobs", "From submission to end, of those that ended in the half "
-                  "hour before.", f"{C}_job_seconds", time="30m"
-                  ).but(empty="No job ended in half an hour"),
-        quantiles("Wait of jobs", "From submission to the first task, of those that began in the "
-                  "half hour before.", f"{C}_job_wait_seconds", time="30m"
-                  ).but(empty="No job began in half an hour"),
+        graph("Duration of jobs", "Mean from submission to end, of those that ended in the half "
+              "hour before.", SECONDS, mean=mean(f"{C}_job_seconds", "30m")
+              ).but(empty="No job ended in half an hour"),
+        graph("Wait of jobs", "Mean from submission to the first task, of those that began in the "
+              "half hour before.", SECONDS, mean=mean(f"{C}_job_wait_seconds", "30m")
+              ).but(empty="No job began in half an hour"),
         graph("Tasks answered", "By outcome.", TASK_RATE,
               by_outcome=rate(f"{A}_tasks_total", "outcome")).but(stacked=True),
         graph("Bytes in the coordinator", "Inputs not delivered yet, and results that come in.",
@@ -170,11 +171,11 @@ MEMORY: Final = Board(
               free=f"{total(f'{A}_budget_bytes')} - {total(f'{A}_fragments_bytes')} - "
                    f"{total(f'{A}_reserved_bytes')} - {total(f'{A}_withheld_bytes')}"
               ).but(stacked=True),
-        graph("Memory of fragments in blocks", "Granted, as a share of what they want: below "
-              "100 % they read weights again for each item.", SHARE,
+        graph("Memory granted to fragments", "As a share of what they were loaded for: below 100 "
+              "% they gave some to others, and read weights again more often than planned.", SHARE,
               by_device=ratio(total(f"{A}_fragment_granted_bytes", by="pool, device"),
                               total(f"{A}_fragment_wanted_bytes", by="pool, device"))
-              ).but(empty="No fragment runs in blocks"),
+              ).but(empty="No fragment can run in blocks"),
         quantiles("Time to make a fragment resident", "Fetch, preparation and trial included.",
                   f"{A}_load_seconds").but(empty="No fragment was loaded"),
         graph("Loads and evictions", "Loads by outcome.", EVENT_RATE,
@@ -212,14 +213,15 @@ PLANNER: Final = Board(
                empty="none measured"),
         number("Balance", "Busiest device against the mean: 1 is a plan that uses all alike.",
                ratio(f"max({BUSY})", f"avg({BUSY})") + " >= 0", "short", empty="no work"),
-        quantiles("Memory of fragments", "Measured as a share of planned.",
-                  MEMORY_RATIO, SHARE).but(limit=1.0, empty="No fragment was measured"),
+        quantiles("Memory of fragments", "Measured as a share of planned, of those loaded in the "
+                  "half hour before.", MEMORY_RATIO, SHARE, "30m"
+                  ).but(limit=1.0, empty="No fragment was measured"),
         graph("Rate of plans", "Measured as a share of predicted, of jobs that ended in the half "
               "hour before.", SHARE, p50=of_all(quantile(0.5, RATE_RATIO, time="30m")),
               p99=of_all(quantile(0.99, RATE_RATIO, time="30m"))
               ).but(limit=1.0, empty="No Placement was measured"),
-        graph("Time of tasks", "Measured as a share of predicted. Far above 100 %: something else "
-              "keeps the device busy.", SHARE,
+        graph("Time of tasks", "Measured as a multiple of predicted. Far above 1: something else "
+              "keeps the device busy.", "suffix:x",
               by_device=f"avg by (pool, device) "
                         f"({C}_task_measured_seconds{{@}} / {C}_task_predicted_seconds{{@}})"
               ).but(limit=1.0, logarithmic=True),

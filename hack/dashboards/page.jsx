@@ -62,7 +62,7 @@ const STANDARD = [
   ...["displayName", "description", "links", "fieldMinMax"],
 ];
 
-function registryOf(defaults) {
+function registryOf({ custom = {} }) {
   const item = (path, isCustom) => ({
     id: isCustom ? `custom.${path}` : path,
     path,
@@ -71,10 +71,9 @@ function registryOf(defaults) {
     process: (value) => value,
     shouldApply: () => true,
   });
-  const custom = Object.keys(defaults.custom ?? {});
   return new FieldConfigOptionsRegistry(() => [
     ...STANDARD.map((path) => item(path, false)),
-    ...custom.map((path) => item(path, true)),
+    ...Object.keys(custom).map((path) => item(path, true)),
   ]);
 }
 
@@ -87,6 +86,7 @@ function fieldConfigOf(panel) {
 }
 
 function framesOf(panel) {
+  const fieldConfig = fieldConfigOf(panel);
   const frames = answers[panel.id].map(({ legend, labels, times, values }) =>
     toDataFrame({
       name: legend,
@@ -104,8 +104,8 @@ function framesOf(panel) {
   );
   return applyFieldOverrides({
     data: frames,
-    fieldConfig: fieldConfigOf(panel),
-    fieldConfigRegistry: registryOf(DEFAULTS[panel.type]),
+    fieldConfig,
+    fieldConfigRegistry: registryOf(fieldConfig.defaults),
     replaceVariables: (text) => text,
     theme,
     timeZone: TIME_ZONE,

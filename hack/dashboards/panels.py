@@ -56,8 +56,12 @@ MEANINGS: Final[Mapping[str, Mapping[str, str]]] = {
         **dict.fromkeys(("cancelled", "refused"), WATCH),
         "failed": BAD,
     },
-    "{{status}}": {"Running": GOOD, "Failed": BAD},
+    "{{status}}": {
+        **{"Pending": WATCH, "Planned": "yellow", "Running": GOOD, "Completing": "blue"},
+        **{"Suspended": "purple", "Failed": BAD},
+    },
     "{{tier}}": {"resident": GOOD, "cached": "blue", "idle": "purple", "evict": WATCH},
+    "activations": {"activations": "blue"},
     "withheld": {"withheld": WATCH},
     "free": {"free": "#555555"},
 }
@@ -162,6 +166,12 @@ def quantile(
     """Nothing, not NaN, where nothing was observed."""
     counts = f"sum by (le) ({change}({metric}_bucket{{@}}[{time}]))"
     return f"histogram_quantile({fraction}, {counts}) >= 0"
+
+
+def mean(metric: str, time: str) -> str:
+    """Of a histogram's few observations, whose quantiles would be the bounds of its buckets."""
+    gains = (f"sum(increase({metric}_{part}{{@}}[{time}]))" for part in ("sum", "count"))
+    return f"{ratio(*gains)} >= 0"
 
 
 def total(metric: str, labels: str = "", by: str = "") -> str:

@@ -8,7 +8,9 @@ from typing import Final
 from panels import (
     ANY_IS_BAD,
     ANY_IS_NOTED,
+    BAD,
     BYTES,
+    GOOD,
     SECONDS,
     SHARE,
     SPEED,
@@ -59,7 +61,8 @@ FLEET: Final = Board(
     (
         number("Alerts firing", "Of the chart's rules, where this Prometheus evaluates them.",
                f"count({FIRING}) or vector(0)", levels=ANY_IS_BAD),
-        number("Devices ready", "They answer.", total(f"{C}_devices", 'state="Ready"')),
+        number("Devices ready", "They answer.", total(f"{C}_devices", 'state="Ready"'),
+               levels=((None, BAD), (0.5, GOOD))),
         number("Silent or lost", "Devices that should answer.",
                total(f"{C}_devices", 'state=~"Silent|Lost"'), levels=ANY_IS_BAD),
         number("Without session", "Agents that run and reach no coordinator.",
@@ -239,7 +242,7 @@ OPERATOR: Final = Board(
     "How the operator follows the cluster.",
     (
         number("Leaders", "One; without any, nobody plans.", total(f"{O}_leader"),
-               levels=((None, "red"), (0.5, "green"), (1.5, "red"))),
+               levels=((None, BAD), (0.5, GOOD), (1.5, BAD))),
         number("Pools unreachable", "Whose coordinators do not answer the leader.",
                of_leader("max", "coordinators", 'state="unreachable"'), levels=ANY_IS_BAD),
         number("Oldest watch", "Renewed every 55 seconds.", f"max({O}_watch_age_seconds{{@}})",

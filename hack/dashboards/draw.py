@@ -272,19 +272,18 @@ def series_of(
 ) -> Iterator[dict[str, Any]]:
     """What Grafana's data source makes of the answer; where there is no point, there is a gap."""
     query = as_prometheus_takes_it(target["expr"], RATE, f"{SHOWN_SECONDS}s")
-    if target.get("instant"):
-        found = server.ask("query", query=query, time=str(ended))["result"]
+    if target["instant"]:
         times = [ended]
-        points = {id(each): [each["value"]] for each in found}
+        found = server.ask("query", query=query, time=str(ended))["result"]
     else:
         step, count = SCRAPE_SECONDS, SHOWN_SECONDS // SCRAPE_SECONDS
-        shown = {"start": str(ended - step * count), "end": str(ended), "step": str(step)}
-        found = server.ask("query_range", query=query, **shown)["result"]
         times = [ended - step * (count - number) for number in range(count + 1)]
-        points = {id(each): each["values"] for each in found}
+        shown = {"start": str(times[0]), "end": str(ended), "step": str(step)}
+        found = server.ask("query_range", query=query, **shown)["result"]
     for each in found:
-        known = {round(float(at) * 10): float(value) for at, value in points[id(each)]}
-        values = [known.get(round(at * 10)) for at in times]
+        points = each["values"] if "values" in each else [each["value"]]
+        known = {round(at): float(value) for at, value in points}
+        values = [known.get(round(at)) for at in times]
         yield {
             "legend": legend(target["legendFormat"], each["metric"]),
             "labels": each["metric"],

@@ -52,7 +52,7 @@ HANGS_AFTER_SECONDS = 90
 KILLED_AFTER_SECONDS = 140
 COPIES = {"night": 2000, "evening": 80, "odd": 10}
 WIDTH_PIXELS = 1280
-COLOURS = 192
+COLOURS = 256
 
 POOL = """\
 apiVersion: shoal.dev/v1alpha1
@@ -141,7 +141,7 @@ def without_partition() -> dict[str, object]:
 @asynccontextmanager
 async def cluster() -> AsyncIterator[tuple[ControlPlane, RunningOperator, RunningOperator]]:
     """A control plane with two operators: the one that leads, and the one that waits."""
-    size = Size(jobs=0, devices=8, work=Work(seconds=6.0, at_once=3), idle_seconds=0)
+    size = Size(jobs=0, devices=8, work=Work(seconds=15.0, at_once=6), idle_seconds=0)
     folder = DATA / "cluster"
     folder.mkdir()
     with ControlPlane(node_grace_seconds=PATIENCE_SECONDS) as plane:

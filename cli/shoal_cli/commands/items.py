@@ -123,6 +123,12 @@ def _state(item: "pb.JobItem") -> str:
     return pb.JobItem.State.Name(item.state).capitalize()
 
 
+def _visible(text: str) -> str:
+    """A file's name may hold line breaks, and commands to a terminal."""
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if text.isprintable() else "".join(shown)
+
+
 def _table(found: "Sequence[pb.JobItem]") -> Iterator[str]:
     """Lines of aligned columns; a rich table of so many rows would take a minute."""
     if not found:
@@ -130,8 +136,9 @@ def _table(found: "Sequence[pb.JobItem]") -> Iterator[str]:
         return
     rows = [("item", "state", "tries", "device", "input", "reason")]
     for item in found:
-        tries, why = str(item.tries or "-"), " ".join(item.reason.split()) or "-"
-        rows.append((str(item.item), _state(item), tries, item.device or "-", item.input, why))
+        tries, why = str(item.tries or "-"), _visible(" ".join(item.reason.split())) or "-"
+        where = item.device or "-", _visible(item.input)
+        rows.append((str(item.item), _state(item), tries, *where, why))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]

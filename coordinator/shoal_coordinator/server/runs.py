@@ -12,6 +12,7 @@ from typing import Final, ParamSpec, TypeVar
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.task_results import Feed, Run
+from shoal_coordinator.storage.catalogues import CatalogueFailed
 from shoal_coordinator.storage.inputs import InputSet, InputUnsuitable, scan_inputs
 from shoal_coordinator.storage.item_list import (
     FailedItem,
@@ -240,6 +241,8 @@ class JobRun(Run):
                 self._work.clear()
                 while self._finishing or self._failing:
                     await self._write_batch(feed)
+        except CatalogueFailed as error:
+            raise OutputsUnwritable(self._results.reason(error)) from error
         except OSError as error:
             if not self._stopping or not is_transient(error):
                 raise  # otherwise the items run again with the next run

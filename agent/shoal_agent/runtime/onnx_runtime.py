@@ -202,7 +202,8 @@ class Runtime:
         if blocks is not None and granted_bytes is not None and granted_bytes < most_bytes:
             if prepared.blocks is not None:
                 blocks = blocks.with_prepared(prepared.blocks, granted_bytes)
-            return BlockFragment(blocks, granted_bytes, open_session)
+            blocks, threads = blocks.with_threads(self.threads, granted_bytes)
+            return BlockFragment(blocks, granted_bytes, partial(open_session, threads=threads))
         weights, model = weight_files(folder), prepared.whole
         size = sum(each.stat().st_size for each in weights)
         spare = self._limit_bytes - (granted_bytes or 0)
@@ -403,11 +404,12 @@ class Runtime:
         mapped: Weights = _NONE_MAPPED,
         *,
         in_order: bool = False,
+        threads: int | None = None,
     ) -> onnxruntime.InferenceSession:
         """`weights` is the folder of its external data, which a path has beside it; those that are
         `mapped` are used from there, and the caller keeps them. `in_order`: run the nodes in the
         order of the file, where nobody has ordered them anew to prepare it."""
-        options = recipe.options(self.threads)
+        options = recipe.options(threads or self.threads)
         # A plan for all activations at once would be allocated beside what the first run left.
         options.enable_mem_pattern = False
         if in_order and recipe is AS_IT_IS:

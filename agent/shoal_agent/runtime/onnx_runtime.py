@@ -255,7 +255,11 @@ class Runtime:
             self.shrink()  # what other items have left in the arena is not this one's
             drop(weights)
             taken = self._limit_bytes - limit_bytes + self._meter.used_bytes()
-            taken += min(size_of(weights), READ_BYTES) // 2 if is_larger else 0
+            read_bytes = min(size_of(weights), READ_BYTES)
+            if is_larger:  # whose limit leaves room besides
+                taken += read_bytes // 2
+            elif not is_known:
+                taken += read_bytes
             try:
                 with self._ballast.hold(taken if is_bounded else 0):
                     return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)

@@ -390,6 +390,8 @@ class _Run:
         }
 
     def _on_snapshot(self) -> None:
+        for pool in self._pools:
+            pool.follow_floors()
         self._observer.running(snapshot(self._pools))
 
     def _on_death(self, death: supervisor.Death) -> None:

@@ -251,7 +251,7 @@ class Job:
     are those whose results existed before, `skipped` these and those that are not tried again,
     `succeeded` those of this run; `latency` of an item
     lasts from its first task's start to its result. Stages up to `open_stages` may begin: all of
-    them, unless the mode is Barrier.
+    them, unless the mode is Barrier. `outgrown`: an item that the plan covers fitted on no device.
     """
 
     spec: JobSpec
@@ -270,6 +270,7 @@ class Job:
     served: int = 0
     succeeded: int = 0
     failed: int = 0
+    outgrown: bool = False
     retries: int = 0
     tiers: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     started_at: Nanoseconds | None = None

@@ -205,9 +205,11 @@ def run_tally(job: Job, now: Nanoseconds, now_seconds: float) -> Tally:
     )
 
 
-def run_end(job: Job, status: pb.JobStatus) -> End:
+def run_end(job: Job, status: pb.JobStatus, *, follows: bool) -> End:
     """How a run has ended, whose last status this is. As with a `batch/v1` Job, one failed item
-    fails the whole; but only once all have ended, and the results of the others stay.
+    fails the whole; but only once all have ended, and the results of the others stay. Where an item
+    that the plan covers fitted on no device, the reason is that of a fragment that fits on none,
+    for which the model is cut finer; a run that `follows` its inputs is not made again for it.
     """
     if job.failure is not None:
         return _failed(job.failure)
@@ -217,9 +219,11 @@ def run_end(job: Job, status: pb.JobStatus) -> End:
     for failure in status.failures[:1]:
         where, why = failure.input, failure.reason
         message += f"; first: {why}" if why.startswith(where) else f"; first: {where}: {why}"
-    return End(outcome=Outcome.FAILED, reason="ItemsFailed", message=message)
+    reason = _BUDGET if job.outgrown and not follows else "ItemsFailed"
+    return End(outcome=Outcome.FAILED, reason=reason, message=message)
 
 
+_BUDGET: Final = FailureKind.BUDGET.value
 _REASONS: Final = {FailureKind.CANCELLED: "Cancelled", FailureKind.DEADLINE: "DeadlineExceeded"}
 
 

@@ -140,7 +140,7 @@ def verdict_of(run: Run, terms: Terms) -> Verdict | None:
                 text += f"; first: {reason if reason.startswith(named) else f'{named}: {reason}'}"
             reason = "ItemsFailed" if run.reason in ("", "ItemsFailed") else run.reason
             if reason != "ItemsFailed":
-                text = f"{run.message}; {text}"
+                text = run.message if text in run.message else f"{run.message}; {text}"
             return Verdict(_word(reason), text)
         case RunState.FAILED:
             text = run.message or "the coordinator gives no reason"

@@ -23,6 +23,7 @@ from shoal_operator.reconcile.manifests import labels_of, manifest
 from shoal_operator.reconcile.names import table_name
 from shoal_operator.reconcile.snapshot import CutAnswer, StoredDocument, StoredTable
 from shoal_planner.devices import PoolDevice
+from shoal_planner.explanation import could_be_better
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import rate_of
 from shoal_planner.planned_cuts import PlannedCut, choose_cut, next_cut
@@ -131,9 +132,11 @@ def _reason(cut: PlannedCut) -> str:
     more = len(names) - _NAMED
     listed = ", ".join(names[:_NAMED]) + f" and {more} more" * (more > 0)
     text = f"{fragments}, the best cut for {listed}"
-    return (
-        text if cut.gain is None else f"{text}; {100 * cut.gain:.0f} % better than the cut before"
-    )
+    if cut.gap:
+        text = f"{fragments}, a cut for {listed}; {could_be_better(cut.gap)}"
+    if cut.gain is not None:
+        text = f"{text}; {100 * cut.gain:.0f} % better than the cut before"
+    return text
 
 
 # ---- the table in its ConfigMap ------------------------------------------------------------------

@@ -161,6 +161,8 @@ def summary(plan: Plan) -> str:
         parts.append("where memory is short, fragments run in blocks and read weights again")
     if any(stage.held(Holding.RELOADED) for stage in plan.stages):
         parts.append("fragments are loaded in turn, because no device holds its own together")
+    if plan.beside:
+        parts.append(plan.beside)
     if plan.gap is None:
         parts.append("search cut short, a better plan may exist")
     elif plan.gap:

@@ -114,7 +114,8 @@ class Plan:
     """Stages in order, what they give, and what else there was.
 
     `gap`: by what part of the best possible value this one is larger at most; 0: none is better,
-    None: that is not known. Predictions are None
+    None: that is not known. `beside`: what other models leave of the devices; "" where none runs on
+    the pool. Predictions are None
     where a shape is unknown.
     """
 
@@ -125,6 +126,7 @@ class Plan:
     latency_nanoseconds: Nanoseconds | None
     rejected: tuple[Rejected, ...]
     gap: float | None
+    beside: str = ""
 
     @property
     def items_per_second(self) -> float | None:

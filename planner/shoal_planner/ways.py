@@ -35,8 +35,8 @@ _ROUNDS: Final = 200
 _FRONT: Final = 8
 """Periods for which a makespan asks the least latency."""
 _EQUAL: Final = 1e-9
-_MEMORY: Final = 4096
-"""Groups whose times are remembered."""
+_REMEMBERED: Final = 1 << 20
+"""Times of groups, 32 bytes each."""
 
 Row = list[float]
 Values = Sequence[Row]
@@ -71,15 +71,16 @@ class SpanTimes:
         self.costs, self.classes, self.ends = costs, classes, ends
         self.wishes, self.reloading = wishes, reloading
         self.sizes = tuple(len(each.devices) for each in classes)
-        self.group = lru_cache(_MEMORY)(self._of_group)
+        self.group = lru_cache(_REMEMBERED // self.steps)(self._of_group)
 
     @property
     def count(self) -> int:
         return len(self.ends) - 1
 
     @property
-    def spans(self) -> int:
-        return self.count * (self.count + 1) // 2
+    def steps(self) -> int:
+        """What an arc takes, in spans that are looked at."""
+        return self.count * (self.count + 1) // 2 + 15 * self.count + 40
 
     @property
     def whole(self) -> bool:
@@ -110,41 +111,24 @@ class SpanTimes:
         return self.costs.on(span, each.like)
 
     def _of_group(self, group: Group) -> tuple[Values, Values]:
+        """As of the group without one device, and that one beside it. Where one cannot serve a
+        span, the group cannot."""
         if not any(group) or (sum(group) > 1 and not self.wishes.replicas):
             return self._never, self._never
-        taken = [(self.own[place], count) for place, count in enumerate(group) if count]
-        if len(taken) == 1 and taken[0][1] == 1:
-            return taken[0][0]
-        periods, latencies = [], []
-        for end in range(1, self.count + 1):
-            slowest = [0.0] * end
-            rates = [0.0] * end
-            for (alone, latency), count in taken:
-                slowest = list(map(max, slowest, latency[end - 1]))
-                rates = [
-                    rate + count / own for rate, own in zip(rates, alone[end - 1], strict=True)
-                ]
-            able = [
-                latency < inf and self._allowed(self.span(start, end), group)
-                for start, latency in enumerate(slowest)
-            ]
-            periods.append([1 / r if ok else inf for r, ok in zip(rates, able, strict=True)])
-            latencies.append([each if ok else inf for each, ok in zip(slowest, able, strict=True)])
-        return periods, latencies
+        last = max(place for place, count in enumerate(group) if count)
+        rest = (*group[:last], group[last] - 1, *group[last + 1 :])
+        if not any(rest):
+            return self.own[last]
+        periods, latencies = (
+            list(zip(*both, strict=True))
+            for both in zip(self.group(rest), self.own[last], strict=True)
+        )
+        together = [list(map(_shared, *each)) for each in periods]
+        return together, [list(map(max, *each)) for each in latencies]
 
     @cached_property
     def _never(self) -> Values:
         return [[inf] * end for end in range(1, self.count + 1)]
-
-    def _allowed(self, span: Span, group: Group) -> bool:
-        if not self.wishes.required:
-            return True
-        names = [
-            device.name
-            for each, count in zip(self.classes, group, strict=True)
-            for device in each.devices[:count]
-        ]
-        return self.wishes.allow(span, names)
 
     def totals(self, stages: Stages) -> tuple[float, float]:
         """Period and latency of a whole division."""
@@ -153,6 +137,12 @@ class SpanTimes:
             for each in stages
         ]
         return max(period for period, _ in times), sum(latency for _, latency in times)
+
+
+def _shared(one: float, other: float) -> float:
+    """The period of two that add their rates."""
+    both = one + other
+    return one * other / both if both < inf else inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,15 +42,15 @@ from shoal_planner.ways import (
 from shoal_protocol.choices import Objective
 from shoal_protocol.units import Nanoseconds
 
-_EXACT_STEPS: Final = 8_000_000
-"""Spans on groups: one to three seconds."""
-_MOVE_STEPS: Final = 8_000_000
+_EXACT_STEPS: Final = 6_000_000
+"""Of all arcs: about a second."""
+_MOVE_STEPS: Final = 16_000_000
 _STEPS_OF_A_MOVE: Final = 6_000
 """What a move takes besides its stages."""
 _MOST_WEIGHED: Final = 25_000
 """Spans on classes of devices."""
 _LEAST_BORDERS: Final = 12
-_LONGEST_ROW: Final = 64
+_LONGEST_ROW: Final = 32
 
 
 def search_widely(
@@ -99,7 +99,7 @@ def _divisions(times: SpanTimes, best: Best) -> Divisions:
 
 def _of_all_groups(times: SpanTimes, goal: Goal) -> list[Best] | None:
     """The best; None: there are too many groups."""
-    if number_of_subsets(times.sizes) * times.spans > _EXACT_STEPS:
+    if number_of_subsets(times.sizes) * times.steps > _EXACT_STEPS:
         return None
     best = best_way(times, subsets(times.sizes), goal)
     return [] if best is None else [best]
@@ -118,7 +118,8 @@ def _of_rows(times: SpanTimes, goal: Goal) -> list[Best]:
         return inf if best is None else best.value
 
     groups = tuple(stage.group for stage in found[0].stages)
-    tries = _MOVE_STEPS // (len(groups) * times.spans + _STEPS_OF_A_MOVE)
+    most = (len(groups) + sum(times.sizes)) * times.steps
+    tries = _MOVE_STEPS // (most + _STEPS_OF_A_MOVE)
     better = best_way(times, fixed(improved(groups, times.sizes, worth, tries)), goal)
     assert better is not None, "moves keep what fits"
     return [replace(better, lower=None), *found]

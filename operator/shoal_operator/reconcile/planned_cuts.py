@@ -27,7 +27,7 @@ from shoal_planner.explanation import could_be_better
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import rate_of
 from shoal_planner.planned_cuts import PlannedCut, choose_cut, next_cut
-from shoal_planner.sharing import left_over
+from shoal_planner.sharing import Taken, left_over
 from shoal_protocol.choices import Cutting, Objective
 from shoal_protocol.cut_table import (
     CutTable,
@@ -47,21 +47,21 @@ _NAMED: Final = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutQuestion:
     """Where to cut for these devices. `current`: the cut that was chosen before; None: none was, or
-    not for this spec. `taken` is what other models hold of the devices. Equal questions have equal
+    not for this spec. `taken` is what other models take of the devices. Equal questions have equal
     answers."""
 
     stored: StoredTable
     devices: tuple[PoolDevice, ...]
     objective: Objective
     current: tuple[str, ...] | None
-    taken: tuple[tuple[str, int], ...] = ()
+    taken: tuple[tuple[str, Taken], ...] = ()
 
     def answer(self) -> CutAnswer:
         """It may take seconds."""
         cut = None
         if self.taken:
-            beside = left_over(self.devices, dict(self.taken))
-            cut = _answered(self.stored.table, beside, self.objective, self.current)
+            left = left_over(self.devices, dict(self.taken))
+            cut = _answered(self.stored.table, left, self.objective, self.current)
         if cut is None or cut.period is None:
             cut = _answered(self.stored.table, self.devices, self.objective, self.current)
         return CutAnswer(cut)

@@ -44,7 +44,7 @@ from shoal_protocol.units import Nanoseconds
 
 _EXACT_STEPS: Final = 6_000_000
 """Of all arcs: about a second."""
-_MOVE_STEPS: Final = 16_000_000
+_MOVE_STEPS: Final = 40_000_000
 _STEPS_OF_A_MOVE: Final = 6_000
 """What a move takes besides its stages."""
 _MOST_WEIGHED: Final = 25_000

@@ -182,7 +182,7 @@ def _best(order: CutOrder, model: "Source", suited: "_Suited") -> tuple["Cut", l
     models that is the best cut for what they leave, where it can be held at once in that."""
     if order.beside:
         cut, rejected, found = _best_on(order.beside, order, model, suited)
-        if found is None or is_at_once(found):
+        if is_at_once(found or plan(cut.document, order.beside, order.objective)):
             return cut, rejected
     cut, rejected, _ = _best_on(order.devices, order, model, suited)
     return cut, rejected

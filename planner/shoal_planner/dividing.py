@@ -43,7 +43,7 @@ def _widely(
     wide = search_widely(costs, pool, wishes, goal, reloading=reloading)
     rules = [
         rule
-        for rule in _rules(costs, pool, goal)
+        for rule in simple_splits(costs, pool, goal)
         if all(serves(costs, each, wishes, reloading=reloading) for each in rule)
     ]
     candidates = [*known, *wide.divisions, *rules]
@@ -60,7 +60,7 @@ def _widely(
     return Found(tuple(ordered[:MAX_FOUND]), wide.lower)
 
 
-def _rules(costs: SpanCosts, pool: Sequence[PoolDevice], goal: Goal) -> Iterator[Divisions]:
+def simple_splits(costs: SpanCosts, pool: Sequence[PoolDevice], goal: Goal) -> Iterator[Divisions]:
     """What one would think of first; whether it fits is not asked."""
     yield evenly(costs, pool)
     yield by_memory(costs, pool)

@@ -118,11 +118,15 @@ class TableCosts(SpanCosts):
         return Costs(document)
 
 
+def with_room(pool: Sequence[PoolDevice]) -> list[PoolDevice]:
+    """The devices with some of their budgets left free, since needs are estimated."""
+    return [replace(each, budget_bytes=Bytes(comfortable(each.budget_bytes))) for each in pool]
+
+
 def choose_cut(table: CutTable, pool: Sequence[PoolDevice], goal: Goal) -> PlannedCut | None:
     """The cut that these devices run best; None: there is none of which every fragment fits one."""
     costs = TableCosts(table)
-    with_room = [replace(each, budget_bytes=Bytes(comfortable(each.budget_bytes))) for each in pool]
-    for devices in (with_room, pool):
+    for devices in (with_room(pool), pool):
         found = divided(costs, devices, _ANY, goal, reloading=False)
         if found.divisions:
             divisions = found.divisions[0]

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragment_pools import MIB, SECOND, cut_table, device, partition, placed
+from fragment_pools import MIB, SECOND, cut_table, device, partition, placed, reloads
 from shoal_api.kinds.placement import Pin
 from shoal_planner.costs import Costs
 from shoal_planner.devices import PeerLink, PoolDevice
 from shoal_planner.explanation import summary
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Plan, Rejected
-from shoal_planner.placement import plan
+from shoal_planner.placement import plan, replan
 from shoal_planner.planned_cuts import choose_cut
+from shoal_planner.replanning import GAIN
 from shoal_planner.search import Wishes, search
 from shoal_planner.wide_search import bound_over_pairs, search_widely
 from shoal_protocol.choices import Objective
@@ -216,3 +217,59 @@ def test_a_model_of_very_many_fragments_is_planned_with_fewer_borders_first() ->
     answer = placed(plan(document, pool, Objective.THROUGHPUT))
     assert answer.gap is None
     assert "a better plan may exist" in summary(answer)
+
+
+# ---- a device is lost, or joins ------------------------------------------------------------------
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.sampled_from([Objective.THROUGHPUT, Objective.LATENCY]), st.data())
+def test_after_a_loss_or_a_join_a_dozen_devices_keep_what_is_not_concerned(
+    seed: int, objective: Objective, data: st.DataObject
+) -> None:
+    """The next plan is near the best, and moves no more fragments than that."""
+    chance = random.Random(seed)  # noqa: S311 - a fixed seed
+    document, pool = model(chance, 16), unequal(chance, 12)
+    before = plan(document, pool, objective)
+    if not isinstance(before, Plan) or reloads(before):
+        return
+    used = sorted({name for home in before.homes() for name in home})
+    gone = data.draw(st.sampled_from([*used, ""]))
+    joined = () if gone else (device("new", budget=40 * MIB, flops=5 * SECOND),)
+    now = [each for each in (*pool, *joined) if each.name != gone]
+    best = plan(document, now, objective)
+    if not isinstance(best, Plan) or reloads(best):
+        return
+    after = replan(document, now, best, before.stages)
+    assert value_of(after, objective) * (1 - GAIN) <= value_of(best, objective)
+    assert moves(before, after) <= moves(before, best)
+    if not gone and value_of(before, objective) * (1 - GAIN) < value_of(best, objective):
+        assert after.homes() == before.homes(), "the gain was too small for a move"
+
+
+def test_after_losses_hardly_more_fragments_move_than_were_lost() -> None:
+    """The sum over several pools: the best plans from scratch would move four times as many."""
+    moved = lost = from_scratch = 0
+    for seed in range(8):
+        chance = random.Random(seed)  # noqa: S311 - a fixed seed
+        document, pool = model(chance, 16), unequal(chance, 12)
+        before = placed(plan(document, pool, Objective.THROUGHPUT))
+        gone = chance.choice(sorted({name for home in before.homes() for name in home}))
+        now = [each for each in pool if each.name != gone]
+        best = placed(plan(document, now, Objective.THROUGHPUT))
+        after = replan(document, now, best, before.stages)
+        moved += moves(before, after)
+        from_scratch += moves(before, best)
+        lost += sum(gone in home for home in before.homes())
+    assert moved <= 2 * lost
+    assert 2 * moved <= from_scratch
+
+
+def held(of: Plan, name: str) -> set[int]:
+    return {fragment for fragment, home in enumerate(of.homes()) if name in home}
+
+
+def moves(before: Plan, after: Plan) -> int:
+    """Fragments that devices have to get."""
+    names = {name for home in after.homes() for name in home}
+    return sum(len(held(after, name) - held(before, name)) for name in names)

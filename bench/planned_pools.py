@@ -100,7 +100,7 @@ def moved(pools: int) -> Measurement:
         unit="",
         peer=float(lost),
         ratio=got / lost,
-        goal=RATIO <= 2.0,
+        goal=RATIO <= 3.0,
     )
 
 

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from shoal_planner.costs import Division, Holding, Span, SpanCosts
 from shoal_planner.devices import PoolDevice
@@ -47,6 +48,9 @@ def _widely(
         if all(serves(costs, each, wishes, reloading=reloading) for each in rule)
     ]
     candidates = [*known, *wide.divisions, *rules]
+    if wishes.preferred:
+        kept = replace(wishes, required={**dict(wishes.preferred), **wishes.required})
+        candidates += search_widely(costs, pool, kept, goal, reloading=reloading).divisions
     candidates += [with_spares(costs, each, pool, wishes) for each in (*wide.divisions[:1], *rules)]
 
     def order(divisions: Divisions) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from shoal_planner.planned_cuts import choose_cut
 from shoal_planner.replanning import GAIN
 from shoal_planner.search import Wishes, search
 from shoal_planner.wide_search import bound_over_pairs, search_widely
-from shoal_protocol.choices import Objective
+from shoal_protocol.choices import Objective, PinPolicy
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes, Nanoseconds
 
@@ -208,6 +208,18 @@ def test_pins_are_kept_where_devices_are_many_and_unequal() -> None:
     answer = placed(plan(document, pool, Objective.THROUGHPUT, pins=pins))
     assert answer.homes()[2] == ("d03",)
     assert answer.homes()[9] == ("d07",)
+
+
+def test_a_pin_that_costs_nothing_is_kept_where_devices_are_many_and_unequal() -> None:
+    """Its device has a twin, which has the fragment otherwise."""
+    chance = random.Random(7)  # noqa: S311 - a fixed seed
+    document, pool = model(chance, 12), unequal(chance, 14)
+    free = placed(plan(document, pool, Objective.LATENCY))
+    home = free.homes()[0][0]
+    twin = next(replace(each, name="twin") for each in pool if each.name == home)
+    pins = [Pin(fragment=0, device="twin", policy=PinPolicy.PREFERRED)]
+    answer = placed(plan(document, [*pool, twin], Objective.LATENCY, pins=pins))
+    assert "twin" in answer.homes()[0]
 
 
 def test_a_model_of_very_many_fragments_is_planned_with_fewer_borders_first() -> None:

@@ -35,7 +35,7 @@ _ROUNDS: Final = 200
 _FRONT: Final = 8
 """Periods for which a makespan asks the least latency."""
 _EQUAL: Final = 1e-9
-_REMEMBERED: Final = 1 << 20
+_REMEMBERED: Final = 1 << 19
 """Times of groups, 32 bytes each."""
 
 Row = list[float]

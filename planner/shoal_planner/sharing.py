@@ -16,7 +16,7 @@ from shoal_planner.costs import Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.figures import item_shares
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
-from shoal_protocol.units import Bytes, format_bytes
+from shoal_protocol.units import Bytes, Nanoseconds, format_bytes
 
 _LEAST_LEFT: Final = 0.25
 _NAMED: Final = 4
@@ -80,6 +80,7 @@ def _left(device: PoolDevice, of: Taken) -> PoolDevice:
         products_per_second=_part(device.products_per_second, of.left),
         memory_bytes_per_second=_part(device.memory_bytes_per_second, of.left),
         moved_bytes_per_second=_part(device.moved_bytes_per_second, of.left),
+        handling_nanoseconds=Nanoseconds(int(device.handling_nanoseconds / of.left)),
     )
 
 

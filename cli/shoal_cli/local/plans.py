@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shoal_cli.local.orders import CutOrder, PlanOrder
+from shoal_cli.local.cut_orders import CutOrder
+from shoal_cli.local.orders import PlanOrder
 from shoal_cli.local.preparation import Prepared
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan

@@ -16,6 +16,7 @@ from shoal_protocol.choices import Objective, Residency
 if TYPE_CHECKING:
     from shoal_cli.commands.planned import Planned
     from shoal_cli.local.orders import PlanOrder
+    from shoal_cli.local.preparation import Prepared
     from shoal_protocol.partition import PartitionDocument
 
 _JOB: Final = "InferenceJob "
@@ -125,28 +126,29 @@ def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path, shown: _Shown
     from shoal_cli.commands.planned import of_order
     from shoal_cli.commands.progress import choose_progress
     from shoal_cli.commands.tables import errors
-    from shoal_cli.local.plans import find_plan, plans_beside
-    from shoal_cli.local.runner import NoPlan, prepare_all
+    from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
+    from shoal_cli.local.runner import NoPlan, prepare_once
     from shoal_cli.local.workspace import open_workspace
     from shoal_planner.outcome import Plan
 
     observer = choose_progress("auto", errors())
-    with open_workspace(folder) as workspace:
-        try:
-            cuts = [order.cut for _, order in wanted]
-            prepared = asyncio.run(prepare_all(cuts, workspace, observer))
-        finally:
-            observer.ended()
+    prepared: dict[str, Prepared] = {}
     planned = []
     running: list[tuple[PlanOrder, Plan]] = []
-    for name, order in wanted:
-        found = prepared[order.cut.name]
-        if any(fragment.flops is None for fragment in found.document.fragments):
-            options.note(f"{name}: {_unknown(found.document)}")
-        answer = find_plan(order, found, plans_beside(order, running))
-        planned.append(of_order(name, order, found, answer))
-        if name.startswith(_JOB) and isinstance(answer, Plan):
-            running.append((order, answer))
+    with open_workspace(folder) as workspace:
+        try:
+            for name, order in wanted:
+                others = plans_beside(order, running)
+                cut = cut_beside(order, others)
+                found = asyncio.run(prepare_once(cut, prepared, workspace, observer))
+                if any(fragment.flops is None for fragment in found.document.fragments):
+                    options.note(f"{name}: {_unknown(found.document)}")
+                answer = find_plan(order, found, others)
+                planned.append(of_order(name, order, found, answer))
+                if name.startswith(_JOB) and isinstance(answer, Plan):
+                    running.append((order, answer))
+        finally:
+            observer.ended()
     shown.show(planned)
     for each in planned:
         if each.refusal is not None:

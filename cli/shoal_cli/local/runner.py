@@ -33,7 +33,7 @@ from shoal_cli.local.orders import (
     PlanOrder,
 )
 from shoal_cli.local.planned_jobs import PlannedJob
-from shoal_cli.local.plans import find_plan, plans_beside
+from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
 from shoal_cli.local.pool import PoolRun, RunOptions, Target
 from shoal_cli.local.preparation import Prepared, partition_path, prepare
 from shoal_cli.local.report import (
@@ -84,20 +84,17 @@ async def run_orders(
         observer.ended()
 
 
-async def prepare_all(
-    orders: Sequence[CutOrder], workspace: Workspace, observer: Observer
-) -> dict[str, Prepared]:
-    """Cut every model that the orders name, each partition once."""
-    prepared: dict[str, Prepared] = {}
-    for order in orders:
-        if order.name in prepared:
-            continue
+async def prepare_once(
+    order: CutOrder, prepared: dict[str, Prepared], workspace: Workspace, observer: Observer
+) -> Prepared:
+    """Cut a model, unless its partition is among the `prepared` ones, where it is afterwards."""
+    if order.name not in prepared:
         observer.phase(f"checking and cutting {order.model} ({order.path.name})")
         tell = partial(observer.cutting, order.name)
         prepared[order.name] = await prepare(order, workspace.store, tell)
         if prepared[order.name].note:
             observer.note(prepared[order.name].note)
-    return prepared
+    return prepared[order.name]
 
 
 def plan_on_pool(order: PlanOrder, prepared: Prepared, others: Iterable[Plan] = ()) -> Plan:
@@ -268,15 +265,15 @@ class _Run:
 
     async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[PlannedJob]:
         """Phases 1 and 2."""
-        cuts = [order.plan.cut for order in orders]
-        prepared = await prepare_all(cuts, self._workspace, self._observer)
-        self._notes += [text for each in prepared.values() if (text := each.note)]
+        prepared: dict[str, Prepared] = {}
         jobs: list[PlannedJob] = []
         for order in orders:
-            partition = prepared[order.plan.cut.name]
-            known = [(job.order.plan, job.plan) for job in jobs]
-            found = plan_on_pool(order.plan, partition, plans_beside(order.plan, known))
+            others = plans_beside(order.plan, [(job.order.plan, job.plan) for job in jobs])
+            cut = cut_beside(order.plan, others)
+            partition = await prepare_once(cut, prepared, self._workspace, self._observer)
+            found = plan_on_pool(order.plan, partition, others)
             jobs.append(PlannedJob(order=order, prepared=partition, plan=found))
+        self._notes += [text for each in prepared.values() if (text := each.note)]
         return jobs
 
     async def _run_pools(self, jobs: Sequence[PlannedJob]) -> None:

@@ -32,13 +32,14 @@ from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, JobRefused, Orders
 from shoal_cli.local.planned_jobs import PlannedJob, device_report
 from shoal_cli.local.pool import RunOptions
+from shoal_cli.local.preparation import Prepared
 from shoal_cli.local.report import DeviceReport, Enforcement, JobReport, RunReport
 from shoal_cli.local.run_record import timeline_of
 from shoal_cli.local.runner import (
     Interrupted,
     check_folders,
     plan_on_pool,
-    prepare_all,
+    prepare_once,
     verify_job,
 )
 from shoal_cli.local.signals import ENDING, handling
@@ -231,15 +232,14 @@ class _Run:
         await self._run_planned(jobs)
 
     async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[Sent]:
-        cuts = [order.plan.cut for order in orders]
-        prepared = await prepare_all(cuts, self.workspace, self.observer)
-        self._notes += [text for each in prepared.values() if (text := each.note)]
+        prepared: dict[str, Prepared] = {}
         found = []
         for order in orders:
-            partition = prepared[order.plan.cut.name]
+            partition = await prepare_once(order.plan.cut, prepared, self.workspace, self.observer)
             plan = plan_on_pool(order.plan, partition)
             job = PlannedJob(order=order, prepared=partition, plan=plan)
             found.append(Sent(await asyncio.to_thread(name_there, job), job))
+        self._notes += [text for each in prepared.values() if (text := each.note)]
         return found
 
     async def _run_planned(self, jobs: Sequence[Sent]) -> None:

@@ -74,7 +74,9 @@ def retry(
     context: targets.Context = None,
     kubeconfig: targets.Kubeconfig = None,
 ) -> None:
-    """Try the failed items of a job again that has ended. Results that exist stay.
+    """Try the failed items of a job again that has ended, or that follows its inputs.
+
+    Results that exist stay. Of a followed folder the files of these items are taken once more.
 
     On a cluster this edits spec.retry of the InferenceJob, which is Running then, and ends again.
     """

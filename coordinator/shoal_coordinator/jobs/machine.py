@@ -27,7 +27,8 @@ a submission after a cancellation begins the next life, one before it is cancell
 submission of the same work amends a job that is OPENING or RUNNING: the new terms are recorded,
 then dispatched (`Amend`). So does the end of following: it is one of the terms, and a later
 submission without it does not take it back. One that completes is only joined: nothing is left to
-dispatch, and to dispatch it would start the job again. A retry waits for its end.
+dispatch, and to dispatch it would start the job again. A retry waits for its end; one of a job that
+takes inputs as they come amends it, and what failed is tried again in the same run.
 
 Invariants, which the simulation checks at every step:
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from shoal_cli.commands import options
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from shoal_cli.transfer.addresses import Access
@@ -62,7 +62,8 @@ def copy(
     tls = (tls_ca, tls_certificate, tls_key)
     access = options.access(volume, tls, insecure=insecure)
     copied = asyncio.run(_copy(source, target, access, new=new, follow=follow))
-    text = f"{copied.files} files, {format_bytes(copied.bytes)}; {copied.skipped} stood already"
+    files, size = counted(copied.files, "file"), format_bytes(copied.bytes)
+    text = f"{files}, {size}; {copied.skipped} stood already"
     typer.echo(json.dumps(asdict(copied)) if as_json else text)
 
 

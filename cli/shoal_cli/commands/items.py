@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from shoal_cli.commands import targets
+from shoal_protocol.units import counted
 
 if TYPE_CHECKING:
     from shoal_protocol.coordinator_client import CoordinatorClient
@@ -91,7 +92,8 @@ def retry(
     status = asyncio.run(_retried(target, job, which))
     left = status.items - status.succeeded - status.failed
     stays = f", {status.failed} stay failed" if which else ""
-    typer.echo(f"{status.name}: retry {status.retry}, {left} of {status.items} items to do{stays}")
+    to_do = f"{left} of {counted(status.items, 'item')} to do"
+    typer.echo(f"{status.name}: retry {status.retry}, {to_do}{stays}")
 
 
 async def _listed(target: targets.Target, name: str, *, failed: bool) -> "list[pb.JobItem]":

@@ -11,6 +11,7 @@ import typer
 from shoal_cli.commands import options, plan_options
 from shoal_cli.commands.picture_files import check_picture
 from shoal_protocol.choices import Objective, Residency
+from shoal_protocol.units import counted
 
 if TYPE_CHECKING:
     from shoal_cli.commands.planned import Planned
@@ -72,7 +73,7 @@ def plan(
         order = _of_model(files[0], budgets, fragments, residency or Residency.ADAPTIVE, shapes)
         if inputs is not None:
             order = _shaped_by(order, inputs)
-        _plan([(f"{files[0].name} on {_count(len(budgets))}", order)], folder, shown)
+        _plan([(f"{files[0].name} on {counted(len(budgets), 'device')}", order)], folder, shown)
         return
     options.refuse_with_manifests(
         inputs=inputs,
@@ -185,7 +186,3 @@ def _unknown(document: "PartitionDocument") -> str:
         "shapes are unknown, so times are not predicted and no fragment has blocks; give a folder "
         f"of inputs, or the shapes of {', '.join(free)}"
     )
-
-
-def _count(devices: int) -> str:
-    return f"{devices} device{'s' * (devices != 1)}"

@@ -21,7 +21,7 @@ from shoal_cli.transfer.copying import copy
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.models import Fetching, default_cache
 from shoal_cli.transfer.places import PAUSE_SECONDS, TransferRefused, redacted
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import counted, format_bytes
 
 Note = Callable[[str], None]
 
@@ -79,7 +79,7 @@ async def upload(
             continue  # the run came to nothing, and has said so
         async with Access().target(uri) as target:
             copied = await copy(source, target, pause_seconds=pause_seconds)
-        note(redacted(f"{copied.files} files of results are in {uri}"))
+        note(redacted(f"{uri} has {counted(copied.files, 'file')} of results"))
 
 
 def _not_followed(job: str, uri: str) -> str:

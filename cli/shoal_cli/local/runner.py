@@ -53,6 +53,7 @@ from shoal_coordinator.storage.inputs import SUFFIXES
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
 from shoal_planner.finer_cuts import MOST_CUTS
 from shoal_planner.outcome import Infeasible, Plan
+from shoal_protocol.units import counted
 
 
 class EnforcementImpossible(Exception):
@@ -288,7 +289,7 @@ class _Run:
                 self._places |= {job.order.name: (pool, job) for job in pool.jobs}
             self._note_unlimited_processors(groups)
             self._observer.phase(
-                f"starting {sum(len(pool.devices) for pool in self._pools)} agents"
+                f"starting {counted(sum(len(pool.devices) for pool in self._pools), 'agent')}"
             )
             async with asyncio.TaskGroup() as group:
                 failure = group.create_task(self._supervisor.wait_for_failure())

@@ -22,7 +22,7 @@ from shoal_coordinator.server.runs import Earlier
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import Nanoseconds, seconds
+from shoal_protocol.units import Nanoseconds, counted, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 _PLAN: Final = ("epoch", "stages", "explanation")
@@ -220,7 +220,7 @@ def run_end(job: Job, status: pb.JobStatus) -> End:
         return _failed(job.failure)
     if not status.failed:
         return End(outcome=Outcome.COMPLETE)
-    message = f"{status.failed} of {status.items} items failed"
+    message = f"{status.failed} of {counted(status.items, 'item')} failed"
     for failure in status.failures[:1]:
         where, why = failure.input, failure.reason
         message += f"; first: {why}" if why.startswith(where) else f"; first: {where}: {why}"

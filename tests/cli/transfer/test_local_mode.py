@@ -64,7 +64,7 @@ def test_a_job_of_a_bucket_is_run_here_and_its_results_are_put_there(
     ran = bench.run("run", remote, "--quiet", "--report", bench.report)
     assert ran.status == 0, ran.err
     assert same(results(s3.folder / "job/out"), expected)
-    assert "2 files of results are in s3://lines/job/out" in ran.err
+    assert "s3://lines/job/out has 2 files of results" in ran.err
 
     # Again: nothing is fetched, run or put that stands.
     again = bench.run("run", remote, "--quiet", "--report", bench.report)

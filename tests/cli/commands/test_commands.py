@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from cli.local.workbench import command, save_model
 from shoal_cli.commands.app import app, run_app
 
-COMMANDS = tuple(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+COMMANDS = tuple(typer.main.get_command(app).commands)  # type: ignore[attr-defined]  # of a Group
 
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "COLUMNS": "100", "NO_COLOR": "1", "HOME": "/nonexistent"}

@@ -93,8 +93,8 @@ generate: .venv/dev.stamp ## Write anew what declarations give: CRDs, reference 
 docs: .venv/dev.stamp ## Build the documentation as a site, out/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-pictures: .venv/dev.stamp ## Draw the pictures of docs/report.md anew (needs chromium)
-	PYTHONPATH=tests $(BIN)/python hack/report_pictures.py
+pictures: .venv/dev.stamp ## Draw the pictures of README and docs anew (needs chromium)
+	PYTHONPATH=tests $(BIN)/python hack/pictures.py
 
 lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
 	$(COMPILE) pyproject.toml requirements/build.in --group operator --extra examples \

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cli.transfer.carrying import Shaky, fill, read
 from cli.transfer.conftest import volume_settings
-from shoal_cli.standalone.carrying import Carrier
+from shoal_cli.standalone.carrying import Carried
 from shoal_cli.transfer.addresses import Access
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.following import copy_new
@@ -90,23 +90,22 @@ async def test_a_job_elsewhere_gets_inputs_as_they_come_and_gives_results_back(
 ) -> None:
     notes: list[str] = []
     target = f"unix:{tmp_path}/s"
-    carrier = Carrier(
+    carried = Carried(
         coordinator=Reachable(target),
         job="camera-1",
         inputs=tmp_path / "in",
         outputs=tmp_path / "out",
-        note=notes.append,
-        look_seconds=QUICK,
     )
+    feeds = carried.feeds(notes.append, look_seconds=QUICK)
     there = tmp_path / "volume/jobs/camera-1"
     first = fill(tmp_path / "in", 10)
     settings = replace(volume_settings(tmp_path), listen=target)
-    async with serving(settings), carrier.carrying():
+    async with serving(settings), feeds.going_on():
         await until_there(there / "in", "000.npz")
         results = fill(there / "out", 30, 40)
         await until_there(tmp_path / "out", *results)
         (tmp_path / "in/late.npz").write_bytes(b"late")
-        await carrier.last_inputs()
+        await feeds.last_inputs()
     assert read(there / "in") == {**first, "late.npz": b"late"}
     assert read(tmp_path / "out") == results
     assert notes == []

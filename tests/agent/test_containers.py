@@ -117,6 +117,7 @@ async def test_a_limit_that_changes_is_followed_by_the_budget(
             await says(f"runs within {budget >> 20} MiB now")
             reply, again = await run(device, made, item)
             assert np.array_equal(again, output)
+            assert reply.WhichOneof("outcome") == "executed", reply
             assert reply.executed.peak_bytes <= budget
         limit(group, LIMIT)
         await says("the budget is 96 MiB now")
@@ -166,6 +167,7 @@ async def test_fragments_do_without_while_memory_is_short_and_get_it_back(
         await says("runs within 48 MiB now")
         reply, again = await run(device, made, 1)
         assert np.array_equal(again, output)
+        assert reply.WhichOneof("outcome") == "executed", reply
         assert reply.executed.peak_bytes <= 48 << 20
         pressure.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=2\n")
         await says("runs within 51 MiB now")

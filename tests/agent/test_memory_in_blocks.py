@@ -98,6 +98,7 @@ async def test_a_fragment_runs_within_whatever_it_is_granted(
     assert reply.loaded.resident_bytes == granted, reply
     for item in range(4):
         reply, output = await run(joined.device, made, item)
+        assert reply.WhichOneof("outcome") == "executed", reply
         assert reply.executed.peak_bytes <= granted
         assert_close(output, whole)
     telemetry = await joined.device.telemetry.get()
@@ -131,6 +132,7 @@ async def test_a_whole_fragment_measured_over_the_budget_goes_on_in_blocks(
         reply, output = await run(joined.device, made, item)
         assert_close(output, whole)
         # The first run was stopped, and ran again: nobody saw the mistake.
+        assert reply.WhichOneof("outcome") == "executed", reply
         assert reply.executed.peak_bytes <= 24 * MIB
     assert joined.device.evicted.empty()
     # How much less depends on where the first run was when it was stopped.
@@ -211,6 +213,7 @@ async def test_an_output_that_is_made_in_parts_is_joined_within_what_is_granted(
         await device.give(edge(-1, 0, number), {"x": x})
         execute.task.CopyFrom(task(0, number))
         reply = await device.ask("execute", execute)
+        assert reply.WhichOneof("outcome") == "executed", reply
         assert reply.executed.peak_bytes <= fragment.least_bytes, reply
         assert_close((await device.result()).tensors["y"], whole)
 
@@ -241,6 +244,7 @@ async def test_a_real_model_runs_in_blocks_within_what_it_is_granted(
         await device.give(edge(-1, 0, number), item)
         execute.task.CopyFrom(task(0, number))
         reply = await device.ask("execute", execute)
+        assert reply.WhichOneof("outcome") == "executed", reply
         assert reply.executed.peak_bytes <= granted, reply
         output = (await device.result()).tensors
         for each, value in expected.items():

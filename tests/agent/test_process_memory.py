@@ -6,6 +6,7 @@ import mmap
 import onnxruntime  # noqa: F401 - a large library
 import pytest
 
+from shoal_agent.runtime.library_pages import LibraryPages
 from shoal_agent.runtime.mapped_pages import PageRange, populate
 from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES, MemoryMeter
 
@@ -62,3 +63,23 @@ def test_library_pages_that_return_in_a_run_are_not_in_its_peak(meter: MemoryMet
     with take(RETURNED_BYTES):
         assert meter.peak_since_begin_bytes() - before >= RETURNED_BYTES
     assert meter.peak_since_begin_bytes() - before < RETURNED_BYTES + NOISE_BYTES
+
+
+def test_library_pages_that_return_while_the_floor_is_taken_are_no_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count = LibraryPages.resident_bytes
+    counts = []
+
+    def counted_late(pages: LibraryPages) -> int:
+        """As if another thread had used a library just before the first count."""
+        if not counts:
+            return_library_pages()
+        counts.append(count(pages))
+        return counts[-1]
+
+    monkeypatch.setattr(LibraryPages, "resident_bytes", counted_late)
+    meter = MemoryMeter()
+    meter.settle(LIBRARY_RESERVE_BYTES)
+    assert counts[0] >= RETURNED_BYTES
+    assert meter.used_bytes() < NOISE_BYTES

@@ -44,6 +44,7 @@ async def test_what_a_trial_measures_replaces_the_estimate(
     # Three layers of 4 MiB, the item, and what a layer takes and gives.
     assert (3 * 4 + 3 * 8) * MIB < loaded.resident_bytes <= 56 * MIB, loaded
     reply = await run(joined.device, made.digest, ROWS)
+    assert reply.WhichOneof("outcome") == "executed", reply
     assert reply.executed.peak_bytes <= 56 * MIB
 
 
@@ -76,6 +77,7 @@ async def test_a_fragment_that_takes_more_than_there_is_as_a_whole_is_loaded_in_
     assert "tried again within" in joined.agent.errors.read_text()
     for item in range(3):
         reply = await run(joined.device, made.digest, 64, item)
+        assert reply.WhichOneof("outcome") == "executed", reply
         assert reply.executed.peak_bytes <= 24 * MIB, reply
 
 

@@ -12,10 +12,11 @@ table, of which items read some rows, in such small ones as the kernel maps at t
 
 import os
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
-from shoal_agent.runtime.onnx_subset import parse, tensors
+from shoal_agent.runtime.onnx_subset import tensors
 from shoal_protocol.manifest import WEIGHTS
+from shoal_protocol.onnx_subset_pb2 import Model, Tensor
 
 _ALIGNMENT: Final = 4096
 _CHUNK_BYTES: Final = 1 << 20
@@ -23,7 +24,7 @@ _ROWS_CHUNK_BYTES: Final = 64 << 10
 _PACKED: Final = "prepacked_"
 
 
-def align(folder: Path, model: Any, *, rows: bool) -> None:
+def align(folder: Path, model: Model, *, rows: bool) -> None:
     """Write `weights.bin` of a folder anew, every tensor at the start of a page, and say so in the
     model. Those without a packed form come first, for they are mapped in one piece. `rows`: it has
     a table of which items read rows.
@@ -38,7 +39,7 @@ def align(folder: Path, model: Any, *, rows: bool) -> None:
     temporary.replace(folder / WEIGHTS)
 
 
-def is_packed(tensor: Any) -> bool:
+def is_packed(tensor: Tensor) -> bool:
     """Whether a tensor has a packed form beside it."""
     return any(entry.key.startswith(_PACKED) for entry in tensor.external_data)
 
@@ -47,7 +48,7 @@ def mapped_bytes(model: bytes) -> int:
     """What ONNX Runtime maps of a model's external data: whole pages for each tensor."""
     ranges = {
         (entries["offset"].value, int(entries["length"].value))
-        for tensor in tensors(parse(model).graph)
+        for tensor in tensors(Model.FromString(model).graph)
         if (entries := {entry.key: entry for entry in tensor.external_data})
     }
     return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for _, size in ranges)
@@ -78,7 +79,7 @@ class _Copier:
         return start
 
 
-def _move(tensor: Any, copier: _Copier) -> None:
+def _move(tensor: Tensor, copier: _Copier) -> None:
     entries = {entry.key: entry for entry in tensor.external_data}
     if not entries:
         return

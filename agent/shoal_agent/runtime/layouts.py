@@ -14,10 +14,11 @@ is not fused with its convolution, its result has the plain layout, and so has t
    processor's block or a multiple of it.
 """
 
-from collections.abc import Collection, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from shoal_agent.runtime.onnx_subset import inner_graphs
+from shoal_protocol.onnx_subset_pb2 import Graph, Model, Node, ValueInfo
 
 _MARK: Final = "shoal_layout_mark_"
 _FLOAT: Final = 1
@@ -30,7 +31,7 @@ _FOLLOWING: Final = (
 """Operators that ONNX Runtime computes in the layout if their inputs have it."""
 
 
-def mark(model: Any) -> frozenset[str]:
+def mark(model: Model) -> frozenset[str]:
     """Change a model before it is optimised; the names of the inputs that are marked."""
     graph = model.graph
     if any(inner_graphs(graph)) or all(node.op_type != "Conv" for node in graph.node):
@@ -48,7 +49,7 @@ def mark(model: Any) -> frozenset[str]:
     return frozenset(marked)
 
 
-def unmark(model: Any) -> None:
+def unmark(model: Model) -> None:
     """Change a marked model after it was optimised."""
     for node in [each for each in model.graph.node if each.name.startswith(_MARK)]:
         _replace(model.graph, node, node.output[0], node.input[0])
@@ -58,7 +59,9 @@ def unmark(model: Any) -> None:
                 _replace(model.graph, given, given.output[0], taken.input[0])
 
 
-def join(models: Sequence[Any], marked: Sequence[frozenset[str]], results: Collection[str]) -> None:
+def join(
+    models: Sequence[Model], marked: Sequence[frozenset[str]], results: Collection[str]
+) -> None:
     """Change the optimised blocks of a fragment, in order. `marked` are the inputs of each that
     were, and `results` the values that the fragment gives."""
     for giver in models:
@@ -79,7 +82,7 @@ def join(models: Sequence[Any], marked: Sequence[frozenset[str]], results: Colle
                         _replace(graph, taken, taken.output[0], name)
 
 
-def _is_only_given(graph: Any, given: Any) -> bool:
+def _is_only_given(graph: Graph, given: Node) -> bool:
     """Whether a graph computes what it reorders at its end, and needs the result nowhere else."""
     source, name = given.input[0], given.output[0]
     return (
@@ -90,11 +93,11 @@ def _is_only_given(graph: Any, given: Any) -> bool:
     )
 
 
-def _is_only_reordered(graph: Any, name: str) -> bool:
+def _is_only_reordered(graph: Graph, name: str) -> bool:
     return all(_reorders(node, "ReorderInput") for node in _readers(graph, name))
 
 
-def _may_follow(value: Any, graph: Any) -> bool:
+def _may_follow(value: ValueInfo, graph: Graph) -> bool:
     """Whether an input may have the layout, and what reads it can make use of that."""
     kind = value.type.tensor_type
     readers = {node.op_type for node in _readers(graph, value.name)}
@@ -108,31 +111,31 @@ def _may_follow(value: Any, graph: Any) -> bool:
     )
 
 
-def _readers(graph: Any, name: str) -> list[Any]:
+def _readers(graph: Graph, name: str) -> list[Node]:
     return [node for node in graph.node if name in node.input]
 
 
-def _is_output(graph: Any, name: str) -> bool:
+def _is_output(graph: Graph, name: str) -> bool:
     return any(value.name == name for value in graph.output)
 
 
-def _reorders(node: Any, kind: str) -> bool:
+def _reorders(node: Node, kind: str) -> bool:
     """Whether it reorders between the blocked layout and the plain one with channels first."""
     last = any(each.name == "channels_last" and each.i for each in node.attribute)
-    return bool(node.op_type == kind) and not last
+    return node.op_type == kind and not last
 
 
-def _nodes_that_reorder(graph: Any, kind: str) -> list[Any]:
+def _nodes_that_reorder(graph: Graph, kind: str) -> list[Node]:
     return [node for node in graph.node if _reorders(node, kind)]
 
 
-def _replace(graph: Any, node: Any, old: str, new: str) -> None:
+def _replace(graph: Graph, node: Node, old: str, new: str) -> None:
     """Take a node out of a graph, and call one value by the name of another."""
     graph.node.remove(node)
     _rename(graph.node, old, new)
 
 
-def _rename(nodes: Any, old: str, new: str) -> None:
+def _rename(nodes: Iterable[Node], old: str, new: str) -> None:
     for node in nodes:
         for names in (node.input, node.output):
             for index, name in enumerate(names):

@@ -16,8 +16,8 @@ import numpy as np
 import onnxruntime
 
 from shoal_agent.runtime.external_data import is_packed
-from shoal_agent.runtime.onnx_subset import parse
 from shoal_protocol.manifest import WEIGHTS
+from shoal_protocol.onnx_subset_pb2 import Model
 
 _DTYPES: Final[dict[int, np.dtype[Any]]] = {
     1: np.dtype(np.float32),
@@ -37,7 +37,7 @@ Weights = dict[str, onnxruntime.OrtValue]
 def map_weights(model: Path) -> Weights:
     """Those of a prepared model that have no packed form. Raises `OSError`, `ValueError`."""
     found = []
-    for tensor in parse(model.read_bytes()).graph.initializer:
+    for tensor in Model.FromString(model.read_bytes()).graph.initializer:
         if tensor.external_data and tensor.data_type in _DTYPES and not is_packed(tensor):
             entries = {each.key: each.value for each in tensor.external_data}
             found.append((int(entries["offset"]), int(entries["length"]), tensor))

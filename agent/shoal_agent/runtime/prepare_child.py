@@ -128,20 +128,22 @@ def _prepare(order: Order) -> dict[str, Any]:
 
 def _save(order: Order, folders: Sequence[Path]) -> list[bool]:
     """Save each model in its folder; whether they have tables of which items read rows."""
-    from shoal_agent.runtime import layouts, onnx_subset  # noqa: PLC0415 - under the limit
+    from shoal_agent.runtime import layouts  # noqa: PLC0415 - under the limit
     from shoal_agent.runtime.external_data import align  # noqa: PLC0415 - as above
+    from shoal_agent.runtime.onnx_subset import reads_rows  # noqa: PLC0415 - as above
     from shoal_agent.runtime.recipes import SAVING  # noqa: PLC0415 - as above
+    from shoal_protocol.onnx_subset_pb2 import Model  # noqa: PLC0415 - as above
 
     saved, marked, tables = [], [], []
     for folder, content in zip(folders, _models(order), strict=True):
-        model = onnx_subset.parse(content)
-        tables.append(onnx_subset.reads_rows(model.graph))
+        model = Model.FromString(content)
+        tables.append(reads_rows(model.graph))
         marked.append(layouts.mark(model))
         folder.mkdir(mode=0o700)
         _open(model.SerializeToString(), SAVING, Path(order.file).parent, saved=folder)
         _free()
         (folder / WEIGHTS).touch()  # a model without weights has none
-        model = onnx_subset.parse((folder / MODEL).read_bytes())
+        model = Model.FromString((folder / MODEL).read_bytes())
         align(folder, model, rows=tables[-1])
         layouts.unmark(model)
         saved.append(model)

@@ -36,6 +36,7 @@ from shoal_agent.runtime.mapped_pages import PageRange, drop
 _STATUS_BYTES: Final = 8192
 _FIELDS: Final = re.compile(rb"^Vm(HWM|RSS):\s+(\d+) kB", re.MULTILINE)
 _RESET_PEAK: Final = b"5"
+_ATTEMPTS: Final = 10
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
@@ -96,10 +97,7 @@ class MemoryMeter:
                 self._reserve_bytes = library_reserve_bytes
                 self._libraries.drop()
             self._reset_mark()
-            self._mark_at_floor, self._idle_bytes = self._read()
-            if self._libraries is not None:
-                # In this order: a page that returns in between is use rather than floor.
-                self._libraries_when_idle = self._libraries.resident_bytes()
+            self._read_floor()
             self._highest_bytes = 0
             self._counted_at_bytes = 0
         return self.floor_bytes
@@ -162,6 +160,21 @@ class MemoryMeter:
                 self._seen = seen
             self._highest_bytes = max(self._highest_bytes, self._above(mark))
             return self._highest_bytes
+
+    def _read_floor(self) -> None:
+        """Other threads bring library pages back meanwhile: what returned between the reading of
+        resident memory and that of libraries would be use for ever. So both are read again until
+        nothing did; after some attempts it is use rather than floor."""
+        self._mark_at_floor, self._idle_bytes = self._read()
+        if self._libraries is None:
+            return
+        self._libraries_when_idle = self._libraries.resident_bytes()
+        for _ in range(_ATTEMPTS):
+            before = self._libraries_when_idle
+            self._mark_at_floor, self._idle_bytes = self._read()
+            self._libraries_when_idle = self._libraries.resident_bytes()
+            if self._libraries_when_idle == before:
+                return
 
     def _above(self, resident_bytes: int) -> int:
         """So much resident memory is how much above the floor? Library pages return while memory

@@ -13,7 +13,6 @@ import json
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 from shoal_protocol.durable_files import replace_file
@@ -49,7 +48,7 @@ class TaskTimes:
         while len(self._runs) > _MOST:
             del self._runs[next(iter(self._runs))]
         if len(runs) >= _LEAST_RUNS and took > 0:
-            now, known = median(runs), self._known.get(digest, 0.0)
+            now, known = sorted(runs)[len(runs) // 2], self._known.get(digest, 0.0)
             if now and not known / _CHANGE < now < known * _CHANGE:
                 self._known[digest] = now
 

@@ -39,6 +39,12 @@ Follow = Annotated[
         "--follow", help="The same, and go on with files as they come, until interrupted."
     ),
 ]
+Changed = Annotated[
+    bool,
+    typer.Option(
+        "--changed", help="With --new or --follow: files of another size at the target as well."
+    ),
+]
 
 
 def copy(
@@ -46,6 +52,7 @@ def copy(
     target: options.CopyTarget,
     new: New = False,
     follow: Follow = False,
+    changed: Changed = False,
     volume: options.Volumes = None,
     tls_ca: options.TlsCa = None,
     tls_certificate: options.TlsCertificate = None,
@@ -61,19 +68,21 @@ def copy(
     """
     tls = (tls_ca, tls_certificate, tls_key)
     access = options.access(volume, tls, insecure=insecure)
-    copied = asyncio.run(_copy(source, target, access, new=new, follow=follow))
+    copied = asyncio.run(_copy(source, target, access, new=new, follow=follow, changed=changed))
     files, size = counted(copied.files, "file"), format_bytes(copied.bytes)
     text = f"{files}, {size}; {copied.skipped} stood already"
     typer.echo(json.dumps(asdict(copied)) if as_json else text)
 
 
 async def _copy(
-    source_uri: str, target_uri: str, access: "Access", *, new: bool, follow: bool
+    source_uri: str, target_uri: str, access: "Access", *, new: bool, follow: bool, changed: bool
 ) -> "Copied":
     from shoal_cli.commands.transfers import TransferLines
     from shoal_cli.transfer import copying, following
 
     async with access.source(source_uri) as source, access.target(target_uri) as target:
         if new or follow:
-            return await following.copy_new(source, target, options.note, follow=follow)
+            return await following.copy_new(
+                source, target, options.note, follow=follow, changed=changed
+            )
         return await copying.copy(source, target, TransferLines("copying").show)

@@ -101,7 +101,8 @@ def feeds_of(orders: Iterable[JobOrder], note: Note) -> Feeds:
         if streams.inputs is not None:
             feeds.inputs.append(Feed(ends=partial(_from, streams.inputs, folders[0]), note=note))
         if streams.outputs is not None:
-            feeds.results.append(Feed(ends=partial(_to, folders[1], streams.outputs), note=note))
+            results = partial(_to, folders[1], streams.outputs)
+            feeds.results.append(Feed(ends=results, note=note, changed=True))
     return feeds
 
 

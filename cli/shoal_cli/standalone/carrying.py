@@ -26,7 +26,7 @@ class Carried:
     def feeds(self, note: Callable[[str], None], look_seconds: float = LOOK_SECONDS) -> Feeds:
         """Its inputs to there, its results from there."""
         inputs = Feed(ends=self._sending, note=note, look_seconds=look_seconds)
-        results = Feed(ends=self._fetching, note=note, look_seconds=look_seconds)
+        results = Feed(ends=self._fetching, note=note, look_seconds=look_seconds, changed=True)
         return Feeds([inputs], [results])
 
     @contextlib.asynccontextmanager

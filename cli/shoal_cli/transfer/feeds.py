@@ -23,10 +23,12 @@ _REASONS = (TransferBroken, TransferRefused, CoordinatorAway, CallRefused)
 
 @dataclass(slots=True, kw_only=True)
 class Feed:
-    """`note` receives what goes wrong and is tried again."""
+    """`note` receives what goes wrong and is tried again. `changed`: a file whose size changes is
+    copied again, as the result of a file that was retried."""
 
     ends: Ends
     note: Note
+    changed: bool = False
     look_seconds: float = LOOK_SECONDS
     _following: asyncio.Task[None] | None = field(default=None, init=False)
 
@@ -48,7 +50,14 @@ class Feed:
         """Copy what the target lacks. Raises `TransferBroken`, `TransferRefused`,
         `CoordinatorAway`, `CallRefused`."""
         async with self.ends() as (source, target):
-            await copy_new(source, target, self.note, follow=follow, look_seconds=self.look_seconds)
+            await copy_new(
+                source,
+                target,
+                self.note,
+                follow=follow,
+                changed=self.changed,
+                look_seconds=self.look_seconds,
+            )
 
     async def _follow(self) -> None:
         try:

@@ -69,6 +69,23 @@ async def test_what_is_new_is_carried_when_it_is_whole_and_then_the_copy_ends(
     assert len(found["000.npz"]) == 5
 
 
+async def test_results_that_a_retry_made_again_are_carried_again(tmp_path: Path) -> None:
+    files = fill(tmp_path / "out", 10, 20)
+    source, target = Folder("out", tmp_path / "out"), Folder("there", tmp_path / "there")
+    following = asyncio.create_task(
+        copy_new(source, target, follow=True, changed=True, look_seconds=QUICK)
+    )
+    await until_there(tmp_path / "there", *files)
+    whole = fill(tmp_path / "out", 15)
+    while read(tmp_path / "there") != files | whole:
+        await asyncio.sleep(QUICK)
+    following.cancel()
+    await asyncio.wait([following])
+    assert fill(tmp_path / "out", 25).keys() == whole.keys()
+    copied = await copy_new(source, target, follow=False, changed=True, look_seconds=QUICK)
+    assert (copied.files, copied.skipped) == (1, 2)
+
+
 async def test_a_copy_that_follows_goes_on_after_the_network_broke(tmp_path: Path) -> None:
     source = Shaky("in", tmp_path / "in")
     source.breaks, source.limit_bytes = TRIES + 1, 0  # more than the tries of one file

@@ -1,7 +1,7 @@
 """The items of a job as one message each: `ListItems`."""
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from shoal_coordinator.dispatch.state import Item as ActiveItem
@@ -40,13 +40,21 @@ async def items_of(life: Life) -> tuple[Items, Mapping[int, Active]]:
     return await asyncio.to_thread(_ended_items, life), {}
 
 
-def pages(
+async def pages(
     items: Items,
     active: Mapping[int, Active],
     states: Collection[pb.JobItem.State],
-) -> Iterator[pb.ItemPage]:
-    """The items in these states, in their order; of none: all items. Reads the disk and may raise
+) -> AsyncIterator[pb.ItemPage]:
+    """The items in these states, in their order; of none: all items. A thread searches them. Raises
     `OSError`."""
+    found = _pages(items, active, states)
+    while (page := await asyncio.to_thread(next, found, None)) is not None:
+        yield page
+
+
+def _pages(
+    items: Items, active: Mapping[int, Active], states: Collection[pb.JobItem.State]
+) -> Iterator[pb.ItemPage]:
     page = pb.ItemPage()
     for listed in items:
         item = _item(listed, active.get(listed.item))

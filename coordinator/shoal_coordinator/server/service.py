@@ -109,10 +109,8 @@ class CoordinatorService(CoordinatorServicer):
             if not job.submitted().follow:
                 text = f"job {request.name} does not follow its inputs: it ends by itself"
                 await abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
-            ending = job.submitted()
-            ending.end = True
             try:
-                job = await self._jobs.submit(ending)
+                job = await self._jobs.end(request.name)
             except JobRefused as error:
                 await abort(context, _CODES[error.refusal], str(error))
         return job.status()
@@ -144,8 +142,7 @@ class CoordinatorService(CoordinatorServicer):
         life = await self._find(request.name, context)
         try:
             items, active = await items_of(life)
-            listed = pages(items, active, frozenset(request.states))
-            while (page := await asyncio.to_thread(next, listed, None)) is not None:
+            async for page in pages(items, active, frozenset(request.states)):
                 yield page
         except NotListed as error:
             await abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))

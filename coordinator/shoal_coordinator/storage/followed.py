@@ -24,7 +24,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Final
 
-from shoal_coordinator.storage.catalogues import Catalogue
+from shoal_coordinator.storage.catalogues import Catalogue, CatalogueFailed
+from shoal_coordinator.storage.file_names import encodable
 from shoal_coordinator.storage.file_tables import FileTable
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.inputs import FileContents, InputFile
@@ -34,6 +35,8 @@ from shoal_coordinator.storage.job_files import result_file, result_name
 NAME: Final = "followed.sqlite"
 LISTED_FAILURES: Final = 100_000
 """Also as many files are taken again by one retry, at most."""
+LATEST: Final = 2**63 - 1
+"""The last time of a change that can be stored, in nanoseconds: of the year 2262."""
 _CHUNK: Final = 5000
 _REASON: Final = 2000
 """Characters of a reason that is stored."""
@@ -320,10 +323,10 @@ class FollowedFiles(Catalogue):
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction; it is durable at the end of the context. Raises `OSError`."""
+        """One transaction; it is durable at the end of the context. Raises `CatalogueFailed`."""
         with self._lock:
             if self._closed:
-                raise OSError(errno.EBADF, "the job's run has just ended", str(self._path))
+                raise CatalogueFailed(errno.EBADF, "the job's run has just ended", str(self._path))
             with translated(self._path), self._db:
                 self._db.execute("BEGIN")
                 yield self._db
@@ -336,7 +339,7 @@ def translated(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         number = _ERRNO.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
         text = f"{path} is damaged; delete it" if number is None else os.strerror(number)
-        raise OSError(number or errno.EUCLEAN, text, str(path)) from error
+        raise CatalogueFailed(number or errno.EUCLEAN, text, str(path)) from error
 
 
 def _take(db: sqlite3.Connection, file: InputFile) -> tuple[int, InputFile]:
@@ -345,7 +348,7 @@ def _take(db: sqlite3.Connection, file: InputFile) -> tuple[int, InputFile]:
     kept: bytes | None = result
     if rival is not None:
         other = os.fsdecode(rival[0])
-        problem = f"would give {result_name(file.name)}, as {other} did; rename it"
+        problem = encodable(f"would give {result_name(file.name)}, as {other} did; rename it")
         file, kept = replace(file, contents=FileContents(1, problem=problem)), None
     contents = json.dumps(asdict(file.contents))
     row = (os.fsencode(file.name), kept, file.first, file.items, contents, not file.items)
@@ -371,7 +374,7 @@ def _failed_files(
 
 
 def _failure_row(number: int, failed: FailedItem) -> tuple[int, int, str, str, int, str]:
-    where, why = _printable(failed.input), _printable(failed.reason)[:_REASON]
+    where, why = encodable(failed.input), encodable(failed.reason)[:_REASON]
     return failed.item, number, where, why, failed.tries, failed.device
 
 
@@ -393,8 +396,3 @@ def _contents(text: str) -> FileContents:
     return FileContents(
         **values, stacked=None if stacked is None else tuple(stacked), shapes=shapes
     )
-
-
-def _printable(text: str) -> str:
-    """A file's name may be no text."""
-    return text.encode(errors="backslashreplace").decode()

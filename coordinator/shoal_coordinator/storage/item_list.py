@@ -15,6 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from shoal_coordinator.storage.file_names import encodable
 from shoal_coordinator.storage.folders import Folder
 
 _NAME: Final = "items.json"
@@ -63,8 +64,8 @@ class Items(ABC):
 
 def place_of(name: str, row: int | None) -> str:
     """Where an item comes from: `lines.npz`, or `lines.npz[3]`. The name may be no text."""
-    printable = name.encode(errors="backslashreplace").decode()
-    return printable if row is None else f"{printable}[{row}]"
+    shown = encodable(name)
+    return shown if row is None else f"{shown}[{row}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class ItemList(Items):
                 yield ListedItem(item, failure.input, stored=False, failure=failure)
             else:
                 stored, tries = item in self.stored, self.tries.get(item, 0)
-                yield ListedItem(item, self._place(item), stored, tries)
+                yield ListedItem(item, self.place(item), stored, tries)
 
     def counts(self) -> tuple[int, int]:
         return self.total, len(self.failed)
@@ -101,7 +102,7 @@ class ItemList(Items):
     def not_failed(self, items: Collection[int]) -> Collection[int]:
         return sorted(frozenset(items) - self.failed.keys())
 
-    def _place(self, item: int) -> str:
+    def place(self, item: int) -> str:
         file = self.files[bisect_right(self.files, item, key=attrgetter("first")) - 1]
         return place_of(file.name, item - file.first if file.stacked else None)
 
@@ -157,14 +158,17 @@ def _parsed(document: object) -> ItemList | None:
             "failed": list(failed),
             "tries": list(tries),
         } if 0 <= total <= _MOST_ITEMS:
+            listed = tuple(
+                ListedFile(str(name), int(first), bool(stacked)) for name, first, stacked in files
+            )
+            firsts = [file.first for file in listed]
+            if total and (firsts[:1] != [0] or firsts != sorted(firsts)):
+                return None
             return ItemList(
                 total=total,
-                files=tuple(
-                    ListedFile(str(name), int(first), bool(stacked))
-                    for name, first, stacked in files
-                ),
+                files=listed,
                 stored=frozenset(
-                    item for first, end in stored for item in range(first, min(end, total))
+                    item for first, end in stored for item in range(max(0, first), min(end, total))
                 ),
                 failed={
                     int(item): FailedItem(int(item), str(place), str(why), int(tried), str(device))

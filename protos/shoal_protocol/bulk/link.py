@@ -51,6 +51,8 @@ STEP_SECONDS: Final = 30.0
 BUSY_SECONDS: Final = 60.0
 """For how long a transfer that the receiver has no room for is sent again."""
 PING_BYTES: Final = 256 << 10
+_LARGE_ANSWERS: Final = 4
+"""A ping that finds so many answers unread gets one without bytes."""
 _SMALL_BYTES: Final = 64 << 10
 """Transfers that leave as one message may have so many bytes together."""
 _LOCAL_ANSWERS: Final = 8
@@ -410,7 +412,8 @@ class BulkLink:
             case "acknowledgement":
                 self._take_answer(header)
             case "ping":
-                payload = os.urandom(min(header.ping.answer_bytes, PING_BYTES))
+                wanted = header.ping.answer_bytes if len(self._answers) < _LARGE_ANSWERS else 0
+                payload = os.urandom(min(wanted, PING_BYTES))
                 self._answers.append(acknowledgement(header.transfer, payload=payload))
             case "closing":
                 raise TransportBroken(header.closing.reason)

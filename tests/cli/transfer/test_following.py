@@ -165,7 +165,9 @@ async def test_a_file_that_cannot_be_read_keeps_no_other_from_being_carried_once
     (tmp_path / "in/late.npz").write_bytes(b"late")
     await until_there(tmp_path / "out", "late.npz")
     source.broken = ""
-    await until_there(tmp_path / "out", "000.npz")
+    async with asyncio.timeout(20):
+        while "000.npz" not in target.given:
+            await asyncio.sleep(QUICK)
     following.cancel()
     await asyncio.wait([following])
     assert sorted(target.given) == [*files, "late.npz"]
@@ -181,6 +183,9 @@ async def test_a_file_that_goes_before_it_is_read_is_not_waited_for(
     await asyncio.sleep(QUICK / 2)
     source.vanishing = "003.npz"
     await until_there(tmp_path / "out", *[name for name in files if name != "003.npz"])
+    async with asyncio.timeout(20):
+        while len(target.given) < 8:
+            await asyncio.sleep(QUICK)
     if follow:
         copying.cancel()
     await asyncio.wait([copying])

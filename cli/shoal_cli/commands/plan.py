@@ -12,6 +12,7 @@ from shoal_cli.commands import options, plan_options
 from shoal_cli.commands.option_groups import given
 from shoal_cli.commands.picture_files import check_picture
 from shoal_protocol.choices import Objective, Residency
+from shoal_protocol.units import counted
 
 if TYPE_CHECKING:
     from shoal_cli.commands.planned import Planned
@@ -63,9 +64,8 @@ def plan(
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     if options.is_model(files):
         budgets = options.parse_budgets(bare.budget or ["64Mi"], bare.device_count)
-        wanted = [
-            (f"{files[0].name} on {_count(len(budgets))}", _of_model(files[0], budgets, bare))
-        ]
+        on = counted(len(budgets), "device")
+        wanted = [(f"{files[0].name} on {on}", _of_model(files[0], budgets, bare))]
     else:
         options.refuse_with_manifests(given(bare))
         wanted = _of_manifests(files, options.parse_volumes(volume), folder)
@@ -168,7 +168,3 @@ def _unknown(document: "PartitionDocument") -> str:
         "shapes are unknown, so times are not predicted and no fragment has blocks; give a folder "
         f"of inputs, or the shapes of {', '.join(free)}"
     )
-
-
-def _count(devices: int) -> str:
-    return f"{devices} device{'s' * (devices != 1)}"

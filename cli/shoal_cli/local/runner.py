@@ -26,16 +26,12 @@ from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.finer_cuts import cut_finer, in_words, is_too_large, merged
 from shoal_cli.local.finished import find_finished, remember
 from shoal_cli.local.observer import Observer, Snapshot
-from shoal_cli.local.orders import (
-    JobOrder,
-    JobRefused,
-    Orders,
-    PlanOrder,
-)
+from shoal_cli.local.orders import JobOrder, JobRefused, Orders, PlanOrder
 from shoal_cli.local.planned_jobs import PlannedJob
 from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
 from shoal_cli.local.pool import PoolRun, RunOptions, Target
 from shoal_cli.local.preparation import Prepared, partition_path, prepare
+from shoal_cli.local.remote import feeds_of
 from shoal_cli.local.report import (
     DeviceReport,
     Enforcement,
@@ -49,10 +45,12 @@ from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.verification import VerificationRequest, verify
 from shoal_cli.local.workspace import Workspace
+from shoal_cli.transfer.feeds import Feeds
 from shoal_coordinator.storage.inputs import SUFFIXES
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
 from shoal_planner.finer_cuts import MOST_CUTS
 from shoal_planner.outcome import Infeasible, Plan
+from shoal_protocol.units import counted
 
 
 class EnforcementImpossible(Exception):
@@ -161,6 +159,7 @@ class _Run:
         self._supervisor = Supervisor(self._on_death)
         self._pools: list[PoolRun] = []
         self._places: dict[str, tuple[PoolRun, PlannedJob]] = {}
+        self._feeds = Feeds()
         self._finished: dict[str, JobReport] = {}
         self._devices: list[DeviceReport] = []
         self._notes: list[str] = []
@@ -285,7 +284,7 @@ class _Run:
                 self._places |= {job.order.name: (pool, job) for job in pool.jobs}
             self._note_unlimited_processors(groups)
             self._observer.phase(
-                f"starting {sum(len(pool.devices) for pool in self._pools)} agents"
+                f"starting {counted(sum(len(pool.devices) for pool in self._pools), 'agent')}"
             )
             async with asyncio.TaskGroup() as group:
                 failure = group.create_task(self._supervisor.wait_for_failure())
@@ -307,7 +306,10 @@ class _Run:
         if self._options.enforce is Enforce.CGROUP and missing:
             raise EnforcementImpossible(f"no limit could be set for {', '.join(missing)}")
         self._observer.phase("running")
-        await asyncio.gather(*(pool.watch.run(self._on_snapshot) for pool in self._pools))
+        orders = [job.order for pool in self._pools for job in pool.jobs]
+        self._feeds = feeds_of(orders, self._observer.note)
+        async with self._feeds.going_on():
+            await asyncio.gather(*(pool.watch.run(self._on_snapshot) for pool in self._pools))
 
     def _open_groups(self) -> RunGroups | None:
         """What the machine allows and the user wants; `EnforcementImpossible` if these disagree."""
@@ -411,6 +413,10 @@ class _Run:
     def _metrics_targets(self) -> list[Target]:
         return [target for pool in self._pools for target in pool.metrics_targets()]
 
+    async def _end(self, following: Sequence[PoolRun]) -> None:
+        await self._feeds.last_inputs()
+        await asyncio.gather(*(pool.watch.end() for pool in following))
+
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
         """The first signal cancels the run, which then stops gracefully; the next one kills."""
@@ -433,7 +439,7 @@ class _Run:
                 interrupt()
                 return
             self._observer.note("no further inputs are taken; once more to cancel what is left")
-            ending.update(asyncio.ensure_future(pool.watch.end()) for pool in following)
+            ending.add(asyncio.ensure_future(self._end(following)))
 
         with handling({**dict.fromkeys(ENDING, interrupt), signal.SIGINT: end}):
             yield

@@ -198,8 +198,7 @@ class Life:
         )
         spec = replace(spec, first=run.first)
         run.begin_epoch(effect.epoch)
-        if request.end:
-            run.end()
+        run.amend(request)
         match effect:
             case do.Dispatch():
                 driver.runs[name] = run

@@ -43,7 +43,7 @@ SESSION_BYTES: Final = 144 << 10
 with convolutions, 128 with matrix products; each thread more takes 100."""
 BLOCK_NODE_BYTES: Final = 14 << 10
 """What each of its nodes holds: 14 KiB with convolutions, 9 with matrix products. With both, what
-the blocks of image and text models held came out at 0.76 to 0.94 of what is reckoned."""
+the blocks of image and text models held came out at 0.71 to 0.99 of what is reckoned."""
 STEP: Final = 32
 MOST_POSITIONS: Final = 96
 LEAST_POSITIONS: Final = 32

@@ -7,7 +7,7 @@ of order or not at all; loads and tasks fail. After a while the faults stop. The
 end in bounded time, and no agent may still hold an activation.
 
     python tests/coordinator/dispatch/simulation.py 0 1000   runs these seeds, prints what fails
-    (`chain` behind them: of the other kind)
+    (`chain` or `light` behind them: of the other kinds)
 """
 
 import sys
@@ -24,13 +24,15 @@ _QUIET = 5 * SECOND
 """No scenario submits or breaks anything later than this unless the jobs still run."""
 
 
-def simulate(seed: int, *, crashing: bool = False, chain: bool = False) -> World:
+def simulate(
+    seed: int, *, crashing: bool = False, chain: bool = False, light: bool = False
+) -> World:
     """Run one scenario to its end; `Wrong` says what was wrong, with the transcript.
 
     With `crashing`, the last fragment of the first job ends every agent that loads it. With `chain`
-    there is one job, whose tasks are given ahead of their inputs.
+    there is one job, whose tasks are given ahead of their inputs; with `light`, whose items travel.
     """
-    world = chained(seed) if chain else scenario(seed, crashing=crashing)
+    world = chained(seed, light=light) if chain or light else scenario(seed, crashing=crashing)
 
     def ended() -> bool:
         return world.now > _QUIET and all(name in world.finished for name in world.specs)
@@ -56,7 +58,7 @@ def _check_nothing_left(world: World) -> None:
             raise world.wrong(f"{device.name} has work left")
     for agent in world.agents.values():
         held = [key for key in agent.queue._held if not _may_stay(world, key)]
-        if agent.connected and not agent.hung and held:
+        if agent.connected and not agent.hung and (held or agent.legs.waiting):
             raise world.wrong(f"{agent.name} still holds {held}")
 
 
@@ -73,7 +75,7 @@ def main() -> None:
     failed = []
     for seed in range(first, last):
         try:
-            simulate(seed, chain="chain" in sys.argv)
+            simulate(seed, chain="chain" in sys.argv, light="light" in sys.argv)
         except Wrong as wrong:
             failed.append(seed)
             print(wrong if len(failed) == 1 else str(wrong).split("\n", maxsplit=1)[0])

@@ -87,14 +87,16 @@ protos: .venv/bin/protoc-gen-mypy_grpc ## Generate the Python code of protos/ an
 generate: .venv/dev.stamp ## Write anew what declarations give: CRDs, reference of the kinds, metrics, dashboards, the chart's README
 	$(BIN)/python hack/crds.py
 	$(BIN)/python hack/metrics.py
-	$(BIN)/python hack/dashboards.py
+	$(BIN)/python hack/dashboards/write.py
 	$(BIN)/python hack/chart.py
 
 docs: .venv/dev.stamp ## Build the documentation as a site, out/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-pictures: .venv/dev.stamp ## Draw the pictures of docs/report.md anew (needs chromium)
+pictures: .venv/dev.stamp ## Draw the pictures of report and dashboards anew (needs chromium, npm, prometheus)
 	PYTHONPATH=tests $(BIN)/python hack/report_pictures.py
+	@$(CLUSTER) build
+	PYTHONPATH=tests:bench:hack/cluster $(BIN)/python hack/dashboards/draw.py
 
 lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
 	$(COMPILE) pyproject.toml requirements/build.in --group operator --extra examples \

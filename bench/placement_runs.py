@@ -3,7 +3,8 @@
     python bench/placement_runs.py REQUEST      # JSON; it prints one line of JSON for each run
 
 A process of its own, since it lives in the network of the coordinator (`placements.py`). A
-placement is loaded without quotas on processor time, since loading is not what is measured. Then
+placement is loaded without quotas on processor time, since loading is not what is measured: jobs
+run until all devices have what they are to serve, which takes a minute over the slowest link. Then
 the agents get their quotas again, and the items in the middle of a job are timed.
 """
 
@@ -243,14 +244,27 @@ class _Runner:
         return {each.name: each.processor_seconds() for each in self._request.devices}
 
     async def _load(self, divisions: Divisions) -> None:
-        """Have the fragments resident in their places."""
+        """Have the fragments resident in their places, except where they are loaded in turn."""
         for device in self._request.devices:
             device.limit(on=False)
         try:
-            await self._job(divisions, 3 * len(self._request.devices))
+            async with asyncio.timeout(LONGEST_SECONDS):
+                await self._job(divisions, 3 * len(self._request.devices))
+                while not await self._is_loaded(divisions):
+                    await self._job(divisions, 3 * len(self._request.devices))
         finally:
             for device in self._request.devices:
                 device.limit(on=True)
+
+    async def _is_loaded(self, divisions: Divisions) -> bool:
+        resident = {each.name: set(each.resident) for each in await self._client.devices()}
+        return all(
+            self._document.fragments[index].digest in resident[device.name]
+            for each in divisions
+            for device in each.devices
+            if self._costs.at_once(each.span, device)
+            for index in each.span.fragments
+        )
 
     async def _job(self, divisions: Divisions, items: int) -> tuple[float, pb.JobStatus]:
         """Seconds from item to item, in the middle of the job; and its last status."""

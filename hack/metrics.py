@@ -41,9 +41,8 @@ On a cluster and with `shoal run` each series of a pool has the labels `pool` an
 by yourself, give the target these labels: alerts and dashboards group by them.
 
 The chart has alerts (`prometheusRule.enabled`), each with a [runbook](runbooks/ShoalJobFailed.md)
-that its annotation `runbook_url` names, and five Grafana dashboards (`dashboards.enabled`): Fleet,
-Job pipeline, Device memory, Planner accuracy, Operator. They are in `dashboards/` too, to be
-imported by hand; data source, namespace and pool are chosen at the top.
+that its annotation `runbook_url` names, and five [Grafana dashboards](dashboards.md)
+(`dashboards.enabled`): Fleet, Job pipeline, Device memory, Planner accuracy, Operator.
 
 A histogram NAME is three series: `NAME_bucket` with the label `le`, `NAME_sum` and `NAME_count`. No
 label has the name of a job or an item, so the number of series does not grow with them. The

@@ -39,9 +39,10 @@ def queries(board: Path) -> list[str]:
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
-def as_prometheus_takes_it(query: str, window: str = "5m") -> str:
-    """A panel's query with Grafana's variables filled in: everything is chosen."""
-    query = re.sub(r"\$__(rate_interval|range)", window, query)
+def as_prometheus_takes_it(query: str, window: str = "5m", shown: str | None = None) -> str:
+    """A panel's query with Grafana's variables filled in: everything is chosen. Rates are over
+    `window`, and the dashboard shows `shown` (as long, unless it is given)."""
+    query = query.replace("$__rate_interval", window).replace("$__range", shown or window)
     return re.sub(r"\$(namespace|pool)", ".*", query)
 
 

@@ -192,6 +192,11 @@ class Operators:
         self._running.append(operator)
         return operator
 
+    @property
+    def latest(self) -> RunningOperator:
+        """The one that was started last."""
+        return self._running[-1]
+
     def close(self) -> None:
         """End what still runs, in good order if it can, so that the next one may lead at once."""
         for operator in self._running:

@@ -93,10 +93,15 @@ class World:
 
 @contextlib.asynccontextmanager
 async def making_world(
-    plane: ControlPlane, folder: Path, memory: str = MEMORY, **unequal: str
+    plane: ControlPlane,
+    folder: Path,
+    memory: str = MEMORY,
+    *,
+    latency_milliseconds: int = 0,
+    **unequal: str,
 ) -> AsyncIterator[World]:
     """Model, inputs, claims, nodes and the pool, of devices with so much memory, those in `unequal`
-    with another; no operator."""
+    with another, whose links have a latency; no operator."""
     claims = folder / "claims"
     (claims / "models").mkdir(parents=True)
     shutil.copy(find(MODEL), claims / "models" / "m.onnx")
@@ -106,7 +111,8 @@ async def making_world(
     make_claims(plane)
     telemetry = Telemetry(asyncio.get_running_loop().time)
     api = Api(await log_in(plane.kubeconfig), telemetry, namespace=NAMESPACE)
-    devices = [{"name": name, "memory": unequal.get(name, memory)} for name in DEVICES]
+    slow = {"link": {"latencyMilliseconds": latency_milliseconds}} if latency_milliseconds else {}
+    devices = [{"name": name, "memory": unequal.get(name, memory), **slow} for name in DEVICES]
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(api.close)
         running = running_pool(folder / "pool", devices, cgroups=False)

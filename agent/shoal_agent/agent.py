@@ -36,6 +36,7 @@ from shoal_agent.session.greeting import SessionBroken
 from shoal_agent.session.tasks import Tasks
 from shoal_agent.settings import Settings
 from shoal_agent.telemetry.counters import Counters
+from shoal_agent.telemetry.handling import HandlingMeter
 from shoal_agent.telemetry.link import LinkMeters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import Machine
@@ -76,7 +77,8 @@ class Agent:
         self.counters = Counters()
         self.uplink = Uplink(settings.link_rate, settings.link_latency_seconds)
         self._downlink = Uplink(settings.link_rate)
-        self.link_meters = LinkMeters()
+        self._handling = HandlingMeter(lambda: self.counters.moved)
+        self.link_meters = LinkMeters(handling=self._handling)
         self.links = PeerLinks(
             settings.credentials, self.uplink, self.counters, insecure=settings.insecure
         )
@@ -99,7 +101,7 @@ class Agent:
             cache=self._cache,
             fetcher=Fetcher(self._cache, self._count_fetched, self._downlink.depart),
             runtime=self._runtime,
-            processor=Processor(self._runtime, self._executor),
+            processor=Processor(self._runtime, self._executor, self._handling),
             counters=self.counters,
             on_evicted=self._evicted,
         )
@@ -128,7 +130,8 @@ class Agent:
         self._speed = await calibrate(
             self.settings, self.fragments.processor.call, self._threads, self._machine.share
         )
-        self._times.has(self._speed.processors)
+        self._times.measured(self._speed)
+        self._handling.measured(self._speed)
         await self._rehearse()
         connecting = asyncio.create_task(self._stay_connected(), name="session")
         renewing = asyncio.create_task(self._renew(), name="identity")

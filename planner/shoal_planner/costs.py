@@ -9,9 +9,9 @@ alone. Computing, receiving and sending overlap between items, so that
     period  = max(compute + read + move, receive, send)         one item every so often, at length
     latency = compute + read + move + receive + send + delays   of one item
 
-where `read` is weights that are read again, and `move` is what the processor does to receive and
-send. Where the rate between two devices is known, it counts as soon as it is known who serves the
-other end (`Homes`); else each end's own.
+where `read` is weights that are read again, and `move` is what the processor does to handle
+tasks and transfers. Where the rate between two devices is known, it counts as soon as it is
+known who serves the other end (`Homes`); else each end's own.
 
 Replicas add their rates. Where a fragment's `work` is known, and a device's rates were measured,
 computing takes the sum of the fragment's convolutions, products and traffic, each by its rate. Else
@@ -45,10 +45,11 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
+from shoal_planner.borders import Border, Borders
 from shoal_planner.devices import PER_MILLE, PoolDevice
 from shoal_planner.links import NOWHERE, Homes, Transfer, between, over
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
-from shoal_protocol.partition import Edge, Fragment, PartitionDocument
+from shoal_protocol.partition import Fragment, PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, Nanoseconds
 
 _ITEMS_WAITING: Final = 2
@@ -57,9 +58,6 @@ take away: the dispatcher gives it the second while it computes the first."""
 _NOISE: Final = 16
 """One part in so many of a budget is not granted to weights: what the transport takes varies,
 by 0.6 MiB under load."""
-
-_TASK_BYTES: Final = 40 << 10
-"""To take a task, to start it and to answer takes the processor as long as to move so much."""
 
 _SCALE: Final = 10**24
 
@@ -95,8 +93,8 @@ class Division:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCost:
     """What one item of a span costs on one device. `read` is weights, from the page cache or, where
-    fragments are reloaded, from the disk; `move` is processor time for what comes and goes; `delay`
-    is the links' latency."""
+    fragments are reloaded, from the disk; `move` is processor time for tasks and
+    transfers; `delay` is the links' latency."""
 
     holding: Holding
     compute: Nanoseconds
@@ -222,13 +220,13 @@ class Costs(SpanCosts):
         return _sums(list(map(_read_bytes, self.document.fragments)))
 
     @cached_property
-    def _crossing(self) -> dict[int, list[tuple[int | None, int | None]]]:
-        return {}
+    def _borders(self) -> Borders:
+        return Borders(self.document)
 
     def frames(self, span: Span) -> int:
         """What other items take on their way into the span and out of it, besides themselves."""
-        coming, going = self.crossing(span)
-        return received_frame_bytes(coming or 0) + frame_bytes(going or 0)
+        border = self.crossing(span)
+        return received_frame_bytes(border.coming or 0) + frame_bytes(border.going or 0)
 
     def resident(self, span: Span) -> Bytes:
         """What the span's fragments need together."""
@@ -261,7 +259,7 @@ class Costs(SpanCosts):
         held = self.at_once(span, device)
         if held is Holding.WHOLE:
             return tuple(Bytes(each.resident_bytes) for each in fragments)
-        waiting = max(_ITEMS_WAITING * sum(filter(None, self.crossing(span))), self.frames(span))
+        waiting = max(_ITEMS_WAITING * self.crossing(span).size_bytes, self.frames(span))
         room = device.budget_bytes - max(waiting, device.budget_bytes // _NOISE)
         if held is None:
             return tuple(
@@ -346,9 +344,9 @@ class Costs(SpanCosts):
                 read = _time(weights, device.reload_bytes_per_second)
             case Holding.WHOLE:
                 read = 0
-        coming, going = self.crossing(span)
-        receive = self._transfer(span, device, homes, coming, inward=True)
-        send = self._transfer(span, device, homes, going, inward=False)
+        border = self.crossing(span)
+        receive = self._transfer(span, device, homes, border.coming, inward=True)
+        send = self._transfer(span, device, homes, border.going, inward=False)
         return DeviceCost(
             holding=holding,
             compute=Nanoseconds(compute),
@@ -361,9 +359,10 @@ class Costs(SpanCosts):
 
     def _move(self, span: Span, device: PoolDevice) -> Nanoseconds:
         """What the processor does besides computing."""
-        moved = sum(filter(None, self.crossing(span))) + _TASK_BYTES * len(span.fragments)
-        rate = device.moved_bytes_per_second
-        return Nanoseconds(_time(moved, rate) if rate else 0)
+        border, rate = self.crossing(span), device.moved_bytes_per_second
+        handled = len(span.fragments) + border.transfers
+        moved = _time(border.size_bytes, rate) if rate else 0
+        return Nanoseconds(handled * device.handling_nanoseconds + moved)
 
     def _transfer(
         self, span: Span, device: PoolDevice, homes: Homes, size: int | None, *, inward: bool
@@ -371,43 +370,14 @@ class Costs(SpanCosts):
         """What comes into the span or goes out of it, over the device's links."""
         if size is None or not homes:
             return over(device.link, size)
-        edges = self._into if inward else self._out_of
+        edges = self._borders.into if inward else self._borders.out_of
         mine = [edge for index in span.fragments for edge in edges[index]]
         return between(device, mine, span.fragments, homes, inward=inward)
 
-    def crossing(self, span: Span) -> tuple[int | None, int | None]:
-        """Bytes per item into the span and out of it; None: nothing crosses there.
-
-        An edge of unknown size counts as empty here; where that matters, `predictable` is False.
-        """
-        if span.start not in self._crossing:
-            self._crossing[span.start] = self._crossings_from(span.start)
-        return self._crossing[span.start][span.end - span.start - 1]
-
-    def _crossings_from(self, start: int) -> list[tuple[int | None, int | None]]:
-        """For the spans that begin at `start`, by end: one more fragment turns the edges into it
-        from border into inside, or adds to what comes in; its own edges go out."""
-        coming: list[int] = []
-        going: dict[Edge, int] = {}
-        crossings: list[tuple[int | None, int | None]] = []
-        for index in range(start, len(self.document.fragments)):
-            for edge in self._into[index]:
-                if edge.producer < start:
-                    coming.append(edge.bytes_per_item or 0)
-                else:
-                    del going[edge]
-            going.update((edge, edge.bytes_per_item or 0) for edge in self._out_of[index])
-            into = sum(coming) if coming else None
-            crossings.append((into, sum(going.values()) if going else None))
-        return crossings
-
-    @cached_property
-    def _into(self) -> list[tuple[Edge, ...]]:
-        return [self.document.into(fragment.index) for fragment in self.document.fragments]
-
-    @cached_property
-    def _out_of(self) -> list[tuple[Edge, ...]]:
-        return [self.document.out_of(fragment.index) for fragment in self.document.fragments]
+    def crossing(self, span: Span) -> Border:
+        """What crosses the ends of a span. Where an edge of unknown size matters, `predictable` is
+        False."""
+        return self._borders.of(span.start, span.end)
 
 
 def shared_period(periods: Sequence[int]) -> Nanoseconds:

@@ -41,8 +41,9 @@ class PoolDevice:
     """A device as planning sees it. What is None never limits; `single` is residency Single.
 
     `convolutions_per_second` and `products_per_second` are FLOPs of such operators.
-    `moved_bytes_per_second` is what its processor sends and receives. `peers` are the links that
-    differ from its own, `times` what tasks take there by fragment; see `speeds.refined`.
+    `moved_bytes_per_second` is what its processor sends and receives, and `handling_nanoseconds`
+    what it takes besides for each task and transfer. `peers` are the links that differ from its
+    own, `times` what tasks take there by fragment; see `speeds.refined`.
     """
 
     name: str
@@ -56,6 +57,7 @@ class PoolDevice:
     link_bytes_per_second: int | None = None
     latency_nanoseconds: Nanoseconds = Nanoseconds(0)
     moved_bytes_per_second: int | None = None
+    handling_nanoseconds: Nanoseconds = Nanoseconds(0)
     peers: tuple[PeerLink, ...] = ()
     times: tuple[tuple[Digest, Nanoseconds], ...] = ()
     ratios: Ratios = ()

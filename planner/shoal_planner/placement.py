@@ -286,7 +286,7 @@ def stage_plans(costs: Costs, divisions: Divisions, *, predictable: bool) -> tup
 
 
 def _stage_plan(costs: Costs, division: Division, homes: Homes, *, predictable: bool) -> StagePlan:
-    received, sent = costs.crossing(division.span)
+    received, sent, _ = costs.crossing(division.span)
     return StagePlan(
         fragments=division.span.fragments,
         shares=tuple(

@@ -245,6 +245,7 @@ def _merged(first: DeviceClass, second: DeviceClass) -> DeviceClass:
         link_bytes_per_second=_least(one.link_bytes_per_second, other.link_bytes_per_second),
         latency_nanoseconds=max(one.latency_nanoseconds, other.latency_nanoseconds),
         moved_bytes_per_second=_least(one.moved_bytes_per_second, other.moved_bytes_per_second),
+        handling_nanoseconds=max(one.handling_nanoseconds, other.handling_nanoseconds),
         ratios=_largest(one.ratios, other.ratios),
         single=one.single or other.single,
     )

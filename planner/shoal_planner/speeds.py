@@ -54,6 +54,7 @@ _LEVELLED: Final = (
     "reload_bytes_per_second",
     "link_bytes_per_second",
     "moved_bytes_per_second",
+    "handling_nanoseconds",
     "latency_nanoseconds",
 )
 _LEAST_RATIO: Final = PER_MILLE // 20
@@ -81,7 +82,7 @@ def measured_device(
     disk = speed.disk_bytes_per_second and speed.disk_bytes_per_second * _DISK_SHARE
     again = PAGE_BYTES_PER_SECOND * share if page is None else _in_turn(page * share, disk)
     reload = RELOAD_BYTES_PER_SECOND * share
-    moving = link.transfer_seconds_per_byte
+    moving, overhead = link.transfer_seconds_per_byte, link.handling_seconds
     return PoolDevice(
         name=name,
         budget_bytes=budget_bytes,
@@ -94,6 +95,7 @@ def measured_device(
         link_bytes_per_second=_known(link.bytes_per_second),
         latency_nanoseconds=_part(link.round_trip_seconds, 2),
         moved_bytes_per_second=None if moving is None else _whole(processors / moving),
+        handling_nanoseconds=nanoseconds((overhead or 0.0) / share),
         peers=tuple(_peer_link(name, each) for name, each in link.peers),
         times=tuple((digest, nanoseconds(took)) for digest, took in times),
         single=single,

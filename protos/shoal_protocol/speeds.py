@@ -34,12 +34,14 @@ class Speed:
 class Link:
     """A device's link, and those to its peers by their names; the coordinator's is empty.
 
-    `transfer_seconds_per_byte` is processor time, of one thread that nothing disturbs.
+    `transfer_seconds_per_byte`, and `handling_seconds` of each task and transfer besides, are
+    processor time of one thread that nothing disturbs.
     """
 
     bytes_per_second: float | None = None
     round_trip_seconds: float | None = None
     transfer_seconds_per_byte: float | None = None
+    handling_seconds: float | None = None
     peers: "tuple[tuple[str, Link], ...]" = ()
 
 
@@ -66,6 +68,7 @@ def link_of(status: coordinator.DeviceStatus) -> Link:
         bytes_per_second=sane(status, "link_bytes_per_second"),
         round_trip_seconds=sane(status, "round_trip_seconds"),
         transfer_seconds_per_byte=sane(status, "transfer_seconds_per_byte"),
+        handling_seconds=sane(status, "handling_seconds"),
         peers=tuple(
             (
                 each.device,
@@ -95,6 +98,7 @@ def report_link(telemetry: pb.Telemetry, link: Link) -> None:
             link_bytes_per_second=link.bytes_per_second,
             link_round_trip_seconds=link.round_trip_seconds,
             transfer_seconds_per_byte=link.transfer_seconds_per_byte,
+            handling_seconds=link.handling_seconds,
             links=[
                 pb.PeerLink(
                     device=name,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from shoal.errors import ModelFailed
 from shoal.running import Running
-from shoal_cli.local.orders import CutOrder, dns_label
+from shoal_cli.local.cut_orders import CutOrder
+from shoal_cli.local.orders import dns_label
 from shoal_cli.local.preparation import Prepared, prepare
 from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_planner.outcome import Infeasible

@@ -84,8 +84,10 @@ def test_blocks_compute_what_the_whole_does_and_keep_what_they_were_granted(
     granted = made.least_bytes + beyond_least
     assert runtime.open("f", made.folder, granted)[0].granted == made.least_bytes
     for _ in range(3):
-        assert np.array_equal(runtime.run("f", X, Stopper()).outputs["y"], whole)
+        result = runtime.run("f", X, Stopper())
+        assert np.array_equal(result.outputs["y"], whole)
         kept, own = resident(made.folder)
+        assert result.streamed_bytes == 8 * MIB - kept
         # Of one block 1 MiB is reckoned while it runs; of what is granted beyond that, no more is
         # left than would keep another block.
         assert min(beyond_least, 7 * MIB) - MIB < kept <= beyond_least + MIB
@@ -110,7 +112,7 @@ def test_a_grant_of_all_runs_whole_and_one_too_small_not_at_all(
     need, have = raised.value.need_bytes, raised.value.have_bytes
     assert (need, have) == (made.least_bytes, made.least_bytes - 1)
     runtime.open("f", made.folder, made.resident_bytes)
-    runtime.run("f", X, Stopper())
+    assert runtime.run("f", X, Stopper()).streamed_bytes == 0
     assert resident(made.folder) == (8 * MIB, 0)
 
 

@@ -181,10 +181,26 @@ def test_what_tasks_take_is_the_median_of_enough_runs_and_changes_when_that_has_
 
 def test_under_a_quota_a_task_takes_its_processor_time_at_the_rate_of_the_quota() -> None:
     times = TaskTimes(threads=1)
-    times.has(0.25)
+    times.measured(Speed(processors=0.25))
     for _ in range(5):
         times.note("f", 0.01, 0.01)  # too short for the quota to show in it
     assert times.read("f") == 0.04
+
+
+def test_a_run_in_blocks_counts_without_what_it_takes_to_map_weights_again() -> None:
+    """Plans reckon that by itself, since it follows from what a fragment is granted."""
+    times = TaskTimes(threads=1)
+    times.measured(Speed(processors=0.5, page_bytes_per_second=1e9))
+    for _ in range(5):
+        times.note("f", 5.0, 0.4, streamed_bytes=100_000_000)
+    assert times.read("f") == pytest.approx(0.6)
+
+
+def test_a_run_in_blocks_says_nothing_where_it_is_not_known_what_mapping_takes() -> None:
+    times = TaskTimes(threads=1)
+    for _ in range(5):
+        times.note("f", 0.5, 0.4, streamed_bytes=1)
+    assert times.read("f") is None
 
 
 def test_the_next_start_knows_what_tasks_take_of_fragments_that_it_still_has(

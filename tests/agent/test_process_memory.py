@@ -69,7 +69,7 @@ def test_library_pages_that_return_while_the_floor_is_taken_are_no_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     count = LibraryPages.resident_bytes
-    counts = []
+    counts: list[int] = []
 
     def counted_late(pages: LibraryPages) -> int:
         """As if another thread had used a library just before the first count."""

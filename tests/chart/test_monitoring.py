@@ -53,6 +53,25 @@ def test_a_board_chooses_source_namespace_and_pool_and_explains_its_panels(path:
 
 
 @boards
+def test_a_number_is_of_now_in_colours_of_its_own_under_a_title_that_fits(path: Path) -> None:
+    """Without `instant`, Grafana shows the last value of a series that has ended; without
+    thresholds, whatever is above 80 is red; and it cuts a title that is too long."""
+    for panel in json.loads(path.read_text())["panels"]:
+        if panel["type"] != "stat":
+            continue
+        assert [target["instant"] for target in panel["targets"]] == [True], panel["title"]
+        assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"], panel["title"]
+        assert len(panel["title"]) <= 19, panel["title"]
+
+
+@boards
+def test_every_series_has_a_legend(path: Path) -> None:
+    """Else Grafana shows its labels, all of them."""
+    for panel in json.loads(path.read_text())["panels"]:
+        assert all(target["legendFormat"] for target in panel["targets"]), panel["title"]
+
+
+@boards
 def test_no_panel_covers_another(path: Path) -> None:
     places: set[tuple[int, int]] = set()
     for panel in json.loads(path.read_text())["panels"]:
@@ -71,7 +90,7 @@ def test_every_query_of_a_pool_is_of_the_chosen_ones(path: Path) -> None:
 
 
 def test_the_boards_are_current() -> None:
-    command = [sys.executable, str(ROOT / "hack" / "dashboards.py"), "--check"]
+    command = [sys.executable, str(ROOT / "hack" / "dashboards" / "write.py"), "--check"]
     check = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert check.returncode == 0, check.stderr
 
@@ -81,7 +100,7 @@ def test_the_largest_share_of_a_budget_is_the_measured_peak(tmp_path: Path) -> N
     (panel,) = [
         panel
         for panel in json.loads((CHART / "dashboards" / "memory.json").read_text())["panels"]
-        if panel["title"] == "Largest share of a budget"
+        if panel["title"] == "Highest peak"
     ]
     device = 'pool="shelf",device="pi-4"'
     series = {

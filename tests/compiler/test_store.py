@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from chaining import manifest, run_chained, run_whole
 from made_models import TOPOLOGIES, Made, W, weight
-from shoal_cli.local.orders import CutOrder
+from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.preparation import cut_into_store
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.errors import ModelRefused

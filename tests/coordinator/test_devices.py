@@ -411,8 +411,9 @@ async def test_the_links_of_a_device_are_shown_by_the_other_end(world: World) ->
     device = world.device("a")
     async with connected(device):
         links = [pb.PeerLink(device="b", bytes_per_second=1e6)]
-        await device.telemetry(links=links, transfer_seconds_per_byte=6e-9)
+        handling = {"transfer_seconds_per_byte": 6e-9, "handling_seconds": 8e-4}
+        await device.telemetry(links=links, **handling)
         response = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=5)
     link = link_of(response.devices[0])
     assert link.peers == (("b", Link(bytes_per_second=1e6)),)
-    assert link.transfer_seconds_per_byte == 6e-9
+    assert (link.transfer_seconds_per_byte, link.handling_seconds) == (6e-9, 8e-4)

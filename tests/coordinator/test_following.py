@@ -184,6 +184,18 @@ async def test_a_job_is_ended_by_its_name(world: World) -> None:
         assert (await end()).state == api.JobStatus.COMPLETE
 
 
+async def test_the_end_of_a_job_that_is_being_cancelled_begins_no_other_run(world: World) -> None:
+    drop(world.folder / "in", 0, 1)
+    gate = asyncio.Semaphore(0)
+    async with connected(world.device("a", gate=gate)):
+        await world.submit(follow=True)
+        await world.until(lambda status: status.active > 0)
+        world.coordinator.jobs.cancel("job", "no need")
+        ended = await world.stub.EndJob(api.EndJobRequest(name="job"), timeout=10)
+        assert ended.state == api.JobStatus.CANCELLED
+        assert (await world.ended()).state == api.JobStatus.CANCELLED
+
+
 async def test_a_job_that_follows_streams(world: World) -> None:
     code, text = await refusal(world.submit(follow=True, mode=api.BARRIER))
     assert code == grpc.StatusCode.INVALID_ARGUMENT

@@ -5,10 +5,12 @@ import errno
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coordinator.scripted import connected
 from coordinator.world import World
+from shoal_coordinator.server import followed_runs
 from shoal_protocol.v1 import coordinator_pb2 as api
 from small_disk import small_disk
 from troubled_disk import failing_disk
@@ -16,8 +18,8 @@ from troubled_disk import failing_disk
 ITEMS = 400
 
 
-def grow(folder: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,size=4m", str(folder)], check=True)
+def grow(folder: Path, size: str = "4m") -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("files", [[1] * ITEMS, [ITEMS]], ids=["a file each", "stacked"])
@@ -57,6 +59,30 @@ async def test_a_stopped_job_says_so_after_a_restart_and_other_jobs_run(world: W
             assert (await world.ended("stopped")).reason == "ResultsUnwritten"
             assert (await world.ended()).state == api.JobStatus.COMPLETE
     world.check_results(rows)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 2, 3, 7)], ids=["sound", "unsuitable"])
+async def test_a_job_that_follows_stops_where_its_list_of_files_finds_no_room(
+    world: World, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed_runs, "LOOK_SECONDS", 0.05)
+    folder, outputs = world.folder / "in", world.folder / "out"
+    folder.mkdir()
+    with small_disk(outputs, "200k"):
+        async with connected(world.device("a")):
+            await world.submit(follow=True)
+            for number in range(ITEMS):
+                np.save(folder / f"{number:04}{'-' * 100}.npy", np.ones(shape, np.float32))
+            full = await world.ended()
+            assert (full.state, full.reason) == (api.JobStatus.FAILED, "ResultsUnwritten")
+            assert full.message == (
+                f"results cannot be written to {outputs}: No space left on device; "
+                "make room there, then run the job again: it resumes"
+            )
+            grow(outputs, "16m")  # the list's log alone may have 4 MiB
+            await world.submit(follow=True, end=True)
+            last = await world.ended()
+    assert last.items == last.succeeded + last.failed == ITEMS
 
 
 @pytest.mark.parametrize(

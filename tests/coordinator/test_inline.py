@@ -12,12 +12,12 @@ import pytest
 from coordinator.scripted import connected, tensor
 from coordinator.world import World
 from shoal_coordinator.server.sessions import DeviceSession
-from shoal_coordinator.server.wire import INLINE_BYTES
 from shoal_coordinator.storage.inputs import InputSet, scan_inputs
 from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.prefetch import InputPrefetch
 from shoal_protocol.channels import MAXIMUM_MESSAGE_BYTES
 from shoal_protocol.control import coordinators_stream
+from shoal_protocol.frame_sizes import INLINE_BYTES
 from shoal_protocol.pacing import BATCHED_MESSAGES
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1.session_pb2 import AgentMessage, CoordinatorMessage, Execute, Hello, Probe

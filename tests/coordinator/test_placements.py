@@ -1,14 +1,16 @@
 """Fragments are fetched and loaded by the devices of a plan before there is a job."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc
 
-from coordinator.scripted import connected
+from coordinator.scripted import ScriptedDevice, connected
 from coordinator.world import World, refusal
 from shoal_coordinator.server.placements import LEASE_SECONDS, Placements
 from shoal_protocol.partition import document_to_json
 from shoal_protocol.v1 import coordinator_pb2 as api
+from shoal_protocol.v1 import session_pb2 as pb
 
 State = api.PlacedFragment
 ABSENT, CACHED, RESIDENT = State.ABSENT, State.CACHED, State.RESIDENT
@@ -80,6 +82,43 @@ async def test_a_fragment_that_no_device_can_hold_is_reported_with_need_and_have
         answer = await world.stub.PlaceFragments(request, timeout=10)
     assert [each.state for each in answer.fragments] == [ABSENT] * 3
     assert answer.problem.startswith("Budget: fragment 0 of placement/shelf needs 1000 B")
+
+
+class Unsound(ScriptedDevice):
+    """A device that cannot open a fragment."""
+
+    loads = 0
+
+    async def _receive(self, message: pb.CoordinatorMessage) -> None:
+        if message.WhichOneof("message") == "load":
+            self.loads += 1
+            what = pb.Failure(code=pb.RUNTIME, message="it went wrong")
+            await self._reply(message.load.instruction, failure=what)
+        else:
+            await super()._receive(message)
+
+
+async def test_a_fragment_that_cannot_run_is_not_tried_again_with_each_renewal(
+    world: World,
+) -> None:
+    request = plan(world, "a", "a", "a")
+    device = Unsound(world.target, "a", world.document)
+    state = world.coordinator.driver.state
+    state.limits = replace(state.limits, load_tries=1)
+    async with connected(device):
+        async with asyncio.timeout(30):
+            while not (await world.stub.PlaceFragments(request, timeout=10)).problem:
+                await asyncio.sleep(0.02)
+        tries = device.loads
+        for _ in range(20):
+            answer = await world.stub.PlaceFragments(request, timeout=10)
+            await asyncio.sleep(0.02)
+        assert "it went wrong" in answer.problem
+        assert device.loads == tries
+        # Another plan is another matter.
+        await world.stub.PlaceFragments(plan(world, "a", "a", "b"), timeout=10)
+        await asyncio.sleep(0.1)
+        assert device.loads > tries
 
 
 async def test_a_placement_is_no_job_and_ends_with_its_lease(world: World) -> None:

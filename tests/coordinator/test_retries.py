@@ -10,6 +10,8 @@ import numpy as np
 from coordinator.scripted import STAGES, Stage, connected, put_model, submission
 from coordinator.world import World, refusal
 from shoal_coordinator.server import CoordinatorSettings, serving
+from shoal_coordinator.server.item_lists import pages
+from shoal_coordinator.storage.item_list import ItemList, ListedFile
 from shoal_protocol.channels import open_channel
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -89,6 +91,24 @@ async def test_a_page_of_items_is_bounded(world: World) -> None:
     await world.until(lambda status: status.items == 700)
     call = world.stub.ListItems(api.ListItemsRequest(name="job"), timeout=10)
     assert [len(page.items) async for page in call] == [256, 256, 188]
+
+
+async def test_a_search_among_many_items_lets_others_have_their_turn() -> None:
+    many = ItemList(
+        total=100_000, files=(ListedFile("a.npz", 0, True),), stored=frozenset(), failed={}
+    )
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    assert [page async for page in pages(many, {}, [Item.FAILED])] == []
+    counting.cancel()
+    assert turns > 10
 
 
 async def test_a_retry_tries_what_failed_and_computes_no_result_again(world: World) -> None:

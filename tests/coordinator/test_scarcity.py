@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coordinator.scripted import connected, put_model, submission
-from coordinator.world import World
+from coordinator.world import World, running_world
 from shoal_coordinator.jobs.values import Refusal, Tally
 from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_coordinator.server.jobs import JobRefused
@@ -32,13 +32,8 @@ FILES = (ResultFile("a.npz", 0, 1), ResultFile("b.npz", 1, 2, stacked=True))
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A coordinator without metrics: their server polls, which needs a limit above 0."""
-    document = put_model(tmp_path / "store")
-    target = f"unix:{tmp_path}/s"
-    settings = CoordinatorSettings(
-        listen=target, store=tmp_path / "store", state=tmp_path / "state"
-    )
-    async with serving(settings) as coordinator, open_channel(target) as channel:
-        yield World(coordinator, target, document, CoordinatorStub(channel), channel, tmp_path)
+    async with running_world(tmp_path) as world:
+        yield world
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

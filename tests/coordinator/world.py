@@ -1,18 +1,21 @@
 """A running coordinator with a client and folders, as tests see it."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
 import pytest
 
-from coordinator.scripted import ScriptedDevice, submission, whole_model
-from shoal_coordinator.server import Coordinator
+from coordinator.scripted import ScriptedDevice, put_model, submission, whole_model
+from shoal_coordinator.server import Coordinator, CoordinatorSettings, serving
+from shoal_protocol.channels import open_channel
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as api
+from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
 if TYPE_CHECKING:
     from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorAsyncStub
@@ -73,6 +76,17 @@ class World:
                 np.testing.assert_allclose(file["early"] * -5 + 1, file["y"], atol=1e-5)
                 made.extend(file["y"])
         np.testing.assert_allclose(np.stack(made), whole_model(rows)["y"], atol=1e-5)
+
+
+@asynccontextmanager
+async def running_world(folder: Path, **settings: Any) -> AsyncIterator[World]:
+    """A coordinator in this process with the fragments of a model, and these settings."""
+    document = put_model(folder / "store")
+    target = f"unix:{folder}/s"
+    store, state = folder / "store", folder / "state"
+    made = CoordinatorSettings(listen=target, store=store, state=state, **settings)
+    async with serving(made) as coordinator, open_channel(target) as channel:
+        yield World(coordinator, target, document, CoordinatorStub(channel), channel, folder)
 
 
 async def refusal(call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:

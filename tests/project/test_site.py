@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -25,18 +23,14 @@ def build(
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("[gone](gone.md)", "gone.md"),
-        ("[gone](index.md#gone)", "#gone"),
-        ("[gone](/gone)", "/gone"),
-    ],
-)
-def test_a_broken_link_fails(tmp_path: Path, text: str, complaint: str) -> None:
+def test_broken_links_fail(tmp_path: Path) -> None:
+    broken = ("gone.md", "index.md#gone", "/gone")
+    text = "\n\n".join(f"[gone]({link})" for link in broken)
     built = build(tmp_path, {"index.md": f"# Start\n\n{text}\n"})
     assert built.returncode == 1
-    assert complaint in built.stderr
+    warnings = [line for line in built.stderr.splitlines() if line.startswith("WARNING")]
+    for complaint in ("gone.md", "#gone", "'/gone'"):
+        assert any(complaint in line for line in warnings), built.stderr
 
 
 def test_a_page_asks_no_other_server_for_anything(tmp_path: Path) -> None:

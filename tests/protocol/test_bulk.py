@@ -3,6 +3,7 @@
 import asyncio
 import mmap
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -314,6 +315,22 @@ async def test_a_side_that_leaves_its_acknowledgements_unread_is_cut_off() -> No
         assert await asyncio.wait_for(running, 10) == (
             "the other side does not read its acknowledgements"
         )
+
+
+async def test_pings_whose_answers_are_not_read_cost_next_to_no_memory() -> None:
+    pipe = Pipe()
+    pipe.flows.clear()
+    link = BulkLink(pipe)
+    tracemalloc.start()
+    async with serving(link):
+        await link.enqueue(lambda number: (ping(number),))
+        for number in range(1000):
+            pipe.incoming.put_nowait(bytes(ping(number + 1, answer_bytes=PING_BYTES)))
+        while not pipe.incoming.empty():
+            await asyncio.sleep(0)
+        held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 16 * PING_BYTES
 
 
 async def test_acknowledgements_leave_before_a_stream_whose_other_side_has_finished(

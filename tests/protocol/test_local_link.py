@@ -5,8 +5,7 @@ import gc
 import socket
 import struct
 import weakref
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from protocol.test_bulk import serving
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.bulk import link as bulk_link
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Traffic, Undelivered
@@ -97,17 +97,6 @@ def outbound(item: int = 0, size: int = 100) -> OutboundActivation:
 
 def frames_of(sent: OutboundActivation, transfer: int) -> list[Frame]:
     return list(encode_activation(sent.key, "b", sent.tensors, transfer=transfer).frames())
-
-
-@asynccontextmanager
-async def serving(*links: BulkLink) -> AsyncIterator[list["asyncio.Task[str]"]]:
-    tasks = [asyncio.create_task(link.run()) for link in links]
-    try:
-        yield tasks
-    finally:
-        for link in links:
-            link.end("the test is over")
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize("blocks", [False, True])

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.test_local_link import Taker, on_the_wire, outbound, serving
+from protocol.test_bulk import serving
+from protocol.test_local_link import Taker, on_the_wire, outbound
 from shoal_protocol.assembly import Limits
 from shoal_protocol.bulk import local
 from shoal_protocol.bulk.link import BulkLink

@@ -45,4 +45,5 @@ def gauges(speed: Speed, link: Link) -> dict[str, float]:
     rates = {**asdict(speed), "link_bytes_per_second": link.bytes_per_second}
     rates["link_round_trip_seconds"] = link.round_trip_seconds
     rates["transfer_seconds_per_byte"] = link.transfer_seconds_per_byte
+    rates["handling_seconds"] = link.handling_seconds
     return {name: value for name, value in rates.items() if value is not None}

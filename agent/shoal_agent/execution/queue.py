@@ -340,7 +340,8 @@ class TaskQueue:
         most = 1 if first.instruction in self._alone else first.batch
         if most < 2:
             return
-        others = [self._queued[each] for each in self._queued if each in self._ready - self._alone]
+        ready = self._ready - self._alone
+        others = [self._queued[each] for each in self._queued if each in ready]
         for other in others:
             most = min(most, other.batch) if other.digest == first.digest else most
             if len(self._running) >= most:

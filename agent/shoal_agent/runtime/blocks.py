@@ -284,6 +284,12 @@ class BlockFragment:
         own = placed | joined
         return [own[name] if name in own else values[name].numpy() for name in self.outputs]
 
+    @property
+    def streamed_bytes(self) -> int:
+        """Weights that the last run has mapped again, unless they were prefetched."""
+        adopted = self._followed
+        return 0 if adopted.plan.prefetches else sum(map(size_of, adopted.streamed))
+
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped."""
         return [pages for block in self._open for pages in block.weights]

@@ -433,5 +433,5 @@ class Runtime:
 
 
 def _result(fragment: OpenFragment, ran: Ran, peak_bytes: int) -> RunResult:
-    whole = isinstance(fragment, WholeFragment)
-    return result_of(ran, fragment.outputs, peak_bytes, whole=whole)
+    streamed = fragment.streamed_bytes if isinstance(fragment, BlockFragment) else 0
+    return result_of(ran, fragment.outputs, peak_bytes, streamed_bytes=streamed)

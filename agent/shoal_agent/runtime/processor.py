@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.results import RunResult
+from shoal_agent.telemetry.handling import HandlingMeter
 from shoal_agent.telemetry.task_times import TaskTimes
 from shoal_protocol.tensors import Array
 from shoal_protocol.threads import in_executor
@@ -21,10 +22,17 @@ Result = TypeVar("Result")
 class Processor:
     """Everything that touches ONNX Runtime runs here, one after the other."""
 
-    def __init__(self, runtime: Runtime, executor: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        executor: ThreadPoolExecutor,
+        handling: HandlingMeter | None = None,
+    ) -> None:
+        """`handling` is fed with the runs of tasks."""
         self._runtime = runtime
         self._executor = executor
         self.times = TaskTimes(runtime.threads)
+        self._handling = handling or HandlingMeter()
         self._stopper = Stopper()
         self._waiting = 0
         self._light: dict[tuple[str, int], int] = {}
@@ -36,6 +44,12 @@ class Processor:
         What was asked for is done, also when whoever waits for it is cancelled: they see that when
         it has been done, so that they can say what is so now.
         """
+        try:
+            return await self._in_thread(function, *arguments)
+        finally:
+            self._handling.begin()
+
+    async def _in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:
         self._waiting += 1
 
         def work() -> Result:
@@ -74,15 +88,18 @@ class Processor:
             self._stopper = Stopper()
             guarded = None if size <= self._largest.get(key, -1) else limit_bytes
             run = partial(self._runtime.run, is_tried=is_tried, is_larger=is_larger)
-            result = await self.call(run, digest, tensors, self._stopper, guarded)
+            result = await self._in_thread(run, digest, tensors, self._stopper, guarded)
             if not result.squeezed:
                 self._largest[key] = max(size, self._largest.get(key, 0))
+        self._handling.ran(items, result.compute_seconds, result.processor_seconds)
         if result.compute_seconds > _LIGHT_SECONDS or result.peak_bytes > limit_bytes:
             self._light.pop(key, None)
         elif measured:
             self._light[key] = max(size, self._light.get(key, 0))
-        if result.whole and items == 1 and not self._waiting:
-            self.times.note(digest, result.compute_seconds, result.processor_seconds)
+        if items == 1 and not self._waiting:
+            self.times.note(
+                digest, result.compute_seconds, result.processor_seconds, result.streamed_bytes
+            )
         return result
 
     def stop(self) -> None:

@@ -18,25 +18,27 @@ class Ran(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """Outputs of a run, its time in ONNX Runtime and that of the processor, and the most memory
-    above the floor during it. `whole`: all of the fragment was in memory. `squeezed`: it has only
-    fitted because weights were dropped while it ran. `batch`: so many items ran at once; 0: one
-    alone."""
+    above the floor during it. `streamed_bytes` of weights were mapped again. `squeezed`: it has
+    only fitted because weights were dropped while it ran. `batch`: so many items ran at once; 0:
+    one alone."""
 
     outputs: dict[str, Array]
     compute_seconds: float
     processor_seconds: float
     peak_bytes: int
-    whole: bool
+    streamed_bytes: int
     squeezed: bool = False
     batch: int = 0
 
 
-def result_of(ran: Ran, names: Sequence[str], peak_bytes: int, *, whole: bool) -> RunResult:
+def result_of(
+    ran: Ran, names: Sequence[str], peak_bytes: int, *, streamed_bytes: int = 0
+) -> RunResult:
     """The result of a run, with its outputs by their names."""
     return RunResult(
         outputs=dict(zip(names, ran.outputs, strict=True)),
         compute_seconds=ran.seconds,
         processor_seconds=ran.processor_seconds,
         peak_bytes=peak_bytes,
-        whole=whole,
+        streamed_bytes=streamed_bytes,
     )

@@ -171,6 +171,7 @@ class Session:
         peer = outbound.device if address else COORDINATOR
         self._device.link_meters.to(peer).transferred(size, perf_counter() - began)
         self._device.counters.sent_bytes += size
+        self._device.counters.transfers += 1
         return size
 
     def way(self, device: str, address: str) -> BulkLink:

@@ -125,6 +125,7 @@ class Itineraries:
             self._fragments.end_move(room)
             raise
         self._counters.received_bytes += size
+        self._counters.transfers += 1
         brought = _Brought(tensors, list(item.compute), room, perf_counter())
         self._legs.arrive(Arrived(leg, item.instruction, brought))
         if not self._pumping:
@@ -223,6 +224,7 @@ class Itineraries:
             left()
             raise
         self._counters.sent_bytes += frame.size
+        self._counters.transfers += 1
         if leg.device:
             self._note_pushed(way, instruction)
 

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+from shoal_agent.telemetry.handling import Moved
 from shoal_protocol.bulk.link import Traffic
 from shoal_protocol.histograms import Histogram
 
@@ -16,6 +17,7 @@ class Counters:
 
     sent_bytes: int = 0
     received_bytes: int = 0
+    transfers: int = 0
     fetched_bytes: Counter[str] = field(default_factory=Counter)
     tasks: Counter[str] = field(default_factory=Counter)
     loads: Counter[str] = field(default_factory=Counter)
@@ -30,6 +32,11 @@ class Counters:
     task: Histogram = field(default_factory=Histogram)
     load: Histogram = field(default_factory=Histogram)
     memory_ratio: Histogram = field(default_factory=lambda: Histogram(_RATIOS))
+
+    @property
+    def moved(self) -> Moved:
+        """Activations, inputs and results so far."""
+        return Moved(self.transfers, self.sent_bytes + self.received_bytes)
 
     def activity(self) -> tuple[int, ...]:
         """Numbers of which one grows with whatever the agent does for others."""

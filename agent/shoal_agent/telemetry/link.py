@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
+from shoal_agent.telemetry.handling import HandlingMeter
 from shoal_protocol.speeds import Link
 
 LARGE_BYTES: Final = 256 << 10
@@ -88,10 +89,13 @@ class LinkMeter:
 class LinkMeters:
     """The links of one device."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        """`clock` counts seconds."""
+    def __init__(
+        self, clock: Callable[[], float] = monotonic, handling: HandlingMeter | None = None
+    ) -> None:
+        """`clock` counts seconds; `handling` knows what tasks cost the processor."""
         self._clock = clock
-        self._handling = _Best(clock)
+        self._handling = handling or HandlingMeter()
+        self._probed = _Best(clock)
         self._meters: OrderedDict[str, LinkMeter] = OrderedDict()
 
     def to(self, peer: str) -> LinkMeter:
@@ -106,16 +110,18 @@ class LinkMeters:
     def handled(self, size_bytes: int, processor_seconds: float) -> None:
         """So many bytes took so much of the processor to be sent or received."""
         if processor_seconds > 0:
-            self._handling.add(processor_seconds / size_bytes)
+            self._probed.add(processor_seconds / size_bytes)
 
     def read(self) -> Link:
         """The device's own link, as its fastest peer sees it, and those to its peers."""
         known = {name: meter.read() for name, meter in self._meters.items()}
         rates = [each.bytes_per_second for each in known.values() if each.bytes_per_second]
         coordinator = known.get(COORDINATOR, Link())
+        handling = self._handling.read(self._probed.read())
         return Link(
             bytes_per_second=max(rates, default=None),
             round_trip_seconds=coordinator.round_trip_seconds,
-            transfer_seconds_per_byte=self._handling.read(),
+            transfer_seconds_per_byte=None if handling is None else handling.seconds_per_byte,
+            handling_seconds=None if handling is None else handling.seconds,
             peers=tuple((name, known[name]) for name in sorted(known) if known[name] != Link()),
         )

@@ -49,6 +49,7 @@ GAUGES: Final = {
     "link_bytes_per_second": "Bytes that the link carries, in the fastest of the last transfers.",
     "link_round_trip_seconds": "The shortest of the last round trips to the coordinator.",
     "transfer_seconds_per_byte": "Processor time that a byte takes to be sent or received.",
+    "handling_seconds": "Processor time of a task or a transfer, besides computing and bytes.",
 }
 SHARES: Final = {
     "granted_bytes": "Bytes that a fragment in blocks may take now.",

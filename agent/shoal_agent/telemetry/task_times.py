@@ -1,9 +1,11 @@
 """What a task of each fragment takes on this device: plans are corrected by it.
 
-It is the median of the last runs in which all of the fragment was in memory, and nothing waited for
-the processor, such as a load. A device under a quota of processor time computes for a while and
-is held for a while, and a short run shows one of the two. So there a run counts by the processor
-time that it took, at the rate at which the device gets that.
+It is the median of the last runs of one item while nothing waited for the processor, such as a
+load. A device under a quota of processor time computes for a while and is held for a while, and a
+short run shows one of the two. So there a run counts by the processor time that it took, at the
+rate at which the device gets that. A run in blocks waits for the disk besides, and maps weights
+again. It counts in the same way, less what the calibration says of mapping: what is left is what it
+would take with all of its weights in memory.
 
 What is known is stored in the cache, and changes only when it has changed much: plans are made anew
 for it.
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal_protocol.durable_files import replace_file
+from shoal_protocol.speeds import UNKNOWN_SPEED, Speed
 
 _RUNS: Final = 15
 _LEAST_RUNS: Final = 5
@@ -30,19 +33,28 @@ class TaskTimes:
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._processors = float(threads)
+        self._speed = UNKNOWN_SPEED
         self._runs: dict[str, deque[float]] = {}
         self._known: dict[str, float] = {}
         self._stored: dict[str, float] = {}
 
-    def has(self, processors: float | None) -> None:
-        """So many processors were measured."""
-        self._processors = processors or float(self._threads)
+    def measured(self, speed: Speed) -> None:
+        """The calibration has found this."""
+        self._speed = speed
 
-    def note(self, digest: str, seconds: float, processor_seconds: float) -> None:
-        """An undisturbed run of a fragment."""
-        held = self._processors < _HELD_BELOW * self._threads
-        took = processor_seconds / self._processors if held else seconds
+    def note(
+        self, digest: str, seconds: float, processor_seconds: float, streamed_bytes: int = 0
+    ) -> None:
+        """An undisturbed run of a fragment, that has mapped so many bytes of weights again."""
+        processors, page_rate = self._speed.processors, self._speed.page_bytes_per_second
+        processors = processors or float(self._threads)
+        took = seconds
+        if streamed_bytes:
+            if page_rate is None:
+                return
+            took = (processor_seconds - streamed_bytes / page_rate) / processors
+        elif processors < _HELD_BELOW * self._threads:
+            took = processor_seconds / processors
         runs = self._runs.setdefault(digest, deque(maxlen=_RUNS))
         runs.append(took)
         while len(self._runs) > _MOST:

@@ -79,6 +79,7 @@ class _Activations:
         if inbox is None or not inbox.take(received, buffer):
             raise TransferError("of an older epoch", outcome=Acknowledgement.STALE)
         self._counters.received_bytes += received.encoded_bytes
+        self._counters.transfers += 1
 
     def refused(self, error: TransferError) -> None:
         self._counters.transfers_refused[Acknowledgement.Outcome.Name(error.outcome)] += 1

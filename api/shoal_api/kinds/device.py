@@ -90,6 +90,9 @@ class DeviceLink:
     transfer_seconds_per_byte: float | None = _rate(
         "Processor time that a byte takes to be sent or received.", "seconds", 6e-9
     )
+    handling_seconds: float | None = _rate(
+        "Processor time of a task or a transfer, besides computing and bytes.", "seconds", 8e-4
+    )
     peers: tuple[DevicePeer, ...] = member(
         Items(of=Object(DevicePeer), max_items=_MOST_PEERS),
         "The same for each other device that it exchanged data with.",

@@ -29,6 +29,7 @@ from shoal_cli.commands import (
     why,
 )
 from shoal_cli.commands.failures import INTERRUPTED, print_failure
+from shoal_cli.commands.option_groups import with_options
 from shoal_cli.commands.options import help_of
 
 EPILOG = (
@@ -52,7 +53,8 @@ _RAW: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "help_o
 
 
 def _add(command: Callable[..., None], **settings: Any) -> None:
-    app.command(command.__name__.replace("_", "-"), help=help_of(command), **settings)(command)
+    add = app.command(command.__name__.replace("_", "-"), help=help_of(command), **settings)
+    add(with_options(command))
 
 
 _add(run.run, no_args_is_help=True, epilog=run.EPILOG)

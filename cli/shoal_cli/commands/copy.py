@@ -44,13 +44,11 @@ Follow = Annotated[
 def copy(
     source: options.CopySource,
     target: options.CopyTarget,
+    *,
     new: New = False,
     follow: Follow = False,
     volume: options.Volumes = None,
-    tls_ca: options.TlsCa = None,
-    tls_certificate: options.TlsCertificate = None,
-    tls_key: options.TlsKey = None,
-    insecure: options.Insecure = False,
+    security: options.Security,
     as_json: options.AsJson = False,
 ) -> None:
     """Copy the files of a folder: inputs to a coordinator, results from it, or between stores.
@@ -59,8 +57,7 @@ def copy(
     with the same size and checksum is left alone. Sub-folders, and files that begin with a dot, are
     not copied. Credentials are those of `shoal inspect`.
     """
-    tls = (tls_ca, tls_certificate, tls_key)
-    access = options.access(volume, tls, insecure=insecure)
+    access = security.access(volume)
     copied = asyncio.run(_copy(source, target, access, new=new, follow=follow))
     text = f"{copied.files} files, {format_bytes(copied.bytes)}; {copied.skipped} stood already"
     typer.echo(json.dumps(asdict(copied)) if as_json else text)

@@ -28,12 +28,8 @@ Name = Annotated[
 
 def describe(
     name: Name = None,
-    coordinator: targets.Coordinator = None,
-    work: targets.Work = None,
-    pool: targets.Pool = None,
-    namespace: targets.Namespace = None,
-    context: targets.Context = None,
-    kubeconfig: targets.Kubeconfig = None,
+    *,
+    target: targets.Target,
     output: targets.Output = "text",
 ) -> None:
     """Show all that a coordinator knows of a job or a device: plan, fragments, memory, links."""
@@ -42,7 +38,6 @@ def describe(
     from shoal_cli.commands import live_tables
     from shoal_cli.commands.tables import output as standard_output
 
-    target = targets.Target(coordinator, work, pool, namespace, context, kubeconfig)
     jobs, devices = asyncio.run(_find(target, name))
     if output == "json":
         found = {"jobs": list(map(asdict, jobs)), "devices": list(map(asdict, devices))}

@@ -50,7 +50,7 @@ def inspect(
     wanted = options.parse_digest(digest)
     shapes = options.parse_shapes(shape)
     limit = options.parse_size(max_download, "--max-download")
-    path = fetch_model(model, options.access(volume), wanted, cache, limit)
+    path = fetch_model(model, options.Security().access(volume), wanted, cache, limit)
     with working(f"reading {path.name}"):
         profile = profile_model(path, shapes or None)
     if wanted is not None and profile.digest != wanted:

@@ -42,12 +42,8 @@ Items = Annotated[
 def items(
     job: Job,
     failed: Failed = False,
-    coordinator: targets.Coordinator = None,
-    work: targets.Work = None,
-    pool: targets.Pool = None,
-    namespace: targets.Namespace = None,
-    context: targets.Context = None,
-    kubeconfig: targets.Kubeconfig = None,
+    *,
+    target: targets.Target,
     output: targets.Output = "text",
 ) -> None:
     """List the items of a job: state, tries, device, input, and why they failed.
@@ -55,7 +51,6 @@ def items(
     Items of a job that has ended are listed until it is removed: on a cluster, those of a failed
     InferenceJob until it is deleted.
     """
-    target = targets.Target(coordinator, work, pool, namespace, context, kubeconfig)
     found = asyncio.run(_listed(target, job, failed=failed))
     if output == "json":
         typer.echo(json.dumps(list(map(_document, found))))
@@ -67,12 +62,8 @@ def items(
 def retry(
     job: Job,
     items: Items = None,
-    coordinator: targets.Coordinator = None,
-    work: targets.Work = None,
-    pool: targets.Pool = None,
-    namespace: targets.Namespace = None,
-    context: targets.Context = None,
-    kubeconfig: targets.Kubeconfig = None,
+    *,
+    target: targets.Target,
 ) -> None:
     """Try the failed items of a job again that has ended. Results that exist stay.
 
@@ -80,7 +71,6 @@ def retry(
     """
     from shoal_cli.live.cluster import retry_job
 
-    target = targets.Target(coordinator, work, pool, namespace, context, kubeconfig)
     which = tuple(sorted(set(items or ())))
     if (kubectl := target.kubectl) is not None:
         number = retry_job(kubectl, job, which)
@@ -133,6 +123,12 @@ def _state(item: "pb.JobItem") -> str:
     return pb.JobItem.State.Name(item.state).capitalize()
 
 
+def _visible(text: str) -> str:
+    """A file's name may hold line breaks, and commands to a terminal."""
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if text.isprintable() else "".join(shown)
+
+
 def _table(found: "Sequence[pb.JobItem]") -> Iterator[str]:
     """Lines of aligned columns; a rich table of so many rows would take a minute."""
     if not found:
@@ -140,8 +136,9 @@ def _table(found: "Sequence[pb.JobItem]") -> Iterator[str]:
         return
     rows = [("item", "state", "tries", "device", "input", "reason")]
     for item in found:
-        tries, why = str(item.tries or "-"), " ".join(item.reason.split()) or "-"
-        rows.append((str(item.item), _state(item), tries, item.device or "-", item.input, why))
+        tries, why = str(item.tries or "-"), _visible(" ".join(item.reason.split())) or "-"
+        where = item.device or "-", _visible(item.input)
+        rows.append((str(item.item), _state(item), tries, *where, why))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]

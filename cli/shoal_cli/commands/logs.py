@@ -28,12 +28,8 @@ class NoLogs(Exception):
 
 def logs(
     process: Process = _COORDINATOR,
-    coordinator: targets.Coordinator = None,
-    work: targets.Work = None,
-    pool: targets.Pool = None,
-    namespace: targets.Namespace = None,
-    context: targets.Context = None,
-    kubeconfig: targets.Kubeconfig = None,
+    *,
+    target: targets.Target,
     follow: Follow = False,
     tail: Tail = 100,
 ) -> None:
@@ -43,7 +39,6 @@ def logs(
     those of `shoal coordinator`, in its folder. On a cluster kubectl prints them. Devices without
     Kubernetes have theirs in their own journal.
     """
-    target = targets.Target(coordinator, work, pool, namespace, context, kubeconfig)
     command = _command(target, process, tail, follow)
     os.execv(command[0], command)  # noqa: S606 - it takes our place
 

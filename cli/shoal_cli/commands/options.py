@@ -1,11 +1,13 @@
-"""Every option and argument of `shoal`, declared once: its type, its help, its bounds.
+"""Options and arguments that several commands take, each declared once: its type, help and bounds.
 
 A command names these types in its signature (`volume: options.Volumes = None`), so the signature
 says what the command takes and with which default, and this module says what each of them means.
-Below them is what several commands do with what they were given.
+Options that belong together are one dataclass (`option_groups`). Below them is what several
+commands do with what they were given.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from inspect import getdoc
@@ -24,15 +26,15 @@ if TYPE_CHECKING:
     from shoal_cli.transfer.addresses import Access
 
 
-def _panel(title: str) -> Callable[..., Any]:
+def panel(title: str) -> Callable[..., Any]:
     """Options that help shows together."""
     return partial(typer.Option, rich_help_panel=title)
 
 
-_bare = _panel("A bare model")
-_how = _panel("How to run")
-_show = _panel("What to show")
-_security = _panel("Security")
+_bare = panel("A bare model")
+_how = panel("How to run")
+_show = panel("What to show")
+_security = panel("Security")
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 ProgressKind = Literal["auto", "rich", "plain"]
@@ -49,28 +51,8 @@ Volumes = Annotated[
     ),
 ]
 
-# ---- shoal run -----------------------------------------------------------------------------------
+# ---- shoal run and plan --------------------------------------------------------------------------
 
-RunFiles = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="FILE...",
-        help="Manifests, or folders of manifests ([bold]-[/bold]: standard input), or one "
-        "[bold].onnx[/bold] file.",
-        show_default=False,
-    ),
-]
-Inputs = Annotated[
-    Path | None,
-    _bare(
-        help="Folder of .npz and .npy files. A file is an item; or an item for each row, where its "
-        "array has an axis more than the model's input, or rows though that has a first axis of 1."
-    ),
-]
-Outputs = Annotated[Path | None, _bare(help="Folder for the results.")]
-Devices = Annotated[
-    int | None, _bare(min=1, max=64, help="How many devices to pretend. [dim]Default: 3[/dim]")
-]
 Budgets = Annotated[
     list[str] | None,
     _bare(
@@ -81,20 +63,6 @@ Budgets = Annotated[
 ]
 Fragments = Annotated[
     int | None, _bare(min=1, max=256, help="How many fragments. [dim]Default: as few as fit[/dim]")
-]
-Mode = Annotated[
-    choices.Mode | None,
-    _bare(
-        case_sensitive=False,
-        help="Whether an item waits for its own predecessors only, or for whole stages.",
-    ),
-]
-Policy = Annotated[
-    choices.Policy | None,
-    _bare(case_sensitive=False, help="How devices that suit a task equally well are ranked."),
-]
-Batching = Annotated[
-    int | None, _bare(min=1, max=choices.LARGEST_BATCH, help="How many items may run at once.")
 ]
 Residency = Annotated[
     choices.Residency | None,
@@ -110,9 +78,6 @@ Enforce = Annotated[
         "or only measure."
     ),
 ]
-RelayAlways = Annotated[
-    bool, _how("--relay", help="Send activations through the coordinator, not from agent to agent.")
-]
 Threads = Annotated[
     int | None,
     _how(
@@ -121,10 +86,6 @@ Threads = Annotated[
         "processors[/dim]",
     ),
 ]
-TaskSeconds = Annotated[
-    float,
-    _how(min=0.1, help="The longest that one task may take on a device, its wait there included."),
-]
 RunWork = Annotated[
     Path | None,
     _how(
@@ -132,52 +93,8 @@ RunWork = Annotated[
         "folder for these files, so that a second run is warm[/dim]"
     ),
 ]
-Keep = Annotated[
-    bool,
-    _how(
-        "--keep/--no-keep",
-        help="Leave fragments and caches for the next run, or remove them at the end.",
-    ),
-]
-RunLogLevel = Annotated[LogLevel, _how(help="Of the logs in the work folder.")]
-MetricsAddress = Annotated[
-    str | None,
-    _how(metavar="HOST:PORT", help="Serve the metrics of all processes there (docs/metrics.md)."),
-]
-Otlp = Annotated[
-    str | None, _how(metavar="URL", help="Export a trace of each item to a collector there.")
-]
-Verify = Annotated[
-    int | None,
-    _show(
-        min=0,
-        metavar="[=N]",
-        help="Compare every result, or N of them evenly spread, with the whole model's.",
-    ),
-]
-Tolerance = Annotated[
-    float,
-    _show(
-        min=0.0,
-        help="Largest difference that --verify accepts: |difference| / (1 + |whole model's|).",
-    ),
-]
-Report = Annotated[
-    Path | None, _show(metavar="FILE", help="Write what the summary says as JSON (docs/report.md).")
-]
 Progress = Annotated[ProgressKind, _show(help="A live picture, or plain lines.")]
-Quiet = Annotated[bool, _show("--quiet", "-q", help="No progress and no summary.")]
 
-# ---- shoal plan ----------------------------------------------------------------------------------
-
-BareShapes = Annotated[
-    list[str] | None,
-    _bare(
-        "--shape",
-        metavar="INPUT=1,3,48,320",
-        help="The shape of an input with dynamic axes, to plan for. Repeatable.",
-    ),
-]
 # ---- shoal bench-device --------------------------------------------------------------------------
 
 BenchModel = Annotated[
@@ -310,17 +227,6 @@ MaxDownload = Annotated[
     str, typer.Option(metavar="SIZE", help="The most that is fetched of one model.")
 ]
 
-# ---- who is who ----------------------------------------------------------------------------------
-
-TlsCa = Annotated[
-    Path | None, _security(metavar="FILE", help="The authority that all sides trust.")
-]
-TlsCertificate = Annotated[Path | None, _security(metavar="FILE", help="This side's certificate.")]
-TlsKey = Annotated[Path | None, _security(metavar="FILE", help="The certificate's key.")]
-Insecure = Annotated[
-    bool, _security("--insecure", help="No TLS; refused for what is not loopback.")
-]
-
 # ---- what commands do with them ------------------------------------------------------------------
 
 
@@ -394,26 +300,39 @@ def parse_digest(text: str | None) -> str | None:
     return text
 
 
-def access(
-    volumes: list[str] | None,
-    tls: tuple[Path | None, Path | None, Path | None] = (None, None, None),
-    *,
-    insecure: bool = False,
-) -> "Access":
-    """What addresses are opened with. `tls`: authority, certificate and key, or none of them."""
-    from shoal_cli.transfer.addresses import Access
-    from shoal_protocol.channels import Credentials
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Security:
+    """Who is trusted, and as whom."""
 
-    files = [file for file in tls if file is not None]
-    if len(files) not in (0, 3):
-        raise typer.BadParameter("--tls-ca, --tls-certificate and --tls-key go together")
-    for file in files:
-        if not file.is_file():
-            raise typer.BadParameter(f"{file} is no file")
-    credentials = None
-    if files:
-        credentials = Credentials(ca=files[0], certificate=files[1], key=files[2])
-    return Access(volumes=parse_volumes(volumes), credentials=credentials, insecure=insecure)
+    tls_ca: Annotated[
+        Path | None, _security(metavar="FILE", help="The authority that all sides trust.")
+    ] = None
+    tls_certificate: Annotated[
+        Path | None, _security(metavar="FILE", help="This side's certificate.")
+    ] = None
+    tls_key: Annotated[Path | None, _security(metavar="FILE", help="The certificate's key.")] = None
+    insecure: Annotated[
+        bool, _security("--insecure", help="No TLS; refused for what is not loopback.")
+    ] = False
+
+    def access(self, volumes: list[str] | None) -> "Access":
+        """What addresses are opened with."""
+        from shoal_cli.transfer.addresses import Access
+        from shoal_protocol.channels import Credentials
+
+        named = (self.tls_ca, self.tls_certificate, self.tls_key)
+        files = [file for file in named if file is not None]
+        if len(files) not in (0, 3):
+            raise typer.BadParameter("--tls-ca, --tls-certificate and --tls-key go together")
+        for file in files:
+            if not file.is_file():
+                raise typer.BadParameter(f"{file} is no file")
+        credentials = None
+        if files:
+            credentials = Credentials(ca=files[0], certificate=files[1], key=files[2])
+        return Access(
+            volumes=parse_volumes(volumes), credentials=credentials, insecure=self.insecure
+        )
 
 
 _FOREIGN: Final = (
@@ -434,13 +353,12 @@ def is_model(files: Sequence[Path]) -> bool:
     return bool(models)
 
 
-def refuse_with_manifests(**bare: object) -> None:
+def refuse_with_manifests(given: Sequence[str]) -> None:
     """Manifests say all that the options of a bare model say."""
-    for name, value in bare.items():
-        if value is not None:
-            raise typer.BadParameter(
-                f"--{name} goes with a bare .onnx model; manifests say it themselves"
-            )
+    for option in given:
+        raise typer.BadParameter(
+            f"{option} goes with a bare .onnx model; manifests say it themselves"
+        )
 
 
 def load_files(files: Sequence[Path]) -> "Manifests":

@@ -26,6 +26,7 @@ EPILOG: Final = (
 
 def partition(
     model: options.ModelAddress,
+    *,
     fragments: options.Count = None,
     max_bytes: options.MaxBytes = None,
     cuts: options.Cuts = None,
@@ -37,10 +38,7 @@ def partition(
     out: options.Out = None,
     document: options.Document = False,
     to: options.To = None,
-    tls_ca: options.TlsCa = None,
-    tls_certificate: options.TlsCertificate = None,
-    tls_key: options.TlsKey = None,
-    insecure: options.Insecure = False,
+    security: options.Security,
 ) -> None:
     """Cut a model into fragments and print what they are: nodes, weights, memory, boundaries.
 
@@ -48,7 +46,7 @@ def partition(
     """
     from shoal_cli.commands.tables import output, partition_table, working
     from shoal_cli.commands.transfers import fetch_model
-    from shoal_cli.local.orders import CutOrder
+    from shoal_cli.local.cut_orders import CutOrder
     from shoal_cli.local.preparation import prepare
 
     if sum(given is not None for given in (fragments, max_bytes, cuts)) != 1:
@@ -56,8 +54,7 @@ def partition(
     wanted = options.parse_digest(digest)
     shapes = options.parse_shapes(shape)
     size = None if max_bytes is None else options.parse_size(max_bytes, "--max-bytes")
-    tls = (tls_ca, tls_certificate, tls_key)
-    access = options.access(volume, tls, insecure=insecure)
+    access = security.access(volume)
     limit = options.parse_size(max_download, "--max-download")
     path = fetch_model(model, access, wanted, cache, limit)
     order = CutOrder(

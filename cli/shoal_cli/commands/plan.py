@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from shoal_cli.commands import options, plan_options
+from shoal_cli.commands.option_groups import given
 from shoal_cli.commands.picture_files import check_picture
 from shoal_protocol.choices import Objective, Residency
 
@@ -30,16 +31,10 @@ EPILOG: Final = (
 
 def plan(
     files: plan_options.PlanFiles = None,
+    *,
     volume: options.Volumes = None,
-    inputs: plan_options.PlanInputs = None,
-    shape: options.BareShapes = None,
-    devices: plan_options.PlanDevices = None,
-    budget: options.Budgets = None,
-    fragments: options.Fragments = None,
-    residency: options.Residency = None,
-    profile: plan_options.Profile = None,
-    objective: plan_options.Objective = None,
-    items: plan_options.Items = None,
+    bare: plan_options.BareModel,
+    layers: plan_options.LayerProfile,
     work: plan_options.PlanWork = None,
     form: options.Output = options.Format.TEXT,
     svg: plan_options.PlanPicture = None,
@@ -50,39 +45,30 @@ def plan(
     With --profile: which devices would run which layers, with cuts and devices chosen together.
     """
     shown = _Shown(form, None if svg is None else check_picture("--svg", svg))
-    if profile is not None:
+    if layers.profile is not None:
         if files:
             raise typer.BadParameter("a profile, or manifests or a model, not both")
-        from shoal_cli.commands import layer_plans
+        from shoal_cli.commands.layer_plans import plan_layers
 
-        goal = objective or Objective.THROUGHPUT
-        shown.show([layer_plans.plan_layers(profile, devices, goal, items or 100)])
+        goal = layers.objective or Objective.THROUGHPUT
+        shown.show([plan_layers(layers.profile, bare.devices, goal, layers.items or 100)])
         return
     if not files:
         raise typer.BadParameter("nothing to plan: give manifests, a model or --profile")
-    if objective is not None or items is not None:
+    if layers.objective is not None or layers.items is not None:
         raise typer.BadParameter("--objective and --items go with --profile")
     from shoal_cli.local.workspace import default_work_folder
 
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     if options.is_model(files):
-        count = plan_options.parse_device_count(devices)
-        budgets = options.parse_budgets(budget or ["64Mi"], count)
-        shapes = options.parse_shapes(shape)
-        order = _of_model(files[0], budgets, fragments, residency or Residency.ADAPTIVE, shapes)
-        if inputs is not None:
-            order = _shaped_by(order, inputs)
-        _plan([(f"{files[0].name} on {_count(len(budgets))}", order)], folder, shown)
-        return
-    options.refuse_with_manifests(
-        inputs=inputs,
-        shape=shape,
-        devices=devices,
-        budget=budget,
-        fragments=fragments,
-        residency=residency,
-    )
-    _plan(_of_manifests(files, options.parse_volumes(volume), folder), folder, shown)
+        budgets = options.parse_budgets(bare.budget or ["64Mi"], bare.device_count)
+        wanted = [
+            (f"{files[0].name} on {_count(len(budgets))}", _of_model(files[0], budgets, bare))
+        ]
+    else:
+        options.refuse_with_manifests(given(bare))
+        wanted = _of_manifests(files, options.parse_volumes(volume), folder)
+    _plan(wanted, folder, shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,28 +84,23 @@ class _Shown:
         show(planned, self.form, self.picture)
 
 
-def _of_model(
-    model: Path,
-    budgets: Sequence[int],
-    fragments: int | None,
-    residency: Residency,
-    shapes: Mapping[str, tuple[int, ...]],
-) -> "PlanOrder":
+def _of_model(model: Path, budgets: Sequence[int], bare: plan_options.BareModel) -> "PlanOrder":
     from shoal_cli.local.orders import bare_placement, read_orders
     from shoal_cli.local.speeds import machine_speed
 
     made = bare_placement(
-        model, budgets=budgets, fragments=fragments, residency=residency, shapes=shapes
+        model,
+        budgets=budgets,
+        fragments=bare.fragments,
+        residency=bare.residency or Residency.ADAPTIVE,
+        shapes=options.parse_shapes(bare.shape),
     )
     ((_, order),) = read_orders(made, {}, machine_speed()).placements
-    return order
-
-
-def _shaped_by(order: "PlanOrder", inputs: Path) -> "PlanOrder":
-    """With shapes that cover the items in a folder."""
-    if not inputs.is_dir():
-        raise typer.BadParameter(f"--inputs {inputs}: there is no such folder")
-    return replace(order, cut=replace(order.cut, sample=inputs))
+    if bare.inputs is None:
+        return order
+    if not bare.inputs.is_dir():
+        raise typer.BadParameter(f"--inputs {bare.inputs}: there is no such folder")
+    return replace(order, cut=replace(order.cut, sample=bare.inputs))
 
 
 def _of_manifests(

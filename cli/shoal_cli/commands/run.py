@@ -4,22 +4,24 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from shoal_cli.commands import options, written
-from shoal_cli.commands.coordinators import RunCoordinator
 from shoal_cli.commands.failures import INTERRUPTED
-from shoal_cli.local.cgroups import Enforce
+from shoal_cli.commands.option_groups import given
+from shoal_cli.commands.run_options import BareModel, Files, HowToRun, WhatToShow
 from shoal_protocol.choices import Mode, Policy, Residency
 
 if TYPE_CHECKING:
     from shoal_cli.local.manifests import Manifests
     from shoal_cli.local.orders import Orders
+    from shoal_cli.local.pool import RunOptions
     from shoal_cli.local.report import RunReport
     from shoal_cli.transfer.joined import Reachable
     from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -37,39 +39,26 @@ EPILOG: Final = (
     "2: wrong usage, a manifest or model that is refused, or nothing fits. "
     "130: interrupted; run the same command again to resume."
 )
+OF_LOCAL_DEVICES: Final = frozenset(
+    {"--devices", "--budget", "--threads", "--relay", "--enforce", "--task-seconds"}
+)
 
 
-TASK_SECONDS: Final = 540.0
+@dataclass(frozen=True, slots=True)
+class _There:
+    """A coordinator that was joined, and its devices that are ready."""
+
+    coordinator: "Reachable"
+    devices: "Sequence[pb.DeviceStatus]"
 
 
 def run(
-    files: options.RunFiles,
+    files: Files,
+    *,
     volume: options.Volumes = None,
-    inputs: options.Inputs = None,
-    outputs: options.Outputs = None,
-    devices: options.Devices = None,
-    budget: options.Budgets = None,
-    fragments: options.Fragments = None,
-    mode: options.Mode = None,
-    policy: options.Policy = None,
-    residency: options.Residency = None,
-    batching: options.Batching = None,
-    coordinator: RunCoordinator = None,
-    enforce: options.Enforce = Enforce.AUTO,
-    relay: options.RelayAlways = False,
-    threads: options.Threads = None,
-    task_seconds: options.TaskSeconds = TASK_SECONDS,
-    work: options.RunWork = None,
-    keep: options.Keep = True,
-    log_level: options.RunLogLevel = "info",
-    metrics_address: options.MetricsAddress = None,
-    otlp: options.Otlp = None,
-    verify: options.Verify = None,
-    tolerance: options.Tolerance = 1e-4,
-    report: options.Report = None,
-    html: written.Html = None,
-    progress: options.Progress = "auto",
-    quiet: options.Quiet = False,
+    bare: BareModel,
+    how: HowToRun,
+    show: WhatToShow,
 ) -> None:
     """Run inference jobs on this machine: a coordinator, and one agent process per device.
 
@@ -79,56 +68,111 @@ def run(
     and results are written as they come. Running the same command again does what is missing.
     """
     from shoal_cli.local import remote
-    from shoal_cli.local.orders import read_orders
-    from shoal_cli.local.pool import RunOptions
-    from shoal_cli.local.runner import run_orders
-    from shoal_cli.local.speeds import machine_speed
     from shoal_cli.local.workspace import default_work_folder
-    from shoal_cli.standalone.submission import as_measured, on_devices, run_on_coordinator
 
     volumes = options.parse_volumes(volume)
-    local = {
-        **{"devices": devices, "budget": budget, "threads": threads, "relay": relay or None},
-        "enforce": None if enforce is Enforce.AUTO else enforce,
-        "task-seconds": None if task_seconds == TASK_SECONDS else task_seconds,
-    }
-    there, devices_there = _there(coordinator, local)
-    bare = {
-        **{"inputs": inputs, "outputs": outputs, "devices": devices, "budget": budget},
-        **{"fragments": fragments, "mode": mode, "policy": policy, "residency": residency},
-        "batching": batching,
-    }
-    manifests = _manifests(files, bare, [device.budget_bytes for device in devices_there])
-    if there is not None:
-        manifests = on_devices(manifests, devices_there)
-    _check_written(report, html)
-    folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
+    there = _there(how, bare)
+    manifests = _manifests(files, bare, there)
+    _check_written(show)
+    run_options = _run_options(how, show)
+    folder = how.work or default_work_folder(files[0].resolve().stem or "stdin", files)
     downloaded = asyncio.run(remote.download(manifests, folder, options.note))
-    if there is None:
-        orders = read_orders(downloaded.manifests, volumes, machine_speed())
-    else:
-        orders = as_measured(read_orders(downloaded.manifests, volumes), devices_there)
-    how = RunOptions(
-        enforce=enforce,
-        relay=relay,
-        verify=verify,
-        tolerance=tolerance,
-        threads=threads,
-        task_seconds=task_seconds,
-        log_level=log_level,
-        metrics=_host_port(metrics_address),
-        otlp=_exportable(otlp),
-    )
-    with _work_in(folder, keep=keep):
-        start = partial(run_orders, options=how)
-        if there is not None:
-            start = partial(run_on_coordinator, coordinator=there, options=how, keep=keep)
-        ran = _execute(orders, folder, start, None if quiet else progress)
-        status = _finish(ran, quiet=quiet, logs_stay=keep and there is None)
-        _write(ran, folder, report, html)
+    orders = _orders(downloaded.manifests, volumes, there)
+    with _work_in(folder, keep=how.keep):
+        start = _start(there, run_options, keep=how.keep)
+        ran = _execute(orders, folder, start, None if show.quiet else show.progress)
+        status = _finish(ran, quiet=show.quiet, logs_stay=how.keep and there is None)
+        _write(ran, folder, show)
         if status != INTERRUPTED:
             asyncio.run(remote.upload(downloaded, options.note))
         raise typer.Exit(status)
+
+
+def _there(how: HowToRun, bare: BareModel) -> _There | None:
+    """The coordinator to run on; None: on this machine."""
+    from shoal_cli.standalone.submission import ready_devices
+    from shoal_cli.transfer.joined import reach
+
+    if how.coordinator is None:
+        return None
+    for option in (*given(bare), *given(how)):
+        if option in OF_LOCAL_DEVICES:
+            raise typer.BadParameter(
+                f"{option} is about devices of this machine; those of a --coordinator say it "
+                "themselves"
+            )
+    coordinator = reach(how.coordinator)
+    return _There(coordinator, asyncio.run(ready_devices(coordinator)))
+
+
+def _manifests(files: list[Path], bare: BareModel, there: _There | None) -> "Manifests":
+    """What is to be run. Raises `ManifestErrors`."""
+    from shoal_cli.local.orders import bare_manifests
+    from shoal_cli.standalone.submission import on_devices
+
+    if not options.is_model(files):
+        options.refuse_with_manifests(given(bare))
+        manifests = options.load_files(files)
+    else:
+        budgets = [device.budget_bytes for device in there.devices] if there else None
+        manifests = bare_manifests(
+            files[0],
+            inputs=_needed(bare.inputs, "--inputs"),
+            outputs=_needed(bare.outputs, "--outputs"),
+            budgets=budgets or options.parse_budgets(bare.budget or ["64Mi"], bare.devices),
+            fragments=bare.fragments,
+            residency=bare.residency or Residency.ADAPTIVE,
+            policy=bare.policy or Policy.MABAC,
+            mode=bare.mode or Mode.STREAMING,
+            batching=bare.batching,
+        )
+    return manifests if there is None else on_devices(manifests, there.devices)
+
+
+def _needed(path: Path | None, option: str) -> Path:
+    if path is None:
+        raise typer.BadParameter(f"a bare model needs {option} PATH")
+    return path
+
+
+def _run_options(how: HowToRun, show: WhatToShow) -> "RunOptions":
+    from shoal_cli.local.pool import RunOptions
+
+    return RunOptions(
+        enforce=how.enforce,
+        relay=how.relay,
+        verify=show.verify,
+        tolerance=show.tolerance,
+        threads=how.threads,
+        task_seconds=how.task_seconds,
+        log_level=how.log_level,
+        metrics=_host_port(how.metrics_address),
+        otlp=_exportable(how.otlp),
+    )
+
+
+def _orders(manifests: "Manifests", volumes: Mapping[str, Path], there: _There | None) -> "Orders":
+    from shoal_cli.local.orders import read_orders
+    from shoal_cli.local.speeds import machine_speed
+    from shoal_cli.standalone.submission import as_measured
+
+    if there is None:
+        return read_orders(manifests, volumes, machine_speed())
+    return as_measured(read_orders(manifests, volumes), there.devices)
+
+
+def _start(
+    there: _There | None, run_options: "RunOptions", *, keep: bool
+) -> Callable[..., Coroutine[None, None, "RunReport"]]:
+    """What runs orders, here or there."""
+    from shoal_cli.local.runner import run_orders
+    from shoal_cli.standalone.submission import run_on_coordinator
+
+    if there is None:
+        return partial(run_orders, options=run_options)
+    return partial(
+        run_on_coordinator, coordinator=there.coordinator, options=run_options, keep=keep
+    )
 
 
 @contextlib.contextmanager
@@ -139,52 +183,6 @@ def _work_in(folder: Path, *, keep: bool) -> Iterator[None]:
     finally:
         for name in () if keep else ("store", "cache", "state", "logs"):
             shutil.rmtree(folder / name, ignore_errors=True)
-
-
-def _manifests(files: list[Path], bare: Mapping[str, Any], there: list[int]) -> "Manifests":
-    """What is to be run; `bare` are the options of a bare model, `there` the budgets of devices
-    that there are already."""
-    from shoal_cli.local.orders import bare_manifests
-
-    if not options.is_model(files):
-        options.refuse_with_manifests(**bare)
-        return options.load_files(files)
-    return bare_manifests(
-        files[0],
-        inputs=_needed(bare["inputs"], "--inputs"),
-        outputs=_needed(bare["outputs"], "--outputs"),
-        budgets=there or options.parse_budgets(bare["budget"] or ["64Mi"], bare["devices"]),
-        fragments=bare["fragments"],
-        residency=bare["residency"] or Residency.ADAPTIVE,
-        policy=bare["policy"] or Policy.MABAC,
-        mode=bare["mode"] or Mode.STREAMING,
-        batching=bare["batching"],
-    )
-
-
-def _there(
-    coordinator: str | None, local: Mapping[str, object]
-) -> tuple["Reachable | None", Sequence["pb.DeviceStatus"]]:
-    """The coordinator to run on, and its devices; `local` are the options of local devices."""
-    from shoal_cli.standalone.submission import ready_devices
-    from shoal_cli.transfer.joined import reach
-
-    if coordinator is None:
-        return None, ()
-    for name, value in local.items():
-        if value is not None:
-            raise typer.BadParameter(
-                f"--{name} is about devices of this machine; those of a --coordinator say it "
-                "themselves"
-            )
-    reached = reach(coordinator)
-    return reached, asyncio.run(ready_devices(reached))
-
-
-def _needed(path: Path | None, option: str) -> Path:
-    if path is None:
-        raise typer.BadParameter(f"a bare model needs {option} PATH")
-    return path
 
 
 def _host_port(text: str | None) -> tuple[str, int] | None:
@@ -224,28 +222,28 @@ def _execute(
         return asyncio.run(start(orders=orders, workspace=workspace, observer=observer))
 
 
-def _check_written(report: Path | None, html: Path | None) -> None:
+def _check_written(show: WhatToShow) -> None:
     """Rather now than after the run."""
     from shoal_cli.drawing.svg import check_drawing
 
-    if report is not None:
-        written.check("--report", report)
-    if html is not None:
-        written.check("--html", html)
+    if show.report is not None:
+        written.check("--report", show.report)
+    if show.html is not None:
+        written.check("--html", show.html)
         check_drawing()
 
 
-def _write(ran: "RunReport", folder: Path, report: Path | None, html: Path | None) -> None:
+def _write(ran: "RunReport", folder: Path, show: WhatToShow) -> None:
     """Write what the run did where it was asked for, and for `shoal report` in the work folder."""
     from shoal_cli.local.report import REPORT_NAME, write_report
     from shoal_cli.page.writing import write_page
 
     if ran.devices:
         write_report(ran, folder / REPORT_NAME)
-    if report is not None:
-        write_report(ran, report)
-    if html is not None:
-        write_page(ran, html)
+    if show.report is not None:
+        write_report(ran, show.report)
+    if show.html is not None:
+        write_page(ran, show.html)
 
 
 def _finish(report: "RunReport", *, quiet: bool, logs_stay: bool) -> int:

@@ -37,47 +37,6 @@ no `shoal run` and no pool of a program goes on here, and no coordinator was joi
 --coordinator HOST:PORT   one that `shoal join` has joined, or unix:/path
 --pool NAME               a DevicePool of the cluster that kubectl talks to"""
 
-Coordinator = Annotated[
-    str | None,
-    typer.Option(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="A coordinator that `shoal join` has joined, or unix:/path. [dim]Default: "
-        "$SHOAL_COORDINATOR, else the run on this machine, else the only one that was joined[/dim]",
-    ),
-]
-Work = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        rich_help_panel=_LOCAL,
-        help="The run with this work folder. [dim]Default: the only one that goes on[/dim]",
-    ),
-]
-Pool = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        rich_help_panel=_CLUSTER,
-        help="A DevicePool. [dim]Default: the only one of the namespace[/dim]",
-    ),
-]
-Namespace = Annotated[
-    str | None,
-    typer.Option(
-        "--namespace",
-        "-n",
-        metavar="NAME",
-        rich_help_panel=_CLUSTER,
-        help="Its namespace. [dim]Default: kubectl's[/dim]",
-    ),
-]
-Context = Annotated[
-    str | None, typer.Option(metavar="NAME", rich_help_panel=_CLUSTER, help="As of kubectl.")
-]
-Kubeconfig = Annotated[
-    Path | None, typer.Option(metavar="FILE", rich_help_panel=_CLUSTER, help="As of kubectl.")
-]
 OutputKind = Literal["text", "json"]
 Output = Annotated[OutputKind, typer.Option("--output", "-o", help="For people, or for programs.")]
 
@@ -100,16 +59,52 @@ class Unknown(Exception):
         super().__init__(text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a command line says of the coordinator."""
+    """The options that say which coordinator."""
 
-    coordinator: str | None
-    work: Path | None
-    pool: str | None
-    namespace: str | None
-    context: str | None
-    kubeconfig: Path | None
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            "--coordinator",
+            metavar="HOST:PORT",
+            help="A coordinator that `shoal join` has joined, or unix:/path. [dim]Default: "
+            "$SHOAL_COORDINATOR, else the run on this machine, else the only one that was joined"
+            "[/dim]",
+        ),
+    ] = None
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            rich_help_panel=_LOCAL,
+            help="The run with this work folder. [dim]Default: the only one that goes on[/dim]",
+        ),
+    ] = None
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel=_CLUSTER,
+            help="A DevicePool. [dim]Default: the only one of the namespace[/dim]",
+        ),
+    ] = None
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            metavar="NAME",
+            rich_help_panel=_CLUSTER,
+            help="Its namespace. [dim]Default: kubectl's[/dim]",
+        ),
+    ] = None
+    context: Annotated[
+        str | None, typer.Option(metavar="NAME", rich_help_panel=_CLUSTER, help="As of kubectl.")
+    ] = None
+    kubeconfig: Annotated[
+        Path | None, typer.Option(metavar="FILE", rich_help_panel=_CLUSTER, help="As of kubectl.")
+    ] = None
 
     @property
     def kubectl(self) -> "Kubectl | None":

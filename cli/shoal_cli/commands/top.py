@@ -33,12 +33,7 @@ Interval = Annotated[
 
 
 def top(
-    coordinator: targets.Coordinator = None,
-    work: targets.Work = None,
-    pool: targets.Pool = None,
-    namespace: targets.Namespace = None,
-    context: targets.Context = None,
-    kubeconfig: targets.Kubeconfig = None,
+    target: targets.Target,
     interval: Interval = 1.0,
     output: targets.Output = "text",
 ) -> None:
@@ -46,7 +41,6 @@ def top(
 
     Without options it is the run that goes on on this machine. It changes nothing there.
     """
-    target = targets.Target(coordinator, work, pool, namespace, context, kubeconfig)
     if output == "json" or not sys.stdout.isatty():
         asyncio.run(_print(target, interval, output))
         return

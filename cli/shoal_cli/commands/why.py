@@ -23,12 +23,7 @@ Job = Annotated[str, typer.Argument(metavar="JOB", help="Its name.")]
 
 def why(
     job: Job,
-    coordinator: targets.Coordinator = None,
-    work: targets.Work = None,
-    pool: targets.Pool = None,
-    namespace: targets.Namespace = None,
-    context: targets.Context = None,
-    kubeconfig: targets.Kubeconfig = None,
+    target: targets.Target,
     output: targets.Output = "text",
 ) -> None:
     """Say why a job does not start, is as slow as it is, or has failed.
@@ -40,7 +35,6 @@ def why(
     from shoal_cli.commands.live_tables import explanation
     from shoal_cli.commands.tables import output as standard_output
 
-    target = targets.Target(coordinator, work, pool, namespace, context, kubeconfig)
     reasons = asyncio.run(_reasons(target, job))
     if output == "json":
         typer.echo(json.dumps(asdict(reasons)))

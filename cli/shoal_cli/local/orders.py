@@ -3,7 +3,7 @@ are.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -13,13 +13,13 @@ from shoal_api.kinds.partition import PartitionSpec
 from shoal_api.kinds.placement import Pin
 from shoal_api.schema import API_VERSION
 from shoal_api.shapes import did_you_mean
+from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.manifests import Manifests, manifests_of
 from shoal_cli.transfer.addresses import AddressRefused, claim_of, resolve_uri
 from shoal_planner.devices import PoolDevice
 from shoal_planner.speeds import measured_device
 from shoal_protocol.choices import Cutting, Mode, Objective, Policy, Precision, Residency
 from shoal_protocol.speeds import UNKNOWN_SPEED, Link, Speed
-from shoal_protocol.units import Bytes
 
 BARE_POOL: Final = "local"
 _MILLICPUS: Final = 1000
@@ -31,33 +31,6 @@ class OrderRefused(Exception):
 
 class JobRefused(Exception):
     """A job that cannot begin: its inputs or outputs, or the coordinator, refuse it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutOrder:
-    """How one model is to be cut, under the name of a Partition.
-
-    With none of `fragments`, `max_bytes` and `tensors`: as suits the `devices`, for the
-    `objective`. `planned`: cuts and devices are chosen together. `pinned`: fragments are tied to
-    devices by their numbers. `shapes` are those of inputs with dynamic axes, by default those that
-    cover every item in `sample`. `finer_than`: a cut for this limit has failed; where there is none
-    for the devices, the finest is taken.
-    """
-
-    name: str
-    model: str
-    path: Path
-    digest: str | None = None
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    sample: Path | None = None
-    fragments: int | None = None
-    max_bytes: int | None = None
-    tensors: tuple[str, ...] = ()
-    devices: tuple[PoolDevice, ...] = ()
-    objective: Objective = Objective.THROUGHPUT
-    planned: bool = False
-    pinned: bool = False
-    finer_than: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from shoal_cli.local.orders import CutOrder
+from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.steps import Json, Progress, run_step, serve
 from shoal_compiler.errors import ModelRefused
 from shoal_coordinator.storage.inputs import (

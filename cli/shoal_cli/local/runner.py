@@ -22,11 +22,11 @@ from importlib import metadata
 
 from shoal_cli.local import supervisor
 from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
+from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.finer_cuts import cut_finer, in_words, is_too_large, merged
 from shoal_cli.local.finished import find_finished, remember
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import (
-    CutOrder,
     JobOrder,
     JobRefused,
     Orders,

@@ -52,7 +52,12 @@ class Folder(Source, Target):
         if not self.path.is_dir():
             raise TransferRefused(f"{self.address}: there is no {self.path}")
         names = sorted(name for name in os.listdir(self.path) if not name.startswith("."))
-        return [self._entry(self.path / name) for name in names if (self.path / name).is_file()]
+        found: list[Entry] = []
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # renamed just now, or a link to nowhere
+                if (self.path / name).is_file():
+                    found.append(self._entry(self.path / name))
+        return found
 
     def _entry(self, file: Path) -> Entry:
         status = file.stat()

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Final
 
-from shoal_cli.transfer.copying import Copied, Copy, Progress
+from shoal_cli.transfer.copying import FILES_AT_ONCE, Copied, Copy, Progress
 from shoal_cli.transfer.places import (
     PAUSE_SECONDS,
     Entry,
     Source,
     Target,
     TransferBroken,
+    TransferRefused,
     with_tries,
 )
 
@@ -68,6 +69,8 @@ class _New:
         self._source, self._target = source, target
         self._done = set(existing)
         self._seen: dict[str, Entry] = {}
+        self._failed: set[str] = set()
+        """Those that could not be copied: others go first."""
         self.skipped = len(self._done)
         self.files = self.bytes = 0
 
@@ -82,15 +85,38 @@ class _New:
         ]
         ready = [entry for entry in new if entry.size_bytes and self._seen.get(entry.name) == entry]
         self._seen = {entry.name: entry for entry in new}
-        await self._copy(ready)
+        self._failed &= self._seen.keys()
+        await self._copy(sorted(ready, key=lambda entry: entry.name in self._failed))
         return {entry.name for entry in new} - self._done
 
     async def _copy(self, entries: Sequence[Entry]) -> None:
-        if not entries:
-            return
-        progress = Progress(len(entries), sum(entry.size_bytes for entry in entries))
+        """Copy these, some at once. One that fails keeps no other from being copied; where several
+        do, the rest waits for the next look."""
+        remaining = iter(entries)
+        problems: dict[str, TransferBroken | TransferRefused] = {}
+
+        async def run() -> None:
+            for entry in remaining:
+                try:
+                    await self._copy_one(entry)
+                except (TransferBroken, TransferRefused) as error:
+                    problems[entry.name] = error
+                if len(problems) > FILES_AT_ONCE:
+                    return
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(FILES_AT_ONCE, len(entries))):
+                group.create_task(run())
+        if problems:
+            self._failed |= problems.keys()
+            there = {entry.name for entry in await self._source.entries()}
+            for error in (problems[name] for name in problems if name in there):
+                raise error  # the others are gone, and not missed
+
+    async def _copy_one(self, entry: Entry) -> None:
+        progress = Progress(1, entry.size_bytes)
         work = Copy(self._source, self._target, {}, progress, lambda _: None, self._pause_seconds)
-        await work.copy(entries)
-        self._done |= {entry.name for entry in entries}
-        self.files += len(entries)
-        self.bytes += progress.bytes
+        await work.copy([entry])
+        self._done.add(entry.name)
+        self.files += 1
+        self.bytes += entry.size_bytes

@@ -122,6 +122,12 @@ class EvictionCase(Claim):
     digest: Digest
 
     @property
+    def is_unused(self) -> bool:
+        """Whether no service has a use for it on this device: what is held is so on its homes."""
+        users = self.state.by_digest.get(self.digest, ())
+        return all(user.held and self.device.name not in user.homes for user in users)
+
+    @property
     def is_missed(self) -> bool:
         """Whether a service that the device may serve cannot spare it."""
         state, claimant, device = self.state, self.claimant, self.device
@@ -134,7 +140,7 @@ class EvictionCase(Claim):
 
 EVICTION: Final[tuple[Rule[EvictionCase, bool], ...]] = (
     Rule("the device has tasks for it", lambda c: c.digest in c.device.work.in_use, False),
-    Rule("no job uses it", lambda c: c.digest not in c.state.by_digest, True),
+    Rule("no job uses it there", lambda c: c.is_unused, True),
     Rule("the device is preempted", lambda c: c.device.preempted_by is c.claimant, True),
     Rule("the claimant's tasks do not wait yet", lambda c: not c.claimant.waiting, False),
     Rule("a service cannot spare it", lambda c: c.is_missed, False),

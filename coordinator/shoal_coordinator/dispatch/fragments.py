@@ -96,6 +96,9 @@ def unload(state: State, device: Device, digest: Digest) -> None:
 def drop_fragment(state: State, device: Device, digest: Digest) -> None:
     if device.memory.drop(digest):
         device.tally.evictions += 1
+    for service in state.by_digest.get(digest, ()):
+        if service.held:
+            request_provisioning(state, service)  # it comes back when there is room again
     review(state, device)
 
 

@@ -35,6 +35,8 @@ def retire_service(state: State, queue: StageQueue) -> None:
     queue.served_by = queue.devices
     service.queues.remove(queue)
     if service.queues:
+        if service.held:
+            request_provisioning(state, service)
         return
     for device in list(service.servers):
         del device.listed[service]

@@ -48,6 +48,13 @@ class RemovalRequested(_OfJob):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndRequested(_OfJob):
+    """A client wants a job that follows its inputs to take no further ones."""
+
+    caller: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRequested(_OfJob):
     """A client wants a job that has ended to run once more: what failed is tried again, or of that
     only `items`. `missing` says which fragments the store lacks."""
@@ -126,12 +133,13 @@ class Elapsed:
     tallies: Mapping[str, Tally] = field(default_factory=dict)
 
 
-Request = Submitted | RemovalRequested | RetryRequested
+Request = Submitted | RemovalRequested | EndRequested | RetryRequested
 Event = (
     Found
     | Submitted
     | CancelRequested
     | RemovalRequested
+    | EndRequested
     | RetryRequested
     | Recorded
     | Opened

@@ -26,8 +26,9 @@ at a time, in their order; they wait while a record is being written, and while 
 a submission after a cancellation begins the next life, one before it is cancelled as well. A
 submission of the same work amends a job that is OPENING or RUNNING: the new terms are recorded,
 then dispatched (`Amend`). So does the end of following: it is one of the terms, and a later
-submission without it does not take it back. One that completes is only joined: nothing is left to
-dispatch, and to dispatch it would start the job again. A retry waits for its end.
+submission without it does not take it back. A request for nothing but the end begins no other life.
+One that completes is only joined: nothing is left to dispatch, and to dispatch it would start the
+job again. A retry waits for its end.
 
 Invariants, which the simulation checks at every step:
 
@@ -68,7 +69,7 @@ def _apply(state: State, event: ev.Event) -> None:
             elapsed(state, event)
         case ev.Found():
             found(state, event)
-        case ev.Submitted() | ev.RemovalRequested() | ev.RetryRequested():
+        case ev.Submitted() | ev.RemovalRequested() | ev.EndRequested() | ev.RetryRequested():
             enqueue(state, event)
         case ev.CancelRequested():
             cancel(state, event)

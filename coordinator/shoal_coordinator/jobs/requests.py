@@ -33,6 +33,8 @@ def serve_requests(state: State, name: str) -> None:
                 _submitted(state, request)
             case ev.RemovalRequested():
                 _removal_requested(state, request)
+            case ev.EndRequested():
+                _end_requested(state, request)
             case ev.RetryRequested():
                 _retry_requested(state, request)
             case _:
@@ -105,6 +107,24 @@ def _begin(state: State, request: ev.Submitted, known: Job | None) -> None:
     record(state, job)
 
 
+def _end_requested(state: State, request: ev.EndRequested) -> None:
+    """End the following of a job that runs; one that has ended meanwhile stays as it is."""
+    job = state.jobs.get(request.job)
+    if job is None:
+        state.refuse(request.caller, Refusal.UNKNOWN, f"there is no job {request.job} here")
+    elif job.has_ended:
+        state.accept(request.caller, job.name)
+    else:
+        terms = replace(job.submission.terms, end=True)
+        ending = ev.Submitted(
+            job=job.name,
+            caller=request.caller,
+            at_seconds=job.submitted_seconds,
+            submission=replace(job.submission, terms=terms),
+        )
+        _submitted(state, ending)
+
+
 def _retry_requested(state: State, request: ev.RetryRequested) -> None:
     """Submit a job that has ended once more, as it was submitted last, for its next run."""
     job = state.jobs.get(request.job)
@@ -155,7 +175,7 @@ def _refuse_other_work(state: State, request: ev.Submitted) -> None:
 
 
 def cancel(state: State, event: ev.CancelRequested) -> None:
-    """End the job, and those submissions and retries that wait for their turn: they came before."""
+    """End the job, and whatever waits for its turn but removals: it came before."""
     job = state.jobs.get(event.job)
     if job is None:
         return
@@ -163,14 +183,12 @@ def cancel(state: State, event: ev.CancelRequested) -> None:
         match request:
             case ev.Submitted() if request.submission.work != job.submission.work:
                 _refuse_other_work(state, request)
-            case ev.Submitted() | ev.RetryRequested() if job.phase is Phase.RECORDING:
-                job.callers.append(request.caller)
-            case ev.Submitted() | ev.RetryRequested():
-                state.accept(request.caller, job.name)
             case ev.RemovalRequested():
                 state.requests.setdefault(event.job, deque()).append(request)
+            case _ if job.phase is Phase.RECORDING:
+                job.callers.append(request.caller)
             case _:
-                assert_never(request)
+                state.accept(request.caller, job.name)
     reason = event.reason[:1000] or "cancelled"
     stop(state, job, End(outcome=Outcome.CANCELLED, reason="Cancelled", message=reason))
 

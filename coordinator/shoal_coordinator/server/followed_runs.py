@@ -9,8 +9,9 @@ from typing import Final
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch.jobs import SHOWN_FAILURES
-from shoal_coordinator.server.runs import Earlier, JobRun
+from shoal_coordinator.server.runs import Earlier, JobRun, OutputsUnwritable
 from shoal_coordinator.server.task_results import Feed
+from shoal_coordinator.storage.catalogues import CatalogueFailed
 from shoal_coordinator.storage.followed import FollowedFiles
 from shoal_coordinator.storage.following import FollowedFolder, FollowedInputs
 from shoal_coordinator.storage.inputs import InputFile
@@ -18,6 +19,7 @@ from shoal_coordinator.storage.job_files import open_followed_results, result_fi
 from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.locations import local_folder
 from shoal_coordinator.storage.results import ResultStore
+from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds
 from shoal_protocol.v1.coordinator_pb2 import SubmitJobRequest
@@ -110,6 +112,10 @@ class FollowedRun(JobRun):
             began = monotonic()
             try:
                 arrived = await self._look()
+            except CatalogueFailed as error:
+                if not is_transient(error):
+                    raise OutputsUnwritable(self._results.reason(error)) from error
+                logger.warning("job %s waits: %s", self.name, error)
             except OSError as error:
                 logger.warning("job %s: its inputs cannot be listed now: %s", self.name, error)
             else:

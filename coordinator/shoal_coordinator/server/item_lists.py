@@ -1,7 +1,7 @@
 """The items of a job as one message each: `ListItems`."""
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Final, NamedTuple
 
 from shoal_coordinator.dispatch.state import Item as ActiveItem
@@ -13,6 +13,8 @@ from shoal_coordinator.storage.locations import LocationRefused, local_folder
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 PAGE: Final = 256
+_AT_ONCE: Final = 4096
+"""Items that are searched before others have their turn."""
 _TEXT: Final = 1000
 """Characters of a reason."""
 
@@ -44,14 +46,16 @@ async def items_of(life: Life) -> tuple[ItemList, Mapping[int, Active]]:
     return await asyncio.to_thread(_ended_items, life), {}
 
 
-def pages(
+async def pages(
     items: ItemList,
     active: Mapping[int, Active],
     states: Collection[pb.JobItem.State],
-) -> Iterator[pb.ItemPage]:
+) -> AsyncIterator[pb.ItemPage]:
     """The items in these states, in their order; of none: all items."""
     page = pb.ItemPage()
     for number in range(items.total):
+        if number % _AT_ONCE == 0:
+            await asyncio.sleep(0)
         item = _item(items, active, number)
         if states and item.state not in states:
             continue

@@ -160,6 +160,13 @@ class Jobs:
         )
         return await self._accepted(future)
 
+    async def end(self, name: str) -> Life:
+        """Have a job that follows its inputs take no further ones, which is durable on return; one
+        that ends already stays as it is. Raises `JobRefused`."""
+        caller, future = self._call(None)
+        self._feed(ev.EndRequested(job=name, caller=caller))
+        return await self._accepted(future)
+
     async def remove(self, name: str) -> None:
         """Forget a job that has ended, with its files on the volume; its epoch is remembered, so
         that devices do not take a later job of the name for an older one. Raises `JobRefused`.

@@ -279,6 +279,8 @@ def device_status(
             status.round_trip_seconds = telemetry.link_round_trip_seconds
         if telemetry.HasField("transfer_seconds_per_byte"):
             status.transfer_seconds_per_byte = telemetry.transfer_seconds_per_byte
+        if telemetry.HasField("handling_seconds"):
+            status.handling_seconds = telemetry.handling_seconds
         status.links.extend(telemetry.links[:_MOST_LINKS])
         status.times.extend(known.task_times.read())
     return status

@@ -62,7 +62,7 @@ class Placements:
                 raise TooManyPlacements(f"{MOST} placements are prefetched already")
             self._end(name)
             self._begin(spec)
-        elif name not in self._driver.state.jobs:
+        elif name not in self._driver.state.jobs and not self._is_unsound(name):
             self._begin(spec)  # it could not continue: perhaps it can now
         self._all[name] = _Placement(spec, document, self._clock())
         return self._placed(spec)
@@ -81,6 +81,12 @@ class Placements:
         oldest = self._clock() - LEASE_SECONDS
         for name in [name for name, each in self._all.items() if each.renewed_at < oldest]:
             self._end(name)
+
+    def _is_unsound(self, name: str) -> bool:
+        """Whether a fragment of a placement cannot run: to try it again could end its devices."""
+        view = views.job(self._driver.state, name)
+        failure = None if view is None else view.failure
+        return failure is not None and failure.kind is ev.FailureKind.RUNTIME
 
     def _begin(self, spec: ev.JobSpec) -> None:
         self._driver.feed(ev.JobSubmitted(at=Nanoseconds(monotonic_ns()), job=spec))

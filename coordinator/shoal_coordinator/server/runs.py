@@ -12,6 +12,7 @@ from typing import Final, ParamSpec, TypeVar
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.task_results import Feed, Run
+from shoal_coordinator.storage.catalogues import CatalogueFailed
 from shoal_coordinator.storage.inputs import InputSet, InputUnsuitable, scan_inputs
 from shoal_coordinator.storage.item_list import (
     FailedItem,
@@ -27,6 +28,7 @@ from shoal_coordinator.storage.prefetch import InputPrefetch
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.durable_files import is_transient
+from shoal_protocol.frame_sizes import INLINE_BYTES
 from shoal_protocol.partition import MODEL, PartitionDocument
 from shoal_protocol.tensors import Array, memory_bytes
 from shoal_protocol.units import Nanoseconds
@@ -96,7 +98,7 @@ class JobRun(Run):
         )
         self._writer = ThreadPoolExecutor(1, f"results of {self.name}")
         self._reader = ThreadPoolExecutor(2, f"inputs of {self.name}")
-        self.prefetch = InputPrefetch(inputs, self._reader, wire.INLINE_BYTES, crashes)
+        self.prefetch = InputPrefetch(inputs, self._reader, INLINE_BYTES, crashes)
         self._crashes = crashes
         self._held: Held = []
         self._held_bytes = 0
@@ -239,6 +241,8 @@ class JobRun(Run):
                 self._work.clear()
                 while self._finishing or self._failing:
                     await self._write_batch(feed)
+        except CatalogueFailed as error:
+            raise OutputsUnwritable(self._results.reason(error)) from error
         except OSError as error:
             if not self._stopping or not is_transient(error):
                 raise  # otherwise the items run again with the next run

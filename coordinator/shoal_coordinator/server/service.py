@@ -108,10 +108,8 @@ class CoordinatorService(CoordinatorServicer):
             if not job.submitted().follow:
                 text = f"job {request.name} does not follow its inputs: it ends by itself"
                 await abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
-            ending = job.submitted()
-            ending.end = True
             try:
-                job = await self._jobs.submit(ending)
+                job = await self._jobs.end(request.name)
             except JobRefused as error:
                 await abort(context, _CODES[error.refusal], str(error))
         return job.status()
@@ -143,7 +141,7 @@ class CoordinatorService(CoordinatorServicer):
             items, active = await items_of(life)
         except NotListed as error:
             await abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        for page in pages(items, active, frozenset(request.states)):
+        async for page in pages(items, active, frozenset(request.states)):
             yield page
 
     # gRPC takes a coroutine that writes its answers as well; its stubs know generators only.

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 
 from shoal_coordinator.dispatch import events as ev
-from shoal_coordinator.server import wire
 from shoal_coordinator.server.task_results import Feed, Run
 from shoal_protocol.assembly import ReceivedActivation
+from shoal_protocol.frame_sizes import INLINE_BYTES
 from shoal_protocol.partition import MODEL, PartitionDocument
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Nanoseconds
@@ -64,7 +64,7 @@ class StreamRun(Run):
         return self._items[item].input_bytes
 
     def cached(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
-        if self._items[item].input_bytes > wire.INLINE_BYTES:
+        if self._items[item].input_bytes > INLINE_BYTES:
             return None
         return self._inputs(item, names)
 

@@ -15,6 +15,7 @@ from shoal_coordinator.server.carrying import is_light
 from shoal_protocol import PROTOCOL
 from shoal_protocol.choices import LARGEST_BATCH
 from shoal_protocol.digests import Digest, is_digest
+from shoal_protocol.frame_sizes import INLINE_BYTES
 from shoal_protocol.partition import MODEL, Fragment, PartitionDocument, TensorSpec
 from shoal_protocol.tensors import ActivationKey
 from shoal_protocol.tickets import make_ticket
@@ -22,9 +23,6 @@ from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
 
-INLINE_BYTES: Final = 16 << 10
-"""Tensors up to this size travel inside control messages. A full batch of these stays far below
-what a message may have."""
 MAXIMUM_FRAGMENTS: Final = 4096
 """In one Hello: cached and resident each."""
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")

@@ -12,6 +12,7 @@ import io
 import math
 import os
 import shutil
+import stat
 import struct
 import tempfile
 import zipfile
@@ -122,8 +123,13 @@ def _reading(problem: str) -> Iterator[None]:
 
 def _open_file(path: Path) -> tuple[_File, int]:
     """The file, or what a small one holds; its size."""
-    file = path.open("rb", buffering=0)
-    size = os.fstat(file.fileno()).st_size
+    # A pipe in the place of the file would be waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise UnreadableArrays("is no file any more")
+    file, size = os.fdopen(descriptor, "rb", buffering=0), status.st_size
     if size > _SMALL_FILE_BYTES:
         return io.BufferedReader(file), size
     with file:

@@ -10,9 +10,13 @@ from shoal_coordinator.storage.journal import Journal, Line
 from shoal_coordinator.storage.parts import ResultFile
 
 
+class CatalogueFailed(OSError):
+    """A catalogue's own file cannot be read or written."""
+
+
 class Catalogue(ABC):
     """The result files of one job. `files` are those to make, by number. Every method may raise
-    `OSError`."""
+    `CatalogueFailed`, or another `OSError`."""
 
     files: FileTable[ResultFile]
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Final
 
-from shoal_coordinator.storage.catalogues import Catalogue
+from shoal_coordinator.storage.catalogues import Catalogue, CatalogueFailed
+from shoal_coordinator.storage.file_names import encodable
 from shoal_coordinator.storage.file_tables import FileTable
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.inputs import FileContents, InputFile
@@ -29,6 +30,8 @@ from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.job_files import result_file, result_name
 
 NAME: Final = "followed.sqlite"
+LATEST: Final = 2**63 - 1
+"""The last time of a change that can be stored, in nanoseconds: of the year 2262."""
 _LISTED_FAILURES: Final = 100_000
 _CHUNK: Final = 5000
 _REASON: Final = 2000
@@ -164,7 +167,7 @@ class FollowedFiles(Catalogue):
             db.executemany(
                 "INSERT OR IGNORE INTO failures VALUES (?, ?, ?, ?)",
                 [
-                    (each.item, number, _printable(each.input), _printable(each.reason)[:_REASON])
+                    (each.item, number, encodable(each.input), encodable(each.reason)[:_REASON])
                     for number, each in rows[: max(0, room)]
                 ],
             )
@@ -268,7 +271,7 @@ class FollowedFiles(Catalogue):
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction; it is durable at the end of the context. Raises `OSError`."""
+        """One transaction; it is durable at the end of the context. Raises `CatalogueFailed`."""
         with self._lock, _translated(self._path), self._db:
             self._db.execute("BEGIN")
             yield self._db
@@ -281,7 +284,7 @@ def _translated(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         number = _ERRNO.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
         text = f"{path} is damaged; delete it" if number is None else os.strerror(number)
-        raise OSError(number or errno.EUCLEAN, text, str(path)) from error
+        raise CatalogueFailed(number or errno.EUCLEAN, text, str(path)) from error
 
 
 def _take(db: sqlite3.Connection, file: InputFile) -> tuple[int, InputFile]:
@@ -290,7 +293,7 @@ def _take(db: sqlite3.Connection, file: InputFile) -> tuple[int, InputFile]:
     kept: bytes | None = result
     if rival is not None:
         other = os.fsdecode(rival[0])
-        problem = f"would give {result_name(file.name)}, as {other} did; rename it"
+        problem = encodable(f"would give {result_name(file.name)}, as {other} did; rename it")
         file, kept = replace(file, contents=FileContents(1, problem=problem)), None
     contents = json.dumps(asdict(file.contents))
     row = (os.fsencode(file.name), kept, file.first, file.items, contents, not file.items)
@@ -313,8 +316,3 @@ def _contents(text: str) -> FileContents:
     return FileContents(
         **values, stacked=None if stacked is None else tuple(stacked), shapes=shapes
     )
-
-
-def _printable(text: str) -> str:
-    """A file's name may be no text."""
-    return text.encode(errors="backslashreplace").decode()

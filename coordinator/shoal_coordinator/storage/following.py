@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from shoal_coordinator.storage.followed import FollowedFiles, Waiting
+from shoal_coordinator.storage.file_names import is_file, is_unreachable
+from shoal_coordinator.storage.followed import LATEST, FollowedFiles, Waiting
 from shoal_coordinator.storage.inputs import (
     SUFFIXES,
     FileContents,
@@ -130,9 +131,11 @@ class FollowedFolder:
     def _stat(self, name: str) -> Waiting | None:
         try:
             status = os.stat(self.folder / name)
-        except FileNotFoundError:
-            return None
-        return Waiting(name, status.st_size, status.st_mtime_ns)
+        except OSError as error:
+            if is_unreachable(error):
+                return None
+            raise
+        return Waiting(name, status.st_size, min(status.st_mtime_ns, LATEST))
 
     def _is_due(self, last: bool) -> bool:
         try:
@@ -148,7 +151,7 @@ class FollowedFolder:
     def _names(self) -> Iterator[str]:
         with os.scandir(self.folder) as entries:
             for entry in entries:
-                if entry.name[0] != "." and entry.name.endswith(SUFFIXES) and entry.is_file():
+                if entry.name[0] != "." and entry.name.endswith(SUFFIXES) and is_file(entry):
                     yield entry.name
 
 

@@ -34,6 +34,7 @@ from shoal_coordinator.storage.arrays import (
     UnreadableArrays,
     read_headers,
 )
+from shoal_coordinator.storage.file_names import encodable, is_file
 from shoal_coordinator.storage.file_tables import FileTable
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import TensorSpec
@@ -160,7 +161,8 @@ class InputSet:
         """Where an item comes from: `lines.npz`, or `lines.npz[3]`."""
         number, row = self.locate(item)
         file = self._table[number]
-        return file.name if file.contents.stacked is None else f"{file.name}[{row}]"
+        name = encodable(file.name)
+        return name if file.contents.stacked is None else f"{name}[{row}]"
 
     def item_bytes(self, item: int) -> int:
         return self._table[self.locate(item)[0]].contents.item_bytes
@@ -256,7 +258,7 @@ def scan_inputs(
             headers = read_headers(folder / name, limits.arrays)
         except UnreadableArrays as e:
             contents = FileContents(1, problem=str(e))
-            digest.update(f"{name}\0unreadable\0".encode())
+            digest.update(os.fsencode(f"{name}\0unreadable\0"))
         else:
             contents = _classify(headers, model_inputs, limits.arrays)
             digest.update(_fingerprint(folder / name, headers))
@@ -274,7 +276,7 @@ def scan_inputs(
 def _names(folder: Path, limits: FolderLimits) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            found = [entry.name for entry in entries if entry.name[0] != "." and entry.is_file()]
+            found = [entry.name for entry in entries if entry.name[0] != "." and is_file(entry)]
     except FileNotFoundError as e:
         raise InputsRefused(folder, "does not exist") from e
     except NotADirectoryError as e:
@@ -314,7 +316,7 @@ def _fingerprint(path: Path, headers: Mapping[str, ArrayHeader]) -> bytes:
             parts.append(hashlib.sha256(path.read_bytes()).hexdigest())
         else:
             parts.append(f"{status.st_size}:{status.st_mtime_ns}")
-    return "\0".join([*parts, "\0"]).encode()
+    return os.fsencode("\0".join([*parts, "\0"]))
 
 
 def contents_of(

@@ -14,6 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
+from shoal_coordinator.storage.file_names import encodable
 from shoal_coordinator.storage.folders import Folder
 
 _NAME: Final = "items.json"
@@ -56,7 +57,8 @@ class ItemList:
     def place(self, item: int) -> str:
         """Where an item comes from: `lines.npz`, or `lines.npz[3]`."""
         file = self.files[bisect_right(self.files, item, key=attrgetter("first")) - 1]
-        return f"{file.name}[{item - file.first}]" if file.stacked else file.name
+        name = encodable(file.name)
+        return f"{name}[{item - file.first}]" if file.stacked else name
 
 
 def write_items(folder: Folder, items: ItemList) -> None:
@@ -110,14 +112,17 @@ def _parsed(document: object) -> ItemList | None:
             "failed": list(failed),
             "tries": list(tries),
         } if 0 <= total <= _MOST_ITEMS:
+            listed = tuple(
+                ListedFile(str(name), int(first), bool(stacked)) for name, first, stacked in files
+            )
+            firsts = [file.first for file in listed]
+            if total and (firsts[:1] != [0] or firsts != sorted(firsts)):
+                return None
             return ItemList(
                 total=total,
-                files=tuple(
-                    ListedFile(str(name), int(first), bool(stacked))
-                    for name, first, stacked in files
-                ),
+                files=listed,
                 stored=frozenset(
-                    item for first, end in stored for item in range(first, min(end, total))
+                    item for first, end in stored for item in range(max(0, first), min(end, total))
                 ),
                 failed={
                     int(item): FailedItem(int(item), str(place), str(why), int(tried), str(device))

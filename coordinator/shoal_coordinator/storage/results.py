@@ -186,12 +186,12 @@ class ResultStore:
             if reason is None:
                 touched.setdefault(number, []).append(item)
             else:
-                failures[item] = self._reason(reason)
+                failures[item] = self.reason(reason)
         for number in [number for number in touched if self._files[number].items > 1]:
             try:
                 self._parts[number].sync()
             except OSError as e:
-                failures |= dict.fromkeys(touched.pop(number), self._reason(e))
+                failures |= dict.fromkeys(touched.pop(number), self.reason(e))
         for number, stored in touched.items():
             for item in stored:
                 self._parts[number].commit(item - self._files[number].first)
@@ -235,7 +235,7 @@ class ResultStore:
         try:
             self._list_failures()
         except OSError as e:
-            return self._reason(e)
+            return self.reason(e)
         return next(iter(problems.values()), None) or self._log_problem()
 
     def _make(self, numbers: Iterable[int]) -> dict[int, str]:
@@ -263,7 +263,7 @@ class ResultStore:
                 made[number] = size
         problems |= self._note_large(made)
         self._end_made_in_part()
-        return problems | {number: self._reason(error) for number, error in failed.items()}
+        return problems | {number: self.reason(error) for number, error in failed.items()}
 
     def _end_made_in_part(self) -> None:
         """Drop the parts that no later run goes on with."""
@@ -287,10 +287,10 @@ class ResultStore:
         try:
             failed = self._log.store(small)
         except OSError as e:
-            return dict.fromkeys(small, self._reason(e))
+            return dict.fromkeys(small, self.reason(e))
         for number in small.keys() - failed.keys():
             self._drop(number)
-        return {number: self._reason(error) for number, error in failed.items()}
+        return {number: self.reason(error) for number, error in failed.items()}
 
     def _try_make(self, number: int) -> int | OSError:
         """In a thread of its own: what takes the time is to wait for the disk."""
@@ -308,7 +308,7 @@ class ResultStore:
             self._outputs.sync()
             self._note_made(sizes)
         except OSError as e:
-            return dict.fromkeys(sizes, self._reason(e))
+            return dict.fromkeys(sizes, self.reason(e))
         for number in sizes:
             self._drop(number)
         return {}
@@ -349,13 +349,13 @@ class ResultStore:
         content = json.dumps(document, indent=1).encode() + b"\n"
         self._outputs.replace("failures.json", content)
 
-    def _reason(self, error: OSError | str) -> str:
+    def reason(self, error: OSError | str) -> str:
         """What is wrong with the results; an error that says nothing of them is raised again."""
         if isinstance(error, str):
             return f"results cannot be written to {self._path}: {error}"
         if is_transient(error):
             raise error
-        reason = self._reason(error.strerror or str(error))
+        reason = self.reason(error.strerror or str(error))
         if not is_unwritable(error):
             return reason
         remedy = "make room there" if is_disk_full(error) else "make it writable"
@@ -364,7 +364,7 @@ class ResultStore:
 
     def _log_problem(self) -> str | None:
         """Why files in a log cannot be made."""
-        return None if self._log.problem is None else self._reason(self._log.problem)
+        return None if self._log.problem is None else self.reason(self._log.problem)
 
     # ---- finding ---------------------------------------------------------------------------------
 

@@ -129,6 +129,7 @@ def _link(link: Link) -> DeviceLink | None:
         bytes_per_second=link.bytes_per_second,
         round_trip_seconds=link.round_trip_seconds,
         transfer_seconds_per_byte=link.transfer_seconds_per_byte,
+        handling_seconds=link.handling_seconds,
         peers=tuple(
             DevicePeer(
                 name=name,

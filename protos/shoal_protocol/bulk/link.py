@@ -55,6 +55,8 @@ STEP_SECONDS: Final = 30.0
 BUSY_SECONDS: Final = 60.0
 """For how long a transfer that the receiver has no room for is sent again."""
 PING_BYTES: Final = 256 << 10
+_LARGE_ANSWERS: Final = 4
+"""A ping that finds so many answers unread gets one without bytes."""
 _SMALL_BYTES: Final = 64 << 10
 """Transfers that leave as one message may have so many bytes together."""
 _PUSHED_BYTES: Final = 256 << 10
@@ -270,10 +272,10 @@ class BulkLink:
     def _wake(self) -> None:
         if not self._writing:
             self._writing = True
-            waiting = len(self._waiting) + len(self._answers) + len(self._pushed)
-            alone = not self._unanswered and waiting == 1
             # What is alone leaves at once; where more is under way, the next of this turn join it.
-            at_once = alone and self._next_is_small and not self._left_at_once
+            waiting = len(self._waiting) + len(self._answers) + len(self._pushed)
+            alone = waiting == 1 and not self._unanswered and not self._left_at_once
+            at_once = alone and self._next_is_small
             begin = eager.begin if at_once else asyncio.create_task
             if at_once:
                 self._left_at_once = True
@@ -327,8 +329,7 @@ class BulkLink:
             if frames:
                 await self._write(frames)
         finally:
-            for unanswered in pushed:
-                unanswered.left()
+            self._pushed.end(pushed)
         for outgoing in transfers:
             outgoing.written_at = perf_counter()
 
@@ -407,7 +408,8 @@ class BulkLink:
             case "acknowledgement":
                 self._take_answer(header)
             case "ping":
-                payload = os.urandom(min(header.ping.answer_bytes, PING_BYTES))
+                wanted = header.ping.answer_bytes if len(self._answers) < _LARGE_ANSWERS else 0
+                payload = os.urandom(min(wanted, PING_BYTES))
                 self._answers.append(acknowledgement(header.transfer, payload=payload))
             case "closing":
                 raise TransportBroken(header.closing.reason)

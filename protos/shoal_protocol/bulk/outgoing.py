@@ -73,6 +73,11 @@ class UnansweredFrames:
             taken.append(self._waiting.popleft())
         return taken
 
+    def end(self, taken: list[Unanswered]) -> None:
+        """These have left, or never will."""
+        for each in taken:
+            each.left()
+
     def drop(self) -> None:
         """The link has ended."""
         while self._waiting:

@@ -7,25 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.scripted import connected, put_model
-from coordinator.world import World
+from coordinator.scripted import connected
+from coordinator.world import World, running_world
 from shoal_cli.commands.app import run_app
-from shoal_coordinator.server import CoordinatorSettings, serving
-from shoal_protocol.channels import open_channel
-from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
 Shoal = Callable[..., Awaitable[tuple[int, str, str]]]
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    document = put_model(tmp_path / "store")
-    target = f"unix:{tmp_path}/s"
-    settings = CoordinatorSettings(
-        listen=target, store=tmp_path / "store", state=tmp_path / "state"
-    )
-    async with serving(settings) as coordinator, open_channel(target) as channel:
-        yield World(coordinator, target, document, CoordinatorStub(channel), channel, tmp_path)
+    async with running_world(tmp_path) as world:
+        yield world
 
 
 @pytest.fixture

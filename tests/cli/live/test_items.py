@@ -55,6 +55,16 @@ async def test_failed_items_are_listed_and_retried(world: World) -> None:
     assert unknown.err == "shoal: not known\n  there is no none here; jobs: job; devices: a\n"
 
 
+async def test_names_of_files_cannot_command_the_terminal(world: World) -> None:
+    world.inputs(1, size=3)
+    (world.folder / "in" / "000.npz").rename(world.folder / "in" / "a\n\x1b[2J.npz")
+    await world.submit()
+    await world.until(lambda status: status.items == 1)
+    lines = (await told(world, "items", "job")).out.splitlines()
+    assert len(lines) == 2
+    assert lines[1].split()[4] == r"a\n\x1b[2J.npz[0]"
+
+
 def inference_job(type_: str, **spec: Any) -> dict[str, Any]:
     end = {"type": type_, "status": "True", "reason": "X", "message": "x"}
     status = {"conditions": [end], "retry": {"number": 2}}

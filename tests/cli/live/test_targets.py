@@ -13,7 +13,7 @@ from shoal_cli.live.cluster import Kubectl
 from shoal_cli.local.cgroups import run_name
 from shoal_cli.local.workspace import RunningPool, Workspace, open_workspace, running_pools
 
-NOTHING = Target(None, None, None, None, None, None)
+NOTHING = Target()
 
 
 @pytest.fixture(autouse=True)
@@ -93,9 +93,7 @@ def test_the_environment_names_a_coordinator_unless_the_command_does(
 def test_each_option_of_kubectl_is_enough_to_mean_a_cluster(
     given: dict[str, object], options: tuple[str, ...]
 ) -> None:
-    names = ("coordinator", "work", "pool", "namespace", "context", "kubeconfig")
-    target = Target(*(given.get(name) for name in names))  # type: ignore[arg-type]
-    assert target.kubectl == Kubectl(options)
+    assert Target(**given).kubectl == Kubectl(options)  # type: ignore[arg-type]
 
 
 def test_the_plugin_means_a_cluster_and_the_command_does_not(
@@ -104,9 +102,9 @@ def test_the_plugin_means_a_cluster_and_the_command_does_not(
     assert NOTHING.kubectl is None
     monkeypatch.setattr("sys.argv", ["/usr/bin/kubectl-shoal", "top"])
     assert NOTHING.kubectl == Kubectl(())
-    assert Target("unix:/s", None, None, None, None, None).kubectl is None
+    assert Target(coordinator="unix:/s").kubectl is None
 
 
 def test_two_coordinators_at_once_are_refused() -> None:
     with pytest.raises(typer.BadParameter, match="not several"):
-        _ = Target("unix:/s", None, "shelf", None, None, None).kubectl
+        _ = Target(coordinator="unix:/s", pool="shelf").kubectl

@@ -12,8 +12,9 @@ import yaml
 
 from cli.local.workbench import Workbench
 from made_models import deep
+from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.manifests import manifests_of
-from shoal_cli.local.orders import CutOrder, OrderRefused, read_orders
+from shoal_cli.local.orders import OrderRefused, read_orders
 from shoal_cli.local.preparation import cut_into_store, partition_path
 from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from made_models import Made, deep
-from shoal_cli.local.orders import CutOrder
+from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.preparation import PreparationRefused, cut_into_store, partition_path
 from shoal_planner import finer_cuts
 from shoal_planner.devices import PoolDevice

@@ -2,27 +2,20 @@
 what goes wrong fires its alert.
 """
 
-import json
-import math
 import os
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
-import yaml
 
 from cli.local.workbench import WIDTH, Workbench, save_inputs
-from monitoring import as_prometheus_takes_it, prometheus, queries
+from monitoring import as_prometheus_takes_it, queries
+from prometheus_server import Server, free_port, prometheus_of, until
 from rendered_chart import CHART
 from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_api.kinds.placement import Cost, PlacementStatus
@@ -32,15 +25,12 @@ from shoal_protocol.exposition import ExpositionServer
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
-PATIENCE_SECONDS = 90.0
 WINDOW = "3m"  # what was counted once stays in sight, however slow the machine
 ALSO_EMPTY = (
     "certificate_expiration",  # no TLS on one machine
     "link_bytes_per_second",  # no activation of this model is large enough to measure a link
     "fragment_granted",  # every fragment is whole
     "fragment_wanted",
-    "fragment_least",
-    "fragment_lent",
     "load_seconds",  # each fragment is loaded once, perhaps before the first scrape
     "memory_estimate_ratio",
     'outcome!="loaded"',  # nothing is refused
@@ -56,77 +46,6 @@ spec:
   inputs: {uri: pvc://short/in}
   outputs: {uri: pvc://short/out}
 """
-
-
-@dataclass(frozen=True)
-class Server:
-    """A running Prometheus."""
-
-    url: str
-
-    def ask(self, path: str, **parameters: str) -> Any:
-        """The data of an answer."""
-        query = f"?{urlencode(parameters)}" if parameters else ""
-        with urlopen(f"{self.url}/api/v1/{path}{query}", timeout=10) as answer:  # noqa: S310
-            found = json.load(answer)
-        assert found["status"] == "success", found
-        return found["data"]
-
-    def has(self, query: str) -> bool:
-        """Whether a query gives a number."""
-        series = self.ask("query", query=query)["result"]
-        return any(not math.isnan(float(each["value"][1])) for each in series)
-
-    def is_ready(self) -> bool:
-        try:
-            with urlopen(f"{self.url}/-/ready", timeout=10) as answer:  # noqa: S310
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-    def fires(self, alert: str) -> bool:
-        return self.has(f'ALERTS{{alertname="{alert}",alertstate="firing"}}')
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
-@contextmanager
-def prometheus_of(folder: Path, *targets: str) -> Iterator[Server]:
-    """One that scrapes every two seconds, which is also its patience; alerts do not wait."""
-    rules = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
-    for rule in rules["groups"][0]["rules"]:
-        rule.pop("for", None)
-    (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
-    configuration = {
-        "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
-        "rule_files": [str(folder / "rules.yaml")],
-        "scrape_configs": [{"job_name": "shoal", "static_configs": [{"targets": list(targets)}]}],
-    }
-    (folder / "prometheus.yaml").write_text(yaml.safe_dump(configuration))
-    address = f"127.0.0.1:{free_port()}"
-    command = [prometheus(), f"--config.file={folder}/prometheus.yaml"]
-    command += [f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}"]
-    with (folder / "prometheus.log").open("wb") as log, subprocess.Popen(command, stderr=log) as it:
-        try:
-            server = Server(f"http://{address}")
-            until(server.is_ready, it)
-            yield server
-        finally:
-            it.kill()
-
-
-def until(true: Callable[[], object], process: subprocess.Popen[Any]) -> None:
-    """Wait for what happens while a process runs."""
-    give_up = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < give_up, "it did not happen in time"
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.3)
 
 
 def agent_of(bench: Workbench, device: str) -> int:
@@ -151,7 +70,7 @@ def running(bench: Workbench) -> Iterator[tuple[subprocess.Popen[str], Server, O
     operator = OperatorMetrics()
     with (
         ExpositionServer(lambda: None, registry=operator.registry) as exposition,
-        prometheus_of(bench.folder, address, f"127.0.0.1:{exposition.port}") as server,
+        prometheus_of(bench.folder, {address: {}, f"127.0.0.1:{exposition.port}": {}}) as server,
     ):
         run = bench.start("run", bench.manifest, "--metrics-address", address, "--report", "r.json")
         try:

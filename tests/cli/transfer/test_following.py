@@ -1,8 +1,11 @@
 """Files that come while a copy goes on are carried once, when they are whole."""
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from cli.transfer.carrying import Shaky, fill, read
 from cli.transfer.conftest import volume_settings
@@ -11,7 +14,7 @@ from shoal_cli.transfer.addresses import Access
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.following import copy_new
 from shoal_cli.transfer.joined import Reachable
-from shoal_cli.transfer.places import TRIES
+from shoal_cli.transfer.places import TRIES, Entry, OnBytes, Read, TransferBroken
 from shoal_coordinator.server import serving
 
 QUICK = 0.05
@@ -110,3 +113,75 @@ async def test_a_job_elsewhere_gets_inputs_as_they_come_and_gives_results_back(
     assert read(there / "in") == {**first, "late.npz": b"late"}
     assert read(tmp_path / "out") == results
     assert notes == []
+
+
+class Counting(Folder):
+    """A folder that counts what it is given; one file of it as a source stays broken, and one goes
+    as soon as it was listed."""
+
+    broken = vanishing = ""
+    given: tuple[str, ...] = ()
+
+    async def entries(self) -> Sequence[Entry]:
+        found = await Folder.entries(self)
+        (self.path / self.vanishing).unlink(missing_ok=True) if self.vanishing else None
+        return found
+
+    async def read(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
+        if entry.name == self.broken:
+            raise TransferBroken("the line went dead")
+        async for piece in Folder.read(self, entry, offset):
+            yield piece
+
+    async def put(self, entry: Entry, read: Read, on_bytes: OnBytes) -> None:
+        await Folder.put(self, entry, read, on_bytes)
+        self.given = (*self.given, entry.name)
+
+
+async def test_a_file_that_cannot_be_read_keeps_no_other_from_being_carried_once(
+    tmp_path: Path,
+) -> None:
+    source, target = Counting("in", tmp_path / "in"), Counting("out", tmp_path / "out")
+    files = fill(tmp_path / "in", *[100] * 20)
+    source.broken = "000.npz"
+    following = asyncio.create_task(copy_new(source, target, follow=True, look_seconds=QUICK))
+    await until_there(tmp_path / "out", *[name for name in files if name != source.broken])
+    (tmp_path / "in/late.npz").write_bytes(b"late")
+    await until_there(tmp_path / "out", "late.npz")
+    source.broken = ""
+    await until_there(tmp_path / "out", "000.npz")
+    following.cancel()
+    await asyncio.wait([following])
+    assert sorted(target.given) == [*files, "late.npz"]
+
+
+@pytest.mark.parametrize("follow", [True, False])
+async def test_a_file_that_goes_before_it_is_read_is_not_waited_for(
+    tmp_path: Path, follow: bool
+) -> None:
+    source, target = Counting("in", tmp_path / "in"), Counting("out", tmp_path / "out")
+    files = fill(tmp_path / "in", *[100] * 9)
+    copying = asyncio.create_task(copy_new(source, target, follow=follow, look_seconds=QUICK))
+    await asyncio.sleep(QUICK / 2)
+    source.vanishing = "003.npz"
+    await until_there(tmp_path / "out", *[name for name in files if name != "003.npz"])
+    if follow:
+        copying.cancel()
+    await asyncio.wait([copying])
+    assert sorted(target.given) == [name for name in files if name != "003.npz"]
+
+
+class Renamed(Folder):
+    """A folder whose first file is renamed when its name was read, before anything else was."""
+
+    def _entry(self, file: Path) -> Entry:
+        if file.name == "000.npz":
+            file.rename(file.with_name("renamed.npz"))
+        return Folder._entry(self, file)
+
+
+async def test_a_file_that_is_renamed_while_its_folder_is_listed_is_passed_over(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path, 1, 1)
+    assert [entry.name for entry in await Renamed("in", tmp_path).entries()] == ["001.npz"]

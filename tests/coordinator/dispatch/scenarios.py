@@ -11,6 +11,9 @@ from shoal_coordinator.dispatch.events import JobSpec, Mode, Policy, Stage
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
+_HELD_SHARE = 0.3
+"""Of the jobs, how many have their fragments held."""
+
 
 def scenario(seed: int, *, crashing: bool = False) -> World:
     """Draw a world from a seed."""
@@ -28,6 +31,7 @@ def scenario(seed: int, *, crashing: bool = False) -> World:
         world.later(chance.uniform(0, 1.5) * SECOND, agent.connect)
     for job in jobs:
         _plan_job(world, chance, job)
+    _plan_placements(world, jobs)
     if rough:
         _plan_faults(world, chance)
     world.tick()
@@ -183,6 +187,28 @@ def _plan_job(world: World, chance: random.Random, job: JobSpec) -> None:
     if chance.random() < 0.15:
         again = _with_homes(chance, replace(job, epoch=2), list(world.agents))
         world.later(at + chance.uniform(0, 2) * SECOND, partial(world.submit, again))
+
+
+def _plan_placements(world: World, jobs: list[JobSpec]) -> None:
+    """Of some jobs the fragments are held, from before or after the job; some placements are
+    replaced by others, which may be as they were."""
+    chance = random.Random(f"{world.seed} placements")  # noqa: S311 (not for secrets)
+    for job in jobs:
+        if chance.random() > _HELD_SHARE:
+            continue
+        early = replace(
+            job,
+            name=f"placement/{job.name}",
+            items=0,
+            mode=Mode.STREAMING,
+            priority=-1001,
+            open_ended=True,
+            holds=True,
+        )
+        at = chance.uniform(0, 2.5) * SECOND
+        for _ in range(chance.choice((1, 1, 2))):
+            world.later(at, partial(world.hold, _with_homes(chance, early, list(world.agents))))
+            at += chance.uniform(0, 2.4) * SECOND
 
 
 def _plan_faults(world: World, chance: random.Random) -> None:

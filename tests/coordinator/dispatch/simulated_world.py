@@ -122,6 +122,16 @@ class World:
         self.story.append((self.now, what))
 
     @property
+    def held(self) -> list[JobSpec]:
+        """What is held now."""
+        return [job.spec for job in self.state.jobs.values() if job.spec.holds]
+
+    @property
+    def jobs_ended(self) -> bool:
+        """Whether all jobs that were submitted have ended; placements end with their leases."""
+        return all(name in self.finished for name, spec in self.specs.items() if not spec.holds)
+
+    @property
     def transcript(self) -> list[str]:
         """What happened, a line each."""
         return _lines(self.story)
@@ -156,6 +166,13 @@ class World:
         self.specs[spec.name] = spec
         self._completed.setdefault(spec.name, completed)
         self.feed(JobSubmitted(at=Nanoseconds(0), job=spec, completed=completed))
+
+    def hold(self, spec: JobSpec) -> None:
+        """An operator has fragments held, in the place of those that it had held until now."""
+        if spec.name in self.state.jobs:
+            self.cancel(spec.name)
+        self.finished.pop(spec.name, None)
+        self.submit(spec)
 
     def stream(self, spec: JobSpec, pauses: Sequence[float]) -> None:
         """A client sends a job's items one after another, and leaves when all have ended."""
@@ -201,6 +218,8 @@ class World:
                 if self.agents[device].session == session:
                     self.agents[device].break_session(report=False)
             case _:
+                if isinstance(instruction, give.Load):
+                    self._check_homes(instruction)
                 self.agents[instruction.device].receive(instruction)
 
     def _enter(self, travel: give.Travel) -> None:
@@ -225,6 +244,17 @@ class World:
         wanted = {index for index, stage in enumerate(stages) if stage.gives_results}
         self._results[travel.job, travel.epoch, travel.item] = wanted
         sender.finish_item(luggage)
+
+    def _check_homes(self, load: give.Load) -> None:
+        """What is only held is loaded on its homes."""
+        users = [
+            (job.spec.holds, load.device in stage.homes)
+            for job in self.state.jobs.values()
+            for stage in job.spec.stages
+            if stage.digest == load.digest
+        ]
+        if users and not any(is_home or not holds for holds, is_home in users):
+            raise self.wrong(f"{load.digest[7:9]} is held, and loaded on {load.device}")
 
     def _finish_item(self, instruction: give.FinishItem) -> None:
         job, item = instruction.job, instruction.item

@@ -20,6 +20,7 @@ from shoal_agent.execution import values as execution
 FAULTS_END = 25 * SECOND
 PATIENCE = 400 * SECOND
 """Virtual time after the last fault in which everything must have ended."""
+_HELD_WITHIN = 120 * SECOND
 _QUIET = 5 * SECOND
 """No scenario submits or breaks anything later than this unless the jobs still run."""
 
@@ -35,18 +36,38 @@ def simulate(
     world = chained(seed, light=light) if chain or light else scenario(seed, crashing=crashing)
 
     def ended() -> bool:
-        return world.now > _QUIET and all(name in world.finished for name in world.specs)
+        return world.now > _QUIET and world.jobs_ended
 
     world.run(FAULTS_END, ended)
     world.calm = True
     world.run(FAULTS_END + PATIENCE, ended)
-    for name in world.specs:
-        if name not in world.finished:
-            raise world.wrong(f"{name} has not ended")
+    if not world.jobs_ended:
+        raise world.wrong(f"{world.specs.keys() - world.finished.keys()} have not ended")
+    _check_held(world)
     # Late answers and messages come in, and the last devices return.
     world.run(world.now + 20 * SECOND, lambda: False)
     _check_nothing_left(world)
     return world
+
+
+def _check_held(world: World) -> None:
+    """When nothing else goes on, what is held comes to its homes, and into their memory where there
+    is room for all that is held there; then its lease ends."""
+    world.run(world.now + _HELD_WITHIN, lambda: not world.held)
+    for agent in world.agents.values():
+        held = {s.digest: s for spec in world.held for s in spec.stages if agent.name in s.homes}
+        if not agent.connected or agent.hung:
+            continue
+        most = sum(s.resident_bytes + agent.model.excess.get(s.digest, 0) for s in held.values())
+        has_room = most <= agent.model.budget and not (agent.model.single and len(held) > 1)
+        for digest, stage in held.items():
+            need = stage.least_bytes + agent.model.excess.get(digest, 0)
+            if need <= agent.model.budget and digest not in agent.cached:
+                raise world.wrong(f"{agent.name} has not fetched {digest[7:9]}, which is held")
+            if has_room and digest not in agent.ledger.resident:
+                raise world.wrong(f"{agent.name} has not loaded {digest[7:9]}, which is held")
+    for spec in world.held:
+        world.cancel(spec.name)
 
 
 def _check_nothing_left(world: World) -> None:

@@ -46,6 +46,30 @@ def test_a_job_takes_the_memory_of_what_is_only_held() -> None:
     assert table.state.jobs["placement/early"].phase is JobPhase.PENDING
 
 
+def test_what_gave_way_to_a_job_is_loaded_again_when_that_has_ended() -> None:
+    table = Table()
+    table.join("d1", 12)
+    table.join("d2", 12)
+    table.play(table.submit(held()))
+    table.play(table.submit(job(chain("a", "c", homes={"a": ("d1",), "c": ("d1",)}), 2)))
+    table.play(table.wait(500))
+    assert {digest[7] for digest in table.state.devices["d1"].memory.resident} == {"a"}
+
+
+def test_what_is_held_elsewhere_gives_way_to_what_is_held_here() -> None:
+    table = Table()
+    for name in ("d1", "d2"):
+        table.join(name, 12)
+    table.play(table.submit(job(chain("b", homes={"b": ("d1",)}), 1)))
+    table.play(table.submit(held()))
+    table.play(table.wait(500))
+    resident = {name: set(each.memory.resident) for name, each in table.state.devices.items()}
+    assert {name: {digest[7] for digest in each} for name, each in resident.items()} == {
+        "d1": {"a"},
+        "d2": {"b"},
+    }
+
+
 def test_items_that_stay_failed_are_counted_and_not_tried() -> None:
     table = Table()
     table.join("d1")

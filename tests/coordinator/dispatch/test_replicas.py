@@ -67,3 +67,32 @@ def test_a_pipeline_of_replicas_is_as_fast_as_its_slowest_stage_allows() -> None
     done = run(table, table.submit(job(chain("a", "b", "c", homes=homes), 200)), times)
     # Stage b takes one item each 10 ms, as does stage a.
     assert done[""] <= 2000 * 1.05 + 100
+
+
+def test_an_item_stays_on_the_replica_that_has_begun_it() -> None:
+    """Its activations would go over a link. At the end alone the fast one takes what is left."""
+    table = Table()
+    names = ("slow", "fast", "middle")
+    for name in names:
+        table.join(name, resident=("a", "b"))
+    homes = dict.fromkeys(("a", "b"), names)
+    places: dict[int, set[str]] = {}
+    milliseconds = {"slow": 50, "fast": 10, "middle": 25}
+    waiting = [*table.submit(job(chain("a", "b", homes=homes), 100))]
+    running: list[tuple[int, int, Execute]] = []
+    free = dict.fromkeys(names, 0)
+    while waiting or running:
+        for one in waiting:
+            if isinstance(one, Execute):
+                places.setdefault(one.item, set()).add(one.device)
+                free[one.device] = max(free[one.device], table.now)
+                free[one.device] += milliseconds[one.device] * 1_000_000
+                heappush(running, (free[one.device], one.instruction, one))
+        finished = [each for each in waiting if isinstance(each, FinishItem)]
+        waiting = [each for done in finished for each in table.answer(done)]
+        if not waiting and running:
+            table.now, _, execute = heappop(running)
+            waiting = table.answer(execute, milliseconds=milliseconds[execute.device])
+    moved = sorted(item for item, devices in places.items() if len(devices) > 1)
+    assert len(places) == 100
+    assert all(item >= 90 for item in moved), moved

@@ -14,6 +14,7 @@ from coordinator.jobs.simulated_disk import Run
 from shoal_coordinator.jobs import effects as do
 from shoal_coordinator.jobs import events as ev
 from shoal_coordinator.jobs.machine import step
+from shoal_coordinator.jobs.state import Phase
 from shoal_coordinator.jobs.values import (
     End,
     Outcome,
@@ -53,6 +54,8 @@ class World(CheckedWorld):
             self.feed(ev.CancelRequested(job=name, reason="no need"))
         elif kind < 0.3:
             self.feed(ev.RemovalRequested(job=name, caller=self._caller("removal")))
+        elif kind < 0.35:
+            self._end(FOLLOWS)
         elif kind < 0.5:
             self._retry(name)
         else:
@@ -71,6 +74,11 @@ class World(CheckedWorld):
                 missing="fragment 1" if self.unlucky(0.1) else "",
             )
         )
+
+    def _end(self, name: str) -> None:
+        caller = self._caller("end")
+        self.enders.add(caller)
+        self.feed(ev.EndRequested(job=name, caller=caller))
 
     def _retry(self, name: str) -> None:
         caller = self._caller("retry")
@@ -205,8 +213,10 @@ class World(CheckedWorld):
                 if caller not in self.waiting:
                     raise self.wrong(f"caller {caller} is answered twice")
                 asked = self.waiting.pop(caller)
-                if asked in ("submission", "retry") and isinstance(effect, do.Accept):
-                    self._check_durable(self.state.jobs[effect.job], caller)
+                if asked != "removal" and isinstance(effect, do.Accept):
+                    job = self.state.jobs[effect.job]
+                    if asked != "end" or job.phase is not Phase.RECORDING:  # else another life
+                        self._check_durable(job, caller)
                 self.enders.discard(caller)
                 if asked == "retry":
                     self._check_retry(effect)

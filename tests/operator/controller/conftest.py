@@ -59,6 +59,8 @@ def coordinator() -> Iterator[str]:
 async def world(
     plane: ControlPlane, account: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[World]:
-    """A pool of the module's own that really runs."""
-    async with making_world(plane, tmp_path_factory.mktemp("world")) as made:
+    """A pool of the module's own that really runs. Its links are slow, so that a job of few items
+    lasts, and leaves the processors to others meanwhile."""
+    folder = tmp_path_factory.mktemp("world")
+    async with making_world(plane, folder, latency_milliseconds=20) as made:
         yield made

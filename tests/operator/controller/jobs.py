@@ -4,6 +4,7 @@ import asyncio
 import base64
 from typing import Any
 
+import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -11,6 +12,8 @@ from cryptography.x509.oid import NameOID
 
 from shoal_cluster import ControlPlane
 from shoal_protocol.v1 import coordinator_pb2 as pb
+from shoal_protocol.v1.enrolment_pb2 import EnrolRequest, EnrolResponse
+from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
 from simulated_world import NAMESPACE, World, job_spec
 
 
@@ -85,6 +88,15 @@ def left_of(world: World, name: str) -> list[str]:
     return [each for each in names if each == name or each.startswith(f"{name}-")]
 
 
+def conditions_of(world: World) -> dict[str, Any]:
+    """Those of every object that has some."""
+    kinds = "devicepools,devices,placements,inferencejobs"
+    found = world.plane.access.get(kinds, f"--namespace={NAMESPACE}")["items"]
+    return {
+        f"{each['kind']}/{each['metadata']['name']}": each["status"]["conditions"] for each in found
+    }
+
+
 async def until_forgotten(world: World, name: str) -> None:
     """Until the coordinator has no run of a job."""
     async with asyncio.timeout(60):
@@ -117,3 +129,14 @@ def request_for(name: str) -> bytes:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject)
     return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+
+async def enrolled(target: str, authority: bytes, token: str, name: str) -> EnrolResponse:
+    """What the operator answers one who asks for a certificate in this name."""
+    options = [("grpc.ssl_target_name_override", "shoal-operator.shoal-system.svc")]
+    credentials = grpc.ssl_channel_credentials(root_certificates=authority)
+    request = EnrolRequest(token=token, certificate_request=request_for(name))
+    async with grpc.aio.secure_channel(target, credentials, options) as channel:
+        stub: Any = EnrolmentStub(channel)
+        answer: EnrolResponse = await stub.Enrol(request, timeout=30)
+        return answer

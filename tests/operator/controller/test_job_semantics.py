@@ -19,11 +19,12 @@ from pool import read_results, write_items
 
 from cluster_fixtures import or_skip
 from controller.jobs import (
+    conditions_of,
     cut_already,
+    enrolled,
     events_of,
     left_of,
     on_terms,
-    request_for,
     run_of,
     secret,
     status_of,
@@ -42,8 +43,6 @@ from real_models import MODELS, find
 from rights import by_resource, of_rules, used, without
 from shoal_cluster import ControlPlane
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.v1.enrolment_pb2 import EnrolRequest
-from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
 from simulated_world import DEVICES, ITEMS, MODEL, NAMESPACE, World, job_spec, operating
 
 pytestmark = [
@@ -62,7 +61,7 @@ def plane() -> Iterator[ControlPlane]:
         yield made
 
 
-MANY = 900
+MANY = 300
 KINDS = (
     *(("model", "m"), ("devicepool", "shelf"), ("partition", "slow"), ("placement", "slow")),
     *(("inferencejob", "slow"), ("device", f"shelf-{DEVICES[0]}")),
@@ -87,6 +86,22 @@ def operator(world: World, running: Operators) -> Iterator[RunningOperator]:
 def pool(world: World, operator: RunningOperator) -> None:
     """What every job refers to, and who serves it."""
     world.apply_pool()
+
+
+async def test_fragments_are_on_their_devices_before_there_is_a_job(world: World) -> None:
+    world.apply("Partition", "cut", modelRef={"name": "m"}, fragments=2)
+    refs = {"partitionRef": {"name": "cut"}, "poolRef": {"name": "shelf"}}
+    world.apply("Placement", "early", **refs, prefetch=True)
+    await world.wait("placement", "early", "Prefetched")
+    status = world.get("placement", "early")["status"]
+    assert {each["fragment"] for each in status["prefetched"]} == {0, 1}
+    assert {each["state"] for each in status["prefetched"]} <= {"Cached", "Resident"}
+    assert not world.plane.access.get("inferencejobs", "--namespace=jobs")["items"]
+    world.patch("placement", "early", prefetch=False)
+    await world.until(
+        "it is reported no more",
+        lambda: not world.condition("placement", "early", "Prefetched"),
+    )
 
 
 @pytest.mark.minutes
@@ -290,15 +305,8 @@ async def test_a_new_plan_does_without_a_node_that_is_cordoned(world: World) -> 
 async def test_a_finished_job_deletes_itself_and_all_that_was_its_own(world: World) -> None:
     spec = job_spec(outputs={"uri": "pvc://lines/brief"})
     world.apply("InferenceJob", "brief", ttlSecondsAfterFinished=1, **spec)
-
-    def left() -> list[str]:
-        kinds = "inferencejobs,partitions,placements,jobs"
-        found = world.plane.access.get(kinds, f"--namespace={NAMESPACE}")["items"]
-        names = (each["metadata"]["name"] for each in found)
-        return [name for name in names if name == "brief" or name.startswith("brief-")]
-
-    await world.until("it is there", lambda: "brief" in left())
-    await world.until("nothing of it is left", lambda: not left())
+    await world.until("it is there", lambda: "brief" in left_of(world, "brief"))
+    await world.until("nothing of it is left", lambda: not left_of(world, "brief"))
     assert len(read_results(world.claims / "lines" / "brief")) == ITEMS
     assert (await told(world, "brief"))["FinishedJob"] == "Normal"
 
@@ -339,24 +347,12 @@ async def test_an_agents_pod_gets_a_certificate_for_its_node_and_for_no_other(
         "pods", f"--namespace={NAMESPACE}", "--selector=app.kubernetes.io/component=agent"
     )["items"]
     pod = next(each for each in pods if each["spec"].get("nodeName") == "one")
-    token = token_of(world, pod)
     authority = secret(world.plane, "shoal-system", "shoal-ca")["ca.crt"]
     await asyncio.to_thread(wait_until, "enrolment listens", lambda: operator.enrolment is not None)
-    options = [("grpc.ssl_target_name_override", "shoal-operator.shoal-system.svc")]
-    credentials = grpc.ssl_channel_credentials(root_certificates=authority)
     assert operator.enrolment is not None
-    async with grpc.aio.secure_channel(operator.enrolment, credentials, options) as channel:
-        stub: Any = EnrolmentStub(channel)
-        answer = await stub.Enrol(
-            EnrolRequest(token=token, certificate_request=request_for("one")), timeout=30
-        )
-        with pytest.raises(grpc.aio.AioRpcError, match="may have 'one'"):
-            await stub.Enrol(
-                EnrolRequest(
-                    token=token_of(world, pod, "20m"), certificate_request=request_for("two")
-                ),
-                timeout=30,
-            )
+    answer = await enrolled(operator.enrolment, authority, token_of(world, pod), "one")
+    with pytest.raises(grpc.aio.AioRpcError, match="may have 'one'"):
+        await enrolled(operator.enrolment, authority, token_of(world, pod, "20m"), "two")
     certificate = x509.load_pem_x509_certificate(answer.certificate_chain)
     assert certificate.subject.rfc4514_string() == "CN=one"
     of_the_pool = secret(world.plane, NAMESPACE, "shelf-ca")["tls.crt"]
@@ -364,13 +360,36 @@ async def test_an_agents_pod_gets_a_certificate_for_its_node_and_for_no_other(
     certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(of_the_pool))
 
 
-async def test_a_job_survives_the_death_of_its_operator_and_one_that_is_deleted_is_cancelled(
+async def test_a_failed_job_that_is_retried_runs_and_completes(
     world: World, operator: RunningOperator, running: Operators
+) -> None:
+    spec = cut_already(outputs={"uri": "pvc://lines/again"}, parallelism=1, activeDeadlineSeconds=1)
+    world.apply("InferenceJob", "again", **spec)
+    await world.wait("inferencejob", "again", "Failed")
+    assert world.condition("inferencejob", "again", "Failed")["reason"] == "DeadlineExceeded"
+    world.patch("inferencejob", "again", activeDeadlineSeconds=None, retry={"number": 1})
+    await world.until("it is retried", lambda: "retry" in status_of(world, "again"))
+    assert "completionTime" not in status_of(world, "again")
+    operator.kill()
+    with operating(running, world):
+        await world.wait("inferencejob", "again", "Complete")
+    status = status_of(world, "again")
+    assert (status["retry"]["number"], status["items"]["succeeded"]) == (1, ITEMS)
+    assert world.condition("inferencejob", "again", "Failed")["status"] == "False"
+    assert len(read_results(world.claims / "lines" / "again")) == ITEMS
+    patch = '{"status": {"completionTime": null}}'
+    arguments = ("patch", "inferencejob", "again", "--subresource=status", "--type=merge")
+    with pytest.raises(Exception, match=r"Forbidden|denied|Invalid|ended"):
+        world.kubectl(*arguments, f"--patch={patch}")
+
+
+async def test_a_job_survives_the_death_of_its_operator_and_one_that_is_deleted_is_cancelled(
+    world: World, running: Operators
 ) -> None:
     await world.wait("devicepool", "shelf", "Ready")
     world.apply("InferenceJob", "long", **cut_already(outputs={"uri": "pvc://lines/long"}))
     await world.wait("inferencejob", "long", "Planned")
-    operator.kill()
+    running.latest.kill()
     world.apply("InferenceJob", "gone", **cut_already(outputs={"uri": "pvc://lines/gone"}))
     with operating(running, world):
         await world.wait("inferencejob", "long", "Complete")
@@ -386,22 +405,13 @@ async def test_a_new_operator_has_nothing_new_to_tell_of_a_pool_at_rest(
     world: World, running: Operators
 ) -> None:
     """Above all not that the coordinator, which it has not asked yet, does not answer."""
-    kinds = ("devicepools,devices,placements,inferencejobs", f"--namespace={NAMESPACE}")
-
-    def conditions() -> dict[str, Any]:
-        found = world.plane.access.get(*kinds)["items"]
-        return {
-            f"{each['kind']}/{each['metadata']['name']}": each["status"]["conditions"]
-            for each in found
-        }
-
     running.close()
     with operating(running, world) as operator:
         await world.wait("devicepool", "shelf", "Ready")
         await asyncio.to_thread(
             wait_until, "all is told", lambda: operator.metric("shoal_operator_queue_depth") == 0
         )
-        before = conditions()
+        before = conditions_of(world)
         assert operator.stop() == 0
     with operating(running, world) as operator:
         await asyncio.to_thread(
@@ -409,7 +419,7 @@ async def test_a_new_operator_has_nothing_new_to_tell_of_a_pool_at_rest(
             "all was looked at",
             lambda: operator.metric("shoal_operator_reconcile_seconds_count") >= len(before),
         )
-        assert conditions() == before
+        assert conditions_of(world) == before
 
 
 # What no job of these tests needs, and what does.

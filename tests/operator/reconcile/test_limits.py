@@ -133,7 +133,9 @@ def test_a_device_shows_the_limit_that_is_in_force() -> None:
 
 def test_links_to_other_devices_are_shown_and_the_coordinator_is_none_of_them() -> None:
     ends = (("", Link(bytes_per_second=1e6)), ("n2", Link(bytes_per_second=2e6)))
-    seen = replace(device("n1", DeviceState.READY), link=Link(bytes_per_second=2e6, peers=ends))
+    link = Link(bytes_per_second=2e6, handling_seconds=8e-4, peers=ends)
+    seen = replace(device("n1", DeviceState.READY), link=link)
     (child,) = decide(snapshot(view=view(seen))).devices
     assert child.status.link is not None
     assert [each.name for each in child.status.link.peers] == ["n2"]
+    assert child.status.link.handling_seconds == 8e-4

@@ -1,0 +1,36 @@
+"""How a model is to be cut. Apart from `orders`: the process that cuts reads no manifests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal_planner.devices import PoolDevice
+from shoal_protocol.choices import Objective
+from shoal_protocol.units import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutOrder:
+    """How one model is to be cut, under the name of a Partition.
+
+    With none of `fragments`, `max_bytes` and `tensors`: as suits the `devices`, for the
+    `objective`. `planned`: cuts and devices are chosen together. `pinned`: fragments are tied to
+    devices by their numbers. `shapes` are those of inputs with dynamic axes, by default those that
+    cover every item in `sample`. `finer_than`: a cut for this limit has failed; where there is none
+    for the devices, the finest is taken.
+    """
+
+    name: str
+    model: str
+    path: Path
+    digest: str | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sample: Path | None = None
+    fragments: int | None = None
+    max_bytes: int | None = None
+    tensors: tuple[str, ...] = ()
+    devices: tuple[PoolDevice, ...] = ()
+    objective: Objective = Objective.THROUGHPUT
+    planned: bool = False
+    pinned: bool = False
+    finer_than: Bytes | None = None

@@ -1,0 +1,132 @@
+"""Folders of inputs that hold more than sound files of good names."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.scripted import connected
+from coordinator.test_following import check_frames, drop, frame
+from coordinator.test_retries import listed
+from coordinator.world import World
+from shoal_coordinator.server import followed_runs
+from shoal_coordinator.storage.item_list import stored_items
+from shoal_protocol.v1 import coordinator_pb2 as api
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followed_runs, "LOOK_SECONDS", 0.05)
+
+
+async def followed(world: World, count: int) -> api.JobStatus:
+    """A job that follows the folder has taken so many files, and ended."""
+    async with connected(world.device("a")):
+        await world.submit(follow=True)
+        await world.until(lambda status: status.succeeded + status.failed >= count)
+        await world.submit(follow=True, end=True)
+        return await world.ended()
+
+
+async def test_a_link_to_itself_is_no_file(world: World) -> None:
+    drop(world.folder / "in", 0)
+    (world.folder / "in" / "loop.npy").symlink_to("loop.npy")
+    async with connected(world.device("a")):
+        await world.submit()
+        assert (await world.ended()).state == api.JobStatus.COMPLETE
+    check_frames(world.folder / "out", 0)
+
+
+async def test_a_link_to_itself_stops_no_following(world: World) -> None:
+    drop(world.folder / "in", 0)
+    (world.folder / "in" / "loop.npy").symlink_to("loop.npy")
+    assert (await followed(world, 1)).state == api.JobStatus.COMPLETE
+    check_frames(world.folder / "out", 0)
+
+
+async def test_a_pipe_in_the_place_of_a_file_fails_its_items_alone(world: World) -> None:
+    drop(world.folder / "in", 0, 1, 2)
+    await world.submit()
+    await world.until(lambda status: status.items == 3)
+    (world.folder / "in" / "0001.npy").unlink()
+    os.mkfifo(world.folder / "in" / "0001.npy")
+    async with connected(world.device("a")):
+        last = await world.ended()
+    assert (last.succeeded, last.failed) == (2, 1), last.message
+    assert "is no file any more" in last.failures[0].reason
+
+
+async def test_a_file_that_was_changed_in_another_century_is_taken(world: World) -> None:
+    drop(world.folder / "in", 0, 1)
+    os.utime(world.folder / "in" / "0000.npy", ns=(13 * 10**18, 13 * 10**18))
+    os.utime(world.folder / "in" / "0001.npy", ns=(-(10**18), -(10**18)))
+    last = await followed(world, 2)
+    assert (last.state, last.items) == (api.JobStatus.COMPLETE, 2), last.message
+
+
+def put_names_that_are_no_text(folder: Path) -> None:
+    """Two files that suit the model, and one that does not."""
+    folder.mkdir()
+    names = {b"a\xff.npy": (1, 3), b"b\xff.npy": (3, 3, 3, 3), b"c\nd.npy": (1, 3)}
+    for name, shape in names.items():
+        with open(folder / os.fsdecode(name), "wb") as file:
+            np.save(file, np.ones(shape, np.float32))
+
+
+async def test_names_that_are_no_text_are_listed_with_their_bytes(world: World) -> None:
+    put_names_that_are_no_text(world.folder / "in")
+    async with connected(world.device("a")):
+        await world.submit()
+        last = await world.ended()
+    assert (last.succeeded, last.failed) == (2, 1), last.message
+    assert [each.input for each in last.failures] == [r"b\udcff.npy"]
+    found = await listed(world.stub)
+    assert [each.input for each in found] == [r"a\udcff.npy", r"b\udcff.npy", "c\nd.npy"]
+    assert (world.folder / "out" / os.fsdecode(b"a\xff.npz")).exists()
+
+
+async def test_names_that_are_no_text_are_followed(world: World) -> None:
+    put_names_that_are_no_text(world.folder / "in")
+    with open(world.folder / "in" / os.fsdecode(b"a\xff.npz"), "wb") as rival:
+        np.savez(rival, x=frame(1))
+    last = await followed(world, 4)
+    assert (last.succeeded, last.failed) == (2, 2), last.message
+    assert {each.input[:6] for each in last.failures} >= {r"b\udcf"}
+    assert any(r"would give a\udcff.npz" in each.reason for each in last.failures)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stored": [[-(10**12), 5]]},
+        {"files": []},
+        {"files": [["b.npz", 3, True]]},
+        {"files": [["b.npz", 0, True], ["a.npz", -4, True]]},
+        {"total": 1 << 60},
+        {"failed": [[1, 2]]},
+        {"tries": {"1": 2}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_list_of_items_that_was_damaged_is_none(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    sound = {
+        "version": 1,
+        "total": 5,
+        "files": [["a.npz", 0, True]],
+        "stored": [[0, 5]],
+        "failed": [],
+        "tries": [],
+    }
+    folder = tmp_path / ".shoal" / "job"
+    folder.mkdir(parents=True)
+    (folder / "items.json").write_text(json.dumps(sound))
+    assert (listed := stored_items(tmp_path, "job")) is not None
+    assert listed.place(4) == "a.npz[4]"
+    (folder / "items.json").write_text(json.dumps(sound | change))
+    found = stored_items(tmp_path, "job")
+    assert found is None or len(found.stored) == found.total == 5
+    assert found is None or found.place(4)

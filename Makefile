@@ -93,8 +93,8 @@ generate: .venv/dev.stamp ## Write anew what declarations give: CRDs, reference 
 docs: .venv/dev.stamp ## Build the documentation as a site, out/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-pictures: .venv/dev.stamp ## Draw the pictures of report and dashboards anew (needs chromium, npm, prometheus)
-	PYTHONPATH=tests $(BIN)/python hack/report_pictures.py
+pictures: .venv/dev.stamp ## Draw the pictures of README, docs and dashboards anew (needs chromium, npm, prometheus)
+	PYTHONPATH=tests $(BIN)/python hack/pictures.py
 	@$(CLUSTER) build
 	PYTHONPATH=tests:bench:hack/cluster $(BIN)/python hack/dashboards/draw.py
 

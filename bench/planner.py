@@ -11,6 +11,7 @@
   worst ratio must not be above one.
 - Chains of many layers on unequal devices, for each objective: processor time, and the gap to a
   bound that no plan can beat. With `--pictures`, how both grow with layers and devices.
+- Pools of a dozen and more unequal devices, and several models on one pool (`planned_pools`).
 """
 
 import random
@@ -21,6 +22,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Final
 
+import planned_pools
 from measurement import RATIO, VALUE, Measurement, Report, argument_parser, shared
 
 from shoal_cli.drawing.chart import BLUE, BROWN, GREEN
@@ -64,6 +66,8 @@ def main() -> None:
         for objective in Objective:
             for measurement in chains(size, objective):
                 report.add(measurement)
+    for measurement in planned_pools.measurements(quick=options.quick):
+        report.add(measurement)
     if options.pictures is not None:
         (options.pictures / "planner.svg").write_text(picture())
     report.finish()

@@ -223,7 +223,7 @@ class Agent:
     def open_store(self) -> ActivationStore:
         """An empty store for a session's activations; what the last one held is gone by now."""
         store = ActivationStore(self.settings.cache, self._spill_bytes, self.fragments)
-        self.fragments.spill = store.spill
+        self.fragments.spilling.spill = store.spill
         return store
 
     # ---- inside ------------------------------------------------------------------------------

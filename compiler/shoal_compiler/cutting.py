@@ -180,6 +180,12 @@ class _Builder:
                 for spec in whole.inputs
                 if (known := profile.tensors[spec.name].values) is not None
             },
+            unknown_sizes=any(
+                profile.tensors[name].bytes is None
+                for position in piece.nodes
+                for name in profile.nodes[position].outputs
+                if name in profile.tensors
+            ),
             outputs=whole.outputs,
             weight_bytes=sum(
                 profile.weights[name]

@@ -33,6 +33,7 @@ from shoal_protocol.manifest import (
     MANIFEST,
     MAXIMUM_MANIFEST_BYTES,
     MODEL,
+    UNKNOWN_SIZES,
     VALUES,
     WEIGHTS,
     FileEntry,
@@ -51,9 +52,10 @@ class FragmentFiles:
     and `outputs` are what it is sent and gives, `resident_bytes` its estimated memory. `largest`
     are the largest shapes of those inputs that can have several: a device that runs it with these
     before any work measures what it takes. `values` are of inputs that are a few integers, as they
-    follow from these. `in_order`: a device runs the nodes in the order of the
-    file. `batched`: the positions of integers that grow with the number of items, by input and
-    output that consists of such; None: it may not run several items at once.
+    follow from these. `unknown_sizes`: not all sizes of activations do. `in_order`: a device runs
+    the nodes in the order of the file. `batched`: the positions of integers that grow with the
+    number of items, by input and output that consists of such; None: it may not run several items
+    at once.
     """
 
     model: onnx.ModelProto
@@ -63,6 +65,7 @@ class FragmentFiles:
     outputs: tuple[TensorSpec, ...]
     largest: Mapping[str, tuple[int, ...]]
     values: Mapping[str, tuple[int, ...]]
+    unknown_sizes: bool
     weight_bytes: int
     resident_bytes: int
     in_order: bool
@@ -111,6 +114,8 @@ class FragmentFiles:
             description[LARGEST] = {name: list(shape) for name, shape in self.largest.items()}
         if self.values:
             description[VALUES] = {name: list(each) for name, each in self.values.items()}
+        if self.unknown_sizes:
+            description[UNKNOWN_SIZES] = True
         if self.batched is not None:
             description[BATCHED] = {name: list(each) for name, each in self.batched.items()}
         if self.blocks.blocks:

@@ -13,8 +13,9 @@ part in `STEP`, so what is found is within that part of the working memory of th
 These are estimates of each block by itself. What blocks leave in the one arena that they share is
 known of a whole cut only (`block_costs`), and decides among the cuts that come close.
 
-What nodes hold (`NODE_BYTES`) is left out of the choice: together it is the same for every cut, but
-for the few nodes that are made again. Of a long fragment only `MOST_POSITIONS` positions are tried.
+What nodes hold (`BLOCK_NODE_BYTES`) is left out of the choice: together it is the same for every
+cut, but for the few nodes that are made again. Of a long fragment only `MOST_POSITIONS` positions
+are tried.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,6 @@ from shoal_planner.arena import Arena, Tensors
 from shoal_planner.cuts import crossing_bytes, share, thinned
 from shoal_planner.segments import (
     FIXED_BYTES,
-    NODE_BYTES,
     Growing,
     Layout,
     Piece,
@@ -38,10 +38,12 @@ NEAR: Final = 40
 """Need within one part in so many of the least is near enough for fewer blocks."""
 CLOSE: Final = 8
 """Cuts whose estimate is within one part in so many of the least are compared by the replay."""
-SESSION_BYTES: Final = 320 << 10
-"""What an open session holds besides its nodes. Measured without weights: 75 to 130 KiB opened, and
-as much again once it has run. With it, real peaks of image and text models in blocks came out at
-0.85 to 1.0 of what is reckoned."""
+SESSION_BYTES: Final = 144 << 10
+"""What an open session holds besides its nodes. Measured with two threads, once it has run: 97 KiB
+with convolutions, 128 with matrix products; each thread more takes 100."""
+BLOCK_NODE_BYTES: Final = 14 << 10
+"""What each of its nodes holds: 14 KiB with convolutions, 9 with matrix products. With both, what
+the blocks of image and text models held came out at 0.76 to 0.94 of what is reckoned."""
 STEP: Final = 32
 MOST_POSITIONS: Final = 96
 LEAST_POSITIONS: Final = 32
@@ -132,7 +134,7 @@ def _blocks_from(
             growing.grow()
         yield BlockCost(
             end=end,
-            held_bytes=SESSION_BYTES + NODE_BYTES * growing.node_count + growing.inside_bytes,
+            held_bytes=SESSION_BYTES + BLOCK_NODE_BYTES * growing.node_count + growing.inside_bytes,
             weight_bytes=growing.weight_bytes - growing.inside_bytes,
             working_bytes=fixed + arena_bytes(crossing + growing.touched_bytes),
         )

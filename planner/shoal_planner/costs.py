@@ -131,6 +131,10 @@ class SpanCosts(ABC):
         """Fragments in all."""
 
     @abstractmethod
+    def resident(self, span: Span) -> Bytes:
+        """What the span's fragments need together."""
+
+    @abstractmethod
     def at_once(self, span: Span, device: PoolDevice) -> Holding | None:
         """How the device would hold all of the span at once; None: it cannot."""
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from shoal_planner.blocks import SESSION_BYTES
+from shoal_planner.blocks import BLOCK_NODE_BYTES, SESSION_BYTES
 from shoal_planner.cuts import share, thinned
 from shoal_planner.profile import Profile, Role
-from shoal_planner.segments import FIXED_BYTES, NODE_BYTES, Growing, Layout, arena_bytes
+from shoal_planner.segments import FIXED_BYTES, Growing, Layout, arena_bytes
 from shoal_protocol.cut_table import Candidate, CutTable
 from shoal_protocol.partition import Work
 
@@ -155,4 +155,4 @@ def _in_blocks(parts: Sequence[Sequence[_Part]], start: int, end: int, limit: in
         working = max(working, fixed + arena_bytes(alive + block.touched_bytes))
         weights = max(weights, block.candidate.weight_bytes)
         count, first = count + 1, last
-    return count * SESSION_BYTES + NODE_BYTES * whole.nodes + weights + working
+    return count * SESSION_BYTES + BLOCK_NODE_BYTES * whole.nodes + weights + working

@@ -111,7 +111,7 @@ class PlanFigures:
 def figures(plan: Plan) -> PlanFigures:
     return PlanFigures(
         objective=plan.objective.value,
-        gap=0.0 if plan.complete else None,
+        gap=plan.gap,
         predicted=predicted(plan),
         stages=tuple(map(stage_figures, plan.stages)),
         rejected=tuple(

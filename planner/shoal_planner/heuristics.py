@@ -3,36 +3,36 @@
 from collections.abc import Container, Sequence
 from itertools import accumulate, pairwise
 
-from shoal_planner.costs import Costs, Division, Holding, Span, shared_period
+from shoal_planner.costs import Division, Holding, Span, SpanCosts, shared_period
 from shoal_planner.devices import PoolDevice
 from shoal_planner.search import Wishes
 
 Divisions = tuple[Division, ...]
 
 
-def evenly(costs: Costs, pool: Sequence[PoolDevice]) -> Divisions:
+def evenly(costs: SpanCosts, pool: Sequence[PoolDevice]) -> Divisions:
     """Equal numbers of fragments on the devices in the order of the pool, as one would by hand.
 
     Whether they fit there is not asked.
     """
-    shares = min(len(costs.document.fragments), len(pool))
+    shares = min(costs.count, len(pool))
     return _in_proportion(costs, pool[:shares], [1] * shares)
 
 
-def by_memory(costs: Costs, pool: Sequence[PoolDevice]) -> Divisions:
+def by_memory(costs: SpanCosts, pool: Sequence[PoolDevice]) -> Divisions:
     """Numbers of fragments in proportion to the devices' memory, the roomiest first (exo's rule).
 
     Whether they fit there is not asked.
     """
     roomiest = sorted(pool, key=lambda each: (-each.budget_bytes, each.name))
-    most = costs.resident(Span(0, len(costs.document.fragments)))
+    most = costs.resident(Span(0, costs.count))
     return _in_proportion(costs, roomiest, [min(each.budget_bytes, most) for each in roomiest])
 
 
 def _in_proportion(
-    costs: Costs, devices: Sequence[PoolDevice], amounts: Sequence[int]
+    costs: SpanCosts, devices: Sequence[PoolDevice], amounts: Sequence[int]
 ) -> Divisions:
-    count, total = len(costs.document.fragments), sum(amounts)
+    count, total = costs.count, sum(amounts)
     borders = [0, *(count * amount // total for amount in accumulate(amounts))]
     spans = (Span(start, end) for start, end in pairwise(borders))
     return tuple(
@@ -43,11 +43,11 @@ def _in_proportion(
 
 
 def packed(
-    costs: Costs, pool: Sequence[PoolDevice], holdings: Container[Holding]
+    costs: SpanCosts, pool: Sequence[PoolDevice], holdings: Container[Holding]
 ) -> Divisions | None:
     """The roomiest devices first, each with as many fragments as it holds in one of these ways;
     None: too few."""
-    count = len(costs.document.fragments)
+    count = costs.count
     divisions, start = [], 0
     for device in sorted(pool, key=lambda each: (each.single, -each.budget_bytes, each.name)):
         end = start
@@ -60,7 +60,7 @@ def packed(
 
 
 def with_spares(
-    costs: Costs, divisions: Divisions, pool: Sequence[PoolDevice], wishes: Wishes
+    costs: SpanCosts, divisions: Divisions, pool: Sequence[PoolDevice], wishes: Wishes
 ) -> Divisions:
     """Devices that nobody uses join the slowest stage that they suit, fastest first."""
     used = {device.name for division in divisions for device in division.devices}

@@ -113,7 +113,9 @@ class Rejected:
 class Plan:
     """Stages in order, what they give, and what else there was.
 
-    `complete`: every division was weighed; otherwise a better one may exist. Predictions are None
+    `gap`: by what part of the best possible value this one is larger at most; 0: none is better,
+    None: that is not known. `beside`: what other models leave of the devices; "" where none runs on
+    the pool. Predictions are None
     where a shape is unknown.
     """
 
@@ -123,7 +125,8 @@ class Plan:
     period_nanoseconds: Nanoseconds | None
     latency_nanoseconds: Nanoseconds | None
     rejected: tuple[Rejected, ...]
-    complete: bool
+    gap: float | None
+    beside: str = ""
 
     @property
     def items_per_second(self) -> float | None:

@@ -1,14 +1,13 @@
 """Placement: which devices serve which fragments, and why not otherwise.
 
 `plan` looks for the best division of the fragments, in topological order, into stages: runs of
-consecutive fragments, each served by devices of its own (`search` has the theory, `costs` the
+consecutive fragments, each served by devices of its own (`dividing` searches, `costs` has the
 model). It works in phases:
 
 1. refuse at once what fits nowhere, saying what it needs and what each device has;
 2. search among divisions in which every device holds its fragments at once, whole or in blocks;
 3. only where there is none: allow devices to load and unload fragments for each item;
-4. where a search was cut short: put rules of thumb beside it, and let spare devices help;
-5. say what the plan would give, and what its alternatives would have given.
+4. say what the plan would give, and what its alternatives would have given.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +18,13 @@ from typing import Final, Protocol
 from shoal_planner.alternatives import Contest
 from shoal_planner.costs import Costs, Division, Holding, Span, homes_of
 from shoal_planner.devices import PoolDevice
+from shoal_planner.dividing import divided
 from shoal_planner.goal import Goal
-from shoal_planner.heuristics import Divisions, by_memory, evenly, packed, with_spares
+from shoal_planner.heuristics import Divisions
 from shoal_planner.links import Homes
 from shoal_planner.outcome import Infeasible, Plan, Rejected, Share, StagePlan
 from shoal_planner.replanning import Situation, improve, next_plan
-from shoal_planner.search import MAX_FOUND, Found, Wishes, fits, search
+from shoal_planner.search import MAX_FOUND, Wishes
 from shoal_planner.speeds import refined
 from shoal_protocol.choices import Objective, PinPolicy
 from shoal_protocol.partition import PartitionDocument
@@ -75,16 +75,15 @@ def plan(
         return refused
     wishes, goal = _wishes(previous, pins), Goal(objective, items)
     for reloading in (False, True):
-        found = search(costs, pool, wishes, goal, reloading=reloading)
-        if not found.complete:
-            found = _mended(costs, found, pool, wishes, goal, reloading=reloading)
+        found = divided(costs, pool, wishes, goal, reloading=reloading)
         if found.divisions:
             best, *others = _by_pairs(costs, found.divisions, pool, wishes, goal, reloading)
             contest = Contest(costs=costs, pool=pool, goal=goal, best=best)
             alone = _without_replicas(contest, wishes, reloading=reloading)
             rejected = islice(contest.rejected(alone, others), MAX_REJECTED)
             epoch = 1 + (previous.epoch if previous else 0)
-            return _planned(contest, tuple(rejected), epoch, complete=found.complete)
+            gap = found.gap(goal.value(*costs.totals(best)))
+            return _planned(contest, tuple(rejected), epoch, gap)
     return Infeasible(problem=_PINS) if pins else _too_tight(costs, pool)
 
 
@@ -113,7 +112,7 @@ def replan(
     rejected = best.rejected
     if (lost := contest.from_scratch(ideal)) is not None:
         rejected = tuple(islice((lost, *contest.rejected(None, ())), MAX_REJECTED))
-    return _planned(contest, rejected, best.epoch, complete=best.complete)
+    return _planned(contest, rejected, best.epoch, best.gap)
 
 
 def _divisions(stages: Sequence[Served], devices: Mapping[str, PoolDevice]) -> Divisions:
@@ -185,38 +184,6 @@ def _too_tight(costs: Costs, pool: Sequence[PoolDevice]) -> Infeasible:
     )
 
 
-def _mended(
-    costs: Costs,
-    found: Found,
-    pool: Sequence[PoolDevice],
-    wishes: Wishes,
-    goal: Goal,
-    *,
-    reloading: bool,
-) -> Found:
-    """A search that was cut short, with rules of thumb beside what it found, and spares used."""
-    whole, at_once = {Holding.WHOLE}, {Holding.WHOLE, Holding.IN_BLOCKS}
-    rules = [evenly(costs, pool), by_memory(costs, pool)]
-    rules += [rule for each in (whole, at_once) if (rule := packed(costs, pool, each))]
-    admissible = [
-        rule
-        for rule in rules
-        if rule and all(_serves(costs, each, wishes, reloading=reloading) for each in rule)
-    ]
-    candidates = [*found.divisions, *admissible]
-    candidates += [with_spares(costs, each, pool, wishes) for each in candidates[:1] + admissible]
-    distinct = dict.fromkeys(candidates)
-
-    def order(divisions: Divisions) -> tuple[int, ...]:
-        penalty = sum(
-            wishes.penalty(each.span, [device.name for device in each.devices])
-            for each in divisions
-        )
-        return goal.order(*costs.totals(divisions), penalty)
-
-    return Found(tuple(sorted(distinct, key=order)[:MAX_FOUND]), complete=False)
-
-
 def _by_pairs(
     costs: Costs,
     found: Sequence[Divisions],
@@ -245,25 +212,18 @@ def _by_pairs(
     return sorted(dict.fromkeys([*improved, *found]), key=order)[:MAX_FOUND]
 
 
-def _serves(costs: Costs, division: Division, wishes: Wishes, *, reloading: bool) -> bool:
-    names = [device.name for device in division.devices]
-    return wishes.allow(division.span, names) and all(
-        fits(costs, division.span, device, reloading=reloading) for device in division.devices
-    )
-
-
 def _without_replicas(contest: Contest, wishes: Wishes, *, reloading: bool) -> Divisions | None:
     """The best division with one device for each stage; None where the best of all is one, or there
     is none."""
     if all(len(division.devices) == 1 for division in contest.best):
         return None
     alone = replace(wishes, replicas=False)
-    found = search(contest.costs, contest.pool, alone, contest.goal, reloading=reloading)
+    found = divided(contest.costs, contest.pool, alone, contest.goal, reloading=reloading)
     return found.divisions[0] if found.divisions else None
 
 
 def _planned(
-    contest: Contest, rejected: tuple[Rejected, ...], epoch: int, *, complete: bool
+    contest: Contest, rejected: tuple[Rejected, ...], epoch: int, gap: float | None
 ) -> Plan:
     costs, best = contest.costs, contest.best
     predictable = costs.predictable(contest.pool)
@@ -275,7 +235,7 @@ def _planned(
         period_nanoseconds=period if predictable else None,
         latency_nanoseconds=latency if predictable else None,
         rejected=rejected,
-        complete=complete,
+        gap=gap,
     )
 
 

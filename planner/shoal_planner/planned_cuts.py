@@ -3,8 +3,7 @@
 A table has every fragment that could be (`shoal_protocol.cut_table`). A stage of one fragment is
 what a stage of a finished partition is, so the search and the costs are those of a placement
 (`search`, `costs`), over the table's cuts instead of fragments: each stage of the best division
-becomes one fragment. Where unequal devices make that search too long, it has fewer cuts, evenly
-spread; then each border moves to the best of all cuts, as long as that helps.
+becomes one fragment.
 
 Where the devices cannot hold the model at once, fragments are loaded in turn, and then the fewest
 are best that each fit a device.
@@ -17,25 +16,24 @@ delivered and prepared again for a new one. So it is replaced where the best cut
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import isqrt
 from typing import Final
 
-from shoal_planner.costs import Costs, DeviceCost, Division, Holding, Span, SpanCosts
+from shoal_planner.costs import Costs, DeviceCost, Holding, Span, SpanCosts
 from shoal_planner.cuts import comfortable
 from shoal_planner.devices import PoolDevice
+from shoal_planner.dividing import divided
 from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions
 from shoal_planner.links import NOWHERE, Homes
 from shoal_planner.outcome import Infeasible, Plan, Rejected, duration
 from shoal_planner.replanning import GAIN
-from shoal_planner.search import MAX_STEPS, Wishes, search, transitions
+from shoal_planner.search import Wishes
 from shoal_planner.sharing import is_at_once
 from shoal_protocol.choices import Objective
 from shoal_protocol.cut_table import CutTable
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
 from shoal_protocol.units import Bytes, Nanoseconds
 
-_LEAST_CUTS: Final = 12
 _ANY: Final = Wishes()
 _ALONE: Final = Span(0, 1)
 
@@ -44,13 +42,15 @@ _ALONE: Final = Span(0, 1)
 class PlannedCut:
     """Where to cut: behind these tensors; none leaves the model whole. `period` and `latency` are
     what the best plan of it gives; None where the devices cannot hold the model at once. `gain`:
-    the part of the value that it saves against the cut that it replaces."""
+    the part of the value that it saves against the cut that it replaces. `gap`: by what part of the
+    best possible value it is larger at most; None: that is not known."""
 
     tensors: tuple[str, ...]
     period: Nanoseconds | None = None
     latency: Nanoseconds | None = None
     divisions: Divisions = ()
     gain: float | None = None
+    gap: float | None = None
 
     def value(self, goal: Goal) -> float:
         """Less is better; loading in turn is worse than anything else."""
@@ -70,6 +70,9 @@ class TableCosts(SpanCosts):
     @property
     def count(self) -> int:
         return self.table.end
+
+    def resident(self, span: Span) -> Bytes:
+        return self._alone(span).resident(_ALONE)
 
     def at_once(self, span: Span, device: PoolDevice) -> Holding | None:
         return self._alone(span).at_once(_ALONE, device)
@@ -115,15 +118,27 @@ class TableCosts(SpanCosts):
         return Costs(document)
 
 
+def with_room(pool: Sequence[PoolDevice]) -> list[PoolDevice]:
+    """The devices with some of their budgets left free, since needs are estimated."""
+    return [replace(each, budget_bytes=Bytes(comfortable(each.budget_bytes))) for each in pool]
+
+
 def choose_cut(table: CutTable, pool: Sequence[PoolDevice], goal: Goal) -> PlannedCut | None:
     """The cut that these devices run best; None: there is none of which every fragment fits one."""
-    with_room = [replace(each, budget_bytes=Bytes(comfortable(each.budget_bytes))) for each in pool]
-    for devices in (with_room, pool):
-        if (divisions := _best(table, devices, goal)) is not None:
-            period, latency = TableCosts(table).totals(divisions)
-            tensors = table.named([each.span.end for each in divisions])
-            return PlannedCut(tensors=tensors, period=period, latency=latency, divisions=divisions)
-    ends = _fewest(TableCosts(table), pool)
+    costs = TableCosts(table)
+    for devices in (with_room(pool), pool):
+        found = divided(costs, devices, _ANY, goal, reloading=False)
+        if found.divisions:
+            divisions = found.divisions[0]
+            period, latency = costs.totals(divisions)
+            return PlannedCut(
+                tensors=table.named([each.span.end for each in divisions]),
+                period=period,
+                latency=latency,
+                divisions=divisions,
+                gap=found.gap(goal.value(period, latency)),
+            )
+    ends = _fewest(costs, pool)
     return None if ends is None else PlannedCut(tensors=table.named(ends))
 
 
@@ -183,58 +198,6 @@ def rejected_cut(fragments: int, lost: Plan | Infeasible, best: Plan | Infeasibl
 
 def _times(lost: Nanoseconds | None, best: Nanoseconds | None) -> str:
     return f"{duration(lost or 0)}, against {duration(best or 0)}"
-
-
-def _best(table: CutTable, pool: Sequence[PoolDevice], goal: Goal) -> Divisions | None:
-    """The best division in which every device holds its fragment at once."""
-    kept = _affordable_cuts(table, pool)
-    for tried in dict.fromkeys((kept, tuple(range(1, table.end)))):
-        ends = (0, *tried, table.end)
-        found = search(TableCosts(table.only(tried)), pool, _ANY, goal, reloading=False)
-        if found.divisions:
-            divisions = tuple(
-                replace(each, span=Span(ends[each.span.start], ends[each.span.end]))
-                for each in found.divisions[0]
-            )
-            if found.complete and len(tried) == len(table.tensors):
-                return divisions
-            return _with_better_borders(TableCosts(table), divisions, goal)
-    return None
-
-
-def _affordable_cuts(table: CutTable, pool: Sequence[PoolDevice]) -> tuple[int, ...]:
-    """As many cuts, evenly spread, as a search among all devices can weigh."""
-    spans = MAX_STEPS // transitions(pool)
-    most = max(_LEAST_CUTS, isqrt(2 * spans) - 1)
-    inner = table.end - 1
-    if inner <= most:
-        return tuple(range(1, table.end))
-    return tuple(dict.fromkeys(1 + inner * place // most for place in range(most)))
-
-
-def _with_better_borders(costs: TableCosts, divisions: Divisions, goal: Goal) -> Divisions:
-    """Each border at the best cut between its neighbours, until none moves."""
-    best = goal.order(*costs.totals(divisions))
-    moved = True
-    while moved:
-        moved = False
-        for place in range(len(divisions) - 1):
-            one, other = divisions[place], divisions[place + 1]
-            for border in range(one.span.start + 1, other.span.end):
-                pair = (
-                    replace(one, span=Span(one.span.start, border)),
-                    replace(other, span=Span(border, other.span.end)),
-                )
-                changed = (*divisions[:place], *pair, *divisions[place + 2 :])
-                if not all(_holds(costs, each) for each in pair):
-                    continue
-                if (value := goal.order(*costs.totals(changed))) < best:
-                    divisions, best, moved = changed, value, True
-    return divisions
-
-
-def _holds(costs: TableCosts, division: Division) -> bool:
-    return all(costs.at_once(division.span, each) for each in division.devices)
 
 
 def _fewest(costs: TableCosts, pool: Sequence[PoolDevice]) -> tuple[int, ...] | None:

@@ -5,13 +5,16 @@ the best plan takes the place of the one in force only where that is worse by `G
 or where devices were lost, there is a third candidate: the plan in force, changed by *local moves*
 (Asteroid, "lightweight pipeline replay"): a border between two stages moves, a device goes to
 another stage, to one of its own or to rest, two devices change places. Each step is the one that
-helps most, first what does not fit, then the goal. Of all candidates that the best one does not
-beat by `GAIN`, the one that moves the fewest fragments is the next plan.
+helps most, first what does not fit, then the goal; it is over when a step leads to a plan that the
+best one does not beat by `GAIN`. Of all such candidates the one that moves the fewest fragments is
+the next plan.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
+from operator import itemgetter
 from typing import Final
 
 from shoal_planner.costs import Costs, Division, Span
@@ -56,7 +59,7 @@ def next_plan(situation: Situation, best: Divisions) -> Divisions:
 
     if before == best or near(before):
         return before
-    changed = _improved(weighing, before, situation.pool)
+    changed = _improved(weighing, before, situation.pool, enough / (1 - GAIN))
     candidates = (changed, best) if near(changed) else (best,)
     return min(candidates, key=lambda each: (weighing.moves(each), weighing.value(each)))
 
@@ -116,17 +119,19 @@ class _Weighing:
         )
 
 
-def _improved(weighing: _Weighing, before: Divisions, pool: Sequence[PoolDevice]) -> Divisions:
-    """After the best move of each round; until none helps, or too many were tried."""
+def _improved(
+    weighing: _Weighing, before: Divisions, pool: Sequence[PoolDevice], enough: float = 0.0
+) -> Divisions:
+    """After the best move of each round; until none helps, or too many were tried. Where moves lead
+    below `enough`, the one of them that moves the fewest fragments is the last."""
     now, key, left = before, weighing.key(before), MAX_TRIES
     while left > 0:
-        found, best = now, key
-        for each in _moved(now, pool):
-            left -= 1
-            if (other := weighing.key(each)) < best:
-                found, best = each, other
-            if left <= 0:
-                break
+        weighed = [(weighing.key(each), each) for each in islice(_moved(now, pool), left)]
+        left -= len(weighed)
+        ends = [each for each in weighed if each[0][0] == 0 and each[0][1] < enough]
+        if ends:
+            return min(ends, key=lambda each: each[0][::-1])[1]
+        best, found = min(weighed, key=itemgetter(0), default=(key, now))
         helps = best[0] < key[0] or (best[0] == key[0] and best[1] < key[1] * (1 - _STEP))
         if not helps:
             return now

@@ -11,10 +11,9 @@ sum both grow with their parts. So
 without the labels that are beaten. Devices that are alike are counted, not named: `used` and
 `chosen` are vectors of counts per class, which makes a pool of equal devices easy, however large.
 
-The number of steps is bounded before the search starts: while it is too large, the two nearest
-classes are made one with the lesser abilities of both, and then devices are left out. The result
-is then a good division rather than the best, and says so (`complete`). No clock is involved: equal
-questions get equal answers.
+The number of steps is bounded before the search starts. Where it is too large, there is no search
+among all groups: `wide_search` has another. No clock is involved: equal questions get equal
+answers.
 
 A label knows nothing of the other ends of its links, so each device's own link counts here. Where
 rates between pairs of devices are known, `placement` weighs what was found by those, and improves
@@ -25,17 +24,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import nsmallest
-from itertools import chain, pairwise, product
+from itertools import product
+from math import inf
 from typing import Final
 
 from shoal_planner.costs import DeviceCost, Division, Span, SpanCosts, shared_period
-from shoal_planner.devices import PoolDevice, Ratios
+from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
-from shoal_protocol.digests import Digest
+from shoal_planner.layers.arcs import number_of_subsets
 
 MAX_STEPS: Final = 200_000
 MAX_LABELS: Final = 32
 MAX_FOUND: Final = 9
+_EQUAL: Final = 1e-6
+"""Values that differ by less are rounded differently."""
 
 Counts = tuple[int, ...]
 
@@ -113,31 +115,49 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Divisions, the best first; `complete`: every one was weighed, so that none means none."""
+    """Divisions, the best first, and the value that none goes below; None: that is not known."""
 
     divisions: tuple[tuple[Division, ...], ...]
-    complete: bool
+    lower: float | None
+
+    def gap(self, value: int) -> float | None:
+        """By what part of the best possible value this one is larger at most; None: not known."""
+        if self.lower is not None and value <= self.lower * (1 + _EQUAL):
+            return 0.0
+        return value / self.lower - 1 if self.lower else None
 
 
 def search(
     costs: SpanCosts, pool: Sequence[PoolDevice], wishes: Wishes, goal: Goal, *, reloading: bool
-) -> Found:
-    """The divisions of least worth.
+) -> Found | None:
+    """The divisions of least worth; None: there are too many.
 
     Without `reloading` every device holds its span at once.
     """
     spans = _spans(costs, pool, reloading=reloading)
-    classes, whole = _affordable(_classes(pool, wishes), len(spans))
+    classes = classes_of(pool, wishes)
+    if len(spans) * number_of_subsets([len(each.devices) for each in classes]) > MAX_STEPS:
+        return None
     choices = {span: _choices(costs, span, classes, wishes, reloading) for span in spans}
     labels, uncut = _all_labels(costs.count, spans, choices, classes, goal)
     ordered = nsmallest(MAX_FOUND, labels, key=lambda label: _order(label, goal))
-    return Found(tuple(_named(label, classes) for label in ordered), whole and uncut)
+    values = [goal.value(label.period, label.latency) for label in ordered]
+    lower = min(values, default=inf) if uncut else None
+    return Found(tuple(named(label.steps, classes) for label in ordered), lower)
 
 
 def fits(costs: SpanCosts, span: Span, device: PoolDevice, *, reloading: bool) -> bool:
     """Whether a device can serve a span: all of it at once, or, `reloading`, one by one."""
     holding = costs.holding if reloading else costs.at_once
     return holding(span, device) is not None
+
+
+def serves(costs: SpanCosts, division: Division, wishes: Wishes, *, reloading: bool) -> bool:
+    """Whether its devices can and may serve a span."""
+    names = [device.name for device in division.devices]
+    return wishes.allow(division.span, names) and all(
+        fits(costs, division.span, device, reloading=reloading) for device in division.devices
+    )
 
 
 def _order(label: Label, goal: Goal) -> tuple[object, ...]:
@@ -166,7 +186,8 @@ def _spans(costs: SpanCosts, pool: Sequence[PoolDevice], *, reloading: bool) -> 
     ]
 
 
-def _classes(pool: Sequence[PoolDevice], wishes: Wishes) -> list[DeviceClass]:
+def classes_of(pool: Sequence[PoolDevice], wishes: Wishes) -> list[DeviceClass]:
+    """The devices by what matters of them."""
     grouped: dict[tuple[PoolDevice, str], list[PoolDevice]] = {}
     for device in sorted(pool, key=lambda each: each.name):
         role = wishes.role(device.name)
@@ -175,95 +196,6 @@ def _classes(pool: Sequence[PoolDevice], wishes: Wishes) -> list[DeviceClass]:
         DeviceClass(like=like, devices=tuple(devices), role=role)
         for (like, role), devices in grouped.items()
     ]
-
-
-def _affordable(classes: list[DeviceClass], spans: int) -> tuple[list[DeviceClass], bool]:
-    """Fewer classes, then fewer devices, until the search is short enough; whether all remain."""
-    complete = True
-    while spans * _transitions(classes) > MAX_STEPS:
-        complete = False
-        free = sorted((each for each in classes if not each.role), key=_ability)
-        if len(free) >= 2:
-            pairs = list(pairwise(free))
-            first, second = min(pairs, key=_distance)
-            rest = [each for each in classes if each not in (first, second)]
-            classes = [*rest, _merged(first, second)]
-        else:
-            longest = max(classes, key=lambda each: len(each.devices))
-            if len(longest.devices) == 1:
-                break
-            kept = sorted(longest.devices, key=lambda each: (-each.flops_per_second, each.name))
-            shorter = replace(longest, devices=tuple(kept[:-1]))
-            classes = [shorter if each is longest else each for each in classes]
-    return classes, complete
-
-
-def transitions(pool: Sequence[PoolDevice]) -> int:
-    """What each span costs the search among all of these devices."""
-    return _transitions(_classes(pool, Wishes()))
-
-
-def _transitions(classes: Sequence[DeviceClass]) -> int:
-    """Pairs (used, chosen) of count vectors."""
-    pairs = 1
-    for each in classes:
-        pairs *= (len(each.devices) + 1) * (len(each.devices) + 2) // 2
-    return pairs
-
-
-def _ability(each: DeviceClass) -> tuple[int, int, int, str]:
-    like = each.like
-    return (
-        like.budget_bytes,
-        like.flops_per_second,
-        like.link_bytes_per_second or 2**63,
-        each.devices[0].name,
-    )
-
-
-def _distance(pair: tuple[DeviceClass, DeviceClass]) -> tuple[int, ...]:
-    """How much is lost, in thousandths, when two classes count as the lesser of both."""
-    (budget, speed, link, _), (budget_, speed_, link_, _) = _ability(pair[0]), _ability(pair[1])
-    losses = [
-        1000 * abs(one - other) // max(one, other, 1)
-        for one, other in ((budget, budget_), (speed, speed_), (link, link_))
-    ]
-    return (sum(losses), *losses)
-
-
-def _merged(first: DeviceClass, second: DeviceClass) -> DeviceClass:
-    one, other = first.like, second.like
-    like = PoolDevice(
-        name="",
-        budget_bytes=min(one.budget_bytes, other.budget_bytes),
-        flops_per_second=min(one.flops_per_second, other.flops_per_second),
-        convolutions_per_second=_least(one.convolutions_per_second, other.convolutions_per_second),
-        products_per_second=_least(one.products_per_second, other.products_per_second),
-        memory_bytes_per_second=_least(one.memory_bytes_per_second, other.memory_bytes_per_second),
-        page_bytes_per_second=min(one.page_bytes_per_second, other.page_bytes_per_second),
-        reload_bytes_per_second=min(one.reload_bytes_per_second, other.reload_bytes_per_second),
-        link_bytes_per_second=_least(one.link_bytes_per_second, other.link_bytes_per_second),
-        latency_nanoseconds=max(one.latency_nanoseconds, other.latency_nanoseconds),
-        moved_bytes_per_second=_least(one.moved_bytes_per_second, other.moved_bytes_per_second),
-        handling_nanoseconds=max(one.handling_nanoseconds, other.handling_nanoseconds),
-        ratios=_largest(one.ratios, other.ratios),
-        single=one.single or other.single,
-    )
-    devices = sorted((*first.devices, *second.devices), key=lambda each: each.name)
-    return DeviceClass(like=like, devices=tuple(devices))
-
-
-def _least(*rates: int | None) -> int | None:
-    """The least of those that limit."""
-    return min((rate for rate in rates if rate is not None), default=None)
-
-
-def _largest(*ratios: Ratios) -> Ratios:
-    """The largest of each fragment."""
-    found: dict[Digest, int] = {}
-    for digest, ratio in chain(*ratios):
-        found[digest] = max(ratio, found.get(digest, ratio))
-    return tuple(found.items())
 
 
 def _choices(
@@ -350,11 +282,11 @@ def _insert(labels: list[Label], new: Label) -> None:
     labels.append(new)
 
 
-def _named(label: Label, classes: Sequence[DeviceClass]) -> tuple[Division, ...]:
+def named(steps: Sequence[Step], classes: Sequence[DeviceClass]) -> tuple[Division, ...]:
     """The division with devices in the place of counts: of a class, by name from the first."""
     left = [list(each.devices) for each in classes]
     divisions = []
-    for step in label.steps:
+    for step in steps:
         devices = [
             left[place].pop(0) for place, count in enumerate(step.chosen) for _ in range(count)
         ]

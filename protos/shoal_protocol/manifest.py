@@ -34,6 +34,9 @@ JOINS: Final = "joins"
 """The key of the outputs that blocks give in parts."""
 VALUES: Final = "values"
 """The key of what inputs hold that are a few integers, where it follows from the planned shapes."""
+UNKNOWN_SIZES: Final = "unknown_sizes"
+"""The key that says that sizes of activations do not follow from the planned shapes, but from what
+inputs hold, or from nothing that is known."""
 MAXIMUM_MANIFEST_BYTES: Final = 16 << 20
 """Wherever a manifest is made, stored or fetched: about a hundred thousand weights. A device reads
 it whole."""

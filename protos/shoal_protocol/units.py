@@ -107,3 +107,11 @@ def seconds(duration: Nanoseconds) -> float:
 
 def nanoseconds(duration_seconds: float) -> Nanoseconds:
     return Nanoseconds(round(duration_seconds * NANOSECONDS_PER_SECOND))
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 item`, `3 items`, `2 retries`: a regular noun with its number."""
+    if number == 1:
+        return f"1 {noun}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}s"
+    return f"{number} {plural}"

@@ -58,10 +58,11 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
     values: Mapping[str, Sequence[int]] | None = None,
     *,
     batched: bool = False,
+    unknown_sizes: bool = False,
 ) -> MadeFragment:
     """Write one self-contained model, weights inside, as a fragment of the store; `largest` are
     the largest shapes of its inputs, `values` what those of them hold that are a few integers.
-    `batched`: it may run several items at once."""
+    `batched`: it may run several items at once. `unknown_sizes`: those of its activations."""
     model = lift_constants(model)
     weights, initializers = pack_weights(model)
     files: dict[str, bytes] = {"model.onnx": externalised(model, initializers)}
@@ -82,6 +83,8 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
         manifest["values"] = {name: list(each) for name, each in values.items()}
     if batched:
         manifest["batched"] = {}
+    if unknown_sizes:
+        manifest["unknown_sizes"] = True
     least = resident
     if blocks is not None:
         described, files["blocks.bin"] = pack_blocks(model, initializers, blocks)

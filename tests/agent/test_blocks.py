@@ -20,7 +20,7 @@ from agent.fragment_making import (
     write_fragment,
 )
 from shoal_agent.cache.disk import FragmentCache
-from shoal_agent.runtime.blocks import Blocks, GrantTooSmall
+from shoal_agent.runtime.blocks import Blocks, GrantTooSmall, read_blocks
 from shoal_agent.runtime.destinations import destinations
 from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated
 from shoal_agent.runtime.inputs import InputMismatch
@@ -315,11 +315,25 @@ def test_what_a_prepared_block_holds_has_the_room_that_others_do_not_take() -> N
     )
     source = Blocks(folder=Path(), resident_bytes=64 * MIB, outputs=(), blocks=(block,) * 4)
     granted = source.least_bytes
-    # A session takes 192 KiB of the 320; each block has 64 to spare.
-    assert source.with_prepared(prepared(448 << 10, 0, 0, 0), granted).prepared
-    assert not source.with_prepared(prepared(449 << 10, 0, 0, 0), granted).prepared
-    assert not source.with_prepared(prepared(*[257 << 10] * 4), granted).prepared
-    assert source.with_prepared(prepared(*[257 << 10] * 4), granted + (4 << 10)).prepared
+    # A session takes 200 KiB of the 320 when it is opened; each block has 32 to spare.
+    assert source.with_prepared(prepared(328 << 10, 0, 0, 0), granted).prepared
+    assert not source.with_prepared(prepared(329 << 10, 0, 0, 0), granted).prepared
+    assert not source.with_prepared(prepared(*[233 << 10] * 4), granted).prepared
+    assert source.with_prepared(prepared(*[233 << 10] * 4), granted + (4 << 10)).prepared
+
+
+def test_sessions_of_blocks_have_no_more_threads_than_the_grant_has_room_for(
+    made: MadeFragment,
+) -> None:
+    source = read_blocks(made.folder)
+    assert source is not None
+    least, each = source.least_bytes, len(source.blocks) * (112 << 10)
+    assert source.with_threads(1, least) == (source, 1)
+    assert source.with_threads(8, least) == (source, 2)
+    more, threads = source.with_threads(8, least + 3 * each)
+    assert (more.least_bytes, threads) == (least + 3 * each, 5)
+    more, threads = source.with_threads(8, 2 * least + 100 * each)
+    assert (more.least_bytes, threads) == (least + 6 * each, 8)
 
 
 def test_text_is_refused_when_the_blocks_are_opened(runtime: Runtime, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ async def test_a_load_whose_room_cannot_be_made_books_nothing_and_works_later(
 ) -> None:
     fragments = make(budget=16 * MIB)
     store = ActivationStore(tmp_path / "disk", 3 * MIB, fragments)
-    fragments.spill = store.spill
+    fragments.spilling.spill = store.spill
     keys = [Made("j", 1, item, 0) for item in range(12)]
     for key in keys:
         await store.put(key, {"y": np.zeros(MIB, np.uint8)})

@@ -85,14 +85,20 @@ async def run_whole(coordinator: ScriptedCoordinator, join: Join, rows: int) -> 
 
 
 @pytest.mark.parametrize(
-    "granted", [10 * MIB, pytest.param(24 * MIB, marks=pytest.mark.minutes), 40 * MIB]
+    ("granted", "threads"),
+    [
+        (10 * MIB, 1),
+        (10 * MIB, 8),
+        pytest.param(24 * MIB, 1, marks=pytest.mark.minutes),
+        (40 * MIB, 1),
+    ],
 )
 async def test_a_fragment_runs_within_whatever_it_is_granted(
-    coordinator: ScriptedCoordinator, join: Join, granted: int
+    coordinator: ScriptedCoordinator, join: Join, granted: int, threads: int
 ) -> None:
     whole = await expected(coordinator, join)
     made = made_of(coordinator.store)
-    joined = await join(budget=str(granted))
+    joined = await join("pi-4", "--threads", str(threads), budget=str(granted))
     idle = joined.agent.status("VmRSS")
     reply = await joined.device.load(made.digest, granted)
     assert reply.loaded.resident_bytes == granted, reply

@@ -51,3 +51,25 @@ async def test_a_link_on_which_something_is_on_its_way_is_not_probed() -> None:
         waiting.fail("it says nothing")
     near.local = True
     assert not BulkLink(near).probed, "it stays on this host"
+
+
+class HeldAtFirst(BulkLink):
+    """Its first ping finds the other end held, for as long as a probe takes."""
+
+    pings = 0
+
+    async def ping(self, size: int = 0, answer_bytes: int = 0) -> float:
+        await super().ping(size, answer_bytes)
+        self.pings += 1
+        return 0.2 if size or self.pings == 1 else 0.001
+
+
+async def test_an_end_that_is_held_for_a_while_does_not_make_a_slow_link_look_fast() -> None:
+    near, far = Pipe(), Pipe()
+    near.other, far.other = far, near
+    sender, receiver, meters = HeldAtFirst(near), BulkLink(far, Intake(Taker())), LinkMeters()
+    async with serving(sender, receiver):
+        await probe(sender, meters, "jetson")
+    rate = meters.to("jetson").read().bytes_per_second
+    assert rate is not None
+    assert rate < 1.1 * LARGE_BYTES / 0.2

@@ -73,6 +73,15 @@ def test_a_fragment_measured_over_the_budget_is_evicted() -> None:
     assert list(ledger.resident) == ["a"]
 
 
+def test_a_fragment_whose_run_was_stopped_goes_also_where_there_would_be_room_for_more() -> None:
+    ledger = new_ledger(a=50)
+    (eviction,) = ledger.measure("a", Bytes(75), stopped=True)
+    assert isinstance(eviction, Evict)
+    assert (eviction.digest, eviction.need) == ("a", 75)
+    in_blocks(ledger, "b", 60, least=20)
+    assert ledger.measure("b", Bytes(100), stopped=True) == [Grant(digest="b", size=Bytes(57))]
+
+
 def test_an_estimate_is_corrected_upwards_only() -> None:
     ledger = new_ledger(a=50)
     assert ledger.measure("a", Bytes(10)) == []

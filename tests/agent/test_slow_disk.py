@@ -83,7 +83,7 @@ class Agent:
 
     def open_store(self) -> ActivationStore:
         store = ActivationStore(self._folder, 32 * MIB, self.fragments)
-        self.fragments.spill = store.spill
+        self.fragments.spilling.spill = store.spill
         return store
 
 

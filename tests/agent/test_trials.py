@@ -15,7 +15,7 @@ from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_memory_of_fragments import peak_bytes
 from agent.test_running import edge, task
-from shoal_agent.memory.trials import MOST_TRIALS, Trial, next_grant
+from shoal_agent.memory.trials import MOST_TRIALS, Trial, need_of_stopped, next_grant
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -269,6 +269,17 @@ def test_what_a_few_tokens_more_take_is_not_extrapolated() -> None:
 
 
 sizes = st.integers(1, 1 << 40)
+
+
+@given(had=sizes, budget=sizes)
+def test_a_run_that_is_stopped_again_and_again_soon_asks_for_more_than_there_is(
+    had: int, budget: int
+) -> None:
+    for _ in range(128):
+        if had > budget:
+            return
+        had = need_of_stopped(had, budget)
+    pytest.fail(f"it still asks for {had} of {budget}")
 
 
 @given(granted=sizes, least=sizes, room=sizes, beyond=sizes, stopped=st.booleans())

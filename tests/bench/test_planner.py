@@ -1,5 +1,6 @@
 """The bench of the planner of layers: its comparisons hold; its times are not for a test."""
 
+import planned_pools
 import pytest
 
 import planner as bench
@@ -40,3 +41,14 @@ def test_the_recurrence_of_pipedream_finds_what_it_published() -> None:
 def test_many_layers_on_many_devices_keep_their_gap(size: bench.Size, objective: Objective) -> None:
     _, stated = bench.chains(size, objective)
     assert stated.met
+
+
+def test_pools_of_unequal_devices_keep_their_gap_and_beat_simple_splits() -> None:
+    took, *others = planned_pools.cuts(12, Objective.THROUGHPUT, 1)
+    assert took.value > 0
+    assert [each.name for each in others if not each.met] == []
+
+
+def test_few_fragments_move_after_a_loss_and_a_second_model_gains_from_what_is_known() -> None:
+    assert planned_pools.moved(2).met
+    assert planned_pools.second_models(2).met

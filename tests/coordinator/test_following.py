@@ -223,3 +223,117 @@ async def test_a_job_that_does_not_follow_is_another_job(world: World) -> None:
         assert "runs already, with another content" in text
         await world.submit(follow=True, end=True)
         await world.ended()
+
+
+async def listed(world: World, *states: api.JobItem.State) -> list[tuple[str, str]]:
+    request = api.ListItemsRequest(name="job", states=states)
+    pages = world.stub.ListItems(request, timeout=10)
+    return [
+        (each.input, api.JobItem.State.Name(each.state))
+        async for page in pages
+        for each in page.items
+    ]
+
+
+async def retried(world: World, *items: int) -> api.JobStatus:
+    return await world.stub.RetryJob(api.RetryJobRequest(name="job", items=items), timeout=10)
+
+
+def spoil(folder: Path, *names: str) -> None:
+    """Put files there that do not suit the model."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        np.savez(folder / name, x=np.zeros((2, 2, 3, 7)))
+
+
+async def test_items_are_listed_while_files_come_and_after_the_end(world: World) -> None:
+    folder = world.folder / "in"
+    drop(folder, 0)
+    gate = asyncio.Semaphore(3)
+    async with connected(world.device("a", gate=gate)):
+        await world.submit(follow=True)
+        await world.until(lambda status: status.succeeded == 1)
+        spoil(folder, "bad.npz")
+        await world.until(lambda status: status.failed == 1)
+        drop(folder, 1)
+        await world.until(lambda status: status.active == 1)
+        now = await listed(world)
+        assert now[:2] == [("0000.npy", "SUCCEEDED"), ("bad.npz", "FAILED")]
+        assert now[2:] == [("0001.npy", "ACTIVE")]
+        assert await listed(world, api.JobItem.FAILED) == [("bad.npz", "FAILED")]
+        for _ in range(9):
+            gate.release()
+        await world.submit(follow=True, end=True)
+        await world.ended()
+    assert await listed(world) == [
+        ("0000.npy", "SUCCEEDED"),
+        ("bad.npz", "FAILED"),
+        ("0001.npy", "SUCCEEDED"),
+    ]
+
+
+async def test_failed_files_are_tried_again_while_a_job_follows(world: World) -> None:
+    folder = world.folder / "in"
+    drop(folder, 0)
+    spoil(folder, "0001.npz", "0002.npz")
+    async with connected(world.device("a")):
+        await world.submit(follow=True)
+        await world.until(lambda status: (status.succeeded, status.failed) == (1, 2))
+        np.savez(folder / "0001.npz", x=frame(1))
+        begun = await retried(world)
+        assert (begun.retry, begun.items, begun.failed) == (1, 3, 0), "both files are there"
+        await world.until(lambda status: (status.succeeded, status.failed) == (2, 1))
+        drop(folder, 3)
+        await world.until(lambda status: status.succeeded == 3 and status.following)
+        (folder / "0002.npz").unlink()
+        assert (await retried(world)).retry == 2
+        await world.submit(follow=True, end=True)
+        last = await world.ended()
+    assert (last.items, last.succeeded, last.failed) == (4, 3, 1)
+    assert [each.input for each in last.failures] == ["0002.npz"], "it is gone: it stays failed"
+    assert "1 of 4 items failed" in last.message
+    check_frames(world.folder / "out", 0, 1, 3)
+
+
+async def test_failed_files_are_tried_again_when_a_job_that_followed_has_ended(
+    world: World,
+) -> None:
+    folder = world.folder / "in"
+    drop(folder, 0)
+    spoil(folder, "0001.npz", "0002.npz")
+    async with connected(world.device("a")):
+        await world.submit(follow=True, end=True)
+        last = await world.ended()
+        assert (last.state, last.failed) == (api.JobStatus.FAILED, 2)
+        for number in (1, 2):
+            np.savez(folder / f"000{number}.npz", x=frame(number))
+        (item,) = [each.item for each in last.failures if each.input == "0002.npz"]
+        assert (await retried(world, item)).retry == 1
+        last = await world.ended()
+        assert (last.state, last.items, last.succeeded) == (api.JobStatus.FAILED, 3, 2)
+        check_frames(world.folder / "out", 0, 2)
+        await retried(world)
+        last = await world.ended()
+    assert (last.state, last.items, last.succeeded) == (api.JobStatus.COMPLETE, 3, 3)
+    check_frames(world.folder / "out", 0, 1, 2)
+    assert not (world.folder / "out" / "failures.json").exists()
+
+
+async def test_what_has_not_failed_is_not_tried_again_while_a_job_follows(world: World) -> None:
+    drop(world.folder / "in", 0)
+    async with connected(world.device("a")):
+        await world.submit(follow=True)
+        await world.until(lambda status: status.succeeded == 1)
+        code, text = await refusal(retried(world))
+        assert (code, text) == (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "no item of job job has failed",
+        )
+        spoil(world.folder / "in", "bad.npz")
+        await world.until(lambda status: status.failed == 1)
+        _, text = await refusal(retried(world, 0))
+        assert text == (
+            "item 0 of job job has not failed; 1 of its 2 items have: `shoal items job --failed`"
+        )
+        await world.submit(follow=True, end=True)
+        await world.ended()

@@ -71,10 +71,13 @@ async def test_a_device_that_a_stage_cannot_use_is_shown_with_need_have_and_reas
 
 async def test_the_slowest_items_are_shown_task_by_task(world: World) -> None:
     world.inputs(*[1] * 12)
-    async with connected(world.device("a"), world.device("b")):
+    gate = asyncio.Semaphore(33)  # of 36 tasks
+    async with connected(world.device("a", gate=gate), world.device("b", gate=gate)):
         await world.submit()
         await world.until(lambda status: status.succeeded >= 3)
         running = (await overview(world, "job")).jobs[0]
+        for _ in range(3):
+            gate.release()
         await world.ended()
         ended = (await overview(world, "job")).jobs[0]
     assert ended.status.state == pb.JobStatus.COMPLETE

@@ -131,7 +131,7 @@ async def test_a_model_that_crashes_devices_too_small_for_a_trial_fails_alone(
     await pool.submit("healthy", document, inputs, tmp_path / "out")
     bad, good = await pool.finish("hostile"), await pool.finish("healthy")
     assert bad.state == pb.JobStatus.FAILED
-    assert "fragment 0 of hostile ended 4 devices in a row while they loaded it" in bad.message
+    assert "fragment 0 of hostile ended agents 4 times in a row" in bad.message
     assert sum(map(pool.restarts, pool.device_names)) >= 4, "the runtime does not crash any more"
     assert (good.state, good.succeeded) == (pb.JobStatus.COMPLETE, FILES * STACKED), good
     check_results(model, tmp_path / "out")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from random_profiles import chain, profiles
 from shoal_planner.blocks import (
+    BLOCK_NODE_BYTES,
     LEAST_POSITIONS,
     MOST_BLOCKS,
     NEAR,
@@ -23,7 +24,7 @@ from shoal_planner.blocks import (
     need_bytes,
 )
 from shoal_planner.profile import Profile, Role
-from shoal_planner.segments import FIXED_BYTES, NODE_BYTES, Layout, arena_bytes
+from shoal_planner.segments import FIXED_BYTES, Layout, arena_bytes
 from shoal_protocol.arena_regions import REGION_BYTES
 
 MIB = 1 << 20
@@ -83,7 +84,7 @@ def test_working_memory_holds_all_that_is_alive_while_a_block_runs(
         assert cost.working_bytes >= sum(profile.tensors[name].bytes or 0 for name in alive)
         weights = sum(profile.weights[name] for name in piece.weights)
         assert cost.weight_bytes >= weights
-        assert cost.held_bytes >= SESSION_BYTES + NODE_BYTES * len(piece.nodes)
+        assert cost.held_bytes >= SESSION_BYTES + BLOCK_NODE_BYTES * len(piece.nodes)
 
 
 def test_an_even_chain_makes_even_blocks_as_few_as_are_near_the_least() -> None:
@@ -95,7 +96,7 @@ def test_an_even_chain_makes_even_blocks_as_few_as_are_near_the_least() -> None:
 def test_where_sessions_cost_what_smaller_weights_save_there_are_fewer_blocks() -> None:
     layout = Layout(chain(*[MIB // 4] * 12))
     costs = costs_of(layout)
-    assert len(costs) == 3
+    assert len(costs) == 4
 
 
 def test_what_is_in_the_model_is_held_and_what_is_mapped_is_not() -> None:

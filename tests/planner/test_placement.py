@@ -182,7 +182,7 @@ def test_the_slowest_fragment_gets_the_fastest_device_and_spares_share_its_items
     assert answer.homes() == (("a",), ("c", "d"), ("b",))
     assert answer.period_nanoseconds == SECOND
     assert answer.items_per_second == 1.0
-    assert answer.complete
+    assert answer.gap == 0
 
 
 def test_a_model_that_fits_on_every_device_is_not_split_for_throughput() -> None:
@@ -320,7 +320,7 @@ def test_a_large_pool_is_planned_with_bounded_work_and_no_worse_than_evenly() ->
         for i in range(60)
     ]
     answer = placed(plan(document, pool, Objective.THROUGHPUT))
-    assert not answer.complete
+    assert answer.gap
     assert answer.even_split is not None
     assert answer.items_per_second is not None
     assert answer.items_per_second >= (answer.even_split.items_per_second or 0)

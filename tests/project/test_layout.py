@@ -14,7 +14,7 @@ SOURCE_ROOTS = (
     *("coordinator", "operator", "agent", "cli", "python"),
 )
 FILE_LIMIT_LINES = 450
-FUNCTION_LIMIT_LINES = 60  # of the body: a command's options are a signature
+FUNCTION_LIMIT_LINES = 60
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 # Where packages come from is the user's configuration, and where a checkout stands is nobody's
 # business. Written in halves, so that this file passes its own test.
@@ -93,7 +93,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
         for path in python_files()
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.body[0].lineno >= FUNCTION_LIMIT_LINES
+        and (node.end_lineno or 0) - node.lineno >= FUNCTION_LIMIT_LINES
     ]
     assert not long
 

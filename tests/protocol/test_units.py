@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shoal_protocol.units import (
     MOST_BYTES,
     QUANTITY_LENGTH,
+    counted,
     format_bytes,
     format_upwards,
     parse_bytes,
@@ -94,3 +95,11 @@ def test_bytes_written_upwards_are_at_least_as_many_by_less_than_a_tenth(size: i
     number, unit = format_upwards(size).split()
     scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
     assert 0 <= Fraction(number) * scale - size < Fraction(scale, 10)
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [(0, "item", "0 items"), (1, "item", "1 item"), (2, "retry", "2 retries"), (1, "try", "1 try")],
+)
+def test_a_count_and_its_noun_agree(number: int, noun: str, text: str) -> None:
+    assert counted(number, noun) == text

@@ -228,9 +228,9 @@ class Ledger:
         """It could not be fetched or opened; what was granted to it is free again."""
         self.in_flight = _without(self.in_flight, digest)
 
-    def measure(self, digest: str, measured: Bytes) -> list[Demand]:
-        """A fragment has run and took that much. If that does not fit beside the others, it is
-        granted less by what is missing; it goes if it cannot run in less."""
+    def measure(self, digest: str, measured: Bytes, *, stopped: bool = False) -> list[Demand]:
+        """A fragment has run and took that much. If that does not fit beside the others, or the run
+        was `stopped`, it is granted less by what is missing; it goes if it cannot run in less."""
         known, share = self.resident.get(digest), self.shares.get(digest)
         if known is None:
             return []
@@ -241,7 +241,7 @@ class Ledger:
             return []
         have = Bytes(max(0, self.budget - self.moving - self.fragments + known))
         demands: list[Demand] = []
-        if measured > have + self.moving:
+        if stopped or measured > have + self.moving:
             if share is None or not share.slack:
                 return [self._evict(digest, measured, "measured")]
             missing = (measured - have) * 5 // 4 + have // _NOISE

@@ -51,6 +51,12 @@ def is_worth_a_trial(need: int, free: int) -> bool:
     return _WORTH * need > free
 
 
+def need_of_stopped(had: int, budget: int) -> Bytes:
+    """What to ask for where a run was stopped that had so much; by how much it exceeds that is not
+    known. Half as much again, up to the budget; more than the budget, if it had all of that."""
+    return Bytes(max(had + 1, min(had + had // 2, budget)))
+
+
 def next_grant(trial: Trial, least: Bytes, room: Bytes, number: int) -> Bytes | None:
     """What to grant after the trial of that number, counted from 1, which took more than the
     room; None: less does not help, or cannot be granted."""

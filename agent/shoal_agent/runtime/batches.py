@@ -143,6 +143,7 @@ class Batches:
                 join(items, fragment.counted),
                 limit_bytes=self._ledger.budget,
                 measured=True,
+                is_known=True,
                 is_tried=False,  # the first of each number is the trial of its size
                 is_larger=False,
                 items=len(items),

@@ -58,10 +58,12 @@ OpenSession = Callable[[bytes | str, Path | None, Recipe, Weights], onnxruntime.
 """Opens a model, whose weights are in files of a folder, beside it where that is None, but for
 those that are mapped already; raises `RuntimeFailed`."""
 
-_OPEN_BYTES: Final = 192 << 10
-"""Of what is held for a block, what its session takes once it is open, at most."""
-_SPARE_BYTES: Final = 64 << 10
-"""Of the same, what is more than a session takes: enough for the ends of pages."""
+_SPARE_BYTES: Final = 32 << 10
+"""Of what is held for a block, what is more than a session takes: enough for the ends of pages."""
+_THREADS: Final = 2
+_THREAD_BYTES: Final = 112 << 10
+"""What each further thread takes of each session, measured: 100 KiB. What is held is reckoned for
+two."""
 _UNREAD_BYTES: Final = 64 << 10
 """A block that maps so much more than it reads, and an eighth, has a table of which it reads rows:
 less is the ends of pages."""
@@ -105,7 +107,10 @@ class Blocks:
         are, so what one of them has to spare is there for another.
         """
         packed = [model.packed for model in models]
-        excess = sum(max(0, each.anonymous_bytes - _OPEN_BYTES) for each in packed)
+        excess = sum(
+            max(0, each.anonymous_bytes - _open_bytes(block))
+            for block, each in zip(self.blocks, packed, strict=True)
+        )
         spare = sum(_SPARE_BYTES - min(_SPARE_BYTES, max(0, each.mapped_growth)) for each in packed)
         first, *others = (
             replace(
@@ -121,6 +126,16 @@ class Blocks:
         if max(least_bytes(blocks), held + opening) > granted_bytes:
             return self
         return replace(self, blocks=blocks, prepared=tuple(models))
+
+    def with_threads(self, most: int, granted_bytes: int) -> tuple["Blocks", int]:
+        """The same with what further threads hold, and for how many of them each session has room
+        in what is granted."""
+        each = _THREAD_BYTES * len(self.blocks)
+        room = max(0, granted_bytes - self.least_bytes)
+        further = min(max(0, most - _THREADS), room // each)
+        first, *others = self.blocks
+        first = replace(first, held_bytes=first.held_bytes + further * each)
+        return replace(self, blocks=(first, *others)), min(most, _THREADS + further)
 
     def open_models(
         self, open_session: OpenSession
@@ -170,6 +185,12 @@ def read_blocks(folder: Path) -> Blocks | None:
         blocks=blocks,
         joins=joins,
     )
+
+
+def _open_bytes(block: Block) -> int:
+    """Of what is held for a block, what its session may take before it has run: of blocks of image
+    and text models it was 0.53 to 0.62."""
+    return block.held_bytes * 5 // 8
 
 
 def _beyond_spare(growth_bytes: int) -> int:

@@ -7,7 +7,7 @@ Everything that touches ONNX Runtime runs in one thread, the processor.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 
@@ -26,6 +26,7 @@ from shoal_agent.memory.residency import (
     Spill,
     short,
 )
+from shoal_agent.memory.trials import need_of_stopped
 from shoal_agent.runtime.batches import Batches
 from shoal_agent.runtime.failures import Exceeded, NotResident, OverBudget
 from shoal_agent.runtime.gathered_rows import GatheredRows
@@ -36,9 +37,9 @@ from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.runtime.results import RunResult
+from shoal_agent.runtime.spilling import Spilling
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
-from shoal_agent.transport.activations import SpillFull
 from shoal_protocol.frame_sizes import FETCH_BYTES, MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_bytes
@@ -76,12 +77,10 @@ class Fragments:
         self._gathered = GatheredRows(ledger, processor, runtime)
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()
-        self._spill_turn = asyncio.Lock()
-        self._spilling: set[asyncio.Task[None]] = set()
+        self.spilling = Spilling(ledger, self._carry_out)
         self._granting = Granting(
             ledger, partial(processor.call, runtime.grant), counters, self._cannot_run
         )
-        self.spill: Callable[[int], Awaitable[None]] = _nothing_to_spill
 
     # ---- what sessions ask for ---------------------------------------------------------------
 
@@ -173,13 +172,12 @@ class Fragments:
         known = digest in self._measured
         if not known:
             await self.batches.give_back()
-        before = self.ledger.reserved + self.ledger.moving
         terms = self._terms(digest)
-        result = await self._run(digest, tensors, before)
+        result, before = await self._run(digest, tensors)
         self.ledger.note_run(digest, result.compute_seconds)
         if self._terms(digest) != terms:
             return result  # what it took was right when it began, and says nothing of the next run
-        beside = max(before, self.ledger.reserved + self.ledger.moving)
+        beside = max(before, self._activations)
         over = result.peak_bytes > self.ledger.budget
         if known and over:
             self._counters.over_budget += 1
@@ -201,46 +199,69 @@ class Fragments:
         if digest not in self.ledger.resident:
             raise NotResident(f"{short(digest)} is not resident")
         results = await self.batches.run(digest, items)
-        beside = self.ledger.reserved + self.ledger.moving
-        await self._gathered.check(digest, results[0].peak_bytes - beside)
+        await self._gathered.check(digest, results[0].peak_bytes - self._activations)
         return results
 
-    async def _run(self, digest: str, tensors: Mapping[str, Array], beside: int) -> RunResult:
-        """A fragment is measured also where its first run is stopped, and runs in blocks, within
-        less, if it has some. An item that is larger than the plan covers fails instead."""
+    async def _run(self, digest: str, tensors: Mapping[str, Array]) -> tuple[RunResult, int]:
+        """The result, and the activations beside it. Where a run is stopped, activations make room,
+        then the fragment runs in blocks, within less, if it has some; else it is to be loaded with
+        more. An item that is larger than the plan covers fails instead."""
         trial, size = self._opening.trial_of(digest), sum(each.nbytes for each in tensors.values())
         is_larger = trial is not None and size > trial.input_bytes
-        tried = {"is_tried": trial is not None, "is_larger": is_larger}
-        run = partial(self.processor.run, digest, tensors, **tried)
+        is_known = self._opening.is_known(digest)
+        known = {"is_known": is_known, "is_tried": is_known and trial is not None}
+        run = partial(self.processor.run, digest, tensors, is_larger=is_larger, **known)
         while True:
-            limit, terms = self.ledger.budget, self._terms(digest)
+            limit, beside = self.ledger.budget, self._activations
             measured = digest in self._measured
             if trial is not None and is_larger:
                 limit = limit_of_larger(trial, size, limit)
+            # What such a run may take, nothing that comes meanwhile may have.
+            held = Bytes(0) if is_known and not is_larger else self.ledger.free
+            self.ledger.request_move(held)
             try:
-                return await run(limit_bytes=limit, measured=measured)
+                return await run(limit_bytes=limit, measured=measured), beside
             except Exceeded as error:
-                if measured or is_larger:
+                if is_larger:
                     raise
                 text, peak_bytes = str(error), error.peak_bytes
+            finally:
+                self.ledger.end_move(held)
+                self._changed.set()
             # The exception is gone, and what it referred to: the fragment can be closed.
-            await self._measure(digest, peak_bytes - beside)
-            if self._terms(digest) == terms:
+            if not await self._outgrow(digest, peak_bytes, beside, text):
                 raise Exceeded(text, peak_bytes)
+
+    async def _outgrow(self, digest: str, peak_bytes: int, beside: int, text: str) -> bool:
+        """A run was stopped: the fragment takes more than it had, nobody knows how much. Whether it
+        may run again in other terms. Raises `OverBudget`; one that has run other items stays
+        resident then, if it had all that there is."""
+        if await self.spilling.spill_all():
+            return True
+        others, budget, terms = self._others(digest), self.ledger.budget, self._terms(digest)
+        share, had = self.ledger.shares.get(digest), budget - others - beside
+        if digest in self._measured and had >= budget and (share is None or not share.slack):
+            raise OverBudget(budget + 1, budget, text)
+        need = max(peak_bytes - others - beside, need_of_stopped(had, budget))
+        await self._measure(digest, others + need, stopped=True)
+        return self._terms(digest) != terms
+
+    def _others(self, digest: str) -> int:
+        """What is reckoned for the other fragments."""
+        return sum(n for key, n in self.ledger.resident.items() if key != digest)
 
     def _terms(self, digest: str) -> tuple[Bytes, Share | None]:
         return self.ledger.budget, self.ledger.shares.get(digest)
 
-    async def _measure(self, digest: str, peak_bytes: int) -> None:
+    async def _measure(self, digest: str, peak_bytes: int, *, stopped: bool = False) -> None:
         """Put to a fragment what the process took beyond what is reckoned for all else; raises
         `OverBudget` when it is evicted for that."""
-        others = sum(n for key, n in self.ledger.resident.items() if key != digest)
-        measured = max(0, peak_bytes - others)
+        measured = max(0, peak_bytes - self._others(digest))
         if digest not in self._measured and self._opening.trial_of(digest) is None:
             reckoned = self.ledger.resident.get(digest, 0)
             self._counters.memory_ratio.observe(measured / max(1, reckoned))
-        self._carry_out(self.ledger.measure(digest, Bytes(measured)))
-        while changing := self._spilling | self._granting.tasks:
+        self._carry_out(self.ledger.measure(digest, Bytes(measured), stopped=stopped))
+        while changing := self.spilling.tasks | self._granting.tasks:
             await asyncio.gather(*changing)
         if self.ledger.resident.get(digest, 0) >= measured:
             self._measured.add(digest)
@@ -274,7 +295,7 @@ class Fragments:
         self.processor.note_budget()
         self.batches.take_back()
         self._carry_out(self.ledger.change_budget(Bytes(budget_bytes)))
-        while changing := self._spilling | self._granting.tasks | self._evicting:
+        while changing := self.spilling.tasks | self._granting.tasks | self._evicting:
             await asyncio.gather(*changing, return_exceptions=True)
         self._changed.set()
 
@@ -333,9 +354,13 @@ class Fragments:
     # ---- inside ------------------------------------------------------------------------------
 
     def _room(self) -> Room:
-        ledger = self.ledger
-        activations = Bytes(ledger.reserved + ledger.moving)
-        return Room(free=ledger.free_for_fragments, budget=ledger.budget, activations=activations)
+        free, budget = self.ledger.free_for_fragments, self.ledger.budget
+        return Room(free=free, budget=budget, activations=self._activations)
+
+    @property
+    def _activations(self) -> Bytes:
+        """Of all tasks, in memory."""
+        return Bytes(self.ledger.reserved + self.ledger.moving)
 
     async def _change(self) -> None:
         self._changed.clear()
@@ -343,7 +368,7 @@ class Fragments:
 
     async def close(self) -> None:
         """Wait for what is being given up."""
-        changing = self._evicting | self._spilling | self._granting.tasks
+        changing = self._evicting | self.spilling.tasks | self._granting.tasks
         await asyncio.gather(*changing, return_exceptions=True)
         await self._fetcher.close()
 
@@ -361,7 +386,7 @@ class Fragments:
                 case Load.POSTPONED:
                     await self._change()
                 case MakeRoom(size=size):
-                    await self._make_room(size)
+                    await self.spilling.make_room(size)
                 case Reclaim(grants=grants):
                     self._carry_out(grants)
                     await self._granting.wait()
@@ -390,7 +415,7 @@ class Fragments:
         for demand in demands:
             match demand:
                 case Spill(digest=needs):
-                    _begin(self._spill_excess(needs), self._spilling)
+                    self.spilling.begin(needs)
                 case Evict(digest=digest, reason=reason):
                     # A load under way sees that it lost its place, and closes what it opened.
                     if digest not in self._loading:
@@ -399,24 +424,6 @@ class Fragments:
                     self.processor.note_change(digest)
                     self._measured.discard(digest)
                     self._granting.begin(grant)
-
-    async def _make_room(self, size: int) -> None:
-        """Spill; where somebody else does already, less may be needed then: ask again."""
-        waited = self._spill_turn.locked()
-        async with self._spill_turn:
-            if not waited:
-                await self.spill(size)
-
-    async def _spill_excess(self, needs: str | None) -> None:
-        """Bring activations to disk until the ledger's invariant holds again."""
-        async with self._spill_turn:
-            if (size := self.ledger.excess) == 0:
-                return
-            try:
-                await self.spill(size)
-            except SpillFull as error:
-                log.warning("fragments give way to activations: %s", error)
-                self._carry_out(self.ledger.fail_spill(needs))
 
     def _cannot_run(self, digest: str, reason: str) -> None:
         _begin(self._evict(digest, reason), self._evicting)
@@ -433,7 +440,3 @@ def _begin(work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) ->
     task = asyncio.create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
-
-
-async def _nothing_to_spill(_: int) -> None:
-    """There is no session, so there are no activations."""

@@ -202,7 +202,8 @@ class Runtime:
         if blocks is not None and granted_bytes is not None and granted_bytes < most_bytes:
             if prepared.blocks is not None:
                 blocks = blocks.with_prepared(prepared.blocks, granted_bytes)
-            return BlockFragment(blocks, granted_bytes, open_session)
+            blocks, threads = blocks.with_threads(self.threads, granted_bytes)
+            return BlockFragment(blocks, granted_bytes, partial(open_session, threads=threads))
         weights, model = weight_files(folder), prepared.whole
         size = sum(each.stat().st_size for each in weights)
         spare = self._limit_bytes - (granted_bytes or 0)
@@ -228,30 +229,37 @@ class Runtime:
             self.close(digest)
             self.open(digest, blocks.folder, granted_bytes, prepared)
 
-    def run(
+    def run(  # noqa: PLR0913 - what is known of a run
         self,
         digest: str,
         tensors: Mapping[str, Array],
         stopper: Stopper,
         limit_bytes: int | None = None,
         *,
+        is_known: bool = True,
         is_tried: bool = True,
         is_larger: bool = False,
     ) -> RunResult:
         """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds. With a limit it
         is stopped where this process takes more: `Exceeded`. Unless it was tried, it gets no more
         of the arena than is left; nor does an item that is larger than in its trial. That takes the
-        place of weights as well, and so does what an untried fragment in blocks takes."""
+        place of weights as well, and so does an untried fragment in blocks, or one of which it is
+        not `is_known` what it takes."""
         fragment, feed = self._prepare(digest, tensors)
         if limit_bytes is not None:
-            may_drop = is_larger or (not is_tried and isinstance(fragment, BlockFragment))
+            is_bounded = is_larger or not is_tried
+            in_blocks = isinstance(fragment, BlockFragment)
+            may_drop = is_bounded and (is_larger or in_blocks or not is_known)
             fragments = self._open.values() if may_drop else ()
             weights = [pages for each in fragments for pages in each.weight_pages()]
             self.shrink()  # what other items have left in the arena is not this one's
             drop(weights)
             taken = self._limit_bytes - limit_bytes + self._meter.used_bytes()
-            taken += min(size_of(weights), READ_BYTES) // 2 if is_larger else 0
-            is_bounded = is_larger or not is_tried
+            read_bytes = min(size_of(weights), READ_BYTES)
+            if is_larger:  # whose limit leaves room besides
+                taken += read_bytes // 2
+            elif not is_known:
+                taken += read_bytes
             try:
                 with self._ballast.hold(taken if is_bounded else 0):
                     return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)
@@ -264,7 +272,10 @@ class Runtime:
         except OutOfBudget:
             # Items of other sizes may have left the arena in pieces: once more, in an empty one.
             self.shrink()
-            ran = self._ran(fragment, feed, stopper)
+            try:
+                ran = self._ran(fragment, feed, stopper)
+            except OutOfBudget as error:
+                raise exceeded(error, self._limit_bytes + 1, self._limit_bytes) from error
         return self._measured(fragment, ran)
 
     def _run_guarded(
@@ -403,11 +414,12 @@ class Runtime:
         mapped: Weights = _NONE_MAPPED,
         *,
         in_order: bool = False,
+        threads: int | None = None,
     ) -> onnxruntime.InferenceSession:
         """`weights` is the folder of its external data, which a path has beside it; those that are
         `mapped` are used from there, and the caller keeps them. `in_order`: run the nodes in the
         order of the file, where nobody has ordered them anew to prepare it."""
-        options = recipe.options(self.threads)
+        options = recipe.options(threads or self.threads)
         # A plan for all activations at once would be allocated beside what the first run left.
         options.enable_mem_pattern = False
         if in_order and recipe is AS_IT_IS:

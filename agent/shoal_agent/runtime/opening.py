@@ -15,15 +15,15 @@ from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher, Source
 from shoal_agent.memory.allocation import Point
 from shoal_agent.memory.residency import short
-from shoal_agent.memory.trials import Trial, is_worth_a_trial, next_grant
-from shoal_agent.runtime.blocks import GrantTooSmall
+from shoal_agent.memory.trials import Trial, is_worth_a_trial, need_of_stopped, next_grant
+from shoal_agent.runtime.blocks import GrantTooSmall, description
 from shoal_agent.runtime.failures import MORE_OR_SMALLER, Exceeded, OverBudget
 from shoal_agent.runtime.largest_inputs import Tried
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.logs import log
-from shoal_protocol.manifest import FragmentDamaged
+from shoal_protocol.manifest import UNKNOWN_SIZES, FragmentDamaged
 from shoal_protocol.units import Bytes, format_bytes
 
 _FETCHES_AFTER_DAMAGE: Final = 2
@@ -96,15 +96,19 @@ class Opening:
         self._room = room
         self._trials: dict[_Key, Trial | None] = {}
         self._ran: dict[str, Trial] = {}
+        self._unknown: set[str] = set()
 
     async def open(self, digest: str, granted_bytes: int, sources: Sequence[Source]) -> Opened:
         """Raises `OverBudget`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,
         `RuntimeFailed`, `OSError`."""
         fetched_bytes, folder = await self._fetched(digest, sources)
+        if description(folder).get(UNKNOWN_SIZES) is True:
+            self._unknown.add(digest)
         granted, number, as_cut = Bytes(granted_bytes), 1, False
         while True:
             curve, trial = await self._open(digest, folder, granted, number, as_cut=as_cut)
-            room = Bytes(granted_bytes + self._room().free)
+            now = self._room()
+            room = Bytes(granted_bytes + now.free)
             if trial is not None and trial.stopped and trial.taken <= room:
                 # Something else took memory beside it: how much it takes by itself is not known,
                 # but that there is not enough.
@@ -118,7 +122,9 @@ class Opening:
                 least = _least(curve)
                 less = None if least is None else next_grant(trial, least, room, number)
                 if less is None:
-                    raise OverBudget(trial.taken, room, _too_large(digest, trial, room))
+                    least = need_of_stopped(room, now.budget) if trial.stopped else trial.taken
+                    need = max(trial.taken, least)
+                    raise OverBudget(need, room, _too_large(digest, trial, room))
                 granted, number = less, number + 1
             as_cut = trial.prepared
             log.warning(
@@ -135,6 +141,10 @@ class Opening:
         """Its run with the largest inputs of the plan: larger ones are not planned for. Of several,
         that which took the least."""
         return self._ran.get(digest)
+
+    def is_known(self, digest: str) -> bool:
+        """Whether what a run takes follows from the sizes of its inputs."""
+        return digest not in self._unknown
 
     async def _fetched(self, digest: str, sources: Sequence[Source]) -> tuple[int, Path]:
         """Bytes that had to be fetched, and the fragment's folder, verified."""

@@ -67,6 +67,7 @@ class Processor:
         limit_bytes: int,
         *,
         measured: bool,
+        is_known: bool,
         is_tried: bool,
         is_larger: bool,
         items: int = 1,
@@ -74,7 +75,8 @@ class Processor:
         """In the thread; or here, where that costs more than the run itself.
 
         An item that is larger than those before it is kept within the limit, or stopped, and so is
-        the first one: what was made up for its trial may have computed less.
+        the first one: what was made up for its trial may have computed less; so is every item,
+        unless it `is_known` that what a run takes follows from the sizes of its inputs.
         `measured`: what the fragment takes is known, so that it may run here the next time;
         `is_tried`: it was tried, `is_larger`: with smaller inputs. `items`: so many at once, of
         which the first ones are guarded as well.
@@ -82,13 +84,16 @@ class Processor:
         key = (digest, items)
         size = sum(tensor.nbytes for tensor in tensors.values())
         result = None
-        if size <= self._light.get(key, -1) and not self._waiting:
+        if is_known and size <= self._light.get(key, -1) and not self._waiting:
             result = self._runtime.run_in_passing(digest, tensors)
         if result is None:
             self._stopper = Stopper()
-            guarded = None if size <= self._largest.get(key, -1) else limit_bytes
-            run = partial(self._runtime.run, is_tried=is_tried, is_larger=is_larger)
-            result = await self._in_thread(run, digest, tensors, self._stopper, guarded)
+            is_safe = is_known and size <= self._largest.get(key, -1)
+            guarded = None if is_safe else limit_bytes
+            run = partial(self._runtime.run, digest, tensors, self._stopper, guarded)
+            result = await self._in_thread(
+                partial(run, is_known=is_known, is_tried=is_tried, is_larger=is_larger)
+            )
             if not result.squeezed:
                 self._largest[key] = max(size, self._largest.get(key, 0))
         self._handling.ran(items, result.compute_seconds, result.processor_seconds)

@@ -94,8 +94,9 @@ class Retry:
     number: int = member(
         Whole(minimum=1, maximum=2**31 - 1),
         "Which retry it is. A failed job runs again when this is higher than status.retry.number; "
-        "then it is Running, and ends again as Complete or Failed. A job that runs, or is "
-        "Complete, is not changed by it.",
+        "then it is Running, and ends again as Complete or Failed. A job that follows its inputs "
+        "takes failed files again while it runs. Another job that runs, or one that is Complete, "
+        "is not changed by it.",
         example=1,
     )
     items: tuple[int, ...] = member(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from shoal_cli.commands import options
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from shoal_cli.transfer.addresses import Access
@@ -39,6 +39,12 @@ Follow = Annotated[
         "--follow", help="The same, and go on with files as they come, until interrupted."
     ),
 ]
+Changed = Annotated[
+    bool,
+    typer.Option(
+        "--changed", help="With --new or --follow: files of another size at the target as well."
+    ),
+]
 
 
 def copy(
@@ -47,6 +53,7 @@ def copy(
     *,
     new: New = False,
     follow: Follow = False,
+    changed: Changed = False,
     volume: options.Volumes = None,
     security: options.Security,
     as_json: options.AsJson = False,
@@ -58,18 +65,21 @@ def copy(
     not copied. Credentials are those of `shoal inspect`.
     """
     access = security.access(volume)
-    copied = asyncio.run(_copy(source, target, access, new=new, follow=follow))
-    text = f"{copied.files} files, {format_bytes(copied.bytes)}; {copied.skipped} stood already"
+    copied = asyncio.run(_copy(source, target, access, new=new, follow=follow, changed=changed))
+    files, size = counted(copied.files, "file"), format_bytes(copied.bytes)
+    text = f"{files}, {size}; {copied.skipped} stood already"
     typer.echo(json.dumps(asdict(copied)) if as_json else text)
 
 
 async def _copy(
-    source_uri: str, target_uri: str, access: "Access", *, new: bool, follow: bool
+    source_uri: str, target_uri: str, access: "Access", *, new: bool, follow: bool, changed: bool
 ) -> "Copied":
     from shoal_cli.commands.transfers import TransferLines
     from shoal_cli.transfer import copying, following
 
     async with access.source(source_uri) as source, access.target(target_uri) as target:
         if new or follow:
-            return await following.copy_new(source, target, options.note, follow=follow)
+            return await following.copy_new(
+                source, target, options.note, follow=follow, changed=changed
+            )
         return await copying.copy(source, target, TransferLines("copying").show)

@@ -10,7 +10,7 @@ from shoal_cli.drawing.panels import Area, Level, Line, Panel
 from shoal_cli.drawing.svg import WIDTH, draw
 from shoal_cli.local.device_figures import BudgetFigures, DeviceFigures
 from shoal_cli.local.resident import Sample
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import counted, format_bytes
 
 MIB: Final = 1 << 20
 PEER_NAMES: Final = {"default": "ONNX Runtime, default", "mapped": "ONNX Runtime, mapped"}
@@ -21,8 +21,8 @@ _ITEMS_CLOSELY: Final = 3
 def picture(figures: DeviceFigures) -> str:
     """The text of an SVG file."""
     subtitle = (
-        f"{figures.threads} thread{'s' * (figures.threads != 1)}, "
-        f"{figures.turns} items and runs in turns; memory above the floor of the idle agent"
+        f"{counted(figures.threads, 'thread')}, {counted(figures.turns, 'item')} and runs in turns;"
+        " memory above the floor of the idle agent"
     )
     if len(figures.budgets) == 1:
         (only,) = figures.budgets

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from shoal_cli.commands import targets
+from shoal_protocol.units import counted
 
 if TYPE_CHECKING:
     from shoal_protocol.coordinator_client import CoordinatorClient
@@ -65,7 +66,9 @@ def retry(
     *,
     target: targets.Target,
 ) -> None:
-    """Try the failed items of a job again that has ended. Results that exist stay.
+    """Try the failed items of a job again that has ended, or that follows its inputs.
+
+    Results that exist stay. Of a followed folder the files of these items are taken once more.
 
     On a cluster this edits spec.retry of the InferenceJob, which is Running then, and ends again.
     """
@@ -79,7 +82,8 @@ def retry(
     status = asyncio.run(_retried(target, job, which))
     left = status.items - status.succeeded - status.failed
     stays = f", {status.failed} stay failed" if which else ""
-    typer.echo(f"{status.name}: retry {status.retry}, {left} of {status.items} items to do{stays}")
+    to_do = f"{left} of {counted(status.items, 'item')} to do"
+    typer.echo(f"{status.name}: retry {status.retry}, {to_do}{stays}")
 
 
 async def _listed(target: targets.Target, name: str, *, failed: bool) -> "list[pb.JobItem]":

@@ -3,18 +3,36 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from shoal_cli.commands import options
 from shoal_cli.commands.coordinators import Coordinator, calling
+from shoal_protocol.units import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from shoal_protocol.coordinator_client import CoordinatorClient
     from shoal_protocol.v1 import coordinator_pb2 as pb
+
+DEVICES_EPILOG: Final = (
+    "[bold]Examples[/bold]\n\n"
+    "Of the coordinator that was joined:  shoal devices\n\n"
+    "For a program:  shoal devices --coordinator 192.168.1.10:7400 --json"
+)
+JOBS_EPILOG: Final = (
+    "[bold]Examples[/bold]\n\n"
+    "Of the coordinator that was joined:  shoal jobs\n\n"
+    "For a program:  shoal jobs --coordinator 192.168.1.10:7400 --json"
+)
+CANCEL_EPILOG: Final = (
+    "[bold]Examples[/bold]\n\n"
+    "One job:  shoal cancel ocr-6f1c22ab\n\n"
+    "Two, with all that is there of them:  shoal cancel --remove ocr-6f1c22ab camera-0d41b7aa"
+)
+END_EPILOG: Final = "[bold]Example[/bold]\n\nA camera is off:  shoal end camera-0d41b7aa"
 
 JobNames = Annotated[
     list[str],
@@ -63,7 +81,7 @@ def cancel(names: JobNames, coordinator: Coordinator = None, remove: Remove = Fa
             state = pb.JobStatus.State.Name(status.state).lower()
             if remove:
                 await client.remove(name)
-            done = f"{status.succeeded} of {status.items} items done"
+            done = f"{status.succeeded} of {counted(status.items, 'item')} done"
             typer.echo(f"{name}: {state}, {done}{', removed' if remove else ''}")
 
     asyncio.run(_asked(coordinator, ask))
@@ -78,7 +96,7 @@ def end(names: JobNames, coordinator: Coordinator = None) -> None:
     async def ask(client: "CoordinatorClient") -> None:
         for name in names:
             status = await client.end(name)
-            typer.echo(f"{name}: {status.succeeded} of {status.items} items done")
+            typer.echo(f"{name}: {status.succeeded} of {counted(status.items, 'item')} done")
 
     asyncio.run(_asked(coordinator, ask))
 

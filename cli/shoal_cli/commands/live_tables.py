@@ -21,7 +21,7 @@ from shoal_cli.live.view import (
     StageView,
     View,
 )
-from shoal_protocol.units import Bytes, format_bytes
+from shoal_protocol.units import Bytes, counted, format_bytes
 
 R = TypeVar("R")
 _BAR: Final = 10
@@ -46,7 +46,7 @@ def _headline(title: str, view: View) -> str:
     ready = sum(device.state == "Ready" for device in view.devices)
     going = sum(not job.has_ended for job in view.jobs)
     parts = [
-        f"{ready} of {len(view.devices) + view.omitted_devices} devices ready",
+        f"{ready} of {counted(len(view.devices) + view.omitted_devices, 'device')} ready",
         f"jobs: {going} in progress, {len(view.jobs) + view.omitted_jobs - going} ended",
     ]
     if view.relayed_bytes_per_second:
@@ -76,7 +76,7 @@ def job_line(job: JobView) -> str:
     if job.failed:
         parts.append(f"{job.failed} failed")
     if job.retries:
-        parts.append(f"{job.retries} retries")
+        parts.append(f"{counted(job.retries, 'retry')}")
     if job.seconds_left is not None and not job.has_ended:
         parts.append(f"{format_seconds(job.seconds_left)} left")
     return ", ".join(parts)
@@ -116,9 +116,9 @@ def job_description(job: JobView) -> RenderableType:
         ("why", ": ".join(filter(None, (job.reason, job.message)))),
         (
             "on their way",
-            f"{job.active} items, at most {job.window} on devices" if job.window else "",
+            f"{counted(job.active, 'item')}, at most {job.window} on devices" if job.window else "",
         ),
-        ("resumed", f"{job.resumed} results were there before" if job.resumed else ""),
+        ("resumed", f"{counted(job.resumed, 'result')} existed before" if job.resumed else ""),
         ("took", format_seconds(job.seconds) if job.seconds else ""),
         (
             "latency",
@@ -244,11 +244,14 @@ def device_description(device: DeviceView) -> RenderableType:
         ),
         ("ledger", f"{_bytes(device.resident_bytes)} of fragments"),
         ("memory free", "" if free is None else f"{_bytes(free)} on the whole machine"),
-        ("disk", f"{device.cached_fragments} fragments, {_bytes(device.cached_bytes)}"),
-        ("work", f"{device.queued} tasks queued, {device.tasks} done{_per_second(device)}"),
+        ("disk", f"{counted(device.cached_fragments, 'fragment')}, {_bytes(device.cached_bytes)}"),
+        (
+            "work",
+            f"{counted(device.queued, 'task')} queued, {device.tasks} done{_per_second(device)}",
+        ),
         (
             "fragments",
-            f"{device.loads} loads, {device.evictions} evictions, "
+            f"{counted(device.loads, 'load')}, {counted(device.evictions, 'eviction')}, "
             f"tiers 1-4 {format_tiers(device.tier_hits)}",
         ),
         ("links", reach),

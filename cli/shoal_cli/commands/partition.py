@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from shoal_cli.commands import options
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from shoal_cli.transfer.addresses import Access
@@ -98,6 +98,6 @@ async def _upload(document: "PartitionDocument", store: Path, to: str, access: "
     finally:
         await client.close()
     return (
-        f"{uploaded.fragments} fragments stand at {to}; {uploaded.sent_fragments} were sent, "
+        f"{to} has {counted(uploaded.fragments, 'fragment')}; {uploaded.sent_fragments} sent, "
         f"{format_bytes(uploaded.sent_bytes)}"
     )

@@ -12,10 +12,12 @@ from shoal_cli.commands import options, plan_options
 from shoal_cli.commands.option_groups import given
 from shoal_cli.commands.picture_files import check_picture
 from shoal_protocol.choices import Objective, Residency
+from shoal_protocol.units import counted
 
 if TYPE_CHECKING:
     from shoal_cli.commands.planned import Planned
     from shoal_cli.local.orders import PlanOrder
+    from shoal_cli.local.preparation import Prepared
     from shoal_protocol.partition import PartitionDocument
 
 _JOB: Final = "InferenceJob "
@@ -62,9 +64,8 @@ def plan(
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     if options.is_model(files):
         budgets = options.parse_budgets(bare.budget or ["64Mi"], bare.device_count)
-        wanted = [
-            (f"{files[0].name} on {_count(len(budgets))}", _of_model(files[0], budgets, bare))
-        ]
+        on = counted(len(budgets), "device")
+        wanted = [(f"{files[0].name} on {on}", _of_model(files[0], budgets, bare))]
     else:
         options.refuse_with_manifests(given(bare))
         wanted = _of_manifests(files, options.parse_volumes(volume), folder)
@@ -125,28 +126,29 @@ def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path, shown: _Shown
     from shoal_cli.commands.planned import of_order
     from shoal_cli.commands.progress import choose_progress
     from shoal_cli.commands.tables import errors
-    from shoal_cli.local.plans import find_plan, plans_beside
-    from shoal_cli.local.runner import NoPlan, prepare_all
+    from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
+    from shoal_cli.local.runner import NoPlan, prepare_once
     from shoal_cli.local.workspace import open_workspace
     from shoal_planner.outcome import Plan
 
     observer = choose_progress("auto", errors())
-    with open_workspace(folder) as workspace:
-        try:
-            cuts = [order.cut for _, order in wanted]
-            prepared = asyncio.run(prepare_all(cuts, workspace, observer))
-        finally:
-            observer.ended()
+    prepared: dict[str, Prepared] = {}
     planned = []
     running: list[tuple[PlanOrder, Plan]] = []
-    for name, order in wanted:
-        found = prepared[order.cut.name]
-        if any(fragment.flops is None for fragment in found.document.fragments):
-            options.note(f"{name}: {_unknown(found.document)}")
-        answer = find_plan(order, found, plans_beside(order, running))
-        planned.append(of_order(name, order, found, answer))
-        if name.startswith(_JOB) and isinstance(answer, Plan):
-            running.append((order, answer))
+    with open_workspace(folder) as workspace:
+        try:
+            for name, order in wanted:
+                others = plans_beside(order, running)
+                cut = cut_beside(order, others)
+                found = asyncio.run(prepare_once(cut, prepared, workspace, observer))
+                if any(fragment.flops is None for fragment in found.document.fragments):
+                    options.note(f"{name}: {_unknown(found.document)}")
+                answer = find_plan(order, found, others)
+                planned.append(of_order(name, order, found, answer))
+                if name.startswith(_JOB) and isinstance(answer, Plan):
+                    running.append((order, answer))
+        finally:
+            observer.ended()
     shown.show(planned)
     for each in planned:
         if each.refusal is not None:
@@ -166,7 +168,3 @@ def _unknown(document: "PartitionDocument") -> str:
         "shapes are unknown, so times are not predicted and no fragment has blocks; give a folder "
         f"of inputs, or the shapes of {', '.join(free)}"
     )
-
-
-def _count(devices: int) -> str:
-    return f"{devices} device{'s' * (devices != 1)}"

@@ -106,7 +106,7 @@ def topology(name: str, plan: PlanFigures, links: Links, idle: Sequence[str]) ->
         if before is not None:
             top += _BETWEEN
             ways += _ways(top, before, stage)
-            words.append(_words(WIDTH, top - _BETWEEN / 2, _over(before, stage, links), "right"))
+            words.append(_beside(top - _BETWEEN / 2, before, stage, _over(before, stage, links)))
         for place, device in enumerate(stage.devices):
             x, y = _corner(place, top)
             boxes += _boxes(x, y, device)
@@ -133,6 +133,15 @@ def _ways(top: float, before: StageFigures, stage: StageFigures) -> Iterable[Row
         for other in range(min(_BOXES, len(stage.devices))):
             ends = [_corner(place, 0)[0] + _BOX[0] / 2 for place in (one, other)]
             yield {"x": ends[0], "y": top - _BETWEEN + 2, "x2": ends[1], "y2": top - 2}
+
+
+def _beside(y: float, before: StageFigures, stage: StageFigures, words: str) -> Row:
+    """Words to the right of the lines between two stages; where these take the whole width, at its
+    end."""
+    widest = max(len(before.devices), len(stage.devices))
+    if widest >= _BOXES:
+        return _words(WIDTH, y, words, "right")
+    return _words(_corner(widest - 1, 0)[0] + _BOX[0] / 2 + 2 * _INSIDE, y, words)
 
 
 def _over(before: StageFigures, stage: StageFigures, links: Links) -> str:

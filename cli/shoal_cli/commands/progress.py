@@ -20,7 +20,7 @@ from rich.text import Text
 from shoal_cli.commands.columns import plain_table
 from shoal_cli.commands.tables import Waiting, format_done, format_seconds
 from shoal_cli.local.observer import Observer, Snapshot
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import counted, format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 PLAIN_SECONDS: Final = 5.0
@@ -65,11 +65,11 @@ class PlainProgress(Observer):
 
     def cutting(self, partition: str, done: int, total: int) -> None:
         if self._due():
-            self._print(f"{partition}: {done} of {total} fragments written")
+            self._print(f"{partition}: {done} of {counted(total, 'fragment')} written")
 
     def verifying(self, job: str, done: int, total: int) -> None:
         if self._due():
-            self._print(f"{job}: {done} of {total} items compared")
+            self._print(f"{job}: {done} of {counted(total, 'item')} compared")
 
     def measuring(self, what: str, done: int, total: int) -> None:
         if self._due():
@@ -161,7 +161,7 @@ def _job_line(job: pb.JobStatus) -> str:
     if job.failed:
         parts.append(f"{job.failed} failed")
     if job.retries:
-        parts.append(f"{job.retries} retries")
+        parts.append(f"{counted(job.retries, 'retry')}")
     if job.items_per_second > 0 and ended < job.items and not job.following:
         parts.append(f"{format_seconds((job.items - ended) / job.items_per_second)} left")
     return ", ".join(parts)

@@ -26,6 +26,19 @@ EPILOG: Final = (
     "0: ended by SIGTERM or Ctrl-C; running jobs resume with the next start. 2: it cannot run here."
 )
 
+INVITE_EPILOG: Final = (
+    "[bold]Examples[/bold]\n\n"
+    "Three more devices:  shoal invite --count 3\n\n"
+    "A machine to send jobs from:  shoal invite --client"
+)
+FORGET_EPILOG: Final = "[bold]Example[/bold]\n\nA device that was sold:  shoal forget pi-4"
+JOIN_EPILOG: Final = (
+    "[bold]Examples[/bold]\n\n"
+    "With a line that `shoal invite --client` printed:  "
+    "shoal join shoal://192.168.1.10:7400/d90b39f3.../xb-4TvTS...\n\n"
+    "With that line in a file:  shoal join line.txt"
+)
+
 CoordinatorFolder = Annotated[
     Path | None,
     typer.Option(

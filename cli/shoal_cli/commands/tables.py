@@ -27,7 +27,7 @@ from shoal_cli.local.report import (
 from shoal_planner.explanation import Table as Explained
 from shoal_planner.profile import Profile
 from shoal_protocol.partition import MODEL, Fragment, PartitionDocument
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import counted, format_bytes
 
 FAILURES_SHOWN = 8
 LOG_COLUMNS = 200
@@ -178,7 +178,7 @@ def _peak(device: DeviceReport) -> Text:
 
 def partition_table(partition: PartitionDocument) -> RenderableType:
     """One row per fragment, then what crosses each boundary, then the balance."""
-    title = f"{len(partition.fragments)} fragments of {partition.model_digest[:19]}"
+    title = f"{counted(len(partition.fragments), 'fragment')} of {partition.model_digest[:19]}"
     swappable = any(each.least_bytes < each.resident_bytes for each in partition.fragments)
     numbers = ("#", "nodes", "weights", "resident", *["at least"] * swappable, "FLOPs")
     fragments = plain_table(*(Column(each, justify="right") for each in numbers), "digest")
@@ -347,7 +347,7 @@ def _what_failed(job: JobReport) -> str:
     if job.reason != "ItemsFailed":
         return job.message
     others = f"the results of the other {job.succeeded} are in" if job.succeeded else "see"
-    return f"{job.failed} of {job.items} items failed; {others} {job.outputs}"
+    return f"{job.failed} of {counted(job.items, 'item')} failed; {others} {job.outputs}"
 
 
 def _enforcement_line(report: RunReport) -> Text:
@@ -382,7 +382,11 @@ def over_budget_line(device: DeviceReport) -> str:
 def _of(verification: Verification) -> str:
     """`16 items`, `16 of 10000 items`"""
     compared, there = verification.items, verification.of_items
-    return f"{compared} of {there} items" if compared < there else f"{compared} items"
+    return (
+        f"{compared} of {counted(there, 'item')}"
+        if compared < there
+        else f"{counted(compared, 'item')}"
+    )
 
 
 def _verification_line(verification: Verification, devices: Sequence[DeviceReport]) -> Text:
@@ -395,13 +399,14 @@ def _verification_line(verification: Verification, devices: Sequence[DeviceRepor
     if verification.reference_items:
         line += (
             f"; ONNX Runtime's own rounding (default against other options, "
-            f"{verification.reference_items} items): {verification.reference_abs_diff:.2g} absolute"
+            f"{counted(verification.reference_items, 'item')}): "
+            f"{verification.reference_abs_diff:.2g} absolute"
         )
     if verification.skipped:
         line += f"; {verification.skipped} failed items skipped"
     if verification.mismatched:
         first = verification.worst_item
-        line += f"; {verification.mismatched} items cannot be compared (first: {first})"
+        line += f"; {counted(verification.mismatched, 'item')} cannot be compared (first: {first})"
     if verification.own_rounding:
         line += (
             f"\nthe difference is the model's own: the whole model differs from itself by "

@@ -23,7 +23,13 @@ _CONFIG: Final[Mapping[str, object]] = {
     "font": _FONT,
     "padding": 20,
     "view": {"stroke": None},
-    "title": {"anchor": "start", "color": _INK, "subtitleColor": _SOFT, "offset": 12},
+    "title": {
+        "anchor": "start",
+        "frame": "group",
+        "color": _INK,
+        "subtitleColor": _SOFT,
+        "offset": 12,
+    },
     "axis": {
         "labelColor": _INK,
         "titleColor": _SOFT,

@@ -208,15 +208,16 @@ def _only_pool(kubectl: Kubectl) -> str:
 
 
 def retry_job(kubectl: Kubectl, name: str, items: Sequence[int]) -> int:
-    """Have an InferenceJob that has failed run once more; which retry that is. Raises
-    `ClusterRefused`."""
+    """Have an InferenceJob that has failed run once more, or one that follows its inputs take
+    failed files again; which retry that is. Raises `ClusterRefused`."""
     job = _inference_job(kubectl, name)
-    end = _end(job)
-    if not end:
+    end, inputs = _end(job), job["spec"].get("inputs", {})
+    follows = inputs.get("follow", False) and not job["spec"].get("end", False)
+    if not end and not follows:
         raise ClusterRefused(
             f"InferenceJob {name} has not ended; what failed can be tried again when it has"
         )
-    if not end.startswith("Failed"):
+    if end.startswith("Complete"):
         raise ClusterRefused(f"InferenceJob {name} is complete: no item of it has failed")
     known = (part.get("retry", {}).get("number", 0) for part in (job["spec"], job["status"]))
     number: int = max(known) + 1

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shoal_cli.live.view import DeviceView, ItemView, JobView, StageView, View
-from shoal_protocol.units import Bytes, format_bytes, format_need
+from shoal_protocol.units import Bytes, counted, format_bytes, format_need
 
 _LOADED_SHARE = 0.05
 """So many tasks may load a fragment first before it is worth a sentence."""
@@ -87,7 +87,7 @@ def _situations(job: JobView, view: View, unserved: Sequence[StageView]) -> Iter
     if not any(device.state == "Ready" for device in view.devices):
         known = ", ".join(f"{device.name} is {device.state}" for device in view.devices)
         yield f"waits: no device is ready ({known})"
-    done = f"{job.succeeded + job.failed} of {job.items} items"
+    done = f"{job.succeeded + job.failed} of {counted(job.items, 'item')}"
     if unserved:
         yield f"waits, {done}: {_unserved(unserved[0], len(job.stages))}"
     if job.state == "Pending" and not job.items:
@@ -139,17 +139,18 @@ def _about_work(job: JobView) -> Iterator[str]:
     for failure in job.failures[:3]:
         yield f"failed: {failure}"
     if job.failed > 3:
-        yield f"{job.failed - 3} more items failed"
+        yield f"{counted(job.failed - 3, 'more item')} failed"
     if job.retries:
-        yield f"{job.retries} tasks were given again, after a device was lost or had failed"
+        again = counted(job.retries, "task")
+        yield f"{again} had to be given again, after a device was lost or had failed"
     hits = job.tier_hits
     loaded = hits.cached + hits.idle + hits.evict
     total = loaded + hits.resident
     if total and loaded / total > _LOADED_SHARE:
         yield (
-            f"{loaded} of {total} tasks ({loaded / total:.0%}) had to load their fragment first, "
-            f"{hits.evict} of them after another was evicted: the devices hold too few fragments "
-            "at once; more memory, more devices or a finer cut would help"
+            f"{loaded} of {counted(total, 'task')} ({loaded / total:.0%}) had to load their "
+            f"fragment first, {hits.evict} of them after another was evicted: the devices hold too "
+            "few fragments at once; more memory, more devices or a finer cut would help"
         )
     if job.slowest:
         yield _where_time_went(job.slowest)
@@ -214,4 +215,5 @@ def _about_device(device: DeviceView) -> Iterator[str]:
     for held in device.fragments:
         if held.failures:
             again = f"; again in {held.retry_seconds:.0f} s" if held.retry_seconds else ""
-            yield f"{name} failed {held.failures} times with {held.name}: {held.failure}{again}"
+            times = counted(held.failures, "time")
+            yield f"{name} failed {times} with {held.name}: {held.failure}{again}"

@@ -15,7 +15,8 @@ class CutOrder:
 
     With none of `fragments`, `max_bytes` and `tensors`: as suits the `devices`, for the
     `objective`. `planned`: cuts and devices are chosen together. `pinned`: fragments are tied to
-    devices by their numbers. `shapes` are those of inputs with dynamic axes, by default those that
+    devices by their numbers. `beside` is what other models leave of the devices; empty where none
+    runs on them. `shapes` are those of inputs with dynamic axes, by default those that
     cover every item in `sample`. `finer_than`: a cut for this limit has failed; where there is none
     for the devices, the finest is taken.
     """
@@ -30,6 +31,7 @@ class CutOrder:
     max_bytes: int | None = None
     tensors: tuple[str, ...] = ()
     devices: tuple[PoolDevice, ...] = ()
+    beside: tuple[PoolDevice, ...] = ()
     objective: Objective = Objective.THROUGHPUT
     planned: bool = False
     pinned: bool = False

@@ -63,8 +63,21 @@ class ManifestErrors(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """Addresses of other machines: files come from the one, results go to the other, while a job
+    runs."""
+
+    inputs: str | None = None
+    outputs: str | None = None
+
+
+NO_STREAMS: Final = Streams()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifests:
-    """The objects by name, and notes for the user, each once."""
+    """The objects by name, and notes for the user, each once. `streams` are those of jobs whose
+    folders are on this machine by now."""
 
     models: Mapping[str, Model]
     pools: Mapping[str, DevicePool]
@@ -73,6 +86,7 @@ class Manifests:
     jobs: Mapping[str, InferenceJob]
     notes: tuple[str, ...]
     folders: Mapping[tuple[str, str], Path]
+    streams: Mapping[str, Streams] = field(default_factory=dict)
 
     def folder_of(self, value: AnyKind) -> Path:
         """The folder of an object's file: relative addresses start there."""

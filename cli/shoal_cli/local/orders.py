@@ -14,7 +14,7 @@ from shoal_api.kinds.placement import Pin
 from shoal_api.schema import API_VERSION
 from shoal_api.shapes import did_you_mean
 from shoal_cli.local.cut_orders import CutOrder
-from shoal_cli.local.manifests import Manifests, manifests_of
+from shoal_cli.local.manifests import NO_STREAMS, Manifests, Streams, manifests_of
 from shoal_cli.transfer.addresses import AddressRefused, claim_of, resolve_uri
 from shoal_planner.devices import PoolDevice
 from shoal_planner.speeds import measured_device
@@ -52,6 +52,7 @@ class JobOrder:
     plan: PlanOrder
     inputs: Path
     outputs: Path
+    streams: Streams = NO_STREAMS
 
     @property
     def name(self) -> str:
@@ -204,7 +205,13 @@ class _Reader:
         base = self.manifests.folder_of(job)
         inputs = self._readable(job.spec.inputs.uri, base)
         outputs = resolve_uri(job.spec.outputs.uri, base, self.volumes)
-        return JobOrder(job=job, plan=self._plan(job, inputs), inputs=inputs, outputs=outputs)
+        return JobOrder(
+            job=job,
+            plan=self._plan(job, inputs),
+            inputs=inputs,
+            outputs=outputs,
+            streams=self.manifests.streams.get(job.metadata.name, NO_STREAMS),
+        )
 
     def _plan(self, job: InferenceJob, sample: Path) -> PlanOrder:
         spec = job.spec

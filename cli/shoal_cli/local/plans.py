@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.orders import PlanOrder
 from shoal_cli.local.preparation import Prepared
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
-from shoal_planner.sharing import held_bytes, is_at_once, left_over
+from shoal_planner.sharing import beside, is_at_once, left_over, taken_by
 
 
 def find_plan(
@@ -15,11 +16,18 @@ def find_plan(
 ) -> Plan | Infeasible:
     """The placement of a partition beside other plans, or why there is none."""
     document, devices = prepared.document, order.cut.devices
-    if held := held_bytes(others):
-        beside = plan(document, left_over(devices, held), order.objective, pins=order.pins)
-        if is_at_once(beside):
-            return _with_cuts(beside, prepared)
+    if taken := taken_by(others):
+        found = plan(document, left_over(devices, taken), order.objective, pins=order.pins)
+        if isinstance(found, Plan) and is_at_once(found):
+            return _with_cuts(beside(found, taken), prepared)
     return _with_cuts(plan(document, devices, order.objective, pins=order.pins), prepared)
+
+
+def cut_beside(order: PlanOrder, others: Iterable[Plan]) -> CutOrder:
+    """How a partition is to be cut beside other plans: for what those leave of the devices."""
+    taken = taken_by(others)
+    left = left_over(order.cut.devices, taken) if taken else ()
+    return replace(order.cut, beside=left)
 
 
 def _with_cuts(found: Plan | Infeasible, prepared: Prepared) -> Plan | Infeasible:

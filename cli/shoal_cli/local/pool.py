@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +17,7 @@ import grpc.aio
 from shoal_api.kinds import DevicePool
 from shoal_api.kinds.device_pool import LocalDevice
 from shoal_cli.local.cgroups import DeviceGroup, Enforce, Pressure, RunGroups
+from shoal_cli.local.limits import DeviceLimits
 from shoal_cli.local.planned_jobs import PlannedJob, device_report
 from shoal_cli.local.report import DeviceReport, JobReport
 from shoal_cli.local.run_record import Timeline, timeline_of
@@ -26,7 +27,6 @@ from shoal_cli.local.verification import DEFAULT_TOLERANCE
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_protocol.channels import open_channel
-from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 SESSIONS_SECONDS: Final = 60.0
@@ -72,8 +72,7 @@ class Target:
 @dataclass(slots=True, kw_only=True)
 class PoolRun:
     """A pool's processes, from start to stop. `prefix` is part of all names that the user sees
-    where there are several pools. `limits` are the bytes that devices were limited to; a device
-    whose limit could not be set has none."""
+    where there are several pools."""
 
     pool: DevicePool
     jobs: Sequence[PlannedJob] = ()
@@ -82,11 +81,11 @@ class PoolRun:
     groups: RunGroups | None = None
     options: RunOptions = field(default_factory=RunOptions)
     prefix: str = ""
-    limits: dict[str, int] = field(default_factory=dict, init=False)
     target: str = field(init=False)
     watch: Watch = field(init=False)
     _channel: grpc.aio.Channel = field(init=False)
     _device_groups: dict[str, DeviceGroup] = field(default_factory=dict, init=False)
+    _limits: DeviceLimits = field(default_factory=lambda: DeviceLimits(_no_note), init=False)
 
     def __post_init__(self) -> None:
         self.target = self.workspace.coordinator(self.pool.metadata.name)
@@ -131,18 +130,11 @@ class PoolRun:
         `on_note` receives a text for each limit that could not be set. Raises `AgentsMissing`.
         """
         budgets = {device.name: device.memory for device in self.devices}
+        self._limits.on_note = lambda name, text: on_note(f"{self.label(name)}: {text}")
 
         def limit(name: str) -> None:
-            if (group := self._device_groups.get(name)) is None:
-                return
-            size = group.charged_bytes() + budgets[name]
-            try:
-                group.limit_memory(size)
-            except OSError as error:
-                shown = format_bytes(size)
-                on_note(f"{self.label(name)}: no limit of {shown}: {error.strerror}")
-            else:
-                self.limits[name] = size
+            if (group := self._device_groups.get(name)) is not None:
+                self._limits.set(name, group, budgets[name], self.watch.devices[name].floor_bytes)
 
         try:
             async with asyncio.timeout(SESSIONS_SECONDS):
@@ -151,6 +143,16 @@ class PoolRun:
             missing = [name for name in budgets if name not in self.watch.devices]
             missing = missing or list(budgets)
             raise AgentsMissing(missing, self.workspace.log(self.label(missing[0]))) from None
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """The bytes that devices are limited to; one whose limit could not be set has none."""
+        return self._limits.sizes
+
+    def follow_floors(self) -> None:
+        """Agents that were started again have floors of their own."""
+        for name, tally in self.watch.devices.items():
+            self._limits.follow(name, tally.floor_bytes)
 
     async def close(self) -> None:
         """Close the channel to the coordinator."""
@@ -285,3 +287,7 @@ class PoolRun:
             limit_failures=pressure.failures,
             out_of_memory_kills=pressure.out_of_memory_kills,
         )
+
+
+def _no_note(_name: str, _text: str) -> None:
+    """Nobody listens yet."""

@@ -27,10 +27,11 @@ from shoal_planner.cut_tables import table_of
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
 from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
-from shoal_planner.outcome import Infeasible, Rejected
+from shoal_planner.outcome import Infeasible, Plan, Rejected
 from shoal_planner.placement import plan
 from shoal_planner.planned_cuts import choose_cut, cut_order, rejected_cut
 from shoal_planner.profile import Profile
+from shoal_planner.sharing import is_at_once
 from shoal_protocol.choices import Objective
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.fragment_store import FragmentStore
@@ -110,6 +111,7 @@ def _order_from_json(values: Json) -> CutOrder:
         "shapes": {name: tuple(shape) for name, shape in values["shapes"].items()},
         "tensors": tuple(values["tensors"]),
         "devices": tuple(PoolDevice.from_json(device) for device in values["devices"]),
+        "beside": tuple(PoolDevice.from_json(device) for device in values["beside"]),
         "objective": Objective(values["objective"]),
     }
     return CutOrder(**{**values, **made})
@@ -139,6 +141,7 @@ def cut_into_store(
     source |= {"version": _VERSION}
     if len(choices) > 1 or order.finer_than is not None or _is_planned(order):
         source |= {"devices": list(map(dataclasses.asdict, order.devices))}
+        source |= {"beside": list(map(dataclasses.asdict, order.beside))}
         source |= {"objective": order.objective, "planned": _is_planned(order)}
     answer = {
         "advice": _advice(order, profile, choices[-1]),
@@ -175,21 +178,34 @@ def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
 
 def _best(order: CutOrder, model: "Source", suited: "_Suited") -> tuple["Cut", list[Json]]:
     """The cut whose plan costs the least, the planned one only if it is better than the others;
-    what its fragments need in blocks, cutting shows. Then the others, as `Rejected`."""
+    what its fragments need in blocks, cutting shows. Then the others, as `Rejected`. Beside other
+    models that is the best cut for what they leave, where it can be held at once in that."""
+    if order.beside:
+        cut, rejected, found = _best_on(order.beside, order, model, suited)
+        if is_at_once(found or plan(cut.document, order.beside, order.objective)):
+            return cut, rejected
+    cut, rejected, _ = _best_on(order.devices, order, model, suited)
+    return cut, rejected
+
+
+def _best_on(
+    pool: Sequence[PoolDevice], order: CutOrder, model: "Source", suited: "_Suited"
+) -> tuple["Cut", list[Json], Plan | Infeasible | None]:
+    """With the plan of the best cut, where there was a choice."""
     from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
 
-    choices = dict.fromkeys([*suited.choices, *_planned(order, suited.profile)])
+    choices = dict.fromkeys([*suited.choices, *_planned(order, pool, suited.profile)])
     cuts = [Cut(model, suited.profile, each) for each in choices]
     if len(cuts) == 1:
-        return cuts[0], []
-    plans = [plan(each.document, order.devices, order.objective) for each in cuts]
+        return cuts[0], [], None
+    plans = [plan(each.document, pool, order.objective) for each in cuts]
     best = min(range(len(cuts)), key=lambda place: cut_order(plans[place], order.objective))
     rejected: list[Json] = [
         dataclasses.asdict(rejected_cut(len(cut.document.fragments), lost, plans[best]))
         for place, (cut, lost) in enumerate(zip(cuts, plans, strict=True))
         if place != best
     ]
-    return cuts[best], rejected
+    return cuts[best], rejected, plans[best]
 
 
 def _is_planned(order: CutOrder) -> bool:
@@ -197,11 +213,13 @@ def _is_planned(order: CutOrder) -> bool:
     return order.planned and order.finer_than is None and len(order.devices) > 1
 
 
-def _planned(order: CutOrder, profile: Profile) -> Iterator[tuple[int, ...]]:
+def _planned(
+    order: CutOrder, pool: Sequence[PoolDevice], profile: Profile
+) -> Iterator[tuple[int, ...]]:
     """The cut that was chosen together with the devices, where that was asked for."""
     if not _is_planned(order):
         return
-    found = choose_cut(table_of(profile), order.devices, Goal(order.objective))
+    found = choose_cut(table_of(profile), pool, Goal(order.objective))
     if found is None:
         return
     cuts = choose_cuts(profile, CutRequest(tensors=found.tensors)) if found.tensors else ()

@@ -8,20 +8,27 @@ WORK/inputs/JOB/      what the address held when the run began
 WORK/outputs/JOB/     what the run has made, with its journal
 ```
 
-After `download` the manifests name local files only; the rest of local mode knows no others.
+After `download` the manifests name local files only; the rest of local mode knows no others. Where
+a job follows its inputs, the addresses stay in the manifests' `streams`: files come from there, and
+results go there, while the job runs (`feeds_of`).
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from shoal_cli.local.manifests import Manifests
+from shoal_api.kinds.inference_job import Inputs
+from shoal_cli.local.manifests import Manifests, Streams
+from shoal_cli.local.orders import JobOrder
 from shoal_cli.transfer.addresses import Access, is_remote
 from shoal_cli.transfer.copying import copy
+from shoal_cli.transfer.feeds import Feed, Feeds
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.models import Fetching, default_cache
-from shoal_cli.transfer.places import PAUSE_SECONDS, TransferRefused, redacted
-from shoal_protocol.units import format_bytes
+from shoal_cli.transfer.places import PAUSE_SECONDS, Source, Target, TransferRefused, redacted
+from shoal_protocol.units import counted, format_bytes
 
 Note = Callable[[str], None]
 
@@ -39,6 +46,7 @@ async def download(
 ) -> Downloaded:
     """Fetch what is far away. Raises `TransferRefused`, `TransferBroken`, `ModelRefused`."""
     access, results = Access(), []
+    streams: dict[str, Streams] = {}
     fetching = Fetching(access=access, cache=default_cache(), pause_seconds=pause_seconds)
     models, jobs = dict(manifests.models), dict(manifests.jobs)
     for name, model in models.items():
@@ -52,20 +60,23 @@ async def download(
         if job.spec.suspend:
             continue
         inputs, outputs = job.spec.inputs, job.spec.outputs
+        if inputs.follow:
+            streams[name] = Streams(
+                inputs=_followed(name, inputs.uri) if not job.spec.end else None,
+                outputs=outputs.uri if is_remote(outputs.uri) else None,
+            )
         if is_remote(outputs.uri):
             await access.target(outputs.uri).close()  # what cannot be written is better known now
             folder = work / "outputs" / name
             results.append((folder, outputs.uri))
             outputs = replace(outputs, uri=folder.absolute().as_uri())
         if is_remote(inputs.uri):
-            if inputs.follow:
-                raise TransferRefused(_not_followed(name, inputs.uri))
             folder = work / "inputs" / name
-            size = await _inputs(access, inputs.uri, folder, pause_seconds)
+            size = await _inputs(access, inputs, folder, pause_seconds)
             note(redacted(f"InferenceJob {name}: {inputs.uri} has {format_bytes(size)}"))
             inputs = replace(inputs, uri=folder.absolute().as_uri())
         jobs[name] = replace(job, spec=replace(job.spec, inputs=inputs, outputs=outputs))
-    moved = replace(manifests, models=models, jobs=jobs)
+    moved = replace(manifests, models=models, jobs=jobs, streams=streams)
     return Downloaded(manifests=moved, results=tuple(results))
 
 
@@ -79,24 +90,56 @@ async def upload(
             continue  # the run came to nothing, and has said so
         async with Access().target(uri) as target:
             copied = await copy(source, target, pause_seconds=pause_seconds)
-        note(redacted(f"{copied.files} files of results are in {uri}"))
+        note(redacted(f"{uri} has {counted(copied.files, 'file')} of results"))
 
 
-def _not_followed(job: str, uri: str) -> str:
-    return (
-        f"InferenceJob {job}: inputs.follow of {redacted(uri)} works on a cluster; here a folder "
-        f"of this machine is followed: have `shoal copy --follow {redacted(uri)} FOLDER` bring the "
-        "files there"
-    )
+def feeds_of(orders: Iterable[JobOrder], note: Note) -> Feeds:
+    """What jobs that follow addresses of other machines copy while they run."""
+    feeds = Feeds()
+    for order in orders:
+        streams, folders = order.streams, (order.inputs, order.outputs)
+        if streams.inputs is not None:
+            feeds.inputs.append(Feed(ends=partial(_from, streams.inputs, folders[0]), note=note))
+        if streams.outputs is not None:
+            results = partial(_to, folders[1], streams.outputs)
+            feeds.results.append(Feed(ends=results, note=note, changed=True))
+    return feeds
 
 
-async def _inputs(access: Access, uri: str, folder: Path, pause_seconds: float) -> int:
-    """Have the files of an address in a folder, and no others; their bytes."""
+@contextlib.asynccontextmanager
+async def _from(uri: str, folder: Path) -> AsyncIterator[tuple[Source, Target]]:
+    async with Access().source(uri) as source:
+        yield source, Folder(str(folder), folder)
+
+
+@contextlib.asynccontextmanager
+async def _to(folder: Path, uri: str) -> AsyncIterator[tuple[Source, Target]]:
+    folder.mkdir(parents=True, exist_ok=True)  # the first result makes it, and that is later
+    async with Access().target(uri) as target:
+        yield Folder(str(folder), folder), target
+
+
+def _followed(job: str, uri: str) -> str | None:
+    """The address that inputs come from, if that is another machine's. Raises `TransferRefused`."""
+    if not is_remote(uri):
+        return None
+    if not uri.startswith("s3://"):
+        raise TransferRefused(
+            f"InferenceJob {job}: {redacted(uri)} is no place that files arrive in; inputs.follow "
+            "takes a folder or a bucket (s3://)"
+        )
+    return uri
+
+
+async def _inputs(access: Access, inputs: Inputs, folder: Path, pause_seconds: float) -> int:
+    """Have the files of an address in a folder, and no others; their bytes. Of a followed one the
+    files that have gone there stay: a retry may take them again."""
     target = Folder(str(folder), folder)
-    async with access.source(uri) as source:
+    async with access.source(inputs.uri) as source:
         copied = await copy(source, target, pause_seconds=pause_seconds)
         names = {entry.name for entry in await source.entries()}
-    for path in folder.iterdir():
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in () if inputs.follow else folder.iterdir():
         if path.name not in names:
             path.unlink()
     return copied.bytes

@@ -26,16 +26,12 @@ from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.finer_cuts import cut_finer, in_words, is_too_large, merged
 from shoal_cli.local.finished import find_finished, remember
 from shoal_cli.local.observer import Observer, Snapshot
-from shoal_cli.local.orders import (
-    JobOrder,
-    JobRefused,
-    Orders,
-    PlanOrder,
-)
+from shoal_cli.local.orders import JobOrder, JobRefused, Orders, PlanOrder
 from shoal_cli.local.planned_jobs import PlannedJob
-from shoal_cli.local.plans import find_plan, plans_beside
+from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
 from shoal_cli.local.pool import PoolRun, RunOptions, Target
 from shoal_cli.local.preparation import Prepared, partition_path, prepare
+from shoal_cli.local.remote import feeds_of
 from shoal_cli.local.report import (
     DeviceReport,
     Enforcement,
@@ -49,10 +45,12 @@ from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.verification import VerificationRequest, verify
 from shoal_cli.local.workspace import Workspace
+from shoal_cli.transfer.feeds import Feeds
 from shoal_coordinator.storage.inputs import SUFFIXES
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
 from shoal_planner.finer_cuts import MOST_CUTS
 from shoal_planner.outcome import Infeasible, Plan
+from shoal_protocol.units import counted
 
 
 class EnforcementImpossible(Exception):
@@ -84,20 +82,17 @@ async def run_orders(
         observer.ended()
 
 
-async def prepare_all(
-    orders: Sequence[CutOrder], workspace: Workspace, observer: Observer
-) -> dict[str, Prepared]:
-    """Cut every model that the orders name, each partition once."""
-    prepared: dict[str, Prepared] = {}
-    for order in orders:
-        if order.name in prepared:
-            continue
+async def prepare_once(
+    order: CutOrder, prepared: dict[str, Prepared], workspace: Workspace, observer: Observer
+) -> Prepared:
+    """Cut a model, unless its partition is among the `prepared` ones, where it is afterwards."""
+    if order.name not in prepared:
         observer.phase(f"checking and cutting {order.model} ({order.path.name})")
         tell = partial(observer.cutting, order.name)
         prepared[order.name] = await prepare(order, workspace.store, tell)
         if prepared[order.name].note:
             observer.note(prepared[order.name].note)
-    return prepared
+    return prepared[order.name]
 
 
 def plan_on_pool(order: PlanOrder, prepared: Prepared, others: Iterable[Plan] = ()) -> Plan:
@@ -164,6 +159,7 @@ class _Run:
         self._supervisor = Supervisor(self._on_death)
         self._pools: list[PoolRun] = []
         self._places: dict[str, tuple[PoolRun, PlannedJob]] = {}
+        self._feeds = Feeds()
         self._finished: dict[str, JobReport] = {}
         self._devices: list[DeviceReport] = []
         self._notes: list[str] = []
@@ -268,15 +264,15 @@ class _Run:
 
     async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[PlannedJob]:
         """Phases 1 and 2."""
-        cuts = [order.plan.cut for order in orders]
-        prepared = await prepare_all(cuts, self._workspace, self._observer)
-        self._notes += [text for each in prepared.values() if (text := each.note)]
+        prepared: dict[str, Prepared] = {}
         jobs: list[PlannedJob] = []
         for order in orders:
-            partition = prepared[order.plan.cut.name]
-            known = [(job.order.plan, job.plan) for job in jobs]
-            found = plan_on_pool(order.plan, partition, plans_beside(order.plan, known))
+            others = plans_beside(order.plan, [(job.order.plan, job.plan) for job in jobs])
+            cut = cut_beside(order.plan, others)
+            partition = await prepare_once(cut, prepared, self._workspace, self._observer)
+            found = plan_on_pool(order.plan, partition, others)
             jobs.append(PlannedJob(order=order, prepared=partition, plan=found))
+        self._notes += [text for each in prepared.values() if (text := each.note)]
         return jobs
 
     async def _run_pools(self, jobs: Sequence[PlannedJob]) -> None:
@@ -288,7 +284,7 @@ class _Run:
                 self._places |= {job.order.name: (pool, job) for job in pool.jobs}
             self._note_unlimited_processors(groups)
             self._observer.phase(
-                f"starting {sum(len(pool.devices) for pool in self._pools)} agents"
+                f"starting {counted(sum(len(pool.devices) for pool in self._pools), 'agent')}"
             )
             async with asyncio.TaskGroup() as group:
                 failure = group.create_task(self._supervisor.wait_for_failure())
@@ -310,7 +306,10 @@ class _Run:
         if self._options.enforce is Enforce.CGROUP and missing:
             raise EnforcementImpossible(f"no limit could be set for {', '.join(missing)}")
         self._observer.phase("running")
-        await asyncio.gather(*(pool.watch.run(self._on_snapshot) for pool in self._pools))
+        orders = [job.order for pool in self._pools for job in pool.jobs]
+        self._feeds = feeds_of(orders, self._observer.note)
+        async with self._feeds.going_on():
+            await asyncio.gather(*(pool.watch.run(self._on_snapshot) for pool in self._pools))
 
     def _open_groups(self) -> RunGroups | None:
         """What the machine allows and the user wants; `EnforcementImpossible` if these disagree."""
@@ -390,6 +389,8 @@ class _Run:
         }
 
     def _on_snapshot(self) -> None:
+        for pool in self._pools:
+            pool.follow_floors()
         self._observer.running(snapshot(self._pools))
 
     def _on_death(self, death: supervisor.Death) -> None:
@@ -411,6 +412,10 @@ class _Run:
 
     def _metrics_targets(self) -> list[Target]:
         return [target for pool in self._pools for target in pool.metrics_targets()]
+
+    async def _end(self, following: Sequence[PoolRun]) -> None:
+        await self._feeds.last_inputs()
+        await asyncio.gather(*(pool.watch.end() for pool in following))
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -434,7 +439,7 @@ class _Run:
                 interrupt()
                 return
             self._observer.note("no further inputs are taken; once more to cancel what is left")
-            ending.update(asyncio.ensure_future(pool.watch.end()) for pool in following)
+            ending.add(asyncio.ensure_future(self._end(following)))
 
         with handling({**dict.fromkeys(ENDING, interrupt), signal.SIGINT: end}):
             yield

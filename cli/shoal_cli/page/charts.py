@@ -8,6 +8,7 @@ from shoal_cli.local.report import DeviceReport, JobReport, RunReport, StageRepo
 from shoal_cli.page.graph import cut_graph
 from shoal_cli.page.over_time import activity, memory, traffic
 from shoal_cli.page.series import MOST_DEVICES, MOVEMENTS, device_series, movements
+from shoal_protocol.units import counted
 
 _MOST_ROWS: Final = 64
 _TIERS: Final = ("resident", "cached", "idle", "evict")
@@ -38,8 +39,8 @@ def _job_charts(number: int, job: JobReport) -> Iterable[Chart]:
         yield Chart(
             name=f"cut-{number}",
             title=f"How {job.model} is cut",
-            text=f"{len(job.cut.fragments)} fragments in the order of the model, each with its "
-            "memory and the devices that the plan gives it; lines are the tensors between them.",
+            text=f"{counted(len(job.cut.fragments), 'fragment')} in the order of the model, with "
+            "memory and the devices that the plan gives them; lines are the tensors between them.",
             spec=cut_graph(job.cut),
         )
     times = _slowest(job.stages)

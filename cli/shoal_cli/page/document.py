@@ -48,9 +48,14 @@ def _head(report: RunReport, names: str) -> Iterable[str]:
     yield f"<header>\n<h1>Run of {escape(names)}</h1>"
     yield (
         f'<p><span class="{kind}">{verdict}</span> <span class="soft">'
-        f"{escape(report.started)}, Shoal {escape(report.shoal_version)}</span></p>"
+        f"{escape(_moment(report.started))}, Shoal {escape(report.shoal_version)}</span></p>"
     )
     yield f"<dl>{''.join(map(_number, figures(report)))}</dl>\n</header>"
+
+
+def _moment(started: str) -> str:
+    """`2026-11-22 21:33:09 UTC`"""
+    return started.replace("T", " ").replace("+00:00", " UTC")
 
 
 def _number(figure: Figure) -> str:

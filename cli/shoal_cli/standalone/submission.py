@@ -18,7 +18,7 @@ import hashlib
 import platform
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
@@ -32,21 +32,24 @@ from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, JobRefused, Orders
 from shoal_cli.local.planned_jobs import PlannedJob, device_report
 from shoal_cli.local.pool import RunOptions
+from shoal_cli.local.preparation import Prepared
+from shoal_cli.local.remote import feeds_of
 from shoal_cli.local.report import DeviceReport, Enforcement, JobReport, RunReport
 from shoal_cli.local.run_record import timeline_of
 from shoal_cli.local.runner import (
     Interrupted,
     check_folders,
     plan_on_pool,
-    prepare_all,
+    prepare_once,
     verify_job,
 )
 from shoal_cli.local.signals import ENDING, handling
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
-from shoal_cli.standalone.carrying import Carrier
+from shoal_cli.standalone.carrying import Carried
 from shoal_cli.transfer.coordinators import JobFolder, upload_fragments
 from shoal_cli.transfer.copying import Progress, copy
+from shoal_cli.transfer.feeds import Feeds
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.joined import Reachable
 from shoal_cli.transfer.places import PAUSE_SECONDS, with_tries
@@ -176,7 +179,8 @@ class _Run:
     _notes: list[str] = field(default_factory=list)
     _timelines: dict[float, pb.Timeline] = field(default_factory=dict)
     _interrupted: bool = False
-    _carried: dict[str, Carrier] = field(default_factory=dict)
+    _carried: dict[str, Feeds] = field(default_factory=dict)
+    _feeds: Feeds = field(default_factory=Feeds)
     _watched: Watch | None = None
 
     async def run(self, orders: Sequence[JobOrder]) -> RunReport:
@@ -231,15 +235,14 @@ class _Run:
         await self._run_planned(jobs)
 
     async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[Sent]:
-        cuts = [order.plan.cut for order in orders]
-        prepared = await prepare_all(cuts, self.workspace, self.observer)
-        self._notes += [text for each in prepared.values() if (text := each.note)]
+        prepared: dict[str, Prepared] = {}
         found = []
         for order in orders:
-            partition = prepared[order.plan.cut.name]
+            partition = await prepare_once(order.plan.cut, prepared, self.workspace, self.observer)
             plan = plan_on_pool(order.plan, partition)
             job = PlannedJob(order=order, prepared=partition, plan=plan)
             found.append(Sent(await asyncio.to_thread(name_there, job), job))
+        self._notes += [text for each in prepared.values() if (text := each.note)]
         return found
 
     async def _run_planned(self, jobs: Sequence[Sent]) -> None:
@@ -273,7 +276,8 @@ class _Run:
             await with_tries(PAUSE_SECONDS, partial(upload, on_bytes=lambda size: None))
             if sent.order.follows:
                 if sent.order.job.spec.end:
-                    await self._carrier(sent).last_inputs()
+                    for feed in self._carrier(sent).inputs:
+                        await feed.last()
                 return
             source = Folder(str(sent.order.inputs), sent.order.inputs)
             await copy(source, self._folder(sent, "in", client), show)
@@ -292,9 +296,7 @@ class _Run:
         self.observer.phase(f"running on {self.coordinator.target}")
         self._watched = watch
         try:
-            async with contextlib.AsyncExitStack() as carrying:
-                for carrier in self._carriers(jobs):
-                    await carrying.enter_async_context(carrier.carrying())
+            async with self._following(jobs):
                 await watch.run(show)
         finally:
             self._watched = None
@@ -309,7 +311,8 @@ class _Run:
         name = sent.order.name
         self.observer.phase(f"fetching the results of {name}")
         if sent.order.follows:
-            await self._carrier(sent).fetch(follow=False)
+            for feed in self._carrier(sent).results:
+                await feed.copy(follow=False)
             return
         async with self.coordinator.calling() as client:
             source = self._folder(sent, "out", client)
@@ -331,24 +334,32 @@ class _Run:
         place = f"jobs/{sent.name}/{folder}"
         return JobFolder(f"coordinator://{self.coordinator.target}/{place}", client, place)
 
-    def _carrier(self, sent: Sent) -> Carrier:
+    def _carrier(self, sent: Sent) -> Feeds:
         if sent.name not in self._carried:
-            self._carried[sent.name] = Carrier(
+            order = sent.order
+            carried = Carried(
                 coordinator=self.coordinator,
                 job=sent.name,
-                inputs=sent.order.inputs,
-                outputs=sent.order.outputs,
-                note=self._note,
+                inputs=order.inputs,
+                outputs=order.outputs,
             )
+            self._carried[sent.name] = carried.feeds(self._note)
         return self._carried[sent.name]
 
-    def _carriers(self, jobs: Sequence[Sent]) -> list[Carrier]:
-        return [self._carrier(sent) for sent in jobs if sent.order.follows]
+    @contextlib.asynccontextmanager
+    async def _following(self, jobs: Sequence[Sent]) -> AsyncIterator[None]:
+        """Jobs that follow get inputs as they come and give results back: between an address and a
+        folder here, between that and the coordinator."""
+        self._feeds = feeds_of([sent.order for sent in jobs], self._note)
+        for sent in jobs:
+            if sent.order.follows:
+                self._feeds.add(self._carrier(sent))
+        async with self._feeds.going_on():
+            yield
 
     async def _end_following(self, watch: Watch) -> None:
         """Send what has come, then have the jobs take no more."""
-        for carrier in self._carried.values():
-            await carrier.last_inputs()
+        await self._feeds.last_inputs()
         await watch.end()
 
     def _note(self, text: str) -> None:

@@ -1,9 +1,10 @@
-"""Files that come while the copy goes on. A name that the target has is never copied again; a file
-is copied when two looks have found it the same, so that one that is being written waits.
+"""Files that come while the copy goes on. A name that the target has is not copied again, unless
+files that have changed are wanted too; a file is copied when two looks have found it the same, so
+that one that is being written waits.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Final
 
@@ -32,13 +33,14 @@ async def copy_new(
     note: Callable[[str], None] = lambda text: None,
     *,
     follow: bool,
+    changed: bool = False,
     look_seconds: float = LOOK_SECONDS,
 ) -> Copied:
-    """Copy the files whose names the target lacks. `follow`: those that come later as well, for
-    ever, also when the network breaks; otherwise raises `TransferBroken` after some tries. Raises
-    `TransferRefused`."""
+    """Copy the files whose names the target lacks; `changed`: those of another size there as well.
+    `follow`: those that come later too, for ever, also when the network breaks; otherwise raises
+    `TransferBroken` after some tries. Raises `TransferRefused`."""
     existing = await with_tries(PAUSE_SECONDS, target.existing)
-    work = _New(source, target, existing, look_seconds)
+    work = _New(source, target, existing, look_seconds, changed=changed)
     wanted: set[str] | None = None
     idle = 0
     while follow or idle <= _LOOKS:
@@ -63,11 +65,18 @@ class _New:
     """What is known from look to look."""
 
     def __init__(
-        self, source: Source, target: Target, existing: Iterable[str], pause_seconds: float
+        self,
+        source: Source,
+        target: Target,
+        existing: Mapping[str, int],
+        pause_seconds: float,
+        *,
+        changed: bool,
     ) -> None:
         self._pause_seconds = pause_seconds
+        self._changed = changed
         self._source, self._target = source, target
-        self._done = set(existing)
+        self._done = dict(existing)
         self._seen: dict[str, Entry] = {}
         self._failed: set[str] = set()
         """Those that could not be copied: others go first."""
@@ -81,13 +90,17 @@ class _New:
         new = [
             entry
             for entry in entries
-            if entry.name not in self._done and (wanted is None or entry.name in wanted)
+            if self._is_new(entry) and (wanted is None or entry.name in wanted)
         ]
         ready = [entry for entry in new if entry.size_bytes and self._seen.get(entry.name) == entry]
         self._seen = {entry.name: entry for entry in new}
         self._failed &= self._seen.keys()
         await self._copy(sorted(ready, key=lambda entry: entry.name in self._failed))
-        return {entry.name for entry in new} - self._done
+        return {entry.name for entry in new if self._is_new(entry)}
+
+    def _is_new(self, entry: Entry) -> bool:
+        known = self._done.get(entry.name)
+        return known is None or (self._changed and known != entry.size_bytes)
 
     async def _copy(self, entries: Sequence[Entry]) -> None:
         """Copy these, some at once. One that fails keeps no other from being copied; where several
@@ -117,6 +130,6 @@ class _New:
         progress = Progress(1, entry.size_bytes)
         work = Copy(self._source, self._target, {}, progress, lambda _: None, self._pause_seconds)
         await work.copy([entry])
-        self._done.add(entry.name)
+        self._done[entry.name] = entry.size_bytes
         self.files += 1
         self.bytes += entry.size_bytes

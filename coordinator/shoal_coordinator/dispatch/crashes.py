@@ -12,6 +12,7 @@ tasks are allowed that many times more. From the second loss on, a suspect is lo
 alone on its device (`decisions.LOADING`), so that no other fragment is blamed for it.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from shoal_coordinator.dispatch.device import Device
@@ -19,7 +20,7 @@ from shoal_coordinator.dispatch.events import DeviceJoined, Failure, FailureKind
 from shoal_coordinator.dispatch.jobs import end_job
 from shoal_coordinator.dispatch.state import Crashes, Loss, Running, StageQueue, State
 from shoal_protocol.digests import Digest
-from shoal_protocol.units import Nanoseconds
+from shoal_protocol.units import Nanoseconds, counted
 
 
 class Trial(NamedTuple):
@@ -71,7 +72,7 @@ def note_loss(state: State, device: Device, tried: list[Trial]) -> None:
         users = [queue for service in state.by_digest[digest] for queue in service.queues]
         bound = state.limits.load_losses
         if while_loading >= bound or at_first_task > bound + _by_one_item(state, users):
-            _fail_jobs(state, users, device, len(crashes.losses))
+            _fail_jobs(state, users, device, crashes.losses)
 
 
 def _by_one_item(state: State, users: list[StageQueue]) -> int:
@@ -79,12 +80,17 @@ def _by_one_item(state: State, users: list[StageQueue]) -> int:
     return state.limits.kills + max((user.job.spec.backoff_limit for user in users), default=0)
 
 
-def _fail_jobs(state: State, users: list[StageQueue], device: Device, count: int) -> None:
+def _fail_jobs(
+    state: State, users: list[StageQueue], device: Device, losses: Collection[Loss]
+) -> None:
+    times = counted(len(losses), "time")
+    devices = counted(len({loss.device for loss in losses}), "device")
     for queue in users:
         if queue.job.ended_at is None:
             message = (
-                f"fragment {queue.stage} of {queue.job.spec.name} ended {count} devices in a row "
-                f"while they loaded it or ran it for the first time, at last {device.name}: see "
-                "the log of its agent, and load the model with ONNX Runtime there"
+                f"fragment {queue.stage} of {queue.job.spec.name} ended agents {times} in a row, "
+                f"on {devices}, while they loaded it or ran it for the first time, at last on "
+                f"{device.name}: see the log of its agent, and load the model with ONNX Runtime "
+                "there"
             )
             end_job(state, queue.job, Failure(kind=FailureKind.RUNTIME, message=message))

@@ -9,7 +9,7 @@ What must change together changes in a method of its part.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from shoal_coordinator.dispatch.events import DeviceJoined, Failure, Policy, Telemetry
 from shoal_coordinator.dispatch.instructions import Tier
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shoal_coordinator.dispatch.state import Loading, Service, Task
 
 
+_STEPS: Final = 16
 Rank: TypeAlias = tuple[int, float, int, float, int, "Device"]
 """The rank of a device for a task or a load of one service: the smallest goes first. The fields:
 
@@ -84,12 +85,15 @@ class DeviceMemory:
         return 0 if self.single and self.resident else self.budget - self.resident_bytes
 
     def learn(self, digest: Digest, taken: int) -> bool:
-        """A fragment took so much, or would have: whether that is more than was known."""
-        excess = taken - self.granted.get(digest, taken)
-        grows = excess > self.excess.get(digest, 0)
-        if grows:
-            self.excess[digest] = excess
-        return grows
+        """A fragment took so much, or would have: whether that is more than was known. What was
+        known already grows by no less than a part of the budget, so that this ends."""
+        granted, known = self.granted.get(digest, taken), self.excess.get(digest, 0)
+        excess = taken - granted
+        if excess <= known:
+            return False
+        further = min(known + self.budget // _STEPS, self.budget - granted) if known else 0
+        self.excess[digest] = max(excess, further)
+        return True
 
     def add(self, loading: "Loading", size: Bytes, now: Nanoseconds) -> None:
         """The fragment that was loading is resident."""

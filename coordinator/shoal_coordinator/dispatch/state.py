@@ -213,7 +213,8 @@ class Job:
     `succeeded` those of this run; `latency` of an item
     lasts from its first task's start to its result. There is a new `route` not before
     `route_after`, which is later with each of `route_failures`. Stages up to `open_stages` may
-    begin: all of them, unless the mode is Barrier.
+    begin: all of them, unless the mode is Barrier. `outgrown`: an item that the plan covers fitted
+    on no device.
     """
 
     spec: JobSpec
@@ -232,6 +233,7 @@ class Job:
     served: int = 0
     succeeded: int = 0
     failed: int = 0
+    outgrown: bool = False
     retries: int = 0
     tiers: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     started_at: Nanoseconds | None = None

@@ -288,15 +288,22 @@ def _handle_failure(state: State, running: Running, failure: Failure) -> None:
                 for producer in task.queue.predecessors:
                     release(state, task.item.tasks[producer])
             _retry(state, task, device, failure)
-        case FailureKind.BUDGET if failure.need is not None and device.memory.learn(
-            task.queue.service.digest, failure.need
-        ):
-            # Measured for the first time, it took more than its grant: it is loaded with less.
+        case FailureKind.BUDGET if _learn_need(device, task, failure):
+            # It took more than its grant: it is loaded with less, or more of the budget.
             count_all_homes(state, device, task.queue.service.digest)
-            _rerun_lost(state, task, failure)
+            _rerun(state, task)
         case _:
             record_failure(state, device, task.queue.service.digest, failure, free=_FREE_FAILURES)
             _retry(state, task, device, failure)
+
+
+def _learn_need(device: Device, task: Task, failure: Failure) -> bool:
+    """Whether the failure says something new of what the fragment takes. A single item for which
+    the whole budget is too little says nothing of the others that have run."""
+    need = failure.need
+    if need is None or (need > device.memory.budget and task.queue.finished):
+        return False
+    return device.memory.learn(task.queue.service.digest, need)
 
 
 def _rerun_lost(state: State, task: Task, failure: Failure) -> None:
@@ -308,8 +315,12 @@ def _rerun_lost(state: State, task: Task, failure: Failure) -> None:
         message = f"its device was lost {item.kills} times while it ran, at last: {failure.message}"
         fail_item(state, item, replace(failure, message=message))
         return
-    item.retries += 1
-    item.job.retries += 1
+    _rerun(state, task)
+
+
+def _rerun(state: State, task: Task) -> None:
+    task.item.retries += 1
+    task.item.job.retries += 1
     state.worklist.rerun.append(task)
 
 

@@ -28,7 +28,8 @@ submission of the same work amends a job that is OPENING or RUNNING: the new ter
 then dispatched (`Amend`). So does the end of following: it is one of the terms, and a later
 submission without it does not take it back. A request for nothing but the end begins no other life.
 One that completes is only joined: nothing is left to dispatch, and to dispatch it would start the
-job again. A retry waits for its end.
+job again. A retry waits for its end; one of a job that takes inputs as they come amends it, and
+what failed is tried again in the same run.
 
 Invariants, which the simulation checks at every step:
 

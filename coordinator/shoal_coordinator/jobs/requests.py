@@ -13,13 +13,17 @@ from shoal_coordinator.jobs.values import End, Outcome, Refusal, Retry
 
 def enqueue(state: State, request: ev.Request) -> None:
     """Let a request wait for its turn. To remove a job that has not ended is refused at once, and
-    to retry one that goes on; a retry waits for a job that ends just now."""
+    to retry one that goes on, unless it follows its inputs; a retry waits for a job that ends just
+    now."""
     job = state.jobs.get(request.job)
     match request:
         case ev.RemovalRequested() if job is not None and not job.has_ended:
             _removal_requested(state, request)
         case ev.RetryRequested() if job is not None and _goes_on(job):
-            _refuse_to_retry(state, request)
+            if job.submission.takes_more:
+                state.requests.setdefault(request.job, deque()).append(request)
+            else:
+                _refuse_to_retry(state, request)
         case _:
             state.requests.setdefault(request.job, deque()).append(request)
 
@@ -126,10 +130,16 @@ def _end_requested(state: State, request: ev.EndRequested) -> None:
 
 
 def _retry_requested(state: State, request: ev.RetryRequested) -> None:
-    """Submit a job that has ended once more, as it was submitted last, for its next run."""
+    """Submit a job that has ended once more, as it was submitted last, for its next run. One that
+    follows its inputs takes failed files again while it runs."""
     job = state.jobs.get(request.job)
     if job is None:
         state.refuse(request.caller, Refusal.UNKNOWN, f"there is no job {request.job} here")
+    elif not job.has_ended and job.submission.takes_more:
+        retry = Retry(number=job.submission.retry.number + 1, items=request.items)
+        wanted = replace(job.submission, retry=retry)
+        job.amendment = Amendment(request.caller, wanted, job.epoch)
+        record(state, job)
     elif not job.has_ended:
         _refuse_to_retry(state, request)
     elif job.end is not None and job.end.outcome is Outcome.COMPLETE:

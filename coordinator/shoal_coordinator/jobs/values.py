@@ -34,7 +34,8 @@ class Terms:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
     """Which run of a job it is: of a higher number, a later one. Of the items that failed before,
-    it tries `items`, or all of them if these are none.
+    it tries `items`, or all of them if these are none. A job that follows its inputs has several in
+    one run.
     """
 
     number: int = 0
@@ -43,19 +44,27 @@ class Retry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """`work` is a digest of everything that never changes: model, folders, mode, policy."""
+    """`work` is a digest of everything that never changes: model, folders, mode, policy. `follows`:
+    it takes inputs as they come."""
 
     work: str
+    follows: bool = False
     plan: Plan = Plan()
     terms: Terms = Terms()
     retry: Retry = Retry()
 
+    @property
+    def takes_more(self) -> bool:
+        """Whether further inputs are taken, and failed ones again, while the job runs."""
+        return self.follows and not self.terms.end
+
     def amended_by(self, newer: "Submission") -> "Submission":
-        """The terms of `newer`, and its plan if that has a higher number. A retry is for a job that
-        has ended."""
+        """The terms of `newer`, and its plan and retry if these have higher numbers. A job that
+        takes no more inputs is only retried when it has ended."""
         plan = newer.plan if newer.plan.number > self.plan.number else self.plan
+        again = self.takes_more and newer.retry.number > self.retry.number
         terms = replace(newer.terms, end=self.terms.end or newer.terms.end)
-        return replace(self, plan=plan, terms=terms)
+        return replace(self, plan=plan, terms=terms, retry=newer.retry if again else self.retry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,11 @@ from shoal_coordinator.dispatch.jobs import SHOWN_FAILURES
 from shoal_coordinator.server.runs import Earlier, JobRun, OutputsUnwritable
 from shoal_coordinator.server.task_results import Feed
 from shoal_coordinator.storage.catalogues import CatalogueFailed
-from shoal_coordinator.storage.followed import FollowedFiles
+from shoal_coordinator.storage.followed import FollowedFiles, Retaken
+from shoal_coordinator.storage.followed_items import FollowedItems
 from shoal_coordinator.storage.following import FollowedFolder, FollowedInputs
 from shoal_coordinator.storage.inputs import InputFile
+from shoal_coordinator.storage.item_list import Items
 from shoal_coordinator.storage.job_files import open_followed_results, result_file
 from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.locations import local_folder
@@ -22,7 +24,7 @@ from shoal_coordinator.storage.results import ResultStore
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds
-from shoal_protocol.v1.coordinator_pb2 import SubmitJobRequest
+from shoal_protocol.v1.coordinator_pb2 import Retry, SubmitJobRequest
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +56,15 @@ class FollowedRun(JobRun):
             succeeded=files.succeeded + len(self.completed),
             failed=files.failed,
             failures=tuple(files.failures(SHOWN_FAILURES)),
+            superseded=files.superseded,
         )
         self.completed |= files.ended_items()
         self.failed = {}
         self._failed_places: dict[int, str] = {}
         """Of the first items that failed: their files may have ended since."""
         self._last = False
+        self._retry: Retry | None = None
+        """What is to be tried again before the next look."""
         self._woken = asyncio.Event()
         self._halted = False
         self._following: asyncio.Task[None] | None = None
@@ -75,14 +80,17 @@ class FollowedRun(JobRun):
             lambda task: None if (error := task.exception()) is None else on_error(error)
         )
 
-    def end(self) -> None:
-        if not self._last:
+    def amend(self, request: SubmitJobRequest) -> None:
+        self._retry = request.retry
+        self.amended.clear()
+        if request.end and not self._last:
             self._last = True
             self._woken.set()
 
     async def close(self, *, complete: bool) -> str | None:
         self._halted = True
         self._woken.set()
+        self.amended.set()
         if self._following is not None:
             await asyncio.wait([self._following])
         return await super().close(complete=complete)
@@ -124,6 +132,8 @@ class FollowedRun(JobRun):
                     at, items = Nanoseconds(monotonic_ns()), len(self._followed)
                     self.follows = not done
                     feed(ev.ItemsArrived(at=at, job=self.name, items=items, last=done))
+                if self._retry is None:
+                    self.amended.set()
                 if done:
                     return
             await self._pause(max(LOOK_SECONDS, _SHARE * (monotonic() - began)))
@@ -131,6 +141,15 @@ class FollowedRun(JobRun):
     async def _look(self) -> bool:
         """Look once; whether there are more items."""
         loop = asyncio.get_running_loop()
+        if (retry := self._retry) is not None:
+            self._retake(
+                await loop.run_in_executor(
+                    self._reader, self._folder.retry, retry.number, retry.items
+                )
+            )
+            await self._in_writer(self._results.list_failures)
+            if self._retry is retry:
+                self._retry = None
         taken, items = await loop.run_in_executor(self._reader, self._take, self._last)
         self._followed.retain()
         if taken:
@@ -139,9 +158,22 @@ class FollowedRun(JobRun):
             await self._in_writer(self._results.extend, files)
         return bool(taken)
 
+    def _retake(self, retaken: Retaken) -> None:
+        before, items = self.earlier, retaken.items
+        self.earlier = Earlier(
+            succeeded=before.succeeded - len(items) + retaken.failed,
+            failed=before.failed - retaken.failed,
+            failures=tuple(each for each in before.failures if each.item not in items),
+            superseded=before.superseded + len(items),
+            retaken=before.retaken | items,
+        )
+
     def _take(self, last: bool) -> tuple[list[tuple[int, InputFile]], int]:
         with self._crashes.processing():
             return self._folder.look(last=last), self._followed.catalogue.items
+
+    def _items(self) -> Items:
+        return FollowedItems(self._followed.catalogue.query, self._results.completed())
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -1,20 +1,19 @@
 """The items of a job as one message each: `ListItems`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from shoal_coordinator.dispatch.state import Item as ActiveItem
 from shoal_coordinator.jobs.values import Refusal
 from shoal_coordinator.server.jobs import JobRefused
 from shoal_coordinator.server.lives import Life
-from shoal_coordinator.storage.item_list import ItemList, stored_items
+from shoal_coordinator.storage.followed_items import stored_followed_items
+from shoal_coordinator.storage.item_list import Items, ListedItem, stored_items
 from shoal_coordinator.storage.locations import LocationRefused, local_folder
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 PAGE: Final = 256
-_AT_ONCE: Final = 4096
-"""Items that are searched before others have their turn."""
 _TEXT: Final = 1000
 """Characters of a reason."""
 
@@ -30,14 +29,9 @@ class Active(NamedTuple):
     device: str
 
 
-async def items_of(life: Life) -> tuple[ItemList, Mapping[int, Active]]:
+async def items_of(life: Life) -> tuple[Items, Mapping[int, Active]]:
     """How a job's items have ended, and which are active. Raises `NotListed`."""
     view, run, name = life.view(), life.run, life.job.name
-    if life.request is not None and life.request.follow:
-        raise NotListed(
-            f"job {name} follows its inputs, so its items are not listed; those that failed are in "
-            "failures.json beside its results"
-        )
     if run is not None:
         active = {} if view is None else {n: _active(item) for n, item in view.active.items()}
         return await run.items(), active
@@ -47,16 +41,23 @@ async def items_of(life: Life) -> tuple[ItemList, Mapping[int, Active]]:
 
 
 async def pages(
-    items: ItemList,
+    items: Items,
     active: Mapping[int, Active],
     states: Collection[pb.JobItem.State],
 ) -> AsyncIterator[pb.ItemPage]:
-    """The items in these states, in their order; of none: all items."""
+    """The items in these states, in their order; of none: all items. A thread searches them. Raises
+    `OSError`."""
+    found = _pages(items, active, states)
+    while (page := await asyncio.to_thread(next, found, None)) is not None:
+        yield page
+
+
+def _pages(
+    items: Items, active: Mapping[int, Active], states: Collection[pb.JobItem.State]
+) -> Iterator[pb.ItemPage]:
     page = pb.ItemPage()
-    for number in range(items.total):
-        if number % _AT_ONCE == 0:
-            await asyncio.sleep(0)
-        item = _item(items, active, number)
+    for listed in items:
+        item = _item(listed, active.get(listed.item))
         if states and item.state not in states:
             continue
         page.items.append(item)
@@ -67,25 +68,28 @@ async def pages(
         yield page
 
 
-def require_failed(job: str, items: ItemList, named: Collection[int]) -> None:
-    """Raises `JobRefused` where one of the items has not failed."""
-    sound = sorted(frozenset(named) - items.failed.keys())
-    if sound:
-        reason = (
-            f"item {sound[0]} of job {job} has not failed; "
-            f"{len(items.failed)} of its {items.total} items have: `shoal items {job} --failed`"
-        )
-        raise JobRefused(reason, Refusal.COMPLETE)
+def require_failed(job: str, items: Items, named: Collection[int]) -> None:
+    """Raises `JobRefused` where one of the items has not failed, or none has."""
+    total, failed = items.counts()
+    have = f"{failed} of its {total} items have: `shoal items {job} --failed`"
+    if not failed:
+        reason = f"no item of job {job} has failed"
+    elif sound := items.not_failed(named):
+        reason = f"item {next(iter(sound))} of job {job} has not failed; {have}"
+    else:
+        return
+    raise JobRefused(reason, Refusal.COMPLETE)
 
 
-def _ended_items(life: Life) -> ItemList:
+def _ended_items(life: Life) -> Items:
     name, request = life.job.name, life.request
     if request is None:
         raise NotListed(
             f"job {name} ended under a coordinator that has not recorded where its results are"
         )
+    stored = stored_followed_items if request.follow else stored_items
     try:
-        items = stored_items(local_folder(request.outputs_uri, what="outputs"), name)
+        items = stored(local_folder(request.outputs_uri, what="outputs"), name)
     except (LocationRefused, OSError) as error:
         raise NotListed(f"the items of job {name} cannot be read: {error}") from error
     if items is None:
@@ -93,29 +97,16 @@ def _ended_items(life: Life) -> ItemList:
     return items
 
 
-def _item(items: ItemList, active: Mapping[int, Active], number: int) -> pb.JobItem:
-    if (failed := items.failed.get(number)) is not None:
-        return pb.JobItem(
-            item=number,
-            input=failed.input,
-            state=pb.JobItem.FAILED,
-            reason=failed.reason[:_TEXT],
-            tries=failed.tries,
-            device=failed.device,
-        )
-    place = items.place(number)
-    if number in items.stored:
-        tries = items.tries.get(number, 0)
-        return pb.JobItem(item=number, input=place, state=pb.JobItem.SUCCEEDED, tries=tries)
-    if (way := active.get(number)) is not None:
-        return pb.JobItem(
-            item=number,
-            input=place,
-            state=pb.JobItem.ACTIVE,
-            tries=way.tries,
-            device=way.device,
-        )
-    return pb.JobItem(item=number, input=place, state=pb.JobItem.WAITING)
+def _item(listed: ListedItem, way: Active | None) -> pb.JobItem:
+    item = pb.JobItem(item=listed.item, input=listed.input, state=pb.JobItem.WAITING)
+    if (failure := listed.failure) is not None:
+        item.state, item.reason = pb.JobItem.FAILED, failure.reason[:_TEXT]
+        item.tries, item.device = failure.tries, failure.device
+    elif listed.stored:
+        item.state, item.tries = pb.JobItem.SUCCEEDED, listed.tries
+    elif way is not None:
+        item.state, item.tries, item.device = pb.JobItem.ACTIVE, way.tries, way.device
+    return item
 
 
 def _active(item: ActiveItem) -> Active:

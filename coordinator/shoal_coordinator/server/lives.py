@@ -198,8 +198,7 @@ class Life:
         )
         spec = replace(spec, first=run.first)
         run.begin_epoch(effect.epoch)
-        if request.end:
-            run.end()
+        run.amend(request)
         match effect:
             case do.Dispatch():
                 driver.runs[name] = run
@@ -224,7 +223,8 @@ class Life:
             end = _failed("CoordinatorFailed", "the dispatcher has lost the job")
             return ev.WorkEnded(job=name, end=end, whole=False, tally=NOTHING)
         self.counts = job_status(view, self.run.place, self.run.earlier)
-        whole, end = view.phase is JobPhase.COMPLETE, run_end(view, self.counts)
+        end = run_end(view, self.counts, follows=self.run.follows)
+        whole = view.phase is JobPhase.COMPLETE
         return ev.WorkEnded(job=name, end=end, whole=whole, tally=self.tally())
 
     async def close(self, *, complete: bool) -> ev.Closed:

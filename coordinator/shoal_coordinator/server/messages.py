@@ -22,7 +22,7 @@ from shoal_coordinator.server.runs import Earlier
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import Nanoseconds, seconds
+from shoal_protocol.units import Nanoseconds, counted, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 _PLAN: Final = ("epoch", "stages", "explanation")
@@ -54,7 +54,13 @@ def submission_of(request: pb.SubmitJobRequest, document: PartitionDocument) -> 
 def submission_as(work: str, request: pb.SubmitJobRequest) -> Submission:
     """A request of which `work` is known."""
     retry = Retry(number=request.retry.number, items=tuple(sorted(set(request.retry.items))))
-    return Submission(work=work, plan=plan_of(request), terms=terms_of(request), retry=retry)
+    return Submission(
+        work=work,
+        follows=request.follow,
+        plan=plan_of(request),
+        terms=terms_of(request),
+        retry=retry,
+    )
 
 
 def plan_of(request: pb.SubmitJobRequest) -> Plan:
@@ -110,18 +116,18 @@ def as_submitted(status: pb.JobStatus, submission: Submission) -> pb.JobStatus:
 def job_status(
     job: Job, place: Callable[[int], str], earlier: Earlier | None = None
 ) -> pb.JobStatus:
-    """A run as the dispatcher sees it; `place` says where an item's input is, `earlier` what runs
-    before have done. The statistics that add up over runs are for `with_tally`."""
+    """A run as the dispatcher sees it; `place` says where an item's input is, `earlier` what is to
+    be added to it. The statistics that add up over runs are for `with_tally`."""
     pending = job.phase is JobPhase.PENDING
     earlier = earlier or Earlier(succeeded=len(job.completed))
     status = pb.JobStatus(
         name=job.spec.name,
         state=pb.JobStatus.PENDING if pending else pb.JobStatus.RUNNING,
-        items=job.spec.items,
+        items=job.spec.items - earlier.superseded,
         active=len(job.active),
         succeeded=earlier.succeeded + job.succeeded,
         failed=earlier.failed + job.failed,
-        resumed=earlier.succeeded,
+        resumed=max(0, earlier.succeeded),
         following=job.spec.open_ended,
         epoch=job.spec.epoch,
         failures=[
@@ -132,6 +138,7 @@ def job_status(
             *(
                 pb.ItemFailure(item=item, input=place(item), reason=wire.failure_text(failure))
                 for item, failure in job.failures
+                if item not in earlier.retaken
             ),
         ][:SHOWN_FAILURES],
         stages=[
@@ -205,21 +212,25 @@ def run_tally(job: Job, now: Nanoseconds, now_seconds: float) -> Tally:
     )
 
 
-def run_end(job: Job, status: pb.JobStatus) -> End:
+def run_end(job: Job, status: pb.JobStatus, *, follows: bool) -> End:
     """How a run has ended, whose last status this is. As with a `batch/v1` Job, one failed item
-    fails the whole; but only once all have ended, and the results of the others stay.
+    fails the whole; but only once all have ended, and the results of the others stay. Where an item
+    that the plan covers fitted on no device, the reason is that of a fragment that fits on none,
+    for which the model is cut finer; a run that `follows` its inputs is not made again for it.
     """
     if job.failure is not None:
         return _failed(job.failure)
     if not status.failed:
         return End(outcome=Outcome.COMPLETE)
-    message = f"{status.failed} of {status.items} items failed"
+    message = f"{status.failed} of {counted(status.items, 'item')} failed"
     for failure in status.failures[:1]:
         where, why = failure.input, failure.reason
         message += f"; first: {why}" if why.startswith(where) else f"; first: {where}: {why}"
-    return End(outcome=Outcome.FAILED, reason="ItemsFailed", message=message)
+    reason = _BUDGET if job.outgrown and not follows else "ItemsFailed"
+    return End(outcome=Outcome.FAILED, reason=reason, message=message)
 
 
+_BUDGET: Final = FailureKind.BUDGET.value
 _REASONS: Final = {FailureKind.CANCELLED: "Cancelled", FailureKind.DEADLINE: "DeadlineExceeded"}
 
 

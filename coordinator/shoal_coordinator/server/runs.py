@@ -17,6 +17,7 @@ from shoal_coordinator.storage.inputs import InputSet, InputUnsuitable, scan_inp
 from shoal_coordinator.storage.item_list import (
     FailedItem,
     ItemList,
+    Items,
     ListedFile,
     read_items,
     write_items,
@@ -54,11 +55,17 @@ Held = list[tuple[int, Mapping[str, Array]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """What runs before have done of a job: the items that ended, and the first that failed."""
+    """What runs before have done of a job: the items that ended, and the first that failed.
+
+    Where failed files are taken again, their items have new numbers. The old ones count no more:
+    `superseded` of all runs, `retaken` of this one, which are taken off `succeeded` and `failed`.
+    """
 
     succeeded: int = 0
     failed: int = 0
     failures: tuple[FailedItem, ...] = ()
+    superseded: int = 0
+    retaken: frozenset[int] = frozenset()
 
 
 class OutputsUnwritable(Exception):
@@ -86,6 +93,9 @@ class JobRun(Run):
         """Items before this one have ended."""
         self.follows = False
         """More items may arrive."""
+        self.amended = asyncio.Event()
+        """What `amend` asked for is done."""
+        self.amended.set()
         self.failed = {
             each.item: ev.Failure(kind=ev.FailureKind.OUTPUT, message=each.reason)
             for each in results.failed().values()
@@ -120,8 +130,8 @@ class JobRun(Run):
         self._writing = asyncio.create_task(self._write_results(feed))
         self._writing.add_done_callback(ended)
 
-    def end(self) -> None:
-        """Take no further items: of use where items arrive while the job runs."""
+    def amend(self, request: SubmitJobRequest) -> None:
+        """What a client changed: of use where items arrive while the job runs."""
 
     async def close(self, *, complete: bool) -> str | None:
         """Store what is pending, complete the results if `complete`, and release the folders; why
@@ -296,11 +306,14 @@ class JobRun(Run):
 
     # ---- its items -------------------------------------------------------------------------------
 
-    async def items(self) -> ItemList:
+    async def items(self) -> Items:
         """The items as they are now, but for which of them are active."""
         return await self._in_writer(self._items)
 
-    def _items(self) -> ItemList:
+    def _items(self) -> Items:
+        return self._item_list()
+
+    def _item_list(self) -> ItemList:
         stored = self._results.completed()
         return ItemList(
             total=len(self.inputs),
@@ -315,7 +328,7 @@ class JobRun(Run):
 
     def _close_results(self) -> None:
         with suppress(OSError):  # then its items cannot be listed
-            write_items(self._results.folder, self._items())
+            write_items(self._results.folder, self._item_list())
         self._results.close()
 
     async def _release_folders(self) -> None:

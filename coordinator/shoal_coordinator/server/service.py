@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import grpc
@@ -121,15 +122,17 @@ class CoordinatorService(CoordinatorServicer):
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, reason)
         life = await self._find(request.name, context)
         try:
-            if request.items and life.has_ended:
-                items, _ = await items_of(life)
-                require_failed(request.name, items, request.items)
+            await self._require_failed(life, request.items)
             job = await self._jobs.retry(request.name, request.items)
         except NotListed as error:
             await abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except JobRefused as error:
             await abort(context, _CODES[error.refusal], str(error))
-        await job.settled.within(PREPARE_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PREPARE_SECONDS):
+                await job.settled.wait()
+                if job.run is not None:
+                    await job.run.amended.wait()
         return job.status()
 
     async def ListItems(
@@ -139,10 +142,13 @@ class CoordinatorService(CoordinatorServicer):
         life = await self._find(request.name, context)
         try:
             items, active = await items_of(life)
+            async for page in pages(items, active, frozenset(request.states)):
+                yield page
         except NotListed as error:
             await abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        async for page in pages(items, active, frozenset(request.states)):
-            yield page
+        except OSError as error:
+            reason = f"the items of job {request.name} cannot be read now: {error}"
+            await abort(context, grpc.StatusCode.UNAVAILABLE, reason)
 
     # gRPC takes a coroutine that writes its answers as well; its stubs know generators only.
     async def Infer(  # type: ignore[override]
@@ -215,6 +221,13 @@ class CoordinatorService(CoordinatorServicer):
     async def GetTimeline(self, request: pb.GetTimelineRequest, context: _Context) -> pb.Timeline:
         await self._roles.require(context, Role.CLIENT)
         return self._overviews.timeline()
+
+    async def _require_failed(self, life: Life, named: Sequence[int]) -> None:
+        """Raises `NotListed` and `JobRefused`."""
+        live = not life.has_ended and life.job.submission.takes_more
+        if live or (named and life.has_ended):
+            items, _ = await items_of(life)
+            await asyncio.to_thread(require_failed, life.job.name, items, named)
 
     async def _find(self, name: str, context: _Context) -> Life:
         if (job := self._jobs.find(name)) is None:

@@ -4,10 +4,13 @@ job's folder of the outputs, so that what is in memory does not grow with the li
     waiting    listed, and perhaps still being written
     taken      has a number, its items too; ended once its result is made, or its items have failed
     failures   the first items that failed, with reasons
+    last       the number of the last retry that was carried out
 
-A name is taken once, whatever becomes of its file later. Two files of one stem would give one
-result: the second fails. Numbers of files and items grow over all runs of the job, so what a log or
-a part says of a number stays true.
+A name is taken once, whatever becomes of its file later; a retry takes files again of which items
+failed. Two files of one stem would give one result: the second fails. Numbers of files and items
+grow over all runs of the job, so what a log or a part says of a number stays true. A file that is
+taken again has a new number. The row of the old one is superseded and has no name: it says that
+these numbers were given.
 """
 
 import contextlib
@@ -15,11 +18,11 @@ import errno
 import json
 import os
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import RLock
-from typing import Final
+from typing import Any, Final
 
 from shoal_coordinator.storage.catalogues import Catalogue, CatalogueFailed
 from shoal_coordinator.storage.file_names import encodable
@@ -30,9 +33,10 @@ from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.job_files import result_file, result_name
 
 NAME: Final = "followed.sqlite"
+LISTED_FAILURES: Final = 100_000
+"""Also as many files are taken again by one retry, at most."""
 LATEST: Final = 2**63 - 1
 """The last time of a change that can be stored, in nanoseconds: of the year 2262."""
-_LISTED_FAILURES: Final = 100_000
 _CHUNK: Final = 5000
 _REASON: Final = 2000
 """Characters of a reason that is stored."""
@@ -44,13 +48,18 @@ CREATE INDEX turn ON waiting (size = 0, changed, name);
 CREATE TABLE taken (
     number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, result BLOB UNIQUE,
     first INTEGER NOT NULL, items INTEGER NOT NULL, contents TEXT NOT NULL,
-    ended INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0
+    ended INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
+    superseded INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX live ON taken (number) WHERE ended = 0;
+CREATE INDEX unsuccessful ON taken (number) WHERE failed AND NOT superseded;
 CREATE TABLE failures (
-    item INTEGER PRIMARY KEY, number INTEGER NOT NULL, input TEXT NOT NULL, reason TEXT NOT NULL
+    item INTEGER PRIMARY KEY, number INTEGER NOT NULL, input TEXT NOT NULL, reason TEXT NOT NULL,
+    tries INTEGER NOT NULL, device TEXT NOT NULL
 );
 CREATE INDEX failed_of ON failures (number);
+CREATE TABLE last (retry INTEGER NOT NULL);
+INSERT INTO last VALUES (0);
 PRAGMA user_version = 1;
 """
 _SETTINGS: Final = (
@@ -77,6 +86,14 @@ class Waiting:
     changed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Retaken:
+    """What a retry takes again: items by their old numbers, and how these had ended."""
+
+    items: frozenset[int] = frozenset()
+    failed: int = 0
+
+
 class FollowedFiles(Catalogue):
     """The catalogue of a followed folder. For several threads."""
 
@@ -88,6 +105,9 @@ class FollowedFiles(Catalogue):
         """Of all files that were taken."""
         self.succeeded = 0
         """Items of files that have ended."""
+        self.superseded = 0
+        """Items of files that were taken again."""
+        self._closed = False
         self._failed = 0
         self._failed_items: dict[int, set[int]] = {}
         """Of files that have not ended."""
@@ -98,12 +118,12 @@ class FollowedFiles(Catalogue):
     def open(self, folder: Folder) -> Mapping[int, int]:
         self._path = folder.path / NAME
         os.close(folder.open(NAME, os.O_RDWR | os.O_CREAT))  # refuses a link
-        with _translated(self._path):
+        with translated(self._path):
             self._db = sqlite3.connect(
                 self._path, isolation_level=None, check_same_thread=False, cached_statements=32
             )
         try:
-            with _translated(self._path):
+            with translated(self._path):
                 for setting in _SETTINGS:
                     self._db.execute(f"PRAGMA {setting}")
             with self._changing() as db:
@@ -124,7 +144,10 @@ class FollowedFiles(Catalogue):
         (self.items,) = db.execute("SELECT COALESCE(MAX(first + items), 0) FROM taken").fetchone()
         self.succeeded, self._failed = db.execute(
             "SELECT COALESCE(SUM(items - failed), 0), COALESCE(SUM(failed), 0) "
-            "FROM taken WHERE ended"
+            "FROM taken WHERE ended AND NOT superseded"
+        ).fetchone()
+        (self.superseded,) = db.execute(
+            "SELECT COALESCE(SUM(items), 0) FROM taken WHERE superseded"
         ).fetchone()
         self.live = tuple(
             (number, InputFile(os.fsdecode(name), first, _contents(contents)))
@@ -163,13 +186,10 @@ class FollowedFiles(Catalogue):
     def fail(self, failures: Iterable[FailedItem]) -> None:
         rows = [(self.files.number_of(each.item), each) for each in failures]
         with self._changing() as db:
-            room = _LISTED_FAILURES - db.execute("SELECT COUNT(*) FROM failures").fetchone()[0]
+            room = LISTED_FAILURES - db.execute("SELECT COUNT(*) FROM failures").fetchone()[0]
             db.executemany(
-                "INSERT OR IGNORE INTO failures VALUES (?, ?, ?, ?)",
-                [
-                    (each.item, number, encodable(each.input), encodable(each.reason)[:_REASON])
-                    for number, each in rows[: max(0, room)]
-                ],
+                "INSERT OR IGNORE INTO failures VALUES (?, ?, ?, ?, ?, ?)",
+                [_failure_row(number, each) for number, each in rows[: max(0, room)]],
             )
             for number, each in rows:
                 self._failed_items.setdefault(number, set()).add(each.item)
@@ -182,12 +202,19 @@ class FollowedFiles(Catalogue):
     def failures(self, most: int) -> Sequence[FailedItem]:
         with self._changing() as db:
             found = db.execute(
-                "SELECT item, input, reason FROM failures ORDER BY item LIMIT ?", [most]
+                "SELECT item, input, reason, tries, device FROM failures ORDER BY item LIMIT ?",
+                [most],
             )
             return [FailedItem(*row) for row in found]
 
+    def query(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        """What a statement finds that changes nothing."""
+        with self._changing() as db:
+            return db.execute(statement, values).fetchall()
+
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             self._db.close()
 
     # ---- the folder ------------------------------------------------------------------------------
@@ -220,10 +247,7 @@ class FollowedFiles(Catalogue):
     def wait(self, files: Iterable[Waiting]) -> None:
         """These files are there, as they are now; they may be still being written."""
         with self._changing() as db:
-            db.executemany(
-                "INSERT OR REPLACE INTO waiting VALUES (?, ?, ?)",
-                [(os.fsencode(each.name), each.size, each.changed) for each in files],
-            )
+            _wait(db, files)
 
     def waiting(self, most: int) -> list[Waiting]:
         """The files that wait, those that were changed longest ago first, empty ones last."""
@@ -258,6 +282,34 @@ class FollowedFiles(Catalogue):
         self.items = first
         return taken
 
+    def retry(
+        self, number: int, items: Collection[int], stat: Callable[[str], Waiting | None]
+    ) -> Retaken:
+        """Let those files wait again of which items failed, or of which these items did. A file
+        that is gone stays failed. The retry of a number is carried out once."""
+        with self._changing() as db:
+            (last,) = db.execute("SELECT retry FROM last").fetchone()
+            found = _failed_files(db, items) if number > last else []
+        back = [(*row, there) for row in found if (there := stat(os.fsdecode(row[1]))) is not None]
+        with self._changing() as db:
+            db.execute("UPDATE last SET retry = ?", [number])
+            for again, *_ in back:
+                db.execute(
+                    "UPDATE taken SET superseded = 1, name = ?, result = NULL WHERE number = ?",
+                    [f"/{again}".encode(), again],  # no file has such a name
+                )
+                db.execute("DELETE FROM failures WHERE number = ?", [again])
+            _wait(db, (there for *_, there in back))
+        failed = sum(row[4] for row in back)
+        with self._lock:
+            retaken = frozenset(
+                item for _, _, first, count, *_ in back for item in range(first, first + count)
+            )
+            self._failed -= failed
+            self.succeeded -= len(retaken) - failed
+            self.superseded += len(retaken)
+        return Retaken(retaken, failed)
+
     def ended_items(self) -> frozenset[int]:
         """The items of files that had ended, after the first that had not."""
         if not self.live:
@@ -272,13 +324,16 @@ class FollowedFiles(Catalogue):
     @contextlib.contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
         """One transaction; it is durable at the end of the context. Raises `CatalogueFailed`."""
-        with self._lock, _translated(self._path), self._db:
-            self._db.execute("BEGIN")
-            yield self._db
+        with self._lock:
+            if self._closed:
+                raise CatalogueFailed(errno.EBADF, "the job's run has just ended", str(self._path))
+            with translated(self._path), self._db:
+                self._db.execute("BEGIN")
+                yield self._db
 
 
 @contextlib.contextmanager
-def _translated(path: Path) -> Iterator[None]:
+def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -303,6 +358,31 @@ def _take(db: sqlite3.Connection, file: InputFile) -> tuple[int, InputFile]:
     )
     assert added.lastrowid is not None, "a row was added"
     return added.lastrowid, file
+
+
+def _failed_files(
+    db: sqlite3.Connection, items: Collection[int]
+) -> list[tuple[int, bytes, int, int, int]]:
+    """Number, name, first item, items and failed items of ended files with failures."""
+    return db.execute(
+        "SELECT number, name, first, items, failed FROM taken "
+        "WHERE ended AND failed AND NOT superseded AND (:all OR number IN ("
+        "SELECT number FROM failures WHERE item IN (SELECT value FROM json_each(:items))"
+        ")) ORDER BY number LIMIT :most",
+        {"all": not items, "items": json.dumps(list(items)), "most": LISTED_FAILURES},
+    ).fetchall()
+
+
+def _failure_row(number: int, failed: FailedItem) -> tuple[int, int, str, str, int, str]:
+    where, why = encodable(failed.input), encodable(failed.reason)[:_REASON]
+    return failed.item, number, where, why, failed.tries, failed.device
+
+
+def _wait(db: sqlite3.Connection, files: Iterable[Waiting]) -> None:
+    db.executemany(
+        "INSERT OR REPLACE INTO waiting VALUES (?, ?, ?)",
+        [(os.fsencode(each.name), each.size, each.changed) for each in files],
+    )
 
 
 def _drop(db: sqlite3.Connection, names: Iterable[str]) -> None:

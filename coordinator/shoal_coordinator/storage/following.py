@@ -12,13 +12,13 @@ So many files are taken that at most `LIVE_FILES` have not ended; the others wai
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from shoal_coordinator.storage.file_names import is_file, is_unreachable
-from shoal_coordinator.storage.followed import LATEST, FollowedFiles, Waiting
+from shoal_coordinator.storage.followed import LATEST, FollowedFiles, Retaken, Waiting
 from shoal_coordinator.storage.inputs import (
     SUFFIXES,
     FileContents,
@@ -97,6 +97,10 @@ class FollowedFolder:
             self._patience -= not taken and room > 0
             self.settled = not self.waiting or self._patience < 0
         return taken
+
+    def retry(self, number: int, items: Collection[int]) -> Retaken:
+        """Let files wait again of which items failed."""
+        return self._files.retry(number, items, self._stat)
 
     def _take(self, room: int) -> list[tuple[int, InputFile]]:
         """Number the files that are as they were."""

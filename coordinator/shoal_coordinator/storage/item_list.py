@@ -7,12 +7,13 @@ which others stay failed.
 import contextlib
 import json
 import os
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal_coordinator.storage.file_names import encodable
 from shoal_coordinator.storage.folders import Folder
@@ -35,6 +36,38 @@ class FailedItem:
     device: str = ""
 
 
+class ListedItem(NamedTuple):
+    """An item: where its input is, whether it has a result, after how many tries, and why it
+    failed, if it did. One of neither is still to do."""
+
+    item: int
+    input: str
+    stored: bool
+    tries: int = 0
+    failure: FailedItem | None = None
+
+
+class Items(ABC):
+    """The items of a job, in their order. Any method may raise `OSError`."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[ListedItem]: ...
+
+    @abstractmethod
+    def counts(self) -> tuple[int, int]:
+        """How many items there are, and how many of them have failed."""
+
+    @abstractmethod
+    def not_failed(self, items: Collection[int]) -> Collection[int]:
+        """Those of these items that have not failed, in their order."""
+
+
+def place_of(name: str, row: int | None) -> str:
+    """Where an item comes from: `lines.npz`, or `lines.npz[3]`. The name may be no text."""
+    shown = encodable(name)
+    return shown if row is None else f"{shown}[{row}]"
+
+
 @dataclass(frozen=True, slots=True)
 class ListedFile:
     """An input file: the number of its first item, and whether it holds several items."""
@@ -45,8 +78,9 @@ class ListedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ItemList:
-    """The items of a job. `stored` have a result; `tries` counts theirs in the last run."""
+class ItemList(Items):
+    """The items of a job whose files are all known. `stored` have a result; `tries` counts theirs
+    in the last run."""
 
     total: int
     files: tuple[ListedFile, ...]
@@ -54,11 +88,23 @@ class ItemList:
     failed: Mapping[int, FailedItem]
     tries: Mapping[int, int] = field(default_factory=dict)
 
+    def __iter__(self) -> Iterator[ListedItem]:
+        for item in range(self.total):
+            if (failure := self.failed.get(item)) is not None:
+                yield ListedItem(item, failure.input, stored=False, failure=failure)
+            else:
+                stored, tries = item in self.stored, self.tries.get(item, 0)
+                yield ListedItem(item, self.place(item), stored, tries)
+
+    def counts(self) -> tuple[int, int]:
+        return self.total, len(self.failed)
+
+    def not_failed(self, items: Collection[int]) -> Collection[int]:
+        return sorted(frozenset(items) - self.failed.keys())
+
     def place(self, item: int) -> str:
-        """Where an item comes from: `lines.npz`, or `lines.npz[3]`."""
         file = self.files[bisect_right(self.files, item, key=attrgetter("first")) - 1]
-        name = encodable(file.name)
-        return f"{name}[{item - file.first}]" if file.stacked else name
+        return place_of(file.name, item - file.first if file.stacked else None)
 
 
 def write_items(folder: Folder, items: ItemList) -> None:

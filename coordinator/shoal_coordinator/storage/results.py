@@ -224,12 +224,15 @@ class ResultStore:
         self._make(touched)
         # Written again each time the list has grown by a quarter, so that many failures stay cheap.
         if self._catalogue.failed > self._listed * 5 // 4:
-            with contextlib.suppress(OSError):
-                self._list_failures()
+            self.list_failures()
+
+    def list_failures(self) -> None:
+        """Write anew which items failed, where that is possible."""
+        with contextlib.suppress(OSError):
+            self._list_failures()
 
     def complete(self) -> str | None:
-        """Make all files after the job's last item; the reason if that is
-        impossible."""
+        """Make all files after the job's last item; the reason if that is impossible."""
         problems = self._make(list(self._parts))
         self._log.publish_all()
         try:

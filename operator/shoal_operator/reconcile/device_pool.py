@@ -55,6 +55,7 @@ from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, DeviceState, Node, Unreachable
 from shoal_operator.reconcile.workers import coordinator_address
 from shoal_protocol.identities import why_no_device
+from shoal_protocol.units import counted
 
 REQUEUE_SECONDS: Final = 30.0
 UPDATING: Final = "Updating"
@@ -182,7 +183,7 @@ def _agents(
     away = [node for node in nodes if states.get(node.name) is not DeviceState.READY]
     total, old = len(nodes), _not_updated(snapshot, sets)
     served = {name for each in sets for name in each.nodes}
-    text = f"{total - len(away)} of {total} agents connected"
+    text = f"{total - len(away)} of {counted(total, 'agent')} connected"
     if old:
         text += f", {len(served) - old} of {len(served)} updated"
     if not away:

@@ -86,12 +86,8 @@ from shoal_operator.reconcile.job_status import (
     with_run,
 )
 from shoal_operator.reconcile.job_submission import refusal_of, submission
-from shoal_operator.reconcile.names import job_id
-from shoal_operator.reconcile.retries import (
-    failed_before,
-    is_of_before,
-    with_retry,
-)
+from shoal_operator.reconcile.names import job_id, retries
+from shoal_operator.reconcile.retries import failed_before, is_of_before, with_retry
 from shoal_operator.reconcile.snapshot import (
     InferenceJobSnapshot,
     Run,
@@ -384,7 +380,8 @@ def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
     calls: tuple[CoordinatorCall, ...] = ()
     if isinstance(ready, Ready):
         planned = ready.planned
-        if ready.plan > run.plan or wanted_terms(snapshot) != run.terms:
+        newer = (ready.plan, retries(snapshot.job)) > (run.plan, run.retry)
+        if newer or wanted_terms(snapshot) != run.terms:
             refusal = refusal_of(snapshot, ready)
             if refusal is None:
                 calls = (submission(snapshot, ready),)

@@ -56,6 +56,7 @@ from shoal_operator.reconcile.workers import (
     worker_text,
 )
 from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.units import counted
 
 PATIENCE_SECONDS: Final = 300.0
 _PASSING: Final = frozenset(
@@ -338,7 +339,7 @@ def deliver(
     worker_spec = deliver_worker(partition, model, snapshot.document.arguments, pool)
     worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
-        text = f"{len(lacking)} fragments are about to be delivered to the store of {pool}"
+        text = f"{counted(len(lacking), 'fragment')} to be delivered to the store of {pool}"
         child = _owned_by(partition, worker_job(partition, worker_spec, snapshot.settings))
         return Step(Cause("Delivering", text), child)
     step = _step(worker, worker_spec, "Delivering", "DeliveryFailed")
@@ -349,8 +350,9 @@ def deliver(
         text = "the fragments are delivered; the coordinator is asked whether it has them"
         return Step(Cause("Delivering", text))
     text = (
-        f"the store of {pool} lacks {len(lacking)} fragments after they were delivered: its volume "
-        f"was replaced, or another version of Shoal cut {partition.metadata.name}; make that anew"
+        f"the store of {pool} lacks {counted(len(lacking), 'fragment')} after the delivery: its "
+        f"volume was replaced, or another version of Shoal cut {partition.metadata.name}; "
+        "make that anew"
     )
     return Verdict("FragmentsMissing", text)
 

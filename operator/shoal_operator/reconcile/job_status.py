@@ -33,6 +33,7 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
 )
 from shoal_operator.reconcile.times import as_time, instant
+from shoal_protocol.units import counted
 
 SOON_SECONDS: Final = 2.0
 LATER_SECONDS: Final = 15.0
@@ -130,17 +131,17 @@ def verdict_of(run: Run, terms: Terms) -> Verdict | None:
     match run.state:
         case RunState.COMPLETE if not run.failed:
             rate = f"; {as_rate(run.items_per_second)}" if run.items_per_second > 0 else ""
-            text = f"{run.items} items in {run.seconds:.3g} s{rate}"
+            text = f"{counted(run.items, 'item')} in {run.seconds:.3g} s{rate}"
             return Verdict("AllItemsSucceeded", text, complete=True)
         case RunState.COMPLETE | RunState.FAILED if run.failed:
-            text = f"{run.failed} of {run.items} items failed"
+            text = f"{run.failed} of {counted(run.items, 'item')} failed"
             if run.failures:
                 item, place, reason = run.failures[0]
                 named = place or f"item {item}"
                 text += f"; first: {reason if reason.startswith(named) else f'{named}: {reason}'}"
             reason = "ItemsFailed" if run.reason in ("", "ItemsFailed") else run.reason
             if reason != "ItemsFailed":
-                text = f"{run.message}; {text}"
+                text = run.message if text in run.message else f"{run.message}; {text}"
             return Verdict(_word(reason), text)
         case RunState.FAILED:
             text = run.message or "the coordinator gives no reason"
@@ -269,7 +270,7 @@ def ended(
 def _started(before: InferenceJobStatus, after: InferenceJobStatus) -> tuple[Note, ...]:
     if before.start_time is not None or after.start_time is None or after.items is None:
         return ()
-    return (Note("StartedJob", f"{after.items.total} items", since=after.start_time),)
+    return (Note("StartedJob", f"{counted(after.items.total, 'item')}", since=after.start_time),)
 
 
 def _pool_deleted(status: InferenceJobStatus) -> tuple[Note, ...]:
@@ -285,7 +286,7 @@ def progress(run: Run) -> Cause:
     if run.state is RunState.PENDING:
         return Cause("Starting", "the coordinator has the job and starts it")
     failed = f", {run.failed} failed" if run.failed else ""
-    text = f"{run.succeeded} of {run.items} items succeeded{failed}"
+    text = f"{run.succeeded} of {counted(run.items, 'item')} succeeded{failed}"
     if run.following and run.succeeded + run.failed == run.items:
         return Cause("Running", f"{run.succeeded:,} items succeeded{failed}, waiting for more")
     if run.completing:

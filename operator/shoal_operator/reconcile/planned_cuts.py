@@ -23,10 +23,11 @@ from shoal_operator.reconcile.manifests import labels_of, manifest
 from shoal_operator.reconcile.names import table_name
 from shoal_operator.reconcile.snapshot import CutAnswer, StoredDocument, StoredTable
 from shoal_planner.devices import PoolDevice
+from shoal_planner.explanation import could_be_better
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import rate_of
 from shoal_planner.planned_cuts import PlannedCut, choose_cut, next_cut
-from shoal_planner.sharing import left_over
+from shoal_planner.sharing import Taken, left_over
 from shoal_protocol.choices import Cutting, Objective
 from shoal_protocol.cut_table import (
     CutTable,
@@ -46,21 +47,21 @@ _NAMED: Final = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutQuestion:
     """Where to cut for these devices. `current`: the cut that was chosen before; None: none was, or
-    not for this spec. `taken` is what other models hold of the devices. Equal questions have equal
+    not for this spec. `taken` is what other models take of the devices. Equal questions have equal
     answers."""
 
     stored: StoredTable
     devices: tuple[PoolDevice, ...]
     objective: Objective
     current: tuple[str, ...] | None
-    taken: tuple[tuple[str, int], ...] = ()
+    taken: tuple[tuple[str, Taken], ...] = ()
 
     def answer(self) -> CutAnswer:
         """It may take seconds."""
         cut = None
         if self.taken:
-            beside = left_over(self.devices, dict(self.taken))
-            cut = _answered(self.stored.table, beside, self.objective, self.current)
+            left = left_over(self.devices, dict(self.taken))
+            cut = _answered(self.stored.table, left, self.objective, self.current)
         if cut is None or cut.period is None:
             cut = _answered(self.stored.table, self.devices, self.objective, self.current)
         return CutAnswer(cut)
@@ -131,9 +132,11 @@ def _reason(cut: PlannedCut) -> str:
     more = len(names) - _NAMED
     listed = ", ".join(names[:_NAMED]) + f" and {more} more" * (more > 0)
     text = f"{fragments}, the best cut for {listed}"
-    return (
-        text if cut.gain is None else f"{text}; {100 * cut.gain:.0f} % better than the cut before"
-    )
+    if cut.gap:
+        text = f"{fragments}, a cut for {listed}; {could_be_better(cut.gap)}"
+    if cut.gain is not None:
+        text = f"{text}; {100 * cut.gain:.0f} % better than the cut before"
+    return text
 
 
 # ---- the table in its ConfigMap ------------------------------------------------------------------

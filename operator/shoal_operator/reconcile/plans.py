@@ -31,13 +31,17 @@ from shoal_planner.devices import PoolDevice
 from shoal_planner.figures import known_seconds, stage_figures
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
 from shoal_planner.placement import MAX_REJECTED, plan, replan, stage_plans
-from shoal_planner.sharing import is_at_once, left_over
+from shoal_planner.sharing import Taken, added, beside, is_at_once, left_over
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds, seconds
 
 _REMEMBERED: Final = 32
 """Plans: a thousand jobs of one partition on one pool need the same."""
+
+
+TakenParts = tuple[tuple[str, Taken], ...]
+"""What other models take of devices, by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ def best_plan(site: Site, objective: Objective, pins: tuple[Pin, ...]) -> Plan |
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What is to be planned, and the assignment of the plan in force. Where the spec has changed,
-    `anew`, the best plan follows whatever it moves. `taken` is what other models hold of the
+    `anew`, the best plan follows whatever it moves. `taken` is what other models take of the
     devices. Equal questions have equal answers."""
 
     site: Site
@@ -77,18 +81,21 @@ class Question:
     pins: tuple[Pin, ...]
     previous: tuple[Stage, ...] = ()
     anew: bool = False
-    taken: tuple[tuple[str, int], ...] = ()
+    taken: TakenParts = ()
 
     def answer(self) -> Plan | Infeasible:
         """The next plan. It may take seconds."""
-        site, best = self.site, None
         if self.taken:
-            site = replace(site, devices=left_over(site.devices, dict(self.taken)))
+            taken = dict(self.taken)
+            site = replace(self.site, devices=left_over(self.site.devices, taken))
             best = best_plan(site, self.objective, self.pins)
-        if best is None or not is_at_once(best):
-            site = self.site
-            best = best_plan(site, self.objective, self.pins)
-        if isinstance(best, Infeasible) or not self.previous:
+            if isinstance(best, Plan) and is_at_once(best):
+                return beside(self._next(site, best), taken)
+        best = best_plan(self.site, self.objective, self.pins)
+        return best if isinstance(best, Infeasible) else self._next(self.site, best)
+
+    def _next(self, site: Site, best: Plan) -> Plan:
+        if not self.previous:
             return best
         pinned = frozenset(pin.device for pin in self.pins)
         best = with_fewest_moves(site, best, self.previous, pinned)
@@ -126,20 +133,31 @@ def served_by(
     return names, granted
 
 
-def taken_by(
-    placements: Iterable[Placement], document: PartitionDocument | None
-) -> tuple[tuple[str, int], ...]:
-    """What other Placements hold of devices, in bytes; not those that have the same fragments."""
+def taken_by(placements: Iterable[Placement], document: PartitionDocument | None) -> TakenParts:
+    """What other Placements take of devices; not those that have the same fragments."""
     own = set() if document is None else {each.digest for each in document.fragments}
-    held: dict[str, int] = {}
-    for each in placements:
-        status = each.status
-        if status is None or any(fragment.digest in own for fragment in status.fragments):
-            continue
-        for stage in status.stages:
-            for name in stage.devices:
-                held[name] = held.get(name, 0) + stage.resident_bytes
-    return tuple(sorted(held.items()))
+    others = [
+        each.status
+        for each in placements
+        if each.status is not None
+        and not any(fragment.digest in own for fragment in each.status.fragments)
+    ]
+    taken = added(
+        (name, stage.resident_bytes, _busy(status, stage))
+        for status in others
+        for stage in status.stages
+        for name in stage.devices
+    )
+    return tuple(taken.items())
+
+
+def _busy(status: PlacementStatus, stage: StageStatus) -> float:
+    """Which part of the time each device of a stage works: as its last job measured, else as
+    predicted of items that come as fast as they can."""
+    cost = status.measured or status.predicted
+    rate = 0.0 if cost is None else cost.items_per_second or 0.0
+    seconds = stage.measured_seconds or stage.predicted_seconds or 0.0
+    return rate * seconds / len(stage.devices)
 
 
 def assignment(stages: Stages) -> tuple[Stage, ...]:

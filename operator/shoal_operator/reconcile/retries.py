@@ -1,9 +1,9 @@
 """A failed job that is retried: it is in progress again, and what its last run left is no verdict
-any more. Pure.
+any more. One that takes inputs as they come is retried while it runs. Pure.
 
 Level-triggered: the job's spec has the number of the retry that is wanted, its status the one that
-was begun last, and its run at the coordinator the one that it is of. A job that runs, or is
-Complete, is not retried.
+was begun last, and its run at the coordinator the one that it is of. Any other job that runs, or
+one that is Complete, is not retried.
 """
 
 from dataclasses import replace
@@ -11,24 +11,26 @@ from dataclasses import replace
 from shoal_api.conditions import holds
 from shoal_api.kinds import InferenceJob
 from shoal_api.kinds.inference_job import RetryStatus
-from shoal_operator.reconcile.conditions import FALSE
+from shoal_operator.reconcile.conditions import FALSE, TRUE
+from shoal_operator.reconcile.following import takes_more
 from shoal_operator.reconcile.job_status import NOT_FAILED
 from shoal_operator.reconcile.names import retries
 from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, Run, Worker, WorkerPhase
 
 
 def with_retry(snapshot: InferenceJobSnapshot) -> InferenceJobSnapshot:
-    """The snapshot of a job in progress, where it has failed and a further retry is wanted."""
+    """The snapshot of a job in progress, where a further retry is wanted and possible."""
     job, before = snapshot.job, snapshot.before
     wanted = 0 if job.spec.retry is None else job.spec.retry.number
-    if wanted <= retries(job) or not holds(before.conditions, "Failed"):
+    live = takes_more(job) and not holds(before.conditions, "Complete")
+    if wanted <= retries(job) or not (live or holds(before.conditions, "Failed")):
         return snapshot
     reason, message = NOT_FAILED
     conditions = tuple(
         replace(
             each, status=FALSE, reason=reason, message=message, last_transition_time=snapshot.now
         )
-        if each.type == "Failed"
+        if each.type == "Failed" and each.status is TRUE
         else each
         for each in before.conditions
     )

@@ -242,16 +242,16 @@ def input_follower(job: InferenceJob, pool: str) -> WorkerSpec:
 
 
 def result_follower(job: InferenceJob, pool: str) -> WorkerSpec:
-    """Transfer results as they are made."""
+    """Transfer results as they are made; a retry may make one again."""
     given = job.spec.outputs
-    ways = (_volume(job, pool, "out"), given.uri, "--follow")
+    ways = (_volume(job, pool, "out"), given.uri, "--follow", "--changed")
     return _transfer(job, pool, "follow-results", given, ways)
 
 
 def result_transfer_worker(job: InferenceJob, pool: str) -> WorkerSpec:
     """Transfer a job's results to where the user wants them."""
     given = job.spec.outputs
-    new = ("--new",) if job.spec.inputs.follow else ()
+    new = ("--new", "--changed") if job.spec.inputs.follow else ()
     ways = (_volume(job, pool, "out"), given.uri, *new)
     worker = _transfer(job, pool, "transfer-results", given, ways)
     if not (number := retries(job)):

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from shoal_planner.layers.arcs import Arcs, row, singles
-from shoal_planner.layers.costs import Costs, Group
+from shoal_planner.layers.arcs import Arcs, Group, row, singles
+from shoal_planner.layers.costs import Costs
 from shoal_planner.layers.front import Found, Goal, best
 from shoal_planner.layers.plans import Alternative
 from shoal_planner.layers.search import EQUAL, Stage, Stages, times

@@ -12,7 +12,8 @@ from itertools import product
 from math import prod
 from typing import Final
 
-from shoal_planner.layers.costs import Group
+Group = tuple[int, ...]
+"""How many devices of each class."""
 
 _ARRIVAL: Final = 4000
 """Numbers that could be looked at in the time that one arrival of an arc at another takes."""

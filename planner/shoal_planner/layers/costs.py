@@ -27,11 +27,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal_planner.layers.arcs import Group
 from shoal_planner.layers.cuts import Cuts, Floats
 from shoal_planner.layers.graph import COORDINATOR, Device, Pool
-
-Group = tuple[int, ...]
-"""How many devices of each class."""
 
 _CACHED_NUMBERS: Final = 1 << 24
 

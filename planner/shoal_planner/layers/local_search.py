@@ -3,7 +3,7 @@ devices that change places. Each is judged with the cuts that are best for it.""
 
 from collections.abc import Callable, Iterator, Sequence
 
-from shoal_planner.layers.costs import Group
+from shoal_planner.layers.arcs import Group
 
 Groups = tuple[Group, ...]
 

@@ -21,8 +21,8 @@ from typing import Final
 
 import numpy as np
 
-from shoal_planner.layers.arcs import Arcs
-from shoal_planner.layers.costs import Costs, Group
+from shoal_planner.layers.arcs import Arcs, Group
+from shoal_planner.layers.costs import Costs
 from shoal_planner.layers.cuts import Floats
 
 EQUAL: Final = 1e-9

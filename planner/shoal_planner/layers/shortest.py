@@ -6,7 +6,8 @@ from itertools import product
 
 import numpy as np
 
-from shoal_planner.layers.costs import Costs, Group
+from shoal_planner.layers.arcs import Group
+from shoal_planner.layers.costs import Costs
 from shoal_planner.layers.cuts import Floats
 
 

@@ -141,7 +141,8 @@ class CoordinatorServicer:
     def RetryJob(self, request, context):
         """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
         that never ended run, results that exist stay. A job that ends just now is waited for;
-        FAILED_PRECONDITION while it runs, and where it is complete.
+        FAILED_PRECONDITION while it runs, and where it is complete. A job that follows its inputs goes on, and
+        takes files again of which items failed; their items have new numbers. A file that is gone stays failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

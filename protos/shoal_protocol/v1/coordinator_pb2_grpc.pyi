@@ -44,7 +44,8 @@ class CoordinatorStub:
     RetryJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.RetryJobRequest, _coordinator_pb2.JobStatus]
     """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
     that never ended run, results that exist stay. A job that ends just now is waited for;
-    FAILED_PRECONDITION while it runs, and where it is complete.
+    FAILED_PRECONDITION while it runs, and where it is complete. A job that follows its inputs goes on, and
+    takes files again of which items failed; their items have new numbers. A file that is gone stays failed.
     """
     ListItems: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ListItemsRequest, _coordinator_pb2.ItemPage]
     """The items of a job, in their order, as they are now; then it ends. FAILED_PRECONDITION where its
@@ -94,7 +95,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     RetryJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RetryJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
     that never ended run, results that exist stay. A job that ends just now is waited for;
-    FAILED_PRECONDITION while it runs, and where it is complete.
+    FAILED_PRECONDITION while it runs, and where it is complete. A job that follows its inputs goes on, and
+    takes files again of which items failed; their items have new numbers. A file that is gone stays failed.
     """
     ListItems: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ListItemsRequest, _coordinator_pb2.ItemPage]  # type: ignore[assignment]
     """The items of a job, in their order, as they are now; then it ends. FAILED_PRECONDITION where its
@@ -171,7 +173,8 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]:
         """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
         that never ended run, results that exist stay. A job that ends just now is waited for;
-        FAILED_PRECONDITION while it runs, and where it is complete.
+        FAILED_PRECONDITION while it runs, and where it is complete. A job that follows its inputs goes on, and
+        takes files again of which items failed; their items have new numbers. A file that is gone stays failed.
         """
 
     @_abc_1.abstractmethod

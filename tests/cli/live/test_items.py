@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cli.live.test_cluster import FakeKubectl
@@ -11,8 +12,10 @@ from cli.live.test_cluster import kubectl as kubectl  # noqa: PLC0414 - a fixtur
 from cli.local.workbench import Ran, command
 from coordinator.conftest import world as world  # noqa: PLC0414 - a fixture
 from coordinator.scripted import connected
+from coordinator.test_following import drop, frame, spoil
 from coordinator.test_retries import Picky
 from coordinator.world import World
+from shoal_coordinator.server import followed_runs
 from shoal_protocol.v1 import coordinator_pb2 as api
 
 
@@ -55,6 +58,27 @@ async def test_failed_items_are_listed_and_retried(world: World) -> None:
     assert unknown.err == "shoal: not known\n  there is no none here; jobs: job; devices: a\n"
 
 
+async def test_failed_files_of_a_followed_folder_are_retried_while_the_job_runs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed_runs, "LOOK_SECONDS", 0.05)
+    drop(world.folder / "in", 0)
+    spoil(world.folder / "in", "0001.npz")
+    async with connected(world.device("a")):
+        await world.submit(follow=True)
+        await world.until(lambda status: (status.succeeded, status.failed) == (1, 1))
+        lines = (await told(world, "items", "job")).out.splitlines()
+        assert [line.split()[1] for line in lines[1:]] == ["Succeeded", "Failed"]
+        np.savez(world.folder / "in" / "0001.npz", x=frame(1))
+        again = await told(world, "retry", "job")
+        assert again.out == "job: retry 1, 1 of 2 items to do\n", again.err
+        await world.until(lambda status: status.succeeded == 2)
+        nothing = await told(world, "retry", "job")
+        assert nothing.err.endswith(": no item of job job has failed\n")
+        await world.submit(follow=True, end=True)
+        await world.ended()
+
+
 async def test_names_of_files_cannot_command_the_terminal(world: World) -> None:
     world.inputs(1, size=3)
     (world.folder / "in" / "000.npz").rename(world.folder / "in" / "a\n\x1b[2J.npz")
@@ -69,6 +93,14 @@ def inference_job(type_: str, **spec: Any) -> dict[str, Any]:
     end = {"type": type_, "status": "True", "reason": "X", "message": "x"}
     status = {"conditions": [end], "retry": {"number": 2}}
     return {"kind": "InferenceJob", "metadata": {"name": "ocr"}, "spec": spec, "status": status}
+
+
+def test_on_a_cluster_a_job_that_follows_is_retried_while_it_runs(kubectl: FakeKubectl) -> None:
+    follows = {"uri": "pvc://lines/in", "follow": True}
+    kubectl.has("inferencejob-ocr", inference_job("Planned", inputs=follows))
+    assert command("retry", "ocr", "--namespace", "reading").status == 0
+    kubectl.has("inferencejob-ocr", inference_job("Planned", inputs=follows, end=True))
+    assert "has not ended" in command("retry", "ocr", "--namespace", "reading").err
 
 
 def test_on_a_cluster_the_next_retry_is_written_into_the_spec(kubectl: FakeKubectl) -> None:

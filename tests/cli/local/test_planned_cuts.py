@@ -20,6 +20,7 @@ from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan
+from shoal_planner.sharing import Taken, left_over
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument, document_from_json
 from shoal_protocol.units import Bytes
@@ -72,9 +73,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cut(
-    model: Path, store: Path, devices: tuple[PoolDevice, ...], *, planned: bool
+    model: Path,
+    store: Path,
+    devices: tuple[PoolDevice, ...],
+    *,
+    planned: bool,
+    beside: tuple[PoolDevice, ...] = (),
 ) -> PartitionDocument:
-    order = CutOrder(name="deep", model="deep", path=model, devices=devices, planned=planned)
+    order = CutOrder(
+        name="deep", model="deep", path=model, devices=devices, planned=planned, beside=beside
+    )
     cut_into_store(order, store, lambda done, total: None)
     return document_from_json(partition_path(store, "deep").read_bytes())
 
@@ -121,6 +129,29 @@ def test_a_fast_device_gets_more_of_the_model_than_a_slow_one(model: Path, tmp_p
     sizes = sorted(each.weight_bytes for each in document.fragments)
     assert len(sizes) == 2
     assert sizes[1] > 1.5 * sizes[0]
+
+
+def test_beside_another_model_a_device_gets_less_of_the_model(model: Path, tmp_path: Path) -> None:
+    """The first of two equal devices is busy three quarters of the time, and so has a quarter."""
+    pool = unequal((20, 4), (20, 4))
+    beside = left_over(pool, {"d0": Taken(held_bytes=0, busy=0.75)})
+    document = cut(model, tmp_path, pool, planned=True, beside=beside)
+    assert len(document.fragments) == 2
+    parts = sorted(each.weight_bytes for each in document.fragments)
+    assert parts[1] > 1.5 * parts[0]
+    found = plan(document, beside, Objective.THROUGHPUT)
+    assert isinstance(found, Plan)
+    larger = max(document.fragments, key=lambda each: each.weight_bytes)
+    assert found.homes()[larger.index] == ("d1",)
+
+
+def test_what_fits_not_beside_another_model_is_cut_as_if_it_were_alone(
+    model: Path, tmp_path: Path
+) -> None:
+    pool = unequal((20, 1), (20, 2))
+    full = left_over(pool, {name: Taken(held_bytes=18 * MIB, busy=0.0) for name in ("d0", "d1")})
+    beside = cut(model, tmp_path / "beside", pool, planned=True, beside=full)
+    assert beside == cut(model, tmp_path / "alone", pool, planned=True)
 
 
 def test_a_planned_cut_is_used_again_until_the_devices_change(model: Path, tmp_path: Path) -> None:
@@ -170,3 +201,30 @@ def test_a_run_on_unequal_devices_is_cut_by_its_plan_and_gives_the_whole_models_
         with np.load(tmp_path / "out" / f"{item}.npz") as results:
             expected = session.run(None, {"x": x})[0]
             np.testing.assert_allclose(results["y"], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(150)
+def test_the_plan_of_a_second_model_says_what_the_first_leaves(tmp_path: Path) -> None:
+    deep().save(tmp_path)
+    (tmp_path / "in").mkdir()
+    np.savez(tmp_path / "in" / "0.npz", x=np.zeros((1, 512), np.float32))
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "NO_COLOR": "1"}
+    bench = Workbench(folder=tmp_path, environment=environment)
+    first = MANIFEST.replace("16Mi", "32Mi").replace("20Mi", "40Mi")
+    model, partition, _, placement, job = first.split("---\n")
+    second = "---\n".join([model, partition, placement, job])
+    second = second.replace("name: deep", "name: other").replace("name: job", "name: next")
+    second = second.replace("uri: out", "uri: there")
+    bench.manifest.write_text(f"{first}---\n{second}")
+    shown = bench.run("plan", bench.manifest, "--output", "json")
+    assert shown.status == 0, shown.err
+    plans = {each["name"]: each for each in json.loads(shown.out)["plans"]}
+    ours, theirs = (plans[f"InferenceJob {name}"]["plan"] for name in ("job", "next"))
+    budgets = {"small": 13 * MIB, "middle": 32 * MIB, "large": 40 * MIB}
+    for each in (each for stage in ours["stages"] for each in stage["devices"]):
+        budgets[each["device"]] -= each["held_bytes"]
+    for each in (each for stage in theirs["stages"] for each in stage["devices"]):
+        assert each["budget_bytes"] == budgets[each["device"]]
+    table = bench.run("plan", bench.manifest)
+    assert "other models leave" in " ".join(table.out.split())

@@ -7,10 +7,10 @@ import yaml
 from fragment_pools import MIB, partition, placed
 from shoal_cli.local.manifests import manifests_of
 from shoal_cli.local.orders import PlanOrder, read_orders
-from shoal_cli.local.plans import find_plan, plans_beside
+from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
 from shoal_cli.local.preparation import Prepared
 from shoal_planner.outcome import Plan
-from shoal_planner.sharing import held_bytes
+from shoal_planner.sharing import taken_by
 
 POOL = """\
 apiVersion: shoal.dev/v1alpha1
@@ -68,8 +68,20 @@ def planned(folder: Path, *sizes_mib: int) -> list[Plan]:
 
 
 def test_two_models_that_fit_beside_each_other_hold_no_more_than_there_is(tmp_path: Path) -> None:
-    held = held_bytes(planned(tmp_path, 14, 8))
-    assert all(size <= 24 * MIB for size in held.values())
+    taken = taken_by(planned(tmp_path, 14, 8))
+    assert all(each.held_bytes <= 24 * MIB for each in taken.values())
+
+
+def test_the_second_model_is_cut_for_what_the_first_leaves(tmp_path: Path) -> None:
+    first, second = orders(tmp_path)
+    assert cut_beside(first, []).beside == ()
+    found = placed(find_plan(first, prepared(tmp_path, 14), []))
+    left = cut_beside(second, [found]).beside
+    assert [each.budget_bytes for each in left] == [10 * MIB] * 2
+    assert all(
+        now.flops_per_second < then.flops_per_second
+        for now, then in zip(left, second.cut.devices, strict=True)
+    )
 
 
 def test_a_model_that_does_not_fit_beside_the_first_is_planned_as_if_it_were_alone(

@@ -9,7 +9,7 @@ import pytest
 
 from cli.transfer.carrying import Shaky, fill, read
 from cli.transfer.conftest import volume_settings
-from shoal_cli.standalone.carrying import Carrier
+from shoal_cli.standalone.carrying import Carried
 from shoal_cli.transfer.addresses import Access
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.following import copy_new
@@ -72,6 +72,23 @@ async def test_what_is_new_is_carried_when_it_is_whole_and_then_the_copy_ends(
     assert len(found["000.npz"]) == 5
 
 
+async def test_results_that_a_retry_made_again_are_carried_again(tmp_path: Path) -> None:
+    files = fill(tmp_path / "out", 10, 20)
+    source, target = Folder("out", tmp_path / "out"), Folder("there", tmp_path / "there")
+    following = asyncio.create_task(
+        copy_new(source, target, follow=True, changed=True, look_seconds=QUICK)
+    )
+    await until_there(tmp_path / "there", *files)
+    whole = fill(tmp_path / "out", 15)
+    while read(tmp_path / "there") != files | whole:
+        await asyncio.sleep(QUICK)
+    following.cancel()
+    await asyncio.wait([following])
+    assert fill(tmp_path / "out", 25).keys() == whole.keys()
+    copied = await copy_new(source, target, follow=False, changed=True, look_seconds=QUICK)
+    assert (copied.files, copied.skipped) == (1, 2)
+
+
 async def test_a_copy_that_follows_goes_on_after_the_network_broke(tmp_path: Path) -> None:
     source = Shaky("in", tmp_path / "in")
     source.breaks, source.limit_bytes = TRIES + 1, 0  # more than the tries of one file
@@ -93,23 +110,22 @@ async def test_a_job_elsewhere_gets_inputs_as_they_come_and_gives_results_back(
 ) -> None:
     notes: list[str] = []
     target = f"unix:{tmp_path}/s"
-    carrier = Carrier(
+    carried = Carried(
         coordinator=Reachable(target),
         job="camera-1",
         inputs=tmp_path / "in",
         outputs=tmp_path / "out",
-        note=notes.append,
-        look_seconds=QUICK,
     )
+    feeds = carried.feeds(notes.append, look_seconds=QUICK)
     there = tmp_path / "volume/jobs/camera-1"
     first = fill(tmp_path / "in", 10)
     settings = replace(volume_settings(tmp_path), listen=target)
-    async with serving(settings), carrier.carrying():
+    async with serving(settings), feeds.going_on():
         await until_there(there / "in", "000.npz")
         results = fill(there / "out", 30, 40)
         await until_there(tmp_path / "out", *results)
         (tmp_path / "in/late.npz").write_bytes(b"late")
-        await carrier.last_inputs()
+        await feeds.last_inputs()
     assert read(there / "in") == {**first, "late.npz": b"late"}
     assert read(tmp_path / "out") == results
     assert notes == []
@@ -149,7 +165,9 @@ async def test_a_file_that_cannot_be_read_keeps_no_other_from_being_carried_once
     (tmp_path / "in/late.npz").write_bytes(b"late")
     await until_there(tmp_path / "out", "late.npz")
     source.broken = ""
-    await until_there(tmp_path / "out", "000.npz")
+    async with asyncio.timeout(20):
+        while "000.npz" not in target.given:
+            await asyncio.sleep(QUICK)
     following.cancel()
     await asyncio.wait([following])
     assert sorted(target.given) == [*files, "late.npz"]
@@ -165,6 +183,9 @@ async def test_a_file_that_goes_before_it_is_read_is_not_waited_for(
     await asyncio.sleep(QUICK / 2)
     source.vanishing = "003.npz"
     await until_there(tmp_path / "out", *[name for name in files if name != "003.npz"])
+    async with asyncio.timeout(20):
+        while len(target.given) < 8:
+            await asyncio.sleep(QUICK)
     if follow:
         copying.cancel()
     await asyncio.wait([copying])

@@ -1,11 +1,13 @@
 """The manifests of a cluster, run on one machine, with everything in a bucket or a registry."""
 
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cli.local.test_running import until
 from cli.local.workbench import Workbench, save_inputs, save_model
 from cli.transfer.servers import S3, Registry
 
@@ -64,7 +66,7 @@ def test_a_job_of_a_bucket_is_run_here_and_its_results_are_put_there(
     ran = bench.run("run", remote, "--quiet", "--report", bench.report)
     assert ran.status == 0, ran.err
     assert same(results(s3.folder / "job/out"), expected)
-    assert "2 files of results are in s3://lines/job/out" in ran.err
+    assert "s3://lines/job/out has 2 files of results" in ran.err
 
     # Again: nothing is fetched, run or put that stands.
     again = bench.run("run", remote, "--quiet", "--report", bench.report)
@@ -78,6 +80,34 @@ def test_a_job_of_a_bucket_is_run_here_and_its_results_are_put_there(
     fewer = bench.run("run", remote, "--quiet", "--work", bench.folder / "work")
     assert fewer.status == 0, fewer.err
     assert sorted(results(s3.folder / "job/out")) == sorted(expected)[1:]
+
+
+def test_a_bucket_is_followed_until_ctrl_c_and_gets_the_results_as_they_are_made(
+    s3: S3, bench: Workbench
+) -> None:
+    files = sorted(bench.inputs.iterdir())
+    (s3.folder / "camera/in").mkdir(parents=True)
+    shutil.copy(files[0], s3.folder / "camera/in")
+    text = bench.manifest.read_text().replace("pvc://lines/out", "s3://lines/camera/out")
+    bench.manifest.write_text(
+        text.replace("{uri: pvc://lines/in}", "{uri: s3://lines/camera/in, follow: true}")
+    )
+    process = bench.start("run", bench.manifest, "--report", bench.report, "--progress", "plain")
+    until((s3.folder / "camera/out" / files[0].name).exists, process)
+    shutil.copy(files[1], s3.folder / "camera/in")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 0, errors
+    assert sorted(results(s3.folder / "camera/out")) == [file.name for file in files], errors
+
+
+def test_only_a_folder_or_a_bucket_is_followed(bench: Workbench) -> None:
+    text = bench.manifest.read_text()
+    address = "{uri: 'https://camera.example.com/frame.npz', follow: true}"
+    bench.manifest.write_text(text.replace("{uri: pvc://lines/in}", address))
+    ran = bench.run("run", bench.manifest)
+    assert ran.status == 2
+    assert "is no place that files arrive in; inputs.follow takes a folder or a bucket" in ran.err
 
 
 def test_a_model_of_a_registry_is_planned_and_one_that_is_not_there_refused(

@@ -124,7 +124,7 @@ def test_fragments_are_described_and_delivered_and_jobs_carried(
         for sent in ("2", "0"):
             delivered = shoal(*cut, "--to", target, *tls("shoal-worker"))
             assert delivered.returncode == 0, delivered.stderr
-            assert f"2 fragments stand at {target}; {sent} were sent" in delivered.stdout
+            assert f"{target} has 2 fragments; {sent} sent" in delivered.stdout
         store = FragmentStore(tmp_path / "volume")
         assert store.digests() == sorted(each.digest for each in document.fragments)
         for fragment in document.fragments:

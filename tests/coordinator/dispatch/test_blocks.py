@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from coordinator.dispatch.driving import MIB, Table, brief, chain, digest, job, only, some
 from shoal_coordinator.dispatch.events import FailureKind, FragmentEvicted, JobSpec
-from shoal_coordinator.dispatch.instructions import Execute, FinishJob, Load, Unload
+from shoal_coordinator.dispatch.instructions import Execute, FinishItem, FinishJob, Load, Unload
 from shoal_protocol.units import Bytes
 
 
@@ -130,3 +130,29 @@ def test_a_refusal_says_what_a_fragment_needs_by_swapping_and_to_be_resident() -
         "fragment 0 of rec needs at least 8 MiB by swapping, 20 MiB to be resident; "
         "d1 has 6 MiB; cut finer or raise the budget"
     )
+
+
+def test_an_item_that_takes_more_room_than_others_leave_gets_it() -> None:
+    table = Table()
+    table.join("d1", 32)
+    stages = chain("a", "b", mib=12, homes={"a": ("d1",), "b": ("d1",)})
+    given = table.answer(only(table.submit(job(stages, backoff_limit=0)), Load))
+    table.answer(only(given, Load))
+    table.feed(FragmentEvicted(at=table.at(), device="d1", session=1, digest=digest("a")))
+    failed = table.fail(only(given, Execute), FailureKind.BUDGET, need_mib=24, have_mib=20)
+    assert brief(failed) == ["d1 unloads b"]
+    again = only(table.answer(only(failed, Unload)), Load)
+    assert again.digest == digest("a")
+    table.play([again])
+    assert table.state.ended["job"].succeeded == 1
+
+
+def test_an_item_for_which_no_budget_is_enough_fails_alone_where_others_have_run() -> None:
+    table = Table()
+    table.join("d1", 32)
+    spec = replace(job(chain("a", mib=12), items=2, backoff_limit=0), parallelism=1)
+    first = only(table.answer(only(table.submit(spec), Load)), Execute)
+    second = only(table.answer(only(table.answer(first), FinishItem)), Execute)
+    table.fail(second, FailureKind.BUDGET, need_mib=33, have_mib=32)
+    ended = table.state.ended["job"]
+    assert (ended.succeeded, ended.failed, ended.outgrown) == (1, 1, True)

@@ -30,8 +30,9 @@ def test_a_fragment_that_kills_whoever_loads_it_fails_its_job_and_no_other() -> 
     assert failure is not None
     assert failure.kind is FailureKind.RUNTIME
     assert failure.message == (
-        "fragment 0 of bad ended 4 devices in a row while they loaded it or ran it for the first "
-        "time, at last d1: see the log of its agent, and load the model with ONNX Runtime there"
+        "fragment 0 of bad ended agents 4 times in a row, on 1 device, while they loaded it or ran "
+        "it for the first time, at last on d1: see the log of its agent, and load the model with "
+        "ONNX Runtime there"
     )
     table.play(table.join("d1"))
     assert table.state.ended["good"].succeeded == 5
@@ -51,7 +52,7 @@ def test_a_fragment_that_kills_whoever_runs_it_first_fails_its_job_after_the_ite
     assert losses == limits.kills + 1 + limits.load_losses
     failure = table.state.ended["job"].failure
     assert failure is not None
-    assert "ended 8 devices in a row" in failure.message
+    assert "ended agents 8 times in a row, on 1 device" in failure.message
 
 
 def test_a_bad_item_alone_does_not_fail_the_job() -> None:

@@ -45,7 +45,7 @@ def test_a_fragment_that_crashes_every_device_fails_no_job_but_its_own() -> None
     for seed in range(200):
         world = simulate(seed, crashing=True)
         for name, failure in world.finished.items():
-            if failure is not None and "devices in a row" in failure.message:
+            if failure is not None and "times in a row, on" in failure.message:
                 used = {stage.digest for stage in world.specs[name].stages}
                 assert used & world.trouble.crashing, failure.message
                 blamed += 1

@@ -140,13 +140,19 @@ class CheckedWorld:
             raise self.wrong(f"{job.name} counts {stored} of {there} items")
 
     def _check_retry(self, effect: do.Accept | do.Refuse) -> None:
-        """A retry that is accepted begins another life of a job that is not complete."""
+        """A retry that is accepted begins another life of a job that is not complete, or amends the
+        life of one that follows, durably."""
         asked_of = self._retries.pop(effect.caller)
         if isinstance(effect, do.Refuse):
             if effect.refusal is Refusal.RUNS and asked_of is not None and asked_of.completes:
                 raise self.wrong("a retry does not wait for the end of its job")
             return
         job = self.state.jobs[effect.job]
+        if job.submission.takes_more and not (job.stop or job.end):
+            recorded = self.disk.records[effect.job].submission
+            if recorded is None or recorded.retry.number < job.submission.retry.number:
+                raise self.wrong(f"a retry of {job.name} is accepted, and not recorded")
+            return
         if (job.stop or job.end) is None and (job is asked_of or job.submission.retry.number == 0):
             raise self.wrong(f"a retry of {job.name} is accepted, and begins no other run")
         if asked_of is not None and asked_of.end == COMPLETE and job is not asked_of:

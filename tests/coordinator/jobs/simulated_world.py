@@ -90,6 +90,7 @@ class World(CheckedWorld):
         operator = self.chance.choice(("x", "y"))
         return Submission(
             work=f"{name} {other}",
+            follows=name == FOLLOWS,
             plan=Plan(number=self.chance.randrange(1, 5), stages=((operator,),)),
             terms=Terms(
                 priority=self.chance.randrange(2),
@@ -134,7 +135,9 @@ class World(CheckedWorld):
         elif not self.calm:
             self.disk.arrived[self.work(name)] = self.items(self.work(name)) + 1
         elif not self.state.jobs[name].submission.terms.end and not self.enders:
-            self._submit(name, Submission(work=self.work(name), terms=Terms(end=True)))
+            self._submit(
+                name, Submission(work=self.work(name), follows=True, terms=Terms(end=True))
+            )
 
     def _find_no_room(self, name: str) -> None:
         """A result of a job cannot be stored: nothing more of it may be computed."""

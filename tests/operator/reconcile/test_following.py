@@ -6,6 +6,7 @@ from typing import Any
 from reconcile.rules import decide, name_of
 from reconcile.test_inference_job import job, knows, planned, run, status_of, works, written
 from reconcile.values import NOW, SETTINGS, condition, word
+from shoal_api.kinds.inference_job import Retry
 from shoal_operator.reconcile.decision import Decision, SubmitJob, Terms
 from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, RunState, Worker, WorkerPhase
 from shoal_operator.reconcile.workers import input_follower, result_follower, worker_job
@@ -87,6 +88,30 @@ def test_a_job_that_is_to_end_before_it_began_transfers_what_is_there() -> None:
     (call,) = decide(works(ENDING, "in", WorkerPhase.SUCCEEDED)).calls
     assert isinstance(call, SubmitJob)
     assert (call.follow, call.terms.end) == (True, True)
+
+
+def test_a_retry_of_a_job_that_runs_is_submitted_until_the_coordinator_has_it() -> None:
+    running = knows(FOLLOWING, run(RunState.RUNNING, succeeded=8, failed=1, following=True))
+    spec = replace(running.job.spec, retry=Retry(number=1, items=(3,)))
+    wanted = copied_by(replace(running, job=replace(running.job, spec=spec)), INPUTS, RESULTS)
+    decision = decide(wanted)
+    (call,) = decision.calls
+    assert isinstance(call, SubmitJob)
+    assert (call.retry, call.retried_items) == (1, (3,))
+    assert word(decision.status, "Complete") == "False Running"
+    begun = written(wanted, decision)
+    assert decide(begun).calls == decision.calls, "a call that was lost is made once more"
+    taken = run(RunState.RUNNING, succeeded=8, following=True)
+    assert decide(knows(begun, replace(taken, retry=1))).calls == ()
+
+
+def test_a_job_that_takes_no_more_is_retried_when_it_has_failed() -> None:
+    ending = run(RunState.RUNNING, succeeded=8, failed=1, following=True, terms=Terms(end=True))
+    running = knows(ENDING, ending)
+    spec = replace(running.job.spec, retry=Retry(number=1))
+    decision = decide(copied_by(replace(running, job=replace(running.job, spec=spec)), RESULTS))
+    assert decision.calls == ()
+    assert status_of(decision).retry is None
 
 
 def test_results_are_transferred_once_more_at_the_end() -> None:

@@ -6,7 +6,7 @@ from reconcile.rules import decide
 from reconcile.test_placement import KEPT, PARTITION, devices, placement, see, used
 from reconcile.values import NOW, SETTINGS, pool
 from shoal_api.kinds import Placement
-from shoal_api.kinds.placement import PlacementStatus
+from shoal_api.kinds.placement import Cost, PlacementStatus
 from shoal_operator.reconcile.snapshot import PlacementSnapshot
 from shoal_protocol.digests import Digest
 
@@ -66,3 +66,25 @@ def test_where_both_do_not_fit_at_once_the_second_is_planned_as_if_it_were_alone
     )
     taken = replace(taken, status=replace(taken.status, stages=full))
     assert used(planned_beside(taken)) == used(status)
+
+
+def test_the_second_sees_how_busy_the_first_keeps_its_devices() -> None:
+    """By what was measured, where a job has run; else by what is predicted."""
+    first, _, _ = see(placement(), VIEW)
+    other = of_another_model(first)
+    assert other.status is not None
+    small = tuple(
+        replace(each, resident_bytes=1 << 20, predicted_seconds=0.06 * len(each.devices))
+        for each in other.status.stages
+    )
+    busy = replace(other.status, stages=small, predicted=Cost(items_per_second=10.0))
+    names = set(used(busy))
+    predicted = planned_beside(replace(other, status=busy))
+    assert message(predicted).count("40 % of its processor") == len(names & set(used(predicted)))
+    rested = replace(busy, measured=Cost(items_per_second=1.0))
+    measured = planned_beside(replace(other, status=rested))
+    assert "90 % of its processor" in message(measured)
+
+
+def message(status: PlacementStatus) -> str:
+    return next(each.message for each in status.conditions if each.type == "Planned")

@@ -1,11 +1,13 @@
-"""Draw the pictures of docs/report.md anew: the page of a run in which a device is killed.
+"""Draw the pictures of README.md and docs anew: a plan, and the page of a run in which a device is
+killed.
 
-    PYTHONPATH=tests .venv/bin/python hack/report_pictures.py
+    PYTHONPATH=tests .venv/bin/python hack/pictures.py
 
 The job of examples/ocr, eight times its lines; the agent of `KILLED` is killed in the middle.
 """
 
 import asyncio
+import math
 import os
 import shutil
 import signal
@@ -23,12 +25,20 @@ ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "docs/pictures"
 EXAMPLE = ROOT / "examples/ocr"
 COPIES = 8
+SHOAL = (sys.executable, "-m", "shoal_cli")
 KILLED = "pi-4"
 RESULTS_BEFORE = 70
 WAIT_SECONDS = 120.0
-COLOURS = 64
-SIZES = {"report.png": (1000, 1130), "report-phone.png": (390, 1130)}
-"""Width, and how much of the height is shown."""
+COLOURS = 128
+MARGIN = 16
+"""Below the last chart that is shown."""
+PICTURES = {
+    "run.png": (960, False, 2),
+    "run-dark.png": (960, True, 2),
+    "report.png": (1000, False, 3),
+    "report-phone.png": (390, False, 2),
+}
+"""Width, whether on dark ground, and how many charts are shown."""
 
 
 def main() -> None:
@@ -38,6 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-pictures-") as name:
         folder = Path(name)
         page = run(folder)
+        subprocess.run([*SHOAL, "plan", EXAMPLE, "--svg", TARGET / "plan.svg"], check=True)
         asyncio.run(draw(page))
 
 
@@ -49,15 +60,7 @@ def run(folder: Path) -> Path:
             target = folder / "lines/in" / f"{number}-{path.name}"
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
-    command: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "shoal_cli",
-        "run",
-        EXAMPLE,
-        "--work",
-        folder / "work",
-    ]
+    command: list[str | Path] = [*SHOAL, "run", EXAMPLE, "--work", folder / "work"]
     command += ["--volume", f"lines={folder / 'lines'}", "--html", page]
     process = subprocess.Popen(command)
     limit = time.monotonic() + WAIT_SECONDS
@@ -81,10 +84,12 @@ def agent(folder: Path) -> int:
 async def draw(page: Path) -> None:
     """The pictures of a page, in few colours."""
     async with browser.browsing() as opened:
-        for name, (width, height) in SIZES.items():
-            await opened.show(page, width=width)
-            await opened.picture(TARGET / name, height=height)
-    for name in SIZES:
+        for name, (width, dark, charts) in PICTURES.items():
+            await opened.show(page, width=width, dark=dark)
+            last = f"document.querySelectorAll('section.figure')[{charts - 1}]"
+            height = await opened.evaluate(f"{last}.getBoundingClientRect().bottom")
+            await opened.picture(TARGET / name, height=math.ceil(height) + MARGIN)
+    for name in PICTURES:
         with Image.open(TARGET / name) as picture:
             picture.convert("RGB").quantize(COLOURS).save(TARGET / name, optimize=True)
 

@@ -1,0 +1,55 @@
+"""Activations that leave memory for the disk, where fragments need their room."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from shoal_agent.memory.residency import Demand, Ledger
+from shoal_agent.telemetry.logs import log
+from shoal_agent.transport.activations import SpillFull
+
+
+class Spilling:
+    """What is being spilled, one after the other. `spill` brings at least so many bytes to disk."""
+
+    def __init__(self, ledger: Ledger, on_failed: Callable[[Sequence[Demand]], None]) -> None:
+        """`on_failed` receives what follows where the disk has no place."""
+        self._ledger = ledger
+        self._on_failed = on_failed
+        self._turn = asyncio.Lock()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.spill: Callable[[int], Awaitable[None]] = _nothing_to_spill
+
+    def begin(self, digest: str | None) -> None:
+        """Restore the ledger's invariant, beside what goes on; `digest` needs the room."""
+        task = asyncio.create_task(self._spill_excess(digest))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def make_room(self, size: int) -> None:
+        """Spill; where somebody else does already, less may be needed then: ask again."""
+        waited = self._turn.locked()
+        async with self._turn:
+            if not waited:
+                await self.spill(size)
+
+    async def spill_all(self) -> bool:
+        """Spill whatever can be; whether there is less in memory now."""
+        before = self._ledger.reserved
+        with suppress(SpillFull):
+            await self.make_room(before)
+        return self._ledger.reserved < before
+
+    async def _spill_excess(self, digest: str | None) -> None:
+        async with self._turn:
+            if (size := self._ledger.excess) == 0:
+                return
+            try:
+                await self.spill(size)
+            except SpillFull as error:
+                log.warning("fragments give way to activations: %s", error)
+                self._on_failed(self._ledger.fail_spill(digest))
+
+
+async def _nothing_to_spill(_: int) -> None:
+    """There is no session, so there are no activations."""

@@ -1,0 +1,305 @@
+"""The best way through the spans of a chain, by groups of devices that follow one another. Pure.
+
+Theory. An *arc* leads from one state to another and gives a group of devices a stage
+(`layers.arcs`). The best value of a prefix that ends in a state follows from the states before it:
+
+    best[after][end] = min over arcs into it, and over start, of
+                       best[before][start] joined with values[group][end][start]
+
+For periods, joined is the maximum; for latencies it is the sum, and stages with a longer period
+than a given one count as impossible. The two together give the least latency for every period that
+a division can have, and from these the best division of any goal.
+
+What no division goes below, whatever its groups, is a Lagrangian bound: in a division with a
+period, each device is busy with an item for no longer than that. So for any weights of the devices
+that add up to one, the period is at least the sum, over the stages, of the least weighted period
+among the devices, and that is at least the shortest way through all spans. The weights are improved
+step by step: a device that is busy on the shortest way counts more in the next.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import repeat
+from math import exp, inf, sqrt
+from operator import add, mul
+from typing import Final
+
+from shoal_planner.costs import DeviceCost, Span, SpanCosts
+from shoal_planner.goal import Goal
+from shoal_planner.layers.arcs import Arcs, Group
+from shoal_planner.search import DeviceClass, Wishes, fits
+from shoal_protocol.choices import Objective
+
+_ROUNDS: Final = 200
+_FRONT: Final = 8
+"""Periods for which a makespan asks the least latency."""
+_EQUAL: Final = 1e-9
+_REMEMBERED: Final = 1 << 19
+"""Times of groups, 32 bytes each."""
+
+Row = list[float]
+Values = Sequence[Row]
+"""Nanoseconds by end (from the first border on), then by start; infinite where it cannot be."""
+Join = Callable[[float, float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What lies between two borders, on a group of devices."""
+
+    start: int
+    end: int
+    group: Group
+
+
+Stages = tuple[Stage, ...]
+
+
+class SpanTimes:
+    """Period and latency of the spans between borders (`ends`) on groups of classes of devices."""
+
+    def __init__(
+        self,
+        costs: SpanCosts,
+        classes: Sequence[DeviceClass],
+        ends: Sequence[int],
+        wishes: Wishes,
+        *,
+        reloading: bool,
+    ) -> None:
+        self.costs, self.classes, self.ends = costs, classes, ends
+        self.wishes, self.reloading = wishes, reloading
+        self.sizes = tuple(len(each.devices) for each in classes)
+        self.group = lru_cache(_REMEMBERED // self.steps)(self._of_group)
+
+    @property
+    def count(self) -> int:
+        return len(self.ends) - 1
+
+    @property
+    def steps(self) -> int:
+        """What an arc takes, in spans that are looked at."""
+        return self.count * (self.count + 1) // 2 + 15 * self.count + 40
+
+    @property
+    def whole(self) -> bool:
+        """Whether all borders are among these."""
+        return self.count == self.costs.count
+
+    def span(self, start: int, end: int) -> Span:
+        return Span(self.ends[start], self.ends[end])
+
+    @cached_property
+    def own(self) -> list[tuple[Values, Values]]:
+        """Of each class, what one device by itself takes."""
+        return [self._of_class(each) for each in self.classes]
+
+    def _of_class(self, each: DeviceClass) -> tuple[Values, Values]:
+        periods, latencies = [], []
+        for end in range(1, self.count + 1):
+            costs = [self._cost(each, self.span(start, end)) for start in range(end)]
+            periods.append([inf if cost is None else float(cost.period) for cost in costs])
+            latencies.append([inf if cost is None else float(cost.latency) for cost in costs])
+        return periods, latencies
+
+    def _cost(self, each: DeviceClass, span: Span) -> DeviceCost | None:
+        if not fits(self.costs, span, each.like, reloading=self.reloading):
+            return None
+        if not self.wishes.allow(span, [each.devices[0].name]):
+            return None
+        return self.costs.on(span, each.like)
+
+    def _of_group(self, group: Group) -> tuple[Values, Values]:
+        """As of the group without one device, and that one beside it. Where one cannot serve a
+        span, the group cannot."""
+        if not any(group) or (sum(group) > 1 and not self.wishes.replicas):
+            return self._never, self._never
+        last = max(place for place, count in enumerate(group) if count)
+        rest = (*group[:last], group[last] - 1, *group[last + 1 :])
+        if not any(rest):
+            return self.own[last]
+        periods, latencies = (
+            list(zip(*both, strict=True))
+            for both in zip(self.group(rest), self.own[last], strict=True)
+        )
+        together = [list(map(_shared, *each)) for each in periods]
+        return together, [list(map(max, *each)) for each in latencies]
+
+    @cached_property
+    def _never(self) -> Values:
+        return [[inf] * end for end in range(1, self.count + 1)]
+
+    def totals(self, stages: Stages) -> tuple[float, float]:
+        """Period and latency of a whole division."""
+        times = [
+            [values[each.end - 1][each.start] for values in self.group(each.group)]
+            for each in stages
+        ]
+        return max(period for period, _ in times), sum(latency for _, latency in times)
+
+
+def _shared(one: float, other: float) -> float:
+    """The period of two that add their rates."""
+    both = one + other
+    return one * other / both if both < inf else inf
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best division among arcs; none among them has a lower value than `lower`;
+    None: that is not known."""
+
+    stages: Stages
+    value: float
+    lower: float | None
+
+
+def best_way(times: SpanTimes, arcs: Arcs, goal: Goal) -> Best | None:
+    """None: no division of these arcs fits."""
+    if goal.objective is Objective.LATENCY:
+        stages = least_latency(times, arcs, inf)
+        return None if stages is None else _exact(times, stages, goal)
+    narrow = least_period(times, arcs)
+    if narrow is None:
+        return None
+    least, _ = times.totals(narrow)
+    stages = least_latency(times, arcs, least * (1 + _EQUAL))
+    assert stages is not None, "a division with this period was just found"
+    found = _exact(times, stages, goal)
+    return found if goal.objective is Objective.THROUGHPUT else _walked(times, arcs, goal, found)
+
+
+def _exact(times: SpanTimes, stages: Stages, goal: Goal) -> Best:
+    value = value_of(goal, *times.totals(stages))
+    return Best(stages, value, value)
+
+
+def _walked(times: SpanTimes, arcs: Arcs, goal: Goal, found: Best) -> Best:
+    """From the largest period to the least, which `found` has; each next one must be smaller, so
+    its latency is no less. It ends where no smaller period can make up for that."""
+    least, bound, lower = times.totals(found.stages)[0], inf, 0.0
+    for _ in range(_FRONT):
+        stages = least_latency(times, arcs, bound)
+        if stages is None:
+            return Best(found.stages, found.value, found.value)
+        period, latency = times.totals(stages)
+        if (value := value_of(goal, period, latency)) < found.value:
+            found = Best(stages, value, 0.0)
+        lower = value_of(goal, least, latency)
+        if lower >= found.value or period <= least * (1 + _EQUAL):
+            return Best(found.stages, found.value, found.value)
+        bound = min(period * (1 - _EQUAL), (found.value - latency) / max(1, goal.items - 1))
+    return Best(found.stages, found.value, min(lower, found.value))
+
+
+def value_of(goal: Goal, period: float, latency: float) -> float:
+    """As `Goal.value`, of what is no whole number yet."""
+    match goal.objective:
+        case Objective.THROUGHPUT:
+            return period
+        case Objective.LATENCY:
+            return latency
+        case Objective.MAKESPAN:
+            return latency + (goal.items - 1) * period
+
+
+def least_period(times: SpanTimes, arcs: Arcs) -> Stages | None:
+    """The division whose slowest stage is the fastest."""
+    return _way(times.count, arcs, max, lambda group: times.group(group)[0])
+
+
+def least_latency(times: SpanTimes, arcs: Arcs, bound: float) -> Stages | None:
+    """The division with the least latency among those with a period of at most `bound`."""
+
+    def values(group: Group) -> Values:
+        periods, latencies = times.group(group)
+        if bound == inf:
+            return latencies
+        return [
+            [each if period <= bound else inf for each, period in zip(*both, strict=True)]
+            for both in zip(latencies, periods, strict=True)
+        ]
+
+    return _way(times.count, arcs, add, lru_cache(None)(values))
+
+
+def _way(count: int, arcs: Arcs, join: Join, values: Callable[[Group], Values]) -> Stages | None:
+    best = {0: [0.0] + [inf] * count}
+    came: dict[int, list[int]] = {}
+    for number, (state, group, after) in enumerate(arcs.arcs):
+        if (before := best.get(state)) is None:
+            continue
+        here = best.setdefault(after, [inf] * (count + 1))
+        last = came.setdefault(after, [0] * (count + 1))
+        for end, parts in enumerate(values(group), 1):
+            if (found := min(map(join, before, parts))) < here[end]:
+                here[end], last[end] = found, number
+    state = min(best, key=lambda each: best[each][count])
+    if best[state][count] == inf:
+        return None
+    stages, end = [], count
+    while end:
+        before_state, group, _ = arcs.arcs[came[state][end]]
+        joined = list(map(join, best[before_state], values(group)[end - 1]))
+        start = joined.index(min(joined))
+        stages.append(Stage(start, end, group))
+        state, end = before_state, start
+    return tuple(reversed(stages))
+
+
+# ---- what no division goes below -----------------------------------------------------------------
+
+
+def lower_bound(times: SpanTimes, goal: Goal) -> float:
+    """Of the goal's value; infinite where not even a device that served all stages could."""
+    per_period = {Objective.THROUGHPUT: 1, Objective.LATENCY: 0}.get(goal.objective, goal.items - 1)
+    periods, latencies = zip(*times.own, strict=True)
+    ends = range(times.count)
+    fixed = [[0.0] * (end + 1) for end in ends]
+    if goal.objective is not Objective.THROUGHPUT:
+        fixed = [list(map(min, *(of[end] for of in latencies), repeat(inf))) for end in ends]
+    logs, best = [0.0] * len(times.sizes), 0.0
+    for number in range(1, _ROUNDS + 1 if per_period else 2):
+        scale = [exp(each - max(logs)) for each in logs]
+        total = sum(map(mul, scale, times.sizes))
+        weights = [each / total for each in scale]
+        edges = fixed
+        if per_period:
+            edges = [_weighted(periods, weights, end, per_period, fixed[end]) for end in ends]
+        bound, busy = _shortest(times, edges, weights)
+        best = max(best, bound)
+        if bound == inf or not max(busy):
+            break
+        logs = [log + each / max(busy) / sqrt(number) for log, each in zip(logs, busy, strict=True)]
+    return best
+
+
+def _weighted(
+    periods: Sequence[Values], weights: Sequence[float], end: int, factor: int, fixed: Row
+) -> Row:
+    """By start: the least weighted period among the classes, and what is added."""
+    each = [
+        map(mul, of[end], repeat(weight * factor))
+        for of, weight in zip(periods, weights, strict=True)
+    ]
+    return list(map(add, fixed, map(min, *each, repeat(inf))))
+
+
+def _shortest(
+    times: SpanTimes, edges: Sequence[Row], weights: Sequence[float]
+) -> tuple[float, list[float]]:
+    """The shortest way through all spans, and how busy it keeps each device."""
+    reached, came = [0.0], [0]
+    for parts in edges:
+        joined = list(map(add, reached, parts))
+        reached.append(min(joined))
+        came.append(joined.index(reached[-1]))
+    busy, end = [0.0] * len(weights), times.count
+    while end and reached[-1] < inf:
+        start = came[end]
+        taken = [periods[end - 1][start] for periods, _ in times.own]
+        place = min(range(len(taken)), key=lambda each: weights[each] * taken[each])
+        busy[place] += taken[place] / times.sizes[place]
+        end = start
+    return reached[-1], busy

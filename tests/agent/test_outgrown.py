@@ -1,0 +1,54 @@
+"""Items of one size that take more or less by what they hold: how much, no trial can know."""
+
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+
+from agent.conftest import Joined
+from agent.fragment_making import MadeFragment, write_fragment
+from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
+from agent.test_larger_items import GROWING
+from agent.test_memory_of_fragments import peak_bytes
+from agent.test_running import edge, task
+from shoal_protocol.v1 import session_pb2 as pb
+
+Join = Callable[..., Awaitable[Joined]]
+MIB = 1 << 20
+
+
+def growing(coordinator: ScriptedCoordinator) -> MadeFragment:
+    return write_fragment(coordinator.store, GROWING.proto(), 7 * MIB, unknown_sizes=True)
+
+
+async def run(device: ConnectedDevice, digest: str, rows_mib: int, item: int) -> pb.Reply:
+    await device.give(edge(-1, 0, item), {"count": np.array([rows_mib * 256, 1024])})
+    source = pb.InputSource(producer=-1, tensors=["count"])
+    execute = pb.Execute(task=task(0, item), digest=digest, inputs=[source], results=["y"])
+    return await device.ask("execute", execute)
+
+
+async def test_activations_that_wait_make_room_for_an_item_that_takes_more_than_they_leave(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    made = growing(coordinator)
+    joined = await join(budget="32Mi")
+    assert (await joined.device.load(made.digest, 7 * MIB)).HasField("loaded")
+    await joined.device.give(edge(-1, 0, 9), {"x": np.ones((12, MIB), np.uint8)})
+    assert (await run(joined.device, made.digest, 1, item=0)).HasField("executed")
+    assert (await run(joined.device, made.digest, 22, item=1)).HasField("executed")
+    assert await peak_bytes(joined.device) <= 32 * MIB
+
+
+async def test_an_item_that_all_of_the_budget_is_too_little_for_fails_alone(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    made = growing(coordinator)
+    joined = await join(budget="24Mi")
+    assert (await joined.device.load(made.digest, 7 * MIB)).HasField("loaded")
+    assert (await run(joined.device, made.digest, 1, item=0)).HasField("executed")
+    failure = (await run(joined.device, made.digest, 40, item=1)).failure
+    assert failure.code == pb.BUDGET, failure
+    assert failure.need_bytes > failure.have_bytes, failure
+    assert "it would take more than 24 MiB in its Expand node" in failure.message
+    assert (await run(joined.device, made.digest, 1, item=2)).HasField("executed")
+    assert await peak_bytes(joined.device) <= 24 * MIB

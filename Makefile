@@ -7,7 +7,7 @@
 PYTHON ?= python3
 EXAMPLE ?= ocr
 MINUTES ?= 1
-FUZZED ?= frames tensors local control arrays parts journal manifests partitions fragments coordinator agent
+FUZZED ?= frames tensors items local control arrays parts journal manifests partitions fragments coordinator agent
 BIN := .venv/bin
 VERSION := $(shell sed -nE 's/^version = "(.*)"/\1/p' pyproject.toml)
 CLUSTER := PYTHONPATH=hack/cluster $(BIN)/python -m shoal_cluster

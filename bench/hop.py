@@ -34,6 +34,7 @@ from shoal_agent.transport.links import PeerLink
 from shoal_agent.transport.serving import Peers
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
+from shoal_protocol.bulk.handlers import ItemHandler
 from shoal_protocol.bulk.link import OutboundActivation
 from shoal_protocol.bulk.local import listen
 from shoal_protocol.channels import open_channel, server_options
@@ -265,6 +266,10 @@ class _Accepting:
 
     def __init__(self, folder: Path) -> None:
         self._store = ActivationStore(folder, 0, _Space())
+
+    @property
+    def itineraries(self) -> ItemHandler:
+        raise AssertionError("no items come here")
 
     def stale(self, job: str, epoch: int) -> bool:
         return False

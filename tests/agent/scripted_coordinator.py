@@ -15,6 +15,7 @@ from shoal_protocol.bulk.transport import Transport
 from shoal_protocol.channels import Credentials
 from shoal_protocol.files import file_frames
 from shoal_protocol.frames import Frame, acknowledgement, frames_in, join_frame, split_frame
+from shoal_protocol.items import item_frame, read_layout
 from shoal_protocol.listener import Listener
 from shoal_protocol.services import (
     DEVICE_METADATA,
@@ -28,7 +29,7 @@ from shoal_protocol.tensors import ActivationKey, Array, encode_activation
 from shoal_protocol.tickets import make_ticket, new_ticket_key
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.session_pb2 import AgentMessage, CoordinatorMessage
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest, Item
 
 PATIENCE_SECONDS = 20
 
@@ -53,6 +54,7 @@ class ConnectedDevice:
     # gRPC takes one write of a stream at a time; tests give while the service acknowledges.
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     results: asyncio.Queue[ReceivedActivation] = field(default_factory=asyncio.Queue)
+    items: asyncio.Queue[tuple[Item, dict[str, Array]]] = field(default_factory=asyncio.Queue)
     replies: dict[int, asyncio.Future[pb.Reply]] = field(default_factory=dict)
     acknowledged: dict[int, asyncio.Future[Acknowledgement]] = field(default_factory=dict)
     batches: list[int] = field(default_factory=list)
@@ -109,6 +111,21 @@ class ConnectedDevice:
             async with self.turn:
                 await context.write(frame)
         return await asyncio.wait_for(future, PATIENCE_SECONDS)
+
+    async def send_item(
+        self, ticket: bytes, instruction: int, tensors: Mapping[str, Array]
+    ) -> asyncio.Future[pb.Reply]:
+        """Send an item down the exchange stream; if it fails, the future has its reply."""
+        context = await asyncio.wait_for(asyncio.shield(self.exchange), PATIENCE_SECONDS)
+        future = asyncio.get_running_loop().create_future()
+        self.replies[instruction] = future
+        async with self.turn:
+            await context.write(bytes(item_frame(ticket, instruction, (), tensors)))
+        return future
+
+    async def item(self) -> tuple[Item, dict[str, Array]]:
+        """The next item that comes from the device."""
+        return await asyncio.wait_for(self.items.get(), PATIENCE_SECONDS)
 
     async def result(self) -> ReceivedActivation:
         return await asyncio.wait_for(self.results.get(), PATIENCE_SECONDS)
@@ -247,6 +264,10 @@ class ScriptedCoordinator:
                 await self.pong.wait()
                 async with device.turn:
                     await context.write(bytes(acknowledgement(header.transfer)))
+                continue
+            if header.WhichOneof("kind") == "item":
+                arrays = read_layout(header.item.layout).arrays(payload)
+                device.items.put_nowait((header.item, arrays))
                 continue
             received = assembler.add(header, payload)
             if received is None:

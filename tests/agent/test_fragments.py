@@ -36,6 +36,7 @@ from shoal_agent.transport.activations import ActivationStore, SpillFull, StoreB
 from shoal_agent.transport.intake import open_intake
 from shoal_protocol import transfers
 from shoal_protocol.assembly import ReceivedActivation
+from shoal_protocol.bulk.handlers import ItemHandler
 from shoal_protocol.bulk.transport import read_message
 from shoal_protocol.channels import open_channel
 from shoal_protocol.files import file_frames
@@ -234,6 +235,10 @@ class Inbox:
     def __init__(self, store: ActivationStore) -> None:
         self.has_room = store.has_room
         self.open_buffer = store.open_buffer
+
+    @property
+    def itineraries(self) -> ItemHandler:
+        raise AssertionError("no items come here")
 
     def stale(self, job: str, epoch: int) -> bool:
         return False

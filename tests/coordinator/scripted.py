@@ -364,9 +364,15 @@ class ScriptedDevice:
             frame_bytes=self._frame_bytes if number else MAXIMUM_PAYLOAD_BYTES,
         )
 
+    async def _take_frame(self, frame: bytes) -> bool:
+        """Whether a frame is one that devices of another kind take."""
+        return False
+
     async def _read_bulk(self) -> None:
         assembler = ActivationAssembler()
         async for frame in each_frame(self._bulk):
+            if await self._take_frame(frame):
+                continue
             header, payload = split_frame(frame)
             if header.WhichOneof("kind") == "acknowledgement":
                 answered = self._acks.pop(header.transfer)

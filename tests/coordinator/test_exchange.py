@@ -13,12 +13,12 @@ from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
 from shoal_coordinator.server.routes import MAXIMUM_PAIRS, RelayedPairs
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.bulk.link import OutboundActivation, Undelivered
-from shoal_protocol.bulk.transport import Received, read_message
+from shoal_protocol.bulk.transport import Payload, Received, read_message
 from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import Frame, TransferError, acknowledgement, ping, split_frame
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.units import nanoseconds
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, FrameHeader, Item
 
 
 class Taker:
@@ -26,6 +26,7 @@ class Taker:
 
     def __init__(self) -> None:
         self.taken: list[ReceivedActivation] = []
+        self.items: list[tuple[str, bytes]] = []
         self.knows = True
 
     def admit(self, device: str, activation: Activation) -> None:
@@ -34,6 +35,9 @@ class Taker:
 
     def admit_relay(self, device: str, activation: Activation) -> None:
         self.admit(device, activation)
+
+    async def take_item(self, device: str, item: Item, payload: Payload) -> None:
+        self.items.append((device, item.ticket + await payload.read()))
 
     async def take(self, device: str, received: ReceivedActivation) -> None:
         self.taken.append(received)
@@ -119,6 +123,16 @@ async def test_a_relayed_transfer_arrives_untouched_and_its_answer_returns(
     assert hub.relayed_bytes == 2000
     await a.hang_up()
     await b.hang_up()
+
+
+async def test_an_item_is_taken_and_not_answered(hub: ExchangeHub) -> None:
+    a = Wire(hub, "a")
+    header = FrameHeader(last=True)
+    header.item.ticket = b"t"
+    a.send(Frame(header.SerializeToString(), (b"abc",), 3), ping(3))
+    assert [(await a.answer())[0]] == [3]
+    assert hub.results.items == [("a", b"tabc")]  # type: ignore[attr-defined]
+    await a.hang_up()
 
 
 async def test_a_ping_is_answered_and_nobody_else_learns_of_it(hub: ExchangeHub) -> None:

@@ -39,7 +39,7 @@ from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 MIB: Final = 1 << 20
 BUDGET: Final = Bytes(64 * MIB)
 NAME: Final = "pi-4"
-ANSWERED: Final = ("load", "unload", "prefetch", "execute", "forward")
+ANSWERED: Final = ("load", "unload", "prefetch", "execute", "forward", "plan")
 HANG_SECONDS: Final = 5
 ANSWER_SECONDS: Final = 0.01
 """For how long the next instruction waits for the answer to the last one."""
@@ -200,7 +200,7 @@ def seeds() -> Iterable[bytes]:
     messages = _instructions(np.ones((1, 8), np.float32))
     replies = event_loop().run(_converse(messages, HANG_SECONDS))
     done = {reply.instruction for reply in replies if not reply.HasField("failure")}
-    assert done == {1, 3, 6}, replies
+    assert done == {1, 2, 3, 6}, replies
     yield pb.CoordinatorBatch(messages=messages).SerializeToString()
     for message in messages:
         yield pb.CoordinatorBatch(messages=[messages[0], message]).SerializeToString()
@@ -224,12 +224,22 @@ def _instructions(x: np.ndarray) -> list[pb.CoordinatorMessage]:
         reply_bytes=1000,
         input_frame=frame,
     )
+    plan = pb.Plan(
+        instruction=2,
+        job="job",
+        epoch=1,
+        ticket=bytes(16),
+        steps=[pb.Step(digest=digest, inputs=["x"])],
+        sends=["y"],
+        next_ticket=bytes(16),
+    )
     absent = "sha256:" + "0" * 64
     return [
         pb.CoordinatorMessage(
             load=pb.Load(instruction=1, digest=digest, resident_bytes=NEED, peers=["a@unix:/b"])
         ),
         pb.CoordinatorMessage(probe=pb.Probe(nonce=1)),
+        pb.CoordinatorMessage(plan=plan),
         pb.CoordinatorMessage(execute=execute),
         pb.CoordinatorMessage(forward=pb.Forward(instruction=4, task=task, route=route)),
         pb.CoordinatorMessage(peer_lost=pb.PeerLost(device="nano")),

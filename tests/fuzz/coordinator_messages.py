@@ -97,7 +97,8 @@ async def _converse(requests: Requests) -> int:
         task_seconds=60,
         metrics=_metrics(),
     )
-    sessions = Sessions(driver, ExchangeHub(driver), by_device, tls=False, telemetry_seconds=60)
+    hub = ExchangeHub(driver.arrivals)
+    sessions = Sessions(driver, hub, by_device, tls=False, telemetry_seconds=60)
     request = submission(document, _inputs(), empty_folder("out"))
     run = open_run(request, document, 1, CrashCount(empty_folder("state") / "crashes"))
     driver.runs["job"] = run

@@ -14,7 +14,7 @@ from shoal_protocol.assembly import Limits, ReceivedActivation
 from shoal_protocol.bulk.link import BulkLink
 from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.receiving import Intake
-from shoal_protocol.bulk.transport import Received, TransportBroken, read_message
+from shoal_protocol.bulk.transport import Payload, Received, TransportBroken, read_message
 from shoal_protocol.control import LocalControl
 from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
@@ -27,6 +27,7 @@ from shoal_protocol.frames import (
     ping,
     split_frame,
 )
+from shoal_protocol.items import item_frame, read_layout
 from shoal_protocol.tensors import DTYPES, ActivationKey, encode_activation
 from shoal_protocol.v1 import tensors_pb2 as pb
 from shoal_protocol.v1.session_pb2 import (
@@ -61,6 +62,45 @@ def receive(data: bytes) -> None:
 async def _receive(data: bytes) -> None:
     with contextlib.suppress(MalformedFrame):  # the stream ends
         await BulkLink(_OneMessage(data), Intake(_Receiver(), LIMITS)).run()
+
+
+def receive_items(data: bytes) -> None:
+    """The same of items, which nobody acknowledges."""
+    event_loop().run(_receive_items(data))
+
+
+async def _receive_items(data: bytes) -> None:
+    with contextlib.suppress(MalformedFrame):  # the stream ends
+        await BulkLink(_OneMessage(data), items=_Items()).run()
+
+
+class _Items:
+    """Takes any item whose payload is as long as its layout says (an `ItemHandler`)."""
+
+    async def take_item(self, item: pb.Item, payload: Payload) -> None:
+        layout = read_layout(item.layout)
+        if layout.size != payload.size:
+            raise MalformedFrame("another size")
+        arrays = layout.arrays(await payload.read())
+        again = item_frame(item.ticket, item.instruction, item.compute, arrays)
+        header, same = split_frame(bytes(again))
+        assert header.item.ticket == item.ticket
+        for array, other in zip(
+            arrays.values(), read_layout(header.item.layout).arrays(same).values(), strict=True
+        ):
+            assert array.tobytes() == other.tobytes()
+
+
+def item_seeds() -> Iterable[bytes]:
+    """One item, and two in one message."""
+    arrays = {
+        str(dtype): np.ones((2, 3), dtype)
+        for data_type, dtype in DTYPES.items()
+        if data_type not in (pb.STRING, pb.BFLOAT16)
+    }
+    whole = bytes(item_frame(bytes(16), 1, (5, 6), arrays))
+    yield whole
+    yield join_frames([whole, bytes(item_frame(b"", 2, (), {}))])
 
 
 def receive_locally(data: bytes) -> None:

@@ -35,6 +35,7 @@ class Target:
 TARGETS: Final = {
     "frames": Target(run=frames.split, seeds=frames.seeds),
     "tensors": Target(run=frames.receive, seeds=frames.seeds, message=tensors_pb2.Frame),
+    "items": Target(run=frames.receive_items, seeds=frames.item_seeds, message=tensors_pb2.Frame),
     "local": Target(run=frames.receive_locally, seeds=frames.local_seeds),
     "control": Target(run=frames.receive_control, seeds=frames.control_seeds),
     "arrays": Target(run=stored_files.read_inputs, seeds=stored_files.input_seeds),

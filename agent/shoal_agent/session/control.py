@@ -25,12 +25,12 @@ from shoal_agent.session.greeting import (
 )
 from shoal_agent.session.tasks import Tasks
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.telemetry.link import COORDINATOR, LARGE_BYTES, LinkMeters
+from shoal_agent.telemetry.link import COORDINATOR, LinkMeters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import ActivationStore
 from shoal_agent.transport.intake import InlineInputs, open_intake
 from shoal_agent.transport.links import PeerLinks
-from shoal_agent.transport.probing import probe
+from shoal_agent.transport.probing import probe_idle
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
 from shoal_protocol.bulk.local import connect
@@ -46,8 +46,6 @@ from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 _FLUSH_SECONDS: Final = 2.0
 _DEFAULT_TELEMETRY_SECONDS: Final = 2.0
-_PROBE_SECONDS: Final = 1.0
-"""How often links are looked for that should be measured."""
 _ROOM_SECONDS: Final = 0.05
 """How often inputs that came with their task are tried again where there was no room."""
 _COORDINATOR: Final = "coordinator"
@@ -176,6 +174,12 @@ class Session:
         self._device.counters.transfers += 1
         return size
 
+    def way(self, device: str, address: str) -> BulkLink:
+        """The stream to a peer, or to the coordinator (empty). Raises `Undelivered`."""
+        if device in self._lost_peers or self._bulk is None:
+            raise Undelivered(f"the coordinator has lost {device}")
+        return self._device.links.link(device, address).open() if device else self._bulk
+
     def reply(self, reply: pb.Reply) -> None:
         self._outbox.put(pb.AgentMessage(reply=reply))
 
@@ -218,7 +222,12 @@ class Session:
         stream = connect(self._address, device.name) or GrpcTransport.of_call(
             self._client.exchange(device.name)
         )
-        return BulkLink(device.uplink.shape(stream), intake, traffic=device.counters.traffic)
+        return BulkLink(
+            device.uplink.shape(stream),
+            intake,
+            traffic=device.counters.traffic,
+            items=self.tasks.itineraries,
+        )
 
     async def _serve_bulk(self, bulk: BulkLink, intake: Intake) -> None:
         try:
@@ -228,9 +237,8 @@ class Session:
         self.end(reason)
 
     def _intake(self) -> Intake:
-        device = self._device
-        budget = device.fragments.ledger.budget
-        return open_intake(device.name, lambda: self.tasks, device.counters, limit_bytes=budget)
+        device, limit = self._device, self._device.fragments.ledger.budget
+        return open_intake(device.name, lambda: self.tasks, device.counters, limit_bytes=limit)
 
     async def _report(self, interval_seconds: float) -> None:
         while True:
@@ -250,16 +258,13 @@ class Session:
             await asyncio.sleep(interval_seconds)
 
     async def _probe(self, bulk: BulkLink) -> None:
-        """Measure links that no large transfer has measured of late, one at a time, while there is
-        nothing to do."""
-        meters = self._device.link_meters
-        while True:
-            await asyncio.sleep(_PROBE_SECONDS)
-            links = {COORDINATOR: bulk, **self._device.links.open()}
-            for name, link in links.items():
-                if link.probed and meters.to(name).ages and self.tasks.idle and not self._work:
-                    with suppress(Undelivered):
-                        await probe(link, meters, name, 0 if name else LARGE_BYTES)
+        def links() -> dict[str, BulkLink]:
+            return {COORDINATOR: bulk, **self._device.links.open()}
+
+        def idle() -> bool:
+            return self.tasks.idle and not self._work
+
+        await probe_idle(links, self._device.link_meters, idle)
 
     def _send_telemetry(self) -> None:
         """Send the present readings, unless the outbox is full; the last ones make the sums of a
@@ -268,6 +273,7 @@ class Session:
             return
         telemetry = self._device.telemetry()
         telemetry.queued_tasks = self.tasks.queued
+        telemetry.tasks.extend(self.tasks.itineraries.measured())
         self._outbox.put(pb.AgentMessage(telemetry=telemetry))
 
     async def _guard(self, part: Coroutine[None, None, None]) -> None:
@@ -302,6 +308,9 @@ class Session:
             case "forward":
                 self._lost_peers.discard(message.forward.route.device)
                 self.tasks.forward(message.forward)
+            case "plan":
+                self._lost_peers.discard(message.plan.device)
+                self.tasks.plan(message.plan)
             case "release":
                 self.tasks.release(message.release.tasks)
             case "cancel":

@@ -12,6 +12,7 @@ from shoal_agent.execution.values import Assignment, Effect, Need, Sent
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.results import RunResult
 from shoal_agent.session.answers import EXPECTED, failure, failure_of, refusal
+from shoal_agent.session.itineraries import ItemSink, Itineraries
 from shoal_agent.session.outputs import Outputs, made
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
@@ -30,12 +31,10 @@ _SMALL_BYTES: Final = 16 << 10
 """Outputs that are no larger leave with others, and take next to no memory meanwhile."""
 
 
-class ReplySink(Protocol):
+class ReplySink(ItemSink, Protocol):
     """Takes what tasks send: the session."""
 
     async def deliver(self, outbound: OutboundActivation, address: str) -> int: ...
-    def reply(self, reply: pb.Reply) -> None: ...
-    def fail(self, error: BaseException) -> None: ...
 
 
 @dataclass(slots=True)
@@ -70,12 +69,14 @@ class Tasks:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = Nanoseconds(0)
         self._outputs = Outputs(device, fragments, store, sink.deliver, counters)
+        self._turn = asyncio.Lock()
+        self.itineraries = Itineraries(fragments, self.stale, sink, counters, self._turn)
         self._closed = False
         self.ticket_key = b""
 
     @property
     def queued(self) -> int:
-        return self._queue.queued
+        return self._queue.queued + self.itineraries.waiting
 
     @property
     def unanswered(self) -> int:
@@ -88,7 +89,7 @@ class Tasks:
     @property
     def idle(self) -> bool:
         """Nothing runs, and everything that ran is answered."""
-        return self._queue.idle and not self._background
+        return self._queue.idle and not self._background and self.itineraries.idle
 
     # ---- instructions ---------------------------------------------------------------------------
 
@@ -120,6 +121,10 @@ class Tasks:
             )
         )
 
+    def plan(self, message: pb.Plan) -> None:
+        self.void(message.job, message.epoch)
+        self.itineraries.plan(message)
+
     def waits(self, instruction: int) -> bool:
         return instruction in self._orders
 
@@ -140,6 +145,7 @@ class Tasks:
 
     def drain(self) -> None:
         """Answer what has not begun."""
+        self.itineraries.drain()
         for instruction in list(self._orders):
             if instruction not in self._queue.running:
                 self._do(self._queue.cancel(instruction))
@@ -170,6 +176,7 @@ class Tasks:
     def close(self) -> None:
         """The session broke: nothing of it is needed any more."""
         self._closed = True
+        self.itineraries.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._queue.running:
@@ -242,7 +249,8 @@ class Tasks:
         left = len(chosen)
         try:
             inputs = [item for at in chosen if (item := items[at]) is not None]
-            results = await self._fragments.run_together(digest, inputs)
+            async with self._turn:
+                results = await self._fragments.run_together(digest, inputs)
             if not self._closed:
                 for at, result in zip(chosen, results, strict=True):
                     self._begin(self._hand_over(starts[at], result))
@@ -315,8 +323,6 @@ class Tasks:
                 log.warning("dropped the activation %s: %s", key, error)
 
     async def _compute(self, start: execution.Start) -> RunResult | pb.Failure:
-        if self._queue.stopped_because(start.assignment.instruction) is not None:
-            return failure(pb.CANCELLED, "stopped before it began")
         tensors = self._inputs(start)
         if not isinstance(tensors, dict):
             return failure(pb.MISSING_ACTIVATION, f"the activation {tensors} is gone")
@@ -324,7 +330,10 @@ class Tasks:
             self._store.cover(key)
         digest = start.assignment.digest
         try:
-            result = await self._fragments.run(digest, tensors)
+            async with self._turn:
+                if self._queue.stopped_because(start.assignment.instruction) is not None:
+                    return failure(pb.CANCELLED, "stopped before it began")
+                result = await self._fragments.run(digest, tensors)
         except EXPECTED as error:
             return failure_of(error)
         if start.assignment.batch > 1:
@@ -390,6 +399,7 @@ class Tasks:
 
     def tick(self) -> None:
         """Time has passed: deadlines, and activations that nobody claimed."""
+        self.itineraries.tick()
         self._do(self._queue.tick(Nanoseconds(steady_nanoseconds())))
 
 

@@ -6,10 +6,12 @@ from typing import Final, Protocol
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.activations import SpillFull, StoreBuffer
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
+from shoal_protocol.bulk.handlers import ItemHandler
 from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer, scratch_bytes
+from shoal_protocol.bulk.transport import Payload
 from shoal_protocol.frames import MalformedFrame, TransferError
 from shoal_protocol.tickets import is_ticket
-from shoal_protocol.v1.tensors_pb2 import STRING, Acknowledgement, Activation
+from shoal_protocol.v1.tensors_pb2 import STRING, Acknowledgement, Activation, Item
 
 MAXIMUM_DECODED_BYTES: Final = 1 << 30
 
@@ -25,6 +27,8 @@ class Inbox(Protocol):
         self, memory_bytes: int, scratch_bytes: int, text_bytes: int
     ) -> StoreBuffer: ...
     def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool: ...
+    @property
+    def itineraries(self) -> ItemHandler: ...
 
 
 class _Activations:
@@ -94,6 +98,17 @@ def open_intake(
     is what a peer sends without a ticket."""
     receiver = _Activations(device, inbox, counters, from_peer=from_peer)
     return Intake(receiver, Limits(decoded_bytes=min(limit_bytes, MAXIMUM_DECODED_BYTES)))
+
+
+class Items:
+    """Takes items from peers, into whichever session there is (an `ItemHandler`)."""
+
+    def __init__(self, inbox: Callable[[], Inbox | None]) -> None:
+        self._inbox = inbox
+
+    async def take_item(self, item: Item, payload: Payload) -> None:
+        if (inbox := self._inbox()) is not None:
+            await inbox.itineraries.take_item(item, payload)
 
 
 class InlineInputs:

@@ -53,6 +53,15 @@ class PeerLink:
     async def send(self, outbound: OutboundActivation) -> int:
         """Deliver to the peer; the bytes that it took on the wire. Raises `Undelivered`,
         `UnsupportedTensor`."""
+        bulk = self.open()
+        self._users += 1
+        try:
+            return await bulk.send(outbound)
+        finally:
+            self._users -= 1
+
+    def open(self) -> BulkLink:
+        """Its stream, a new one where there is none."""
         if (bulk := self.bulk) is None:
             stream = connect(self._address) or GrpcTransport.of_call(self._client.push())
             transport = self._uplink.shape(stream)
@@ -60,11 +69,7 @@ class PeerLink:
             serving = asyncio.create_task(bulk.run(), name="stream to a peer")
             self._serving.add(serving)
             serving.add_done_callback(self._served)
-        self._users += 1
-        try:
-            return await bulk.send(outbound)
-        finally:
-            self._users -= 1
+        return bulk
 
     def fetch_fragment(self, request: FetchFragmentRequest, timeout: float) -> FileStream:
         """A file of a fragment from the peer's cache; `timeout` in seconds."""

@@ -11,7 +11,7 @@ import grpc
 
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.transport.intake import MAXIMUM_DECODED_BYTES, Inbox, open_intake
+from shoal_agent.transport.intake import MAXIMUM_DECODED_BYTES, Inbox, Items, open_intake
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink
 from shoal_protocol.bulk.transport import GrpcTransport, Transport
@@ -73,7 +73,8 @@ class Peers:
             from_peer=True,
         )
         try:
-            return await BulkLink(transport, intake, traffic=self._counters.traffic).run()
+            items, traffic = Items(self._inbox), self._counters.traffic
+            return await BulkLink(transport, intake, traffic=traffic, items=items).run()
         finally:
             intake.close()
 

@@ -131,13 +131,15 @@ class DeviceDisk:
 class DeviceWork:
     """Tasks of a device.
 
-    Invariants: `queued` (given, not ended; at most `slots` when a task is given) is the sum of
-    `in_use`, which counts by fragment; `load` is `queued` plus the reservations: tasks that a
-    route names this device for, and that are not given yet. `servers` alone changes the three.
+    Invariants: `queued` (given, not ended; at most `slots` when a task is given) and `travelling`
+    (those of items that travel) are the sum of `in_use`, which counts by fragment; `load` is
+    `queued` plus the reservations: tasks that a route names this device for, and that are not given
+    yet. `servers` alone changes the four.
     """
 
     slots: int
     queued: int = 0
+    travelling: int = 0
     load: int = 0
     in_use: dict[Digest, int] = field(default_factory=dict)
     used_at: dict[Digest, Nanoseconds] = field(default_factory=dict)
@@ -146,6 +148,10 @@ class DeviceWork:
     """Measured nanoseconds of a task, by fragment, smoothed."""
     outputs: dict["Task", None] = field(default_factory=dict)
     """Finished tasks whose output the device holds for their consumers."""
+
+    @property
+    def idle(self) -> bool:
+        return not self.queued and not self.travelling
 
     @property
     def has_slot(self) -> bool:

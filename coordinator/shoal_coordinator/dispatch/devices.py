@@ -8,6 +8,7 @@ has resident and cached counts, what it was doing does not.
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
+from shoal_coordinator.dispatch import itineraries
 from shoal_coordinator.dispatch.crashes import forgive, note_loss, trials
 from shoal_coordinator.dispatch.device import Device, Tally, new_device
 from shoal_coordinator.dispatch.fragments import (
@@ -25,10 +26,12 @@ from shoal_coordinator.dispatch.services import count_all_homes, request_provisi
 from shoal_coordinator.dispatch.state import (
     Forwarding,
     Loading,
+    Planning,
     Prefetching,
     Running,
     Service,
     State,
+    Travelling,
     Unloading,
 )
 from shoal_protocol.digests import Digest
@@ -124,6 +127,7 @@ def lose(state: State, device: Device, reason: str, *, crashed: bool = True) -> 
     del state.devices[device.name]
     tried = trials(state, device) if crashed else []
     served = _withdraw_device(state, device)
+    itineraries.lose(state, device)
     _void_instructions(state, device, failure)
     _warn_senders(state, device)
     count_all_homes(state, device)
@@ -169,8 +173,10 @@ def _void_instructions(state: State, device: Device, failure: ev.Failure) -> Non
                 if isinstance(waiting, Running) and not (waiting.void or waiting.device.lost):
                     waiting.void = True
                     cancel(state, waiting.task)
-            case Loading() | Unloading() | Prefetching():
+            case Loading() | Unloading() | Prefetching() | Planning():
                 pass
+            case Travelling():
+                raise AssertionError("the routes over a lost device are closed before")
 
 
 def _warn_senders(state: State, lost: Device) -> None:

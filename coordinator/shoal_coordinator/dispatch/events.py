@@ -96,6 +96,8 @@ class JobSpec:
     open_ended: bool = False
     first: int = 0
     holds: bool = False
+    light: bool = False
+    """What an item takes from stage to stage is so little that it may travel (`itineraries`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,13 +239,26 @@ class TaskFinished(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LegPlanned(Answer):
+    """Answers Plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemTravelled(Answer):
+    """Answers Travel: all results have arrived, and wait for FinishItem. `compute` is what each
+    stage took."""
+
+    compute: tuple[Nanoseconds, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationForwarded(Answer):
     """Answers Forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionFailed(Answer):
-    """Answers Load, Unload, Prefetch, Execute or Forward."""
+    """Answers Load, Unload, Prefetch, Execute, Forward, Plan or Travel."""
 
     failure: Failure
 
@@ -287,6 +302,8 @@ Event = (
     | FragmentUnloaded
     | FragmentEvicted
     | TaskFinished
+    | LegPlanned
+    | ItemTravelled
     | ActivationForwarded
     | InstructionFailed
     | ItemStored

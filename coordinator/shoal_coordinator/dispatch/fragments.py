@@ -258,7 +258,7 @@ def _learn_need(device: Device, loading: Loading, least: Bytes, failure: Failure
         taken = loading.size + need - have
         if need <= have or taken - loading.granted <= memory.budget - least:
             return need > have and memory.learn(loading.digest, taken)
-    if memory.resident or device.work.queued:
+    if memory.resident or not device.work.idle:
         return False  # tasks may have been in its way
     # Alone, and still too large, whatever the numbers say: next the least, then never again.
     excess = memory.budget - least + (loading.granted <= least)
@@ -303,7 +303,7 @@ def prefetch_idle(state: State) -> None:
 
 def _may_prefetch(state: State, device: Device) -> bool:
     disk = device.disk
-    if device.draining or device.work.queued or device.memory.moving:
+    if device.draining or not device.work.idle or device.memory.moving:
         return False
     return disk.prefetching is None and max(disk.prefetch_after, disk.full_until) <= state.now
 

@@ -88,6 +88,36 @@ class Execute:
 
 
 @_instruction
+class Plan:
+    """Let a device take items that run there through the stages from the first up to the last, this
+    one not included. `devices` are those of all stages of the route.
+    """
+
+    instruction: int
+    device: str
+    job: str
+    epoch: int
+    route: int
+    stages: tuple[int, int]
+    devices: tuple[str, ...]
+
+
+@_instruction
+class Travel:
+    """Send an item on a route that was planned; it enters at `device`. Any of the devices may
+    answer that it has failed. A Cancel makes its number void, and it is not answered then.
+    """
+
+    instruction: int
+    device: str
+    job: str
+    epoch: int
+    item: int
+    route: int
+    devices: tuple[str, ...]
+
+
+@_instruction
 class Forward:
     """Send the held activation of (job, item, producer) from `device` to `target` for
     `consumer`.
@@ -182,6 +212,8 @@ Instruction = (
     | Unload
     | Prefetch
     | Execute
+    | Plan
+    | Travel
     | Forward
     | Cancel
     | Release

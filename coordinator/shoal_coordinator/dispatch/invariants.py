@@ -16,6 +16,7 @@ from shoal_coordinator.dispatch.state import (
     Service,
     State,
     Status,
+    Travelling,
     Worklist,
 )
 
@@ -46,8 +47,9 @@ def _of_device(state: State, device: Device) -> Iterator[str]:
         yield f"{name}: more than one fragment"
     if not 0 <= work.queued <= state.limits.queue_depth + state.limits.queue_extra:
         yield f"{name}: {work.queued} tasks given"
-    if work.queued != sum(work.in_use.values()):
-        yield f"{name}: {work.queued} tasks given, but {work.in_use} in use"
+    if work.queued + work.travelling != sum(work.in_use.values()):
+        given = work.queued + work.travelling
+        yield f"{name}: {given} tasks given, but {work.in_use} in use"
     for made in device.work.outputs:
         if made.holder is not device or made.item.ended:
             yield f"{name}: holds an output that is not its own"
@@ -119,6 +121,7 @@ def _of_service(state: State, service: Service) -> Iterator[str]:
 
 def _of_pending(state: State) -> Iterator[str]:
     given: Counter[Device] = Counter()
+    travelling: Counter[Device] = Counter()
     for number, pending in state.pending.items():
         if pending.device.lost:
             yield f"instruction {number}: waits for {pending.device.name}, which is lost"
@@ -126,13 +129,31 @@ def _of_pending(state: State) -> Iterator[str]:
             given[pending.device] += 1
             if pending.task.instruction != number and not pending.task.item.ended:
                 yield f"instruction {number}: its task is given again"
+        if isinstance(pending, Travelling):
+            travelling.update(pending.route.devices)
+            yield from _of_travelling(number, pending)
         if isinstance(pending, Forwarding) and pending.target is pending.device:
             yield f"instruction {number}: forwards to itself"
+    yield from _of_work(state, given, travelling)
+
+
+def _of_work(state: State, given: Counter[Device], travelling: Counter[Device]) -> Iterator[str]:
     tasks = (task for job in state.jobs.values() for i in job.active.values() for task in i.tasks)
     reserved = Counter(task.reserved_on for task in tasks)
     for device in state.devices.values():
         name, queued = device.name, device.work.queued
         if queued != given[device]:
             yield f"{name}: {queued} tasks given, {given[device]} unanswered"
+        if device.work.travelling != travelling[device]:
+            yield f"{name}: not {travelling[device]} tasks of items that travel"
         if device.work.load != queued + reserved[device]:
             yield f"{name}: load {device.work.load} is not {queued} + {reserved[device]}"
+
+
+def _of_travelling(number: int, travelling: Travelling) -> Iterator[str]:
+    if any(device.lost for device in travelling.route.devices):
+        yield f"instruction {number}: travels over a device that is lost"
+    if travelling.item.travels_as != number or travelling.item.ended:
+        yield f"instruction {number}: its item does not travel as that"
+    if any(task.status is not Status.RUNNING for task in travelling.item.tasks):
+        yield f"instruction {number}: a task of its item does not run"

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
+from shoal_coordinator.dispatch import itineraries
 from shoal_coordinator.dispatch.ranking import refresh
 from shoal_coordinator.dispatch.readiness import drop_copies, ends, open_barrier, release
 from shoal_coordinator.dispatch.servers import unreserve
@@ -41,6 +42,8 @@ SHOWN_FAILURES = 64
 _SMALLEST_WINDOW = 4
 _BATCH = 16
 _STORING = 64
+_TRAVELLING = 200
+"""So many items may wait on one device for their turn."""
 
 
 def submit(state: State, event: ev.JobSubmitted) -> None:
@@ -155,6 +158,7 @@ def _replan(state: State, job: Job, spec: ev.JobSpec) -> None:
     _begin_services(state, job)
     for queue in queues:
         retire_service(state, queue)
+    job.route = None
 
 
 def _amend(state: State, job: Job, spec: ev.JobSpec) -> None:
@@ -192,12 +196,14 @@ def _window(state: State, job: Job) -> int:
     window = sum(device.work.slots for device in devices) + 2
     crowded = len(devices) < len(services) and any(device.memory.single for device in devices)
     window = max(window, _BATCH if crowded else _SMALLEST_WINDOW)
+    if job.spec.light:
+        window = min(window, _TRAVELLING)
     return min(window, job.spec.parallelism or window)
 
 
 def admit(state: State) -> None:
     """Open the barriers that may open, and admit items while the windows have room."""
-    for job in state.worklist.admitting:
+    for job in dict.fromkeys(state.worklist.admitting):
         if job.ended_at is None:
             _pass_barrier(state, job)
             _fill_window(state, job)
@@ -206,6 +212,8 @@ def admit(state: State) -> None:
 
 def _fill_window(state: State, job: Job) -> None:
     storing = 0 if job.spec.parallelism else min(job.storing, _STORING)
+    itineraries.plan(state, job)
+    route = itineraries.open_route(state, job)
     while len(job.active) - storing < job.window:
         if job.again:
             index = job.again.popleft()
@@ -219,6 +227,9 @@ def _fill_window(state: State, job: Job) -> None:
         item = Item(job, index, job.spec.epoch, len(job.results))
         item.tasks = [Task(item, queue) for queue in job.queues]
         job.active[index] = item
+        if route is not None:
+            itineraries.travel(state, item, route)
+            continue
         for task in item.tasks:
             if not task.queue.predecessors:
                 state.worklist.ready.append(task)
@@ -300,6 +311,9 @@ def _end_item(state: State, item: Item) -> None:
 def abandon(state: State, item: Item) -> None:
     """Undo an item: cancel what runs, release the outputs that devices hold."""
     item.ended = True
+    if item.travels_as:
+        itineraries.give_up(state, item.travels_as)
+        item.travels_as = 0
     for task in item.tasks:
         if task.status is FINISHED:
             task.queue.passed -= 1
@@ -359,6 +373,7 @@ def end_job(state: State, job: Job, failure: ev.Failure | None) -> None:
     for item in list(job.active.values()):
         abandon(state, item)
     job.active.clear()
+    job.route = None
     for queue in job.queues:
         retire_service(state, queue)
     del state.jobs[job.spec.name]

@@ -14,7 +14,7 @@ all that waits: so nothing waits for ever.
 
 from typing import assert_never
 
-from shoal_coordinator.dispatch import devices, fragments, jobs, tasks
+from shoal_coordinator.dispatch import devices, fragments, itineraries, jobs, tasks
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch.assignment import fill, place_ready
 from shoal_coordinator.dispatch.fragments import evict_excess, prefetch_idle
@@ -27,10 +27,12 @@ from shoal_coordinator.dispatch.state import (
     Limits,
     Loading,
     Pending,
+    Planning,
     Prefetching,
     Running,
     Service,
     State,
+    Travelling,
     Unloading,
     new_state,
 )
@@ -90,7 +92,7 @@ def _fill_freed(state: State) -> None:
     work = state.worklist
     for device in work.freed:
         fill(state, device)
-        if not device.work.queued and (state.unmet or device.preempted_by is not None):
+        if device.work.idle and (state.unmet or device.preempted_by is not None):
             consider_device(state, device)
     work.freed.clear()
     if work.everything:
@@ -98,7 +100,7 @@ def _fill_freed(state: State) -> None:
         for service in list(state.unmet):
             _provision(state, service)
         for device in list(state.devices.values()):
-            if not device.work.queued:
+            if device.work.idle:
                 consider_device(state, device)
 
 
@@ -167,6 +169,11 @@ def _apply_answer(state: State, event: ev.Answer) -> None:
             fragments.cached(state, pending, event)
         case ev.InstructionFailed(), _:
             _apply_failure(state, pending, event.failure)
+        case ev.LegPlanned(), Planning():
+            itineraries.planned(pending, event.instruction)
+            state.worklist.stored.append(pending.route.job)
+        case ev.ItemTravelled(), Travelling():
+            tasks.travelled(state, pending, event)
         case _:
             raise AssertionError(f"{event} does not answer {pending}")
     state.worklist.freed.append(device)
@@ -184,6 +191,10 @@ def _apply_failure(state: State, pending: Pending, failure: ev.Failure) -> None:
             fragments.unload_failed(state, pending, failure)
         case Prefetching():
             fragments.prefetch_failed(state, pending)
+        case Planning():
+            itineraries.close(state, pending.route)
+        case Travelling():
+            tasks.travel_failed(state, pending, failure)
         case _:
             assert_never(pending)
 
@@ -203,6 +214,8 @@ def _tick(state: State) -> None:
         if device.memory.resident_bytes > device.memory.budget:
             evict_excess(state, device)
     tasks.retry_delayed(state)
+    itineraries.expire(state)
+    state.worklist.admitting += [job for job in state.jobs.values() if job.spec.light]
     state.worklist.everything = True
     _settle(state)
     jobs.give_up_impossible(state)

@@ -51,7 +51,7 @@ def consider_device(state: State, device: Device) -> None:
     if device.memory.moving or device.draining or device.lost:
         return
     if device.preempted_by is not None:
-        if not device.work.queued:
+        if device.work.idle:
             load_if_possible(state, device.preempted_by, device)
         return
     wanting = [service for service in state.unmet if _wants(state, service, device)]
@@ -158,7 +158,7 @@ def _preempt(state: State, service: Service) -> None:
     device.preempted_by = service
     service.preempting = device
     review(state, device)
-    if not device.work.queued:
+    if device.work.idle:
         load_if_possible(state, service, device)
 
 

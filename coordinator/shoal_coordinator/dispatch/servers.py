@@ -15,10 +15,11 @@ heap operations, each logarithmic in the number of servers.
 
 from heapq import heapify, heappop, heappush, heapreplace
 
-from shoal_coordinator.dispatch.device import Device, Rank
+from shoal_coordinator.dispatch.device import Device, DeviceWork, Rank
 from shoal_coordinator.dispatch.events import Policy
 from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.state import Service, State, Task
+from shoal_protocol.digests import Digest
 
 _SLACK = 64
 _FIFO, _LEAST_LOADED, _RESIDENT = Policy.FIFO, Policy.LEAST_LOADED, Tier.RESIDENT
@@ -180,11 +181,29 @@ def occupy(task: Task, device: Device) -> None:
     work.in_use[digest] = work.in_use.get(digest, 0) + 1
 
 
+def board(task: Task, device: Device) -> None:
+    """An item travels, and will be on the device. It takes no slot: it is mostly elsewhere."""
+    work, digest = device.work, task.queue.service.digest
+    work.travelling += 1
+    work.in_use[digest] = work.in_use.get(digest, 0) + 1
+
+
+def alight(task: Task, device: Device) -> None:
+    work = device.work
+    work.travelling -= 1
+    _end_use(work, task.queue.service.digest)
+    relist(device)  # the time of its tasks may have fallen
+
+
 def vacate(task: Task, device: Device) -> None:
     work, digest = device.work, task.queue.service.digest
     work.queued -= 1
     work.load -= 1
+    _end_use(work, digest)
+    relist(device)
+
+
+def _end_use(work: DeviceWork, digest: Digest) -> None:
     work.in_use[digest] -= 1
     if not work.in_use[digest]:
         del work.in_use[digest]
-    relist(device)

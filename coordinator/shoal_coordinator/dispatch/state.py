@@ -17,7 +17,7 @@ Everything that is iterated is a list or a dict (insertion order), never a set o
 events give the same instructions in every run.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, TypeAlias
@@ -26,51 +26,10 @@ from shoal_coordinator.dispatch.device import Device, Rank, Tally
 from shoal_coordinator.dispatch.events import Failure, JobSpec, Policy, Stage
 from shoal_coordinator.dispatch.histogram import Histogram
 from shoal_coordinator.dispatch.instructions import Instruction, Tier
+from shoal_coordinator.dispatch.limits import Limits as Limits  # noqa: PLC0414 (offered from here)
 from shoal_coordinator.dispatch.timings import ItemTiming, Slowest, TaskTiming
 from shoal_protocol.digests import Digest
-from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Numbers that a caller may set; the defaults suit devices on one network.
-
-    `queue_depth`: tasks given to a device and not ended; the second one's inputs travel while the
-    first computes, a third would only wait. Only where a task is shorter than the `turnaround`
-    from its answer to the next instruction, up to `queue_extra` more are given, to fill that time
-    (and to travel many in one message), as far as what they take is small beside the budget. Where
-    tasks may run at once, the next batch waits while one runs, within the same bound.
-    An activation is sent ahead to a device with one task more than that at most, given or
-    reserved. `silence` without a sign of life is followed by a probe, `probe_patience` after that
-    the device is lost (Asteroid, section 3.4, heartbeat). `settle`: how long a fragment must lie
-    idle before another takes its place without need; `patience`: how long a stage that no device
-    serves waits for a better moment to evict; `turn`: how long a fragment is served, at least,
-    while one of equal priority waits for the device. `load_tries` and `kills` bound what a
-    fragment, and an item, may cost, `load_losses` how many devices in a row may be lost while they
-    load one fragment (see `crashes`); `overdue` is when a device that lives but does not answer an
-    instruction counts as lost: for one that fetches a fragment, from when it last
-    reported received bytes. A task is given ahead of its inputs only where what makes them takes
-    no longer than `ahead`.
-    """
-
-    queue_depth: int = 2
-    queue_extra: int = 32
-    turnaround: Nanoseconds = nanoseconds(0.008)
-    silence: Nanoseconds = nanoseconds(6)
-    probe_patience: Nanoseconds = nanoseconds(3)
-    ranking_interval: Nanoseconds = nanoseconds(1)
-    settle: Nanoseconds = nanoseconds(1)
-    patience: Nanoseconds = nanoseconds(1)
-    turn: Nanoseconds = nanoseconds(2)
-    homes_grace: Nanoseconds = nanoseconds(5)
-    retry_delay: Nanoseconds = nanoseconds(0.5)
-    retry_delay_most: Nanoseconds = nanoseconds(30)
-    load_tries: int = 6
-    kills: int = 3
-    load_losses: int = 4
-    overdue: Nanoseconds = nanoseconds(600)
-    ahead: Nanoseconds = nanoseconds(0.1)
-    ended_jobs: int = 64
+from shoal_protocol.units import Bytes, Nanoseconds
 
 
 class JobPhase(StrEnum):
@@ -224,7 +183,8 @@ class Task:
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One input on its way. `failures` are its tries, `kills` the devices that died with it."""
+    """One input on its way. `failures` are its tries, `kills` the devices that died with it;
+    `travels_as` is the instruction while it travels, else 0."""
 
     job: "Job"
     index: int
@@ -237,6 +197,7 @@ class Item:
     retries: int = 0
     storing: bool = False
     ended: bool = False
+    travels_as: int = 0
     orphan_copies: list[tuple[Device, int]] = field(default_factory=list)
 
     def timing(self, started_at: Nanoseconds, until: Nanoseconds) -> ItemTiming:
@@ -250,8 +211,10 @@ class Job:
     """A job in progress. `open` are its items that have not ended, admitted or not. `completed`
     are those whose results existed before, `skipped` these and those that are not tried again,
     `succeeded` those of this run; `latency` of an item
-    lasts from its first task's start to its result. Stages up to `open_stages` may begin: all of
-    them, unless the mode is Barrier. `outgrown`: an item that the plan covers fitted on no device.
+    lasts from its first task's start to its result. There is a new `route` not before
+    `route_after`, which is later with each of `route_failures`. Stages up to `open_stages` may
+    begin: all of them, unless the mode is Barrier. `outgrown`: an item that the plan covers fitted
+    on no device.
     """
 
     spec: JobSpec
@@ -277,6 +240,9 @@ class Job:
     ended_at: Nanoseconds | None = None
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     failure: Failure | None = None
+    route: "Route | None" = None
+    route_after: Nanoseconds = Nanoseconds(0)
+    route_failures: int = 0
     latency: Histogram = field(default_factory=Histogram)
     slowest: Slowest = field(default_factory=Slowest)
 
@@ -343,7 +309,42 @@ class Forwarding:
     since: Nanoseconds
 
 
-Pending = Running | Loading | Unloading | Prefetching | Forwarding
+@dataclass(slots=True, eq=False)
+class Route:
+    """The device of each stage of a job, for items that travel. `unanswered` are the Plans that its
+    devices have not answered, `stages_on` counts stages by device."""
+
+    number: int
+    job: Job
+    devices: tuple[Device, ...]
+    unanswered: set[int] = field(default_factory=set)
+    stages_on: Counter[Device] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stages_on = Counter(self.devices)
+
+
+@dataclass(slots=True, eq=False)
+class Planning:
+    """Plan."""
+
+    device: Device
+    route: Route
+    since: Nanoseconds
+
+
+@dataclass(slots=True, eq=False)
+class Travelling:
+    """Travel. `tasks` are those of the item, and all of them run; `device` is the first."""
+
+    device: Device
+    route: Route
+    tasks: list[Task]
+    item: Item
+    since: Nanoseconds
+
+
+Pending = Running | Loading | Unloading | Prefetching | Forwarding | Planning | Travelling
 
 
 class Loss(NamedTuple):

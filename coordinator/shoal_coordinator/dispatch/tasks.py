@@ -7,9 +7,10 @@ an item that was on too many devices when they were lost counts as their killer 
 from dataclasses import replace
 from heapq import heappop, heappush
 
+from shoal_coordinator.dispatch import itineraries
 from shoal_coordinator.dispatch.assignment import forward
 from shoal_coordinator.dispatch.device import Device
-from shoal_coordinator.dispatch.events import Failure, FailureKind, TaskFinished
+from shoal_coordinator.dispatch.events import Failure, FailureKind, ItemTravelled, TaskFinished
 from shoal_coordinator.dispatch.fragments import drop_fragment
 from shoal_coordinator.dispatch.jobs import cancel, end_job, fail_item
 from shoal_coordinator.dispatch.readiness import (
@@ -30,6 +31,7 @@ from shoal_coordinator.dispatch.state import (
     StageQueue,
     State,
     Task,
+    Travelling,
 )
 from shoal_coordinator.dispatch.timings import TaskTiming
 from shoal_protocol.partition import items_within
@@ -48,10 +50,42 @@ _FREE_FAILURES = 2
 def finished(state: State, running: Running, event: TaskFinished) -> None:
     """A task has run; its output is held, and delivered where a route named a device."""
     device, task = running.device, running.task
-    digest = task.queue.service.digest
     if not task.item.ended:
         _note_time(state, task, device, event.compute)
     vacate(task, device)
+    _note_success(state, task, device)
+    if task.item.ended:
+        _discard_output(state, running)
+    else:
+        _finish(state, running, event)
+
+
+def travelled(state: State, travelling: Travelling, event: ItemTravelled) -> None:
+    """An item has come through all its stages."""
+    devices, since = travelling.route.devices, travelling.since
+    for task, device, compute in zip(travelling.tasks, devices, event.compute, strict=True):
+        _note_time(state, task, device, compute)
+        _note_success(state, task, device)
+        stage = task.queue.stage
+        task.ran = TaskTiming(stage, device.name, since, state.now, compute)
+        _pass(state, task)
+    itineraries.leave(state, travelling)
+    travelling.item.travels_as = 0
+    travelling.item.job.route_failures = 0
+
+
+def travel_failed(state: State, travelling: Travelling, failure: Failure) -> None:
+    """An item has not come through: it runs task by task, unless that would be of no use."""
+    itineraries.leave(state, travelling)
+    itineraries.run_again(state, travelling)
+    if failure.kind is not FailureKind.INVALID_INPUT:
+        itineraries.close(state, travelling.route)
+    elif not travelling.item.ended:
+        fail_item(state, travelling.item, failure)
+
+
+def _note_success(state: State, task: Task, device: Device) -> None:
+    digest = task.queue.service.digest
     device.tally.tasks += 1
     if state.crashes:
         state.crashes.pop(digest, None)
@@ -59,10 +93,6 @@ def finished(state: State, running: Running, event: TaskFinished) -> None:
         del device.health.backoffs[digest]
         review(state, device)
         count_all_homes(state, device, digest)
-    if task.item.ended:
-        _discard_output(state, running)
-    else:
-        _finish(state, running, event)
 
 
 def _finish(state: State, running: Running, event: TaskFinished) -> None:

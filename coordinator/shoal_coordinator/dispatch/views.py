@@ -19,6 +19,7 @@ from shoal_coordinator.dispatch.state import (
     StageQueue,
     State,
     Task,
+    Travelling,
 )
 from shoal_coordinator.dispatch.timings import ItemTiming, TaskTiming
 from shoal_protocol.units import Nanoseconds
@@ -126,7 +127,7 @@ def under_way(state: State, item: Item) -> ItemTiming | None:
 def _timing(state: State, task: Task) -> TaskTiming | None:
     """A task that runs has no end."""
     pending = state.pending.get(task.instruction)
-    if task.status is RUNNING and isinstance(pending, Running):
-        stage, device = task.queue.stage, pending.device.name
+    if task.status is RUNNING and isinstance(pending, Running | Travelling):
+        stage, device = task.queue.stage, "" if task.device is None else task.device.name
         return TaskTiming(stage, device, pending.since, None, Nanoseconds(0))
     return task.ran

@@ -18,6 +18,7 @@ from shoal_protocol.v1.tensors_pb2 import (
     Acknowledgement,
     Activation,
     DataType,
+    Layout,
     TensorHeader,
 )
 
@@ -57,7 +58,7 @@ def check_route_given(given: Iterable[object], activation: Activation) -> None:
 
 
 def check_tensors(
-    activation: Activation,
+    activation: Activation | Layout,
     names: Iterable[str],
     specs: Mapping[str, TensorSpec],
     *,

@@ -4,7 +4,7 @@ dispatcher gets an event for what cannot be delivered."""
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final
 
 from shoal_coordinator.dispatch import events as ev
@@ -14,7 +14,7 @@ from shoal_coordinator.server.task_results import Run
 from shoal_coordinator.storage.inputs import InputUnsuitable
 from shoal_protocol.bulk.link import OutboundActivation, Undelivered
 from shoal_protocol.partition import MODEL
-from shoal_protocol.tensors import ActivationKey, UnsupportedTensor, encode_activation
+from shoal_protocol.tensors import ActivationKey, Array, UnsupportedTensor, encode_activation
 from shoal_protocol.v1.session_pb2 import Cancel, CoordinatorMessage
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
@@ -78,6 +78,28 @@ class Deliveries:
 
     def start(self, session: DeviceSession, order: ins.Execute, run: Run) -> None:
         task = asyncio.create_task(self._deliver(session, order, run))
+        self._tasks[order.instruction] = task
+        task.add_done_callback(lambda _: self._tasks.pop(order.instruction, None))
+
+    def read(
+        self,
+        order: ins.Travel,
+        run: Run,
+        names: Iterable[str],
+        then: Callable[[dict[str, Array]], None],
+        failed: Callable[[ins.Travel, str], None],
+    ) -> None:
+        """Have the inputs of an item that travels read."""
+
+        async def read() -> None:
+            try:
+                async with self.budget.reserve(run.item_bytes(order.item)):
+                    then(await run.read(order.item, names))
+            except Exception as error:  # its tasks meet it again, and refuse the item
+                logger.debug("inputs of %s, item %d", order.job, order.item, exc_info=True)
+                failed(order, str(error))
+
+        task = asyncio.create_task(read())
         self._tasks[order.instruction] = task
         task.add_done_callback(lambda _: self._tasks.pop(order.instruction, None))
 

@@ -11,7 +11,7 @@ counts, and fails after some in a row.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic_ns, perf_counter, time
 from typing import Final, assert_never
@@ -20,7 +20,9 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch import views
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
-from shoal_coordinator.server import admission, wire
+from shoal_coordinator.server import wire
+from shoal_coordinator.server.arrivals import Arrivals
+from shoal_coordinator.server.concerns import device_of, job_of
 from shoal_coordinator.server.deliveries import Deliveries
 from shoal_coordinator.server.excesses import Excesses
 from shoal_coordinator.server.metrics import CoordinatorMetrics
@@ -29,12 +31,11 @@ from shoal_coordinator.server.sessions import DeviceSession
 from shoal_coordinator.server.task_results import Run
 from shoal_coordinator.server.timeline import Timeline
 from shoal_coordinator.server.traces import Traces
-from shoal_protocol.assembly import ReceivedActivation
+from shoal_coordinator.server.travels import Travels
 from shoal_protocol.digests import Digest
 from shoal_protocol.frames import TransferError
 from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,10 @@ class Driver:
         self._routes = Routes(sessions, relay, named_peers=named_peers)
         self._task_seconds = task_seconds
         self._metrics = metrics
+        self._travels = Travels(
+            sessions, self.runs, self.deliveries, self.timeline, metrics, self._travelled
+        )
+        self.arrivals = Arrivals(sessions, self.runs, self._travels, self.feed)
         self._events: deque[tuple[ev.Event, str | None, str | None]] = deque()
         self._stepping = False
         self._dispatched: set[str] = set()
@@ -151,7 +156,7 @@ class Driver:
         try:
             instructions = step(self.state, event)
         except Exception as error:
-            self.contain("dispatcher", error, job or _job_of(event), device or _device_of(event))
+            self.contain("dispatcher", error, job or job_of(event), device or device_of(event))
             if isinstance(event, ev.JobCancelled):
                 self.fail(error)  # it cannot even be withdrawn: begin with a state that is sound
             return
@@ -165,7 +170,7 @@ class Driver:
             try:
                 self._perform(instruction)
             except Exception as error:
-                self.contain("dispatcher", error, _job_of(instruction), _device_of(instruction))
+                self.contain("dispatcher", error, job_of(instruction), device_of(instruction))
 
     def contain(self, part: str, error: BaseException, job: str | None, device: str | None) -> None:
         """Have an exception fail one job, or end one session, and nothing else."""
@@ -217,10 +222,12 @@ class Driver:
                 self._instruct(order, wire.prefetch_message(order, self._routes.peers(order.peers)))
             case ins.Forward():
                 self._forward(order)
+            case ins.Plan():
+                self._plan(order)
+            case ins.Travel():
+                self._enter(order)
             case ins.Cancel():
-                self.deliveries.cancel(order.cancelled)
-                cancel = pb.Cancel(instruction=order.cancelled)
-                self._send(order.device, pb.CoordinatorMessage(cancel=cancel))
+                self._cancel(order)
             case ins.PeerLost():
                 lost = pb.PeerLost(device=order.peer)
                 self._send(order.device, pb.CoordinatorMessage(peer_lost=lost))
@@ -267,6 +274,28 @@ class Driver:
         self.traces.failed(order)
         if (run := self.runs.get(order.job)) is not None:
             run.fail(order.item, order.failure, order.attempts)
+
+    def _cancel(self, order: ins.Cancel) -> None:
+        self.deliveries.cancel(order.cancelled)
+        if not self._travels.void(order.cancelled):
+            cancel = pb.Cancel(instruction=order.cancelled)
+            self._send(order.device, pb.CoordinatorMessage(cancel=cancel))
+
+    def _plan(self, order: ins.Plan) -> None:
+        message = self._travels.leg(order, self._routes, self._now())
+        if message is not None:
+            self._instruct(order, message)
+            return
+        failure = ev.Failure(kind=ev.FailureKind.UNREACHABLE, message="it is relayed")
+        self._instruction_failed(order, failure)
+
+    def _enter(self, order: ins.Travel) -> None:
+        self.traces.entered(order)
+        self._travels.enter(order)
+
+    def _travelled(self, order: ins.Travel, event: ev.Event) -> None:
+        self.traces.travelled(order, event)
+        self.feed(event, order.job)
 
     def _forward(self, order: ins.Forward) -> None:
         if (run := self.runs.get(order.job)) is not None:
@@ -318,7 +347,7 @@ class Driver:
         job, item = order.job, order.item
         self.feed(ev.InputUnreadable(at=self._now(), job=job, item=item, failure=failure))
 
-    def _instruction_failed(self, order: ins.Execute, failure: ev.Failure) -> None:
+    def _instruction_failed(self, order: ins.Execute | ins.Plan, failure: ev.Failure) -> None:
         number = order.instruction
         event = ev.InstructionFailed(at=self._now(), instruction=number, failure=failure)
         self.feed(event, order.job, order.device)
@@ -350,6 +379,8 @@ class Driver:
                 session.telemetry = message.telemetry
                 self.excesses.reported(session.hello, message.telemetry)
                 self.timeline.reported(device, message.telemetry, at)
+                for measured in message.telemetry.tasks[: wire.MAXIMUM_FRAGMENTS]:
+                    session.task_times.note(measured.digest, measured)
                 telemetry = wire.telemetry_of(message.telemetry)
                 fetched = wire.size(message.telemetry.fetched_bytes)
                 self.feed(
@@ -379,6 +410,9 @@ class Driver:
         self.timeline.answered(device, reply, at, idle=not session.unanswered)
         if isinstance(order, ins.Execute):
             self.traces.answered(order, event)
+        if isinstance(order, ins.Travel):
+            self._travels.void(order.instruction)
+            self.traces.travelled(order, event)
         match order, event:
             case ins.Execute(), ev.TaskFinished():
                 self._metrics.compute_seconds.observe(seconds(event.compute))
@@ -403,48 +437,4 @@ class Driver:
                 self.on_corrupt(order.digest)
                 self.feed(event, None, device)
             case _:
-                self.feed(event, _job_of(order), device)
-
-    # ---- activations of links --------------------------------------------------------------------
-
-    def admit(self, device: str, activation: Activation) -> None:
-        """Raise `TransferError` for a result that this device is not to give."""
-        run = self.runs.get(activation.key.job)
-        if run is None or activation.key.consumer != -1:
-            raise TransferError(
-                f"job {activation.key.job[:80]!r} does not run here",
-                outcome=Acknowledgement.STALE,
-            )
-        admission.check_result_given(self._given(device), activation)
-        run.admit(activation)
-
-    def admit_relay(self, device: str, activation: Activation) -> None:
-        """Raise `TransferError` for an activation that this device is not to send to another."""
-        key = activation.key
-        run = self.runs.get(key.job)
-        if run is None or run.epoch != key.epoch:
-            reason = "the job does not run in this epoch"
-            raise TransferError(reason, outcome=Acknowledgement.STALE)
-        admission.check_route_given(self._given(device), activation)
-        wires = run.wires[key.producer]
-        admission.check_tensors(activation, wires.outgoing[key.consumer], wires.specs)
-
-    def _given(self, device: str) -> Iterable[wire.Answerable]:
-        session = self._sessions.get(device)
-        return () if session is None else session.unanswered.values()
-
-    async def take(self, device: str, received: ReceivedActivation) -> None:
-        if (run := self.runs.get(received.key.job)) is not None:
-            await run.take(received, partial(self.feed, job=run.name))
-
-
-def _job_of(cause: ev.Event | ins.Instruction) -> str | None:
-    """The job that an event or an instruction names."""
-    job: ev.JobSpec | str | None = getattr(cause, "job", None)
-    return job.name if isinstance(job, ev.JobSpec) else job
-
-
-def _device_of(cause: ev.Event | ins.Instruction) -> str | None:
-    """The device whose session an event comes from, or an instruction about no job goes to."""
-    device: str | None = getattr(cause, "device", None)
-    return device if _job_of(cause) is None else None
+                self.feed(event, job_of(order), device)

@@ -21,7 +21,7 @@ from shoal_protocol.bulk.link import BulkLink, Outgoing, Traffic, Undelivered
 from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer, scratch_bytes
 from shoal_protocol.bulk.transport import Payload, Transport
 from shoal_protocol.frames import Frame, TransferError, acknowledgement
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, FrameHeader
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, FrameHeader, Item
 
 RELAY_FRAMES: Final = 4
 RESULT_BYTES: Final = 1 << 29
@@ -41,6 +41,11 @@ class Results(Protocol):
 
     def admit_relay(self, device: str, activation: Activation) -> None:
         """Raise `TransferError` for an activation that this device is not to send to another."""
+        ...
+
+    async def take_item(self, device: str, item: Item, payload: Payload) -> None:
+        """An item that has travelled has arrived, if it is what it says. Raises
+        `MalformedFrame`."""
         ...
 
     async def take(self, device: str, received: ReceivedActivation) -> None:
@@ -147,7 +152,7 @@ class DeviceLink:
 
     def __init__(self, device: str, hub: ExchangeHub, transport: Transport) -> None:
         self.device = device
-        self.bulk = BulkLink(transport, self, traffic=hub.traffic)
+        self.bulk = BulkLink(transport, self, traffic=hub.traffic, items=self)
         self._hub = hub
         self._intake = Intake(_ResultReceiver(device, hub))
         self._relay: _Relay | None = None
@@ -172,6 +177,9 @@ class DeviceLink:
                 return None
             case _:
                 return await self._intake.take(header, payload)
+
+    async def take_item(self, item: Item, payload: Payload) -> None:
+        await self._hub.results.take_item(self.device, item, payload)
 
     async def _begin_relay(self, header: FrameHeader, payload: Payload) -> Frame | None:
         self._break_relay()

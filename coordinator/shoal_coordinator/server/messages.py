@@ -269,7 +269,7 @@ def device_status(
     if device is not None:
         status.resident_bytes = device.memory.resident_bytes
         status.resident.extend(sorted(device.memory.resident))
-        status.queued = device.work.queued
+        status.queued = device.work.queued + device.work.travelling
         on_disk = device.disk.cached
     if known is not None:
         hello, telemetry = known.hello, known.telemetry

@@ -145,6 +145,10 @@ class CoordinatorMetrics:
         if order.attempt > 1:
             self._retries.inc()
 
+    def count_travel(self, stages: int) -> None:
+        """An item travels through so many stages."""
+        self._tasks[ins.Tier.RESIDENT].inc(stages)
+
     def count_stored(self, took: Nanoseconds | None) -> None:
         """The results of an item are stored; None: those of none."""
         if took is not None:

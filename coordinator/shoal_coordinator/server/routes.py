@@ -92,18 +92,22 @@ class Routes:
 
     def note(self, order: wire.Answerable, event: ev.Event, at: Nanoseconds) -> None:
         """Where a device could not reach another, the coordinator relays for a while."""
-        for target in _missed_targets(order, event):
-            self._relayed.add(order.device, target, at)
+        for source, target in _missed(order, event):
+            self._relayed.add(source, target, at)
 
 
-def _missed_targets(order: ins.Instruction, event: ev.Event) -> list[str]:
-    """The devices that the sender could not reach, by its answer to an instruction."""
+def _missed(order: ins.Instruction, event: ev.Event) -> list[tuple[str, str]]:
+    """The pairs of devices of which one could not reach the other, by an answer."""
     match order, event:
         case ins.Execute(), ev.TaskFinished():
-            return [target for stage, target in order.routes if stage not in event.delivered]
-        case ins.Forward(), ev.InstructionFailed() if (
-            event.failure.kind is ev.FailureKind.UNREACHABLE
+            missed = (target for stage, target in order.routes if stage not in event.delivered)
+            return [(order.device, target) for target in missed]
+        case ((ins.Forward() | ins.Travel()), ev.InstructionFailed(failure=failure)) if (
+            failure.kind is ev.FailureKind.UNREACHABLE
         ):
-            return [order.target]
+            if isinstance(order, ins.Forward):
+                return [(order.device, order.target)]
+            hops = zip(order.devices, order.devices[1:], strict=False)
+            return [hop for hop in hops if hop[0] == failure.device != hop[1]]
         case _:
             return []

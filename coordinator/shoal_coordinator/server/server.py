@@ -153,7 +153,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     metrics = CoordinatorMetrics(settings.store, settings.credentials)
     open_sessions: dict[str, DeviceSession] = {}
     driver = _driver(settings, open_sessions, metrics)
-    hub = ExchangeHub(driver)
+    hub = ExchangeHub(driver.arrivals)
     sessions = Sessions(
         driver, hub, open_sessions, tls=tls, telemetry_seconds=settings.telemetry_seconds
     )

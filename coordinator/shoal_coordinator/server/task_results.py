@@ -12,11 +12,13 @@ from typing import Final
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.server import admission, wire
+from shoal_coordinator.server.carrying import carried
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
 from shoal_protocol.frames import MalformedFrame, TransferError
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.tensors import Array
+from shoal_protocol.tensors import MODEL, ActivationKey, Array
 from shoal_protocol.units import Nanoseconds, nanoseconds
+from shoal_protocol.v1.session_pb2 import Step
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
 RESULT_PATIENCE: Final = nanoseconds(60)
@@ -48,6 +50,13 @@ class Run(ABC):
         self.deadline: Nanoseconds | None = None
         self.wires = wire.stage_wires(document, batch)
         self.bfloat16 = frozenset(s.name for s in document.inputs if s.dtype == "bfloat16")
+        self.carried = carried(document)
+        self.steps = tuple(
+            Step(digest=each.digest, inputs=[spec.name for spec in each.inputs])
+            for each in document.fragments
+        )
+        """Those of its stages in an itinerary."""
+        self.specs = {name: spec for each in self.wires for name, spec in each.specs.items()}
         self._expected: dict[tuple[int, int], _Expected] = {}
         """By item and stage."""
 
@@ -137,6 +146,26 @@ class Run(ABC):
             raise MalformedFrame("the frame in the reply does not hold the task's results")
         self._take_in_small(received)
         self._expected[order.item, order.stage].arrived = True
+
+    def take_travelled(self, item: int, results: dict[str, Array], size: int) -> None:
+        """Store the results of an item that has travelled, of so many bytes."""
+        key = ActivationKey(
+            job=self.name,
+            epoch=self.epoch,
+            item=item,
+            producer=len(self.wires) - 1,
+            consumer=MODEL,
+        )
+        self._take_in_small(
+            ReceivedActivation(
+                transfer=0,
+                key=key,
+                device="",
+                tensors=results,
+                decoded_bytes=size,
+                encoded_bytes=size,
+            )
+        )
 
     def join(self, order: ins.Execute, reply: ev.TaskFinished, feed: Feed) -> None:
         """Report a finished task to the dispatcher, once its results are here."""

@@ -5,7 +5,7 @@ from typing import Final
 
 from shoal_protocol.digests import is_digest
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.v1.session_pb2 import CachedFragment, Executed, Hello
+from shoal_protocol.v1.session_pb2 import CachedFragment, Executed, Hello, MeasuredTask
 
 _MOST_FRAGMENTS: Final = 256
 _LONGEST_SECONDS: Final = 3600.0
@@ -20,7 +20,7 @@ class TaskTimes:
         for cached in hello.cached:
             self.note(cached.digest, cached)
 
-    def note(self, digest: str, message: CachedFragment | Executed) -> None:
+    def note(self, digest: str, message: CachedFragment | Executed | MeasuredTask) -> None:
         """What the device says of a fragment, if it does."""
         took = message.task_seconds
         known = message.HasField("task_seconds") and 0 < took < _LONGEST_SECONDS

@@ -128,6 +128,17 @@ class Timeline:
         if idle:
             self._rested(lane, at)
 
+    def travelled(self, computed: Iterable[tuple[str, Nanoseconds]], at: Nanoseconds) -> None:
+        """An item has come through stages on these devices, each of which took so long."""
+        for device, computing in computed:
+            if (lane := self._lane(device)) is not None:
+                self._spend(lane.sums["computing_seconds"], Nanoseconds(at - computing), at)
+
+    def rested(self, device: str, at: Nanoseconds) -> None:
+        """The device has no instruction any more."""
+        if (lane := self._lane(device)) is not None:
+            self._rested(lane, at)
+
     def reported(self, device: str, telemetry: pb.Telemetry, at: Nanoseconds) -> None:
         """The device has sent telemetry; its counters grow from one to the next."""
         if (lane := self._lane(device)) is None:

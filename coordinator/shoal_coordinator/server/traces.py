@@ -42,6 +42,12 @@ class Traces:
     def answered(self, order: ins.Execute, event: ev.Event) -> None:
         """Its device has answered."""
 
+    def entered(self, order: ins.Travel) -> None:
+        """An item travels."""
+
+    def travelled(self, order: ins.Travel, event: ev.Event) -> None:
+        """It has come through all stages, or failed."""
+
     def stored(self, job: str, item: int) -> None:
         """The results of an item are stored."""
 
@@ -68,7 +74,7 @@ class OtlpTraces(Traces):
         self._tasks: dict[int, Span] = {}
 
     def given(self, order: ins.Execute) -> None:
-        if (item := self._item(order)) is None:
+        if (item := self._item(order.job, order.item, order.waited)) is None:
             return
         self._tasks[order.instruction] = self._tracer.start_span(
             f"task {order.stage}",
@@ -92,6 +98,24 @@ class OtlpTraces(Traces):
                 self._fail(task, event.failure)
         task.end()
 
+    def entered(self, order: ins.Travel) -> None:
+        self._item(order.job, order.item)
+
+    def travelled(self, order: ins.Travel, event: ev.Event) -> None:
+        item = self._item(order.job, order.item)
+        if item is None or not isinstance(event, ev.ItemTravelled):
+            return  # its tasks show what is wrong
+        for stage, (device, compute) in enumerate(zip(order.devices, event.compute, strict=True)):
+            self._tracer.start_span(
+                f"task {stage}",
+                self._trace.set_span_in_context(item),
+                attributes={
+                    "shoal.stage": stage,
+                    "shoal.device": device,
+                    "shoal.compute_seconds": seconds(compute),
+                },
+            ).end()
+
     def stored(self, job: str, item: int) -> None:
         if (span := self._items.get(job, {}).pop(item, None)) is not None:
             span.end()
@@ -108,17 +132,17 @@ class OtlpTraces(Traces):
     def close(self) -> None:
         self._provider.shutdown()
 
-    def _item(self, order: ins.Execute) -> "Span | None":
-        items = self._items.setdefault(order.job, {})
-        if order.item not in items:
+    def _item(self, job: str, item: int, waited: int = 0) -> "Span | None":
+        items = self._items.setdefault(job, {})
+        if item not in items:
             if len(items) >= _OPEN_ITEMS:
                 return None
-            items[order.item] = self._tracer.start_span(
-                f"item {order.job}/{order.item}",
-                attributes={"shoal.job": order.job, "shoal.item": order.item},
-                start_time=time.time_ns() - order.waited,
+            items[item] = self._tracer.start_span(
+                f"item {job}/{item}",
+                attributes={"shoal.job": job, "shoal.item": item},
+                start_time=time.time_ns() - waited,
             )
-        return items[order.item]
+        return items[item]
 
     def _fail(self, span: "Span", failure: ev.Failure) -> None:
         span.set_attribute("shoal.failure", failure.kind.value)

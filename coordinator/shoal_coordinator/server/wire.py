@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
+from shoal_coordinator.server.carrying import is_light
 from shoal_protocol import PROTOCOL
 from shoal_protocol.choices import LARGEST_BATCH
 from shoal_protocol.digests import Digest, is_digest
@@ -127,6 +128,8 @@ def answer(  # noqa: PLR0911 - one for each kind
         case "prefetched", ins.Prefetch():
             dropped = frozenset(map(digest_of, reply.prefetched.dropped[:MAXIMUM_FRAGMENTS]))
             return ev.FragmentCached(at=at, instruction=number, dropped=dropped)
+        case "planned", ins.Plan():
+            return ev.LegPlanned(at=at, instruction=number)
         case "executed", ins.Execute():
             return ev.TaskFinished(
                 at=at,
@@ -169,7 +172,9 @@ def failure_of(message: pb.Failure, device: str) -> ev.Failure:
 
 # ---- to devices ----------------------------------------------------------------------------------
 
-Answerable = ins.Load | ins.Unload | ins.Prefetch | ins.Execute | ins.Forward
+Answerable = (
+    ins.Load | ins.Unload | ins.Prefetch | ins.Execute | ins.Forward | ins.Plan | ins.Travel
+)
 """Instructions that a device answers."""
 
 
@@ -399,6 +404,12 @@ def job_spec(
         deadline=deadline,
         parallelism=request.parallelism,
         open_ended=open_ended,
+        light=(
+            request.mode == api.STREAMING
+            and request.batch <= 1
+            and not request.lossy
+            and is_light(document)
+        ),
     )
 
 

@@ -18,13 +18,17 @@ import math
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final
 
 from shoal_protocol import eager
+from shoal_protocol.bulk.handlers import FrameHandler, ItemHandler
+from shoal_protocol.bulk.outgoing import Outgoing as Outgoing  # noqa: PLC0414 (offered from here)
+from shoal_protocol.bulk.outgoing import UnansweredFrames
+from shoal_protocol.bulk.outgoing import Undelivered as Undelivered  # noqa: PLC0414 (as well)
 from shoal_protocol.bulk.sources import Frames, each, read_in_thread
 from shoal_protocol.bulk.transport import Payload, Received, Transport, TransportBroken
 from shoal_protocol.codecs import LinkCodec
@@ -55,18 +59,12 @@ _LARGE_ANSWERS: Final = 4
 """A ping that finds so many answers unread gets one without bytes."""
 _SMALL_BYTES: Final = 64 << 10
 """Transfers that leave as one message may have so many bytes together."""
+_PUSHED_BYTES: Final = 256 << 10
+"""The same of items: a message has room for more beside them."""
 _LOCAL_ANSWERS: Final = 8
 """Acknowledgements that leave together where a write costs little: a sender that waits for them
 continues while the rest of what came with them is still being taken."""
 _ENCODE_IN_THREAD_FROM_BYTES: Final = 64 << 10
-
-
-class Undelivered(Exception):
-    """A transfer was not taken. `outcome` is the receiver's; None: it was not reached."""
-
-    def __init__(self, reason: str, outcome: Acknowledgement.Outcome | None = None) -> None:
-        super().__init__(reason)
-        self.outcome = outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,38 +95,6 @@ class Traffic:
     full_queues: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Outgoing:
-    """A transfer on its way: `frames` that carry `size` bytes; infinite: they are yet to come.
-
-    `left_at` is when its turn came, `written_at` when the last frame was written.
-    """
-
-    number: int
-    frames: Frames
-    size: float
-    answered: asyncio.Future[Acknowledgement] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-    left_at: float = math.inf
-    written_at: float = math.inf
-
-    def fail(self, reason: str) -> None:
-        """Nobody will acknowledge it."""
-        if not self.answered.done():
-            self.answered.set_exception(Undelivered(reason))
-            self.answered.exception()  # a sender that gave up must not make it a warning
-
-
-class FrameHandler(Protocol):
-    """Takes the frames of a stream that are neither acknowledgements nor pings."""
-
-    async def take(self, header: FrameHeader, payload: Payload) -> Frame | None:
-        """Handle one frame; the acknowledgement, if there is one to give now. Raises
-        `MalformedFrame` where the stream must end."""
-        ...
-
-
 class BulkLink:
     """One end of a stream. `run` serves it; `send` may be called from the start."""
 
@@ -139,10 +105,13 @@ class BulkLink:
         *,
         codec: LinkCodec | None = None,
         traffic: Traffic | None = None,
+        items: ItemHandler | None = None,
     ) -> None:
-        """Without a handler the other side may acknowledge and nothing else."""
+        """Without a handler the other side may acknowledge and nothing else; without one for items
+        it may send none."""
         self._transport = transport
         self._handler = handler
+        self._items = items
         self._codec = codec or LinkCodec()
         self._traffic = traffic or Traffic()
         self._numbers = count(1)
@@ -150,10 +119,11 @@ class BulkLink:
         self._room = asyncio.Semaphore(WAITING_TRANSFERS)
         self._waiting: deque[Outgoing] = deque()
         self._answers: deque[Frame] = deque()
+        self._pushed = UnansweredFrames()
         self._answers_together = _LOCAL_ANSWERS if transport.local else FRAMES_TOGETHER
         self._unanswered: dict[int, Outgoing] = {}
         self._writer: asyncio.Task[None] | None = None
-        self._writing = False
+        self._writing = self._left_at_once = False
         self._writing_since = math.inf
         self._watch: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -194,6 +164,7 @@ class BulkLink:
         self._unanswered.clear()
         self._waiting.clear()
         self._answers.clear()
+        self._pushed.drop()
         self._room.release()
         if self._watch is not None:
             self._watch.cancel()
@@ -264,6 +235,18 @@ class BulkLink:
             self._answers.append(frame)
             self._wake()
 
+    def push(self, frame: Frame, left: Callable[[], None]) -> None:
+        """Send a small frame that nobody acknowledges; `left` is called once, when it has left or
+        never will. Whoever calls bounds how many wait. Raises `Undelivered`."""
+        if self.broken is not None:
+            raise Undelivered(self.broken)
+        self._pushed.put(frame, left)
+        self._wake()
+
+    def on_end(self, act: Callable[[str], None]) -> None:
+        """Have it called with the reason when the link has ended."""
+        self._ended.add_done_callback(lambda ended: act(ended.result()))
+
     async def _encode(self, outbound: OutboundActivation) -> EncodedActivation:
         fast = self._transport.local or self._codec.fast
         encode = partial(
@@ -289,16 +272,24 @@ class BulkLink:
     def _wake(self) -> None:
         if not self._writing:
             self._writing = True
-            alone = not self._unanswered and len(self._waiting) + len(self._answers) == 1
             # What is alone leaves at once; where more is under way, the next of this turn join it.
-            begin = eager.begin if alone and self._next_is_small else asyncio.create_task
+            waiting = len(self._waiting) + len(self._answers) + len(self._pushed)
+            alone = waiting == 1 and not self._unanswered and not self._left_at_once
+            at_once = alone and self._next_is_small
+            begin = eager.begin if at_once else asyncio.create_task
+            if at_once:
+                self._left_at_once = True
+                asyncio.get_running_loop().call_soon(self._end_turn)
             self._writer = begin(self._write_all())
             if self._watch is None:
                 self._watch_progress()
 
+    def _end_turn(self) -> None:
+        self._left_at_once = False
+
     async def _write_all(self) -> None:
         try:
-            while self._answers or self._waiting:
+            while self._answers or self._pushed or self._waiting:
                 if self._next_is_small:
                     await self._write_together()
                 elif (outgoing := self._next()) is not None:
@@ -314,14 +305,16 @@ class BulkLink:
     @property
     def _next_is_small(self) -> bool:
         """Whether what leaves next leaves as one message."""
-        return bool(self._answers) or self._waiting[0].size <= _SMALL_BYTES
+        return bool(self._answers or self._pushed) or self._waiting[0].size <= _SMALL_BYTES
 
     async def _write_together(self) -> None:
-        """Acknowledgements and small transfers, in one message."""
+        """Acknowledgements, items and small transfers, in one message."""
         await self._pace.turn(busy=bool(self._unanswered))
         frames = self._take_answers()
+        pushed = self._pushed.take(FRAMES_TOGETHER - len(frames), _PUSHED_BYTES)
+        frames += [each.frame for each in pushed]
         transfers: list[Outgoing] = []
-        room: float = _SMALL_BYTES
+        room: float = _SMALL_BYTES - sum(each.frame.size for each in pushed)
         while self._waiting and len(frames) < FRAMES_TOGETHER:
             room -= self._waiting[0].size
             if room < 0:
@@ -332,8 +325,11 @@ class BulkLink:
                 transfers.append(outgoing)
                 frames += made
         self._pace.leave(len(frames))
-        if frames:
-            await self._write(frames)
+        try:
+            if frames:
+                await self._write(frames)
+        finally:
+            self._pushed.end(pushed)
         for outgoing in transfers:
             outgoing.written_at = perf_counter()
 
@@ -417,6 +413,10 @@ class BulkLink:
                 self._answers.append(acknowledgement(header.transfer, payload=payload))
             case "closing":
                 raise TransportBroken(header.closing.reason)
+            case "item":
+                if self._items is None:
+                    raise MalformedFrame("an item where none belongs")
+                await self._items.take_item(header.item, frame.payload)
             case _:
                 await self._take(header, frame.payload)
 
@@ -446,5 +446,5 @@ class BulkLink:
                 await self._write(self._take_answers())
             finally:
                 self._writing = False
-            if self._answers or self._waiting:
+            if self._answers or self._pushed or self._waiting:
                 self._wake()

@@ -143,7 +143,7 @@ class ResidentFragment(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., resident_bytes: _Optional[int] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("cpu_fraction", "memory_available_bytes", "temperature_celsius", "battery_fraction", "round_trip_seconds", "used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes", "queued_tasks", "link_bytes_per_second", "link_round_trip_seconds", "links", "transfer_seconds_per_byte", "handling_seconds")
+    __slots__ = ("cpu_fraction", "memory_available_bytes", "temperature_celsius", "battery_fraction", "round_trip_seconds", "used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes", "queued_tasks", "link_bytes_per_second", "link_round_trip_seconds", "links", "transfer_seconds_per_byte", "handling_seconds", "tasks")
     CPU_FRACTION_FIELD_NUMBER: _ClassVar[int]
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_CELSIUS_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,7 @@ class Telemetry(_message.Message):
     LINKS_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_SECONDS_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     HANDLING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
     cpu_fraction: float
     memory_available_bytes: int
     temperature_celsius: float
@@ -176,7 +177,16 @@ class Telemetry(_message.Message):
     links: _containers.RepeatedCompositeFieldContainer[PeerLink]
     transfer_seconds_per_byte: float
     handling_seconds: float
-    def __init__(self, cpu_fraction: _Optional[float] = ..., memory_available_bytes: _Optional[int] = ..., temperature_celsius: _Optional[float] = ..., battery_fraction: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., queued_tasks: _Optional[int] = ..., link_bytes_per_second: _Optional[float] = ..., link_round_trip_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ..., transfer_seconds_per_byte: _Optional[float] = ..., handling_seconds: _Optional[float] = ...) -> None: ...
+    tasks: _containers.RepeatedCompositeFieldContainer[MeasuredTask]
+    def __init__(self, cpu_fraction: _Optional[float] = ..., memory_available_bytes: _Optional[int] = ..., temperature_celsius: _Optional[float] = ..., battery_fraction: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., queued_tasks: _Optional[int] = ..., link_bytes_per_second: _Optional[float] = ..., link_round_trip_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ..., transfer_seconds_per_byte: _Optional[float] = ..., handling_seconds: _Optional[float] = ..., tasks: _Optional[_Iterable[_Union[MeasuredTask, _Mapping]]] = ...) -> None: ...
+
+class MeasuredTask(_message.Message):
+    __slots__ = ("digest", "task_seconds")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TASK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    task_seconds: float
+    def __init__(self, digest: _Optional[str] = ..., task_seconds: _Optional[float] = ...) -> None: ...
 
 class PeerLink(_message.Message):
     __slots__ = ("device", "bytes_per_second", "round_trip_seconds")
@@ -207,7 +217,7 @@ class Draining(_message.Message):
     def __init__(self) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("instruction", "loaded", "unloaded", "prefetched", "executed", "forwarded", "failure")
+    __slots__ = ("instruction", "loaded", "unloaded", "prefetched", "executed", "forwarded", "failure", "planned")
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     UNLOADED_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +225,7 @@ class Reply(_message.Message):
     EXECUTED_FIELD_NUMBER: _ClassVar[int]
     FORWARDED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
     instruction: int
     loaded: Loaded
     unloaded: Unloaded
@@ -222,7 +233,12 @@ class Reply(_message.Message):
     executed: Executed
     forwarded: Forwarded
     failure: Failure
-    def __init__(self, instruction: _Optional[int] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., prefetched: _Optional[_Union[Prefetched, _Mapping]] = ..., executed: _Optional[_Union[Executed, _Mapping]] = ..., forwarded: _Optional[_Union[Forwarded, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    planned: Planned
+    def __init__(self, instruction: _Optional[int] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., prefetched: _Optional[_Union[Prefetched, _Mapping]] = ..., executed: _Optional[_Union[Executed, _Mapping]] = ..., forwarded: _Optional[_Union[Forwarded, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ...) -> None: ...
+
+class Planned(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("resident_bytes", "seconds", "fetched_bytes")
@@ -293,7 +309,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ..., need_bytes: _Optional[int] = ..., have_bytes: _Optional[int] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "load", "unload", "prefetch", "execute", "forward", "release", "cancel", "probe", "batch", "peer_lost")
+    __slots__ = ("welcome", "load", "unload", "prefetch", "execute", "forward", "release", "cancel", "probe", "batch", "peer_lost", "plan")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +321,7 @@ class CoordinatorMessage(_message.Message):
     PROBE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     PEER_LOST_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     load: Load
     unload: Unload
@@ -316,7 +333,8 @@ class CoordinatorMessage(_message.Message):
     probe: Probe
     batch: CoordinatorBatch
     peer_lost: PeerLost
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., batch: _Optional[_Union[CoordinatorBatch, _Mapping]] = ..., peer_lost: _Optional[_Union[PeerLost, _Mapping]] = ...) -> None: ...
+    plan: Plan
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., batch: _Optional[_Union[CoordinatorBatch, _Mapping]] = ..., peer_lost: _Optional[_Union[PeerLost, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
 
 class CoordinatorBatch(_message.Message):
     __slots__ = ("messages",)
@@ -393,6 +411,36 @@ class Execute(_message.Message):
     input_frame: bytes
     batch: int
     def __init__(self, instruction: _Optional[int] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., digest: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[InputSource, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., results: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., kept: _Optional[_Iterable[str]] = ..., reply_bytes: _Optional[int] = ..., input_frame: _Optional[bytes] = ..., batch: _Optional[int] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("instruction", "job", "epoch", "ticket", "steps", "sends", "device", "address", "next_ticket")
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SENDS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TICKET_FIELD_NUMBER: _ClassVar[int]
+    instruction: int
+    job: str
+    epoch: int
+    ticket: bytes
+    steps: _containers.RepeatedCompositeFieldContainer[Step]
+    sends: _containers.RepeatedScalarFieldContainer[str]
+    device: str
+    address: str
+    next_ticket: bytes
+    def __init__(self, instruction: _Optional[int] = ..., job: _Optional[str] = ..., epoch: _Optional[int] = ..., ticket: _Optional[bytes] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., sends: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., address: _Optional[str] = ..., next_ticket: _Optional[bytes] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("digest", "inputs")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    inputs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, digest: _Optional[str] = ..., inputs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("job", "epoch", "item", "stage")

@@ -68,7 +68,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., payload: _Optional[bytes] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("transfer", "offset", "activation", "file", "acknowledgement", "ping", "opening", "closing", "message", "last")
+    __slots__ = ("transfer", "offset", "activation", "file", "acknowledgement", "ping", "opening", "closing", "message", "item", "last")
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class FrameHeader(_message.Message):
     OPENING_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ITEM_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     transfer: int
     offset: int
@@ -88,8 +89,27 @@ class FrameHeader(_message.Message):
     opening: Opening
     closing: Closing
     message: bytes
+    item: Item
     last: bool
-    def __init__(self, transfer: _Optional[int] = ..., offset: _Optional[int] = ..., activation: _Optional[_Union[Activation, _Mapping]] = ..., file: _Optional[_Union[FileSlice, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: _Optional[_Union[Closing, _Mapping]] = ..., message: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, transfer: _Optional[int] = ..., offset: _Optional[int] = ..., activation: _Optional[_Union[Activation, _Mapping]] = ..., file: _Optional[_Union[FileSlice, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: _Optional[_Union[Closing, _Mapping]] = ..., message: _Optional[bytes] = ..., item: _Optional[_Union[Item, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class Item(_message.Message):
+    __slots__ = ("ticket", "instruction", "compute", "layout")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    instruction: int
+    compute: _containers.RepeatedScalarFieldContainer[int]
+    layout: bytes
+    def __init__(self, ticket: _Optional[bytes] = ..., instruction: _Optional[int] = ..., compute: _Optional[_Iterable[int]] = ..., layout: _Optional[bytes] = ...) -> None: ...
+
+class Layout(_message.Message):
+    __slots__ = ("tensors",)
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
+    def __init__(self, tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ...) -> None: ...
 
 class Activation(_message.Message):
     __slots__ = ("key", "device", "tensors", "ticket")

@@ -38,9 +38,9 @@ def scenario(seed: int, *, crashing: bool = False) -> World:
     return world
 
 
-def chained(seed: int) -> World:
+def chained(seed: int, *, light: bool = False) -> World:
     """Draw a world of one long chain with a device for each stage and room for all, so that most
-    tasks are given ahead of their inputs."""
+    tasks are given ahead of their inputs, or with `light` most items travel."""
     chance = random.Random(seed * 7919 + 2)  # noqa: S311 (not for secrets)
     names = [f"device-{index}" for index in range(chance.choice((2, 3, 3, 4)))]
     count = len(names)
@@ -61,12 +61,13 @@ def chained(seed: int) -> World:
     job = JobSpec(
         name="job-0",
         stages=(replace(stages[0], predecessors=()), *stages[1:]),
-        items=chance.choice((5, 20, 40)),
+        items=chance.choice((5, 20, 40)) * (2 if light else 1),
         epoch=1,
         mode=Mode.STREAMING,
         policy=chance.choice(list(Policy)),
         priority=0,
         backoff_limit=chance.choice((0, 1, 3)),
+        light=light,
     )
     rough = chance.random() < 0.9
     models = [Model(name=name, budget=50, single=False, slowness=1) for name in names]

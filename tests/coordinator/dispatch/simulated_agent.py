@@ -8,7 +8,8 @@ keeps its disk only.
 
 from functools import partial
 
-from coordinator.dispatch.simulated_link import MILLISECOND, SECOND, TENSOR, Link
+from coordinator.dispatch.simulated_items import ItemLink
+from coordinator.dispatch.simulated_link import MILLISECOND, SECOND, TENSOR
 from shoal_agent.execution import values as execution
 from shoal_agent.memory import residency
 from shoal_coordinator.dispatch import instructions as give
@@ -27,7 +28,7 @@ from shoal_coordinator.dispatch.events import (
 from shoal_protocol.units import Bytes, Nanoseconds
 
 
-class Agent(Link):
+class Agent(ItemLink):
     """What the device does with its instructions."""
 
     def _obey(self, instruction: give.Instruction, session: int) -> None:  # noqa: C901
@@ -46,6 +47,8 @@ class Agent(Link):
                 self._carry_out(self.queue.release([execution.Made(job, epoch, item, stage)]))
             case give.Cancel(cancelled=number):
                 self._carry_out(self.queue.cancel(number))
+            case give.Plan():
+                self._plan(session, instruction)
             case give.PeerLost(peer=peer):
                 self._gone[peer] = max(self._tickets, default=-1)
                 for give_up in self._stuck.pop(peer, ()):

@@ -63,6 +63,7 @@ class Link:
         self.ledger = model.empty_ledger()
         self.cached: set[str] = set()
         self.queue = TaskQueue()
+        self.reset_items()
         self.session = 0
         self.incarnation = 1
         self.connected = False
@@ -89,6 +90,7 @@ class Link:
         self.connected, self.hung = True, False
         self._sent_until = self._received_until = self.world.now
         self.queue = TaskQueue()
+        self.reset_items()
         self._executes.clear()
         self._measure(self.session)
         self.world.feed(
@@ -111,6 +113,7 @@ class Link:
         lost = DeviceLost(at=Nanoseconds(0), device=self.name, session=self.session)
         self.connected = False
         self.queue = TaskQueue()
+        self.reset_items()
         self._executes.clear()
         for digest in list(self.ledger.in_flight):
             self.ledger.fail_load(digest)
@@ -283,6 +286,9 @@ class Link:
         world.later(world.delay(), arrived)
 
     # ---- what the device does ----------------------------------------------------------------
+
+    def reset_items(self) -> None:
+        raise NotImplementedError
 
     def _obey(self, instruction: give.Instruction, session: int) -> None:
         raise NotImplementedError

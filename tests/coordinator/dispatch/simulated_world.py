@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from heapq import heappop, heappush
 
 from coordinator.dispatch.simulated_agent import Agent
+from coordinator.dispatch.simulated_items import ItemLink, Luggage, ticket
 from coordinator.dispatch.simulated_link import MILLISECOND, SECOND, Model
 from shoal_coordinator.dispatch import instructions as give
 from shoal_coordinator.dispatch.events import (
@@ -19,6 +20,7 @@ from shoal_coordinator.dispatch.events import (
     Event,
     Failure,
     FailureKind,
+    InstructionFailed,
     ItemsArrived,
     ItemStored,
     JobCancelled,
@@ -65,6 +67,8 @@ class World:
         self.trouble = trouble
         self.calm = False
         self.together = 0
+        self.travels: dict[int, give.Travel] = {}
+        self.arrived = 0
         self.story: list[tuple[int, str | Event | give.Instruction]] = []
         """What happened when; becomes text in `transcript`, as that takes as long as the rest."""
         self.agents = {model.name: Agent(self, model) for model in models}
@@ -143,6 +147,8 @@ class World:
         """One step of the dispatcher, checked, and what follows from it. The event happens now."""
         self.steps += 1
         event = replace(event, at=Nanoseconds(self.now))
+        if isinstance(event, InstructionFailed):
+            self.travels.pop(event.instruction, None)
         given = step(self.state, event)
         if given or not isinstance(event, Tick | DeviceTelemetry):
             self.note(event)
@@ -200,6 +206,10 @@ class World:
         match instruction:
             case give.FinishItem():
                 self._finish_item(instruction)
+            case give.Travel():
+                self._enter(instruction)
+            case give.Cancel(cancelled=number) if self.travels.pop(number, None) is not None:
+                pass
             case give.FailItem(job=job, item=item):
                 self._end_item(job, item, "failed")
             case give.FinishJob(job=job, failure=failure):
@@ -211,6 +221,29 @@ class World:
                 if isinstance(instruction, give.Load):
                     self._check_homes(instruction)
                 self.agents[instruction.device].receive(instruction)
+
+    def _enter(self, travel: give.Travel) -> None:
+        """Send an item to its first device; its input may turn out to be of no use."""
+        self.travels[travel.instruction] = travel
+        number, where = travel.instruction, self.agents[travel.device]
+        if (travel.job, travel.item) in self.trouble.unreadable:
+            failure = Failure(kind=FailureKind.CANCELLED, message="not an array")
+            event = InstructionFailed(at=Nanoseconds(0), instruction=number, failure=failure)
+            self.feed_later(self.delay(), event)
+            return
+        luggage = Luggage(travel, 0, ())
+        self.later(self.delay(), lambda: where.arrive_item(ticket(travel.route, 0), luggage))
+
+    def take_results(self, sender: ItemLink, luggage: Luggage) -> None:
+        """The results of an item that has travelled arrive."""
+        travel = self.travels.pop(luggage.travel.instruction, None)
+        if travel is None or not sender.connected:
+            return
+        self.arrived += 1
+        stages = self.specs[travel.job].stages
+        wanted = {index for index, stage in enumerate(stages) if stage.gives_results}
+        self._results[travel.job, travel.epoch, travel.item] = wanted
+        sender.finish_item(luggage)
 
     def _check_homes(self, load: give.Load) -> None:
         """What is only held is loaded on its homes."""

@@ -7,7 +7,7 @@ of order or not at all; loads and tasks fail. After a while the faults stop. The
 end in bounded time, and no agent may still hold an activation.
 
     python tests/coordinator/dispatch/simulation.py 0 1000   runs these seeds, prints what fails
-    (`chain` behind them: of the other kind)
+    (`chain` or `light` behind them: of the other kinds)
 """
 
 import sys
@@ -25,13 +25,15 @@ _QUIET = 5 * SECOND
 """No scenario submits or breaks anything later than this unless the jobs still run."""
 
 
-def simulate(seed: int, *, crashing: bool = False, chain: bool = False) -> World:
+def simulate(
+    seed: int, *, crashing: bool = False, chain: bool = False, light: bool = False
+) -> World:
     """Run one scenario to its end; `Wrong` says what was wrong, with the transcript.
 
     With `crashing`, the last fragment of the first job ends every agent that loads it. With `chain`
-    there is one job, whose tasks are given ahead of their inputs.
+    there is one job, whose tasks are given ahead of their inputs; with `light`, whose items travel.
     """
-    world = chained(seed) if chain else scenario(seed, crashing=crashing)
+    world = chained(seed, light=light) if chain or light else scenario(seed, crashing=crashing)
 
     def ended() -> bool:
         return world.now > _QUIET and world.jobs_ended
@@ -77,7 +79,7 @@ def _check_nothing_left(world: World) -> None:
             raise world.wrong(f"{device.name} has work left")
     for agent in world.agents.values():
         held = [key for key in agent.queue._held if not _may_stay(world, key)]
-        if agent.connected and not agent.hung and held:
+        if agent.connected and not agent.hung and (held or agent.legs.waiting):
             raise world.wrong(f"{agent.name} still holds {held}")
 
 
@@ -94,7 +96,7 @@ def main() -> None:
     failed = []
     for seed in range(first, last):
         try:
-            simulate(seed, chain="chain" in sys.argv)
+            simulate(seed, chain="chain" in sys.argv, light="light" in sys.argv)
         except Wrong as wrong:
             failed.append(seed)
             print(wrong if len(failed) == 1 else str(wrong).split("\n", maxsplit=1)[0])

@@ -3,7 +3,7 @@
 import pytest
 
 from coordinator.dispatch.simulation import simulate
-from shoal_coordinator.dispatch.instructions import Execute
+from shoal_coordinator.dispatch.instructions import Execute, Travel
 
 CHUNK = 100
 
@@ -26,6 +26,18 @@ def test_chains_that_are_given_ahead_lose_nothing(first: int) -> None:
         assert set(world.finished) == set(world.specs)
         ahead += sum(isinstance(what, Execute) and what.ahead for _, what in world.story)
     assert ahead > 500
+
+
+@pytest.mark.parametrize("first", range(0, 1000, CHUNK))
+def test_items_that_travel_end_once_whatever_is_lost_repeated_or_late(first: int) -> None:
+    travelled = arrived = 0
+    for seed in range(first, first + CHUNK):
+        world = simulate(seed, light=True)
+        assert set(world.finished) == set(world.specs)
+        travelled += sum(isinstance(what, Travel) for _, what in world.story)
+        arrived += world.arrived
+    assert arrived > 300
+    assert travelled > arrived, "some did not come through"
 
 
 def test_a_fragment_that_crashes_every_device_fails_no_job_but_its_own() -> None:

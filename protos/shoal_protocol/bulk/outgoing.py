@@ -1,0 +1,84 @@
+"""What waits for a link, or is under way on it: transfers that are answered, and frames that are
+not."""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shoal_protocol.bulk.sources import Frames
+from shoal_protocol.frames import Frame
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement
+
+
+class Undelivered(Exception):
+    """A transfer was not taken. `outcome` is the receiver's; None: it was not reached."""
+
+    def __init__(self, reason: str, outcome: Acknowledgement.Outcome | None = None) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """A transfer on its way: `frames` that carry `size` bytes; infinite: they are yet to come.
+
+    `left_at` is when its turn came, `written_at` when the last frame was written.
+    """
+
+    number: int
+    frames: Frames
+    size: float
+    answered: asyncio.Future[Acknowledgement] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    left_at: float = math.inf
+    written_at: float = math.inf
+
+    def fail(self, reason: str) -> None:
+        """Nobody will acknowledge it."""
+        if not self.answered.done():
+            self.answered.set_exception(Undelivered(reason))
+            self.answered.exception()  # a sender that gave up must not make it a warning
+
+
+class Unanswered(NamedTuple):
+    """A frame that nobody acknowledges; `left` is called once, when it needs no memory any more."""
+
+    frame: Frame
+    left: Callable[[], None]
+
+
+class UnansweredFrames:
+    """Those that wait for a link, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Unanswered] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, frame: Frame, left: Callable[[], None]) -> None:
+        self._waiting.append(Unanswered(frame, left))
+
+    def take(self, count: int, size: int) -> list[Unanswered]:
+        """The next, at most so many with so many bytes; one alone may be larger."""
+        taken: list[Unanswered] = []
+        while self._waiting and len(taken) < count:
+            size -= self._waiting[0].frame.size
+            if size < 0 and taken:
+                break
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def end(self, taken: list[Unanswered]) -> None:
+        """These have left, or never will."""
+        for each in taken:
+            each.left()
+
+    def drop(self) -> None:
+        """The link has ended."""
+        while self._waiting:
+            self._waiting.popleft().left()

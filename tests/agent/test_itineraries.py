@@ -1,0 +1,207 @@
+"""Items with an itinerary on real agents: they come, run and leave, and only failures are
+answered."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from agent.conftest import Joined
+from agent.fragment_making import MadeFragment, dense_model, write_fragment
+from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
+from shoal_protocol.frames import Frame
+from shoal_protocol.tensors import Array
+from shoal_protocol.v1 import session_pb2 as pb
+from shoal_protocol.v1.tensors_pb2 import FrameHeader, Layout
+
+Join = Callable[..., Awaitable[Joined]]
+ENTRY, MIDDLE, END = (bytes([number]) * 16 for number in (1, 2, 3))
+X = np.random.default_rng(0).standard_normal((1, 64), dtype=np.float32)
+
+
+@pytest.fixture
+def fragments(coordinator: ScriptedCoordinator) -> list[MadeFragment]:
+    """x -> y, and qx -> qy."""
+    store = coordinator.store
+    return [
+        write_fragment(store, dense_model([64, 64])),
+        write_fragment(store, dense_model([64, 64], seed=1, prefix="q")),
+    ]
+
+
+def leg(fragment: MadeFragment, **more: object) -> pb.Plan:
+    """One step from the entry to the coordinator, but for what is said besides."""
+    values: dict[str, object] = {
+        "job": "job",
+        "epoch": 1,
+        "ticket": ENTRY,
+        "steps": [pb.Step(digest=fragment.digest, inputs=["x"])],
+        "sends": ["y"],
+        "next_ticket": END,
+    }
+    return pb.Plan(**values | more)  # type: ignore[arg-type]
+
+
+async def planned(device: ConnectedDevice, plan: pb.Plan) -> None:
+    assert (await device.ask("plan", plan)).HasField("planned")
+
+
+async def prepared(join: Join, fragment: MadeFragment, name: str = "pi-4") -> ConnectedDevice:
+    device = (await join(name)).device
+    await device.load(fragment.digest, fragment.resident_bytes)
+    return device
+
+
+def relu(fragment: MadeFragment, x: Array) -> Array:
+    """What a fragment makes, from its weights."""
+    weights = np.fromfile(fragment.folder / "weights.bin", np.float32)[: 64 * 64].reshape(64, 64)
+    made: Array = np.maximum(x @ weights, 0)
+    return made
+
+
+async def test_an_item_runs_and_its_results_come_with_what_they_took(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    device = await prepared(join, fragments[0])
+    await planned(device, leg(fragments[0]))
+    for number in range(5):
+        await device.send_item(ENTRY, 100 + number, {"x": X + number})
+    for number in range(5):
+        item, arrays = await device.item()
+        assert (item.ticket, item.instruction) == (END, 100 + number)
+        assert len(item.compute) == 1
+        np.testing.assert_allclose(arrays["y"], relu(fragments[0], X + number), atol=1e-4)
+
+
+async def test_what_a_later_stage_takes_travels_along(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    device = await prepared(join, fragments[0])
+    await planned(device, leg(fragments[0], sends=["extra", "y"]))
+    extra = np.arange(3)
+    await device.send_item(ENTRY, 1, {"x": X, "extra": extra})
+    _, arrays = await device.item()
+    assert list(arrays) == ["extra", "y"]
+    np.testing.assert_array_equal(arrays["extra"], extra)
+
+
+async def test_an_item_goes_from_device_to_device_without_the_coordinator(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    one = await prepared(join, fragments[0], "one")
+    two = await prepared(join, fragments[0], "two")
+    await planned(two, leg(fragments[0], ticket=MIDDLE))
+    to_two = {"device": "two", "address": two.hello.address, "next_ticket": MIDDLE}
+    await planned(one, leg(fragments[0], sends=["x", "y"], **to_two))
+    await one.send_item(ENTRY, 1, {"x": X})
+    item, _ = await two.item()
+    assert (item.ticket, item.instruction, len(item.compute)) == (END, 1, 2)
+    assert one.items.empty()
+
+
+async def test_an_item_without_a_ticket_is_ignored(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    device = await prepared(join, fragments[0])
+    await planned(device, leg(fragments[0]))
+    ignored = await device.send_item(bytes(16), 1, {"x": X})
+    await device.send_item(ENTRY, 2, {"x": X})
+    item, _ = await device.item()
+    assert item.instruction == 2
+    assert not ignored.done()
+
+
+async def test_a_newer_epoch_voids_the_legs_of_the_older_one(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    device = await prepared(join, fragments[0])
+    await planned(device, leg(fragments[0]))
+    await planned(device, leg(fragments[0], epoch=2, ticket=MIDDLE))
+    await device.send_item(ENTRY, 1, {"x": X})
+    await device.send_item(MIDDLE, 2, {"x": X})
+    item, _ = await device.item()
+    assert item.instruction == 2
+    late = await device.ask("plan", leg(fragments[0]))
+    assert late.failure.code == pb.CANCELLED
+
+
+async def test_a_leg_needs_its_fragments_in_memory(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    device = await prepared(join, fragments[0])
+    refused = await device.ask("plan", leg(fragments[1]))
+    assert refused.failure.code == pb.NOT_RESIDENT
+    await planned(device, leg(fragments[0]))
+    await device.unload(fragments[0].digest)
+    failed = await device.send_item(ENTRY, 1, {"x": X})
+    assert (await asyncio.wait_for(failed, 10)).failure.code == pb.NOT_RESIDENT
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sends", "code"),
+    [
+        ({"x": X[:, :5]}, "y", pb.INVALID_INPUT),
+        ({"y": X}, "y", pb.RUNTIME),
+        ({"x": X}, "z", pb.RUNTIME),
+    ],
+)
+async def test_an_item_that_does_not_suit_fails_by_itself(
+    join: Join,
+    fragments: list[MadeFragment],
+    tensors: dict[str, Array],
+    sends: str,
+    code: pb.FailureCode,
+) -> None:
+    device = await prepared(join, fragments[0])
+    await planned(device, leg(fragments[0], sends=[sends]))
+    failed = await device.send_item(ENTRY, 1, tensors)
+    assert (await asyncio.wait_for(failed, 10)).failure.code == code
+
+
+async def test_items_that_a_broken_link_may_have_lost_are_reported(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    one = await prepared(join, fragments[0], "one")
+    peer = await join("two")
+    two = peer.device
+    await two.load(fragments[0].digest, fragments[0].resident_bytes)
+    await planned(two, leg(fragments[0], ticket=MIDDLE))
+    to_two = {"device": "two", "address": two.hello.address, "next_ticket": MIDDLE}
+    await planned(one, leg(fragments[0], sends=["x"], **to_two))
+    lost = await one.send_item(ENTRY, 1, {"x": X})
+    await asyncio.wait_for(two.items.get(), 10)
+    await peer.agent.kill()
+    assert (await asyncio.wait_for(lost, 10)).failure.code == pb.UNREACHABLE
+    never = await one.send_item(ENTRY, 2, {"x": X})
+    assert (await asyncio.wait_for(never, 10)).failure.code == pb.UNREACHABLE
+
+
+async def test_an_item_whose_sizes_lie_ends_the_stream_and_nothing_else(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    joined = await join()
+    device = joined.device
+    await device.load(fragments[0].digest, fragments[0].resident_bytes)
+    await planned(device, leg(fragments[0]))
+    context = await asyncio.wait_for(asyncio.shield(device.exchange), 10)
+    header = FrameHeader(last=True)
+    header.item.ticket = ENTRY
+    header.item.layout = Layout().SerializeToString()
+    await context.write(bytes(Frame(header.SerializeToString(), (b"more",), 4)))
+    await asyncio.wait_for(device.gone.wait(), 10)
+    assert joined.agent.process.returncode is None
+
+
+async def test_an_item_without_room_fails_and_the_next_has_it(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    device = (await join("pi-4", budget="64Mi")).device
+    await device.load(fragments[0].digest, (64 << 20) - (256 << 10))
+    await planned(device, leg(fragments[0]))
+    failed = await device.send_item(ENTRY, 1, {"x": np.zeros((512, 64), np.float32)})
+    refused = (await asyncio.wait_for(failed, 10)).failure
+    assert (refused.code, refused.message) == (pb.CANCELLED, "there is no room for items")
+    await device.send_item(ENTRY, 2, {"x": X})
+    item, _ = await device.item()
+    assert item.instruction == 2

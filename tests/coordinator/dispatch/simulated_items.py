@@ -1,0 +1,125 @@
+"""Items that travel through a simulated device: the agent's own rules on which items it takes, with
+links that lose, repeat and delay them."""
+
+from dataclasses import dataclass
+
+from coordinator.dispatch.simulated_link import MILLISECOND, SECOND, Link
+from shoal_agent.execution.legs import Arrived, Leg, Legs, Step
+from shoal_coordinator.dispatch import instructions as give
+from shoal_coordinator.dispatch.events import FailureKind, ItemTravelled, LegPlanned
+from shoal_protocol.units import Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Luggage:
+    """What an item has with it: where it goes, and what its stages took."""
+
+    travel: give.Travel
+    first: int
+    compute: tuple[int, ...]
+
+
+def ticket(route: int, first: int) -> bytes:
+    """What items bring to the leg that begins with a stage."""
+    return f"{route} {first}".encode()
+
+
+class ItemLink(Link):
+    """What a device does with items."""
+
+    def reset_items(self) -> None:
+        """A session begins, or ends: nothing of an older one counts."""
+        self.legs: Legs[Luggage] = Legs()
+        self._item_runs = False
+
+    def _plan(self, session: int, plan: give.Plan) -> None:
+        stages = self.world.specs[plan.job].stages
+        first, last = plan.stages
+        missing = [each.digest for each in stages[first:last] if each.digest not in self._resident]
+        self._carry_out(self.queue.void(plan.job, plan.epoch))
+        if missing or self.world.unlucky(self.world.trouble.load):
+            self._fail(session, plan.instruction, FailureKind.NOT_RESIDENT, "no leg of mine")
+            return
+        leg = Leg(
+            job=plan.job,
+            epoch=plan.epoch,
+            steps=tuple(Step(digest=each.digest, inputs=()) for each in stages[first:last]),
+            sends=(),
+            device=plan.devices[last] if last < len(plan.devices) else "",
+            address="",
+            next_ticket=ticket(plan.route, last),
+        )
+        self.legs.plan(ticket(plan.route, first), leg)
+        self._answer(session, LegPlanned(at=Nanoseconds(0), instruction=plan.instruction))
+
+    @property
+    def _resident(self) -> dict[str, int]:
+        return dict(self.ledger.resident)
+
+    def arrive_item(self, by: bytes, luggage: Luggage) -> None:
+        """An item comes, with a ticket."""
+        leg = self.legs.find(by)
+        if not self.connected or self.hung or leg is None or self.queue.stale(leg.job, leg.epoch):
+            return
+        number = luggage.travel.instruction
+        if self.legs.full:
+            raise self.world.wrong(f"too many items wait on {self.name}")
+        if self.world.unlucky(self.world.trouble.load / 4):
+            self._fail(self.session, number, FailureKind.CANCELLED, "there is no room")
+            return
+        self.legs.arrive(Arrived(leg, number, luggage))
+        self._run_next()
+
+    def _run_next(self) -> None:
+        if self._item_runs or (arrived := self.legs.next()) is None:
+            return
+        self._item_runs = True
+        world, legs, leg = self.world, self.legs, arrived.leg
+        took = tuple(
+            int(world.chance.uniform(1, 15) * MILLISECOND * self.model.slowness) for _ in leg.steps
+        )
+        travel = arrived.content.travel
+        if (travel.job, travel.item) in world.trouble.poison and not world.calm:
+            world.later(took[0], lambda: self.kill(SECOND))
+
+        def ended() -> None:
+            if self.legs is legs:
+                self._item_runs = False
+                self._leave(arrived, took)
+                self._run_next()
+
+        world.later(sum(took), ended)
+
+    def _leave(self, arrived: Arrived[Luggage], took: tuple[int, ...]) -> None:
+        world, luggage, leg = self.world, arrived.content, arrived.leg
+        number, travel = arrived.instruction, luggage.travel
+        if any(step.digest not in self._resident for step in leg.steps):
+            self._fail(self.session, number, FailureKind.NOT_RESIDENT, "given up")
+            return
+        if (travel.job, travel.item) in world.trouble.invalid:
+            self._fail(self.session, number, FailureKind.INVALID_INPUT, "of another shape")
+            return
+        if world.unlucky(world.trouble.task):
+            self._fail(self.session, number, FailureKind.RUNTIME, "it went wrong")
+            return
+        carried = Luggage(travel, luggage.first + len(leg.steps), luggage.compute + took)
+        if not leg.device:
+            world.later(world.delay(), lambda: world.take_results(self, carried))
+            return
+        if world.unlucky(world.trouble.push):
+            if world.chance.random() < 0.5:  # else nobody says that it is lost
+                self._fail(self.session, number, FailureKind.UNREACHABLE, "the link broke")
+            return
+        other = world.agents[leg.device]
+        for _ in range(2 if world.unlucky(world.trouble.repeat) else 1):
+            world.later(world.delay(), lambda: other.arrive_item(leg.next_ticket, carried))
+
+    def finish_item(self, luggage: Luggage) -> None:
+        """The coordinator has the results."""
+        self.world.feed(
+            ItemTravelled(
+                at=Nanoseconds(0),
+                instruction=luggage.travel.instruction,
+                compute=tuple(map(Nanoseconds, luggage.compute)),
+            )
+        )

@@ -1,0 +1,177 @@
+"""Items of light jobs: when they travel, and what becomes of them when something goes wrong."""
+
+from dataclasses import replace
+
+from coordinator.dispatch.driving import MILLISECOND, Table, brief, chain, job, only, some
+from shoal_coordinator.dispatch.events import (
+    Failure,
+    FailureKind,
+    InstructionFailed,
+    ItemTravelled,
+    JobCancelled,
+    JobSpec,
+    LegPlanned,
+)
+from shoal_coordinator.dispatch.instructions import (
+    Cancel,
+    Execute,
+    FailItem,
+    FinishItem,
+    Instruction,
+    PeerLost,
+    Plan,
+    Travel,
+)
+from shoal_protocol.units import Nanoseconds
+
+
+def light(items: int, a: str = "x", b: str = "y", **more: object) -> JobSpec:
+    stages = chain("a", "b", "c", homes={"a": tuple(a), "b": tuple(b), "c": ("z",)})
+    return replace(job(stages, items), light=True, **more)  # type: ignore[arg-type]
+
+
+def joined(*more: str) -> Table:
+    """Three devices with a fragment each, and others with all of them."""
+    table = Table()
+    for device, fragment in (("x", "a"), ("y", "b"), ("z", "c")):
+        table.join(device, resident=(fragment,))
+    for name in more:
+        table.join(name, 100, resident=("a", "b", "c"))
+    return table
+
+
+def planned(table: Table, plans: list[Instruction]) -> list[Instruction]:
+    given = []
+    for plan in some(plans, Plan):
+        given += table.feed(LegPlanned(at=table.at(), instruction=plan.instruction))
+    return given
+
+
+def opened(table: Table, spec: JobSpec) -> list[Instruction]:
+    """A job some of whose items ran task by task, and whose route is open; what it gave then."""
+    given, more = table.submit(spec), list[Instruction]()
+    while not some(given, Plan):
+        more = [order for each in given if isinstance(each, Execute | FinishItem)
+                for order in table.answer(each, milliseconds=1)]  # fmt: skip
+        assert more, "no route is planned"
+        given = more
+    finish = [each for each in given if isinstance(each, Execute | FinishItem)]
+    travels = planned(table, given)
+    return travels + table.play(finish)
+
+
+def come(table: Table, travel: Travel) -> list[Instruction]:
+    compute = tuple(Nanoseconds(MILLISECOND) for _ in travel.devices)
+    number = travel.instruction
+    return table.feed(ItemTravelled(at=table.at(), instruction=number, compute=compute))
+
+
+def failed(table: Table, travel: Travel, kind: FailureKind) -> list[Instruction]:
+    failure = Failure(kind=kind, message="it went wrong")
+    number = travel.instruction
+    return table.feed(InstructionFailed(at=table.at(), instruction=number, failure=failure))
+
+
+def test_items_travel_once_every_stage_has_run_and_every_leg_is_planned() -> None:
+    table = joined()
+    given = opened(table, light(50))
+    assert {each.stage for each in table.all(Execute)} == {0, 1, 2}
+    assert some(given, Travel)
+    assert [(each.device, each.stages) for each in table.all(Plan)] == [
+        ("x", (0, 1)),
+        ("y", (1, 2)),
+        ("z", (2, 3)),
+    ]
+
+
+def test_an_item_that_has_travelled_is_finished_once() -> None:
+    table = joined()
+    travel = some(opened(table, light(80)), Travel)[0]
+    assert (travel.device, travel.devices) == ("x", ("x", "y", "z"))
+    assert only(come(table, travel), FinishItem).item == travel.item
+    assert come(table, travel) == [], "its number is void"
+
+
+def test_stages_that_follow_one_another_on_a_device_are_one_leg() -> None:
+    table = Table()
+    table.join("x", 100, resident=("a", "b"))
+    table.join("z", resident=("c",))
+    opened(table, light(50, b="x"))
+    legs = [(each.device, each.stages) for each in table.all(Plan)]
+    assert legs == [("x", (0, 2)), ("z", (2, 3))]
+
+
+def test_items_of_a_job_that_is_not_light_or_has_replicas_do_not_travel() -> None:
+    table = joined()
+    table.play(table.submit(replace(light(50), light=False)))
+    assert not table.all(Plan)
+    table = joined("w")
+    table.play(table.submit(light(50, a="xw")))
+    assert not table.all(Plan)
+
+
+def test_an_item_that_failed_runs_task_by_task_and_the_route_is_closed_for_a_while() -> None:
+    table = joined()
+    first, second, *_ = some(opened(table, light(80)), Travel)
+    given = failed(table, first, FailureKind.RUNTIME)
+    assert f"x runs {first.item}.0, to y" in brief(given)
+    assert not some(come(table, second), Travel)
+    table.wait(250)
+    plans = len(table.all(Plan))
+    table.wait(500)
+    assert len(table.all(Plan)) == plans + 3
+
+
+def test_an_item_whose_input_does_not_suit_fails_at_once() -> None:
+    table = joined()
+    travel = some(opened(table, light(80)), Travel)[0]
+    given = failed(table, travel, FailureKind.INVALID_INPUT)
+    assert only(given, FailItem).item == travel.item
+    assert some(given, Travel), "the others travel on"
+
+
+def test_items_over_a_lost_device_are_void_and_run_again() -> None:
+    table = joined()
+    travels = some(opened(table, light(80)), Travel)
+    given = table.lose("y")
+    assert {each.cancelled for each in some(given, Cancel)} == {
+        each.instruction for each in travels
+    }
+    assert {(each.device, each.peer) for each in some(given, PeerLost)} == {("x", "y")}
+    assert come(table, travels[0]) == []
+    table.play(given)
+    table.play(table.join("y", resident=("b",)))
+    items = {each.item for each in table.all(FinishItem)}
+    assert {each.item for each in travels} <= items
+
+
+def test_an_item_that_nobody_answers_runs_again() -> None:
+    table = joined()
+    travel = some(opened(table, light(80)), Travel)[0]
+    for _ in range(61):
+        for name in "xyz":
+            table.measure(name)
+        given = table.wait(1000)
+        if some(given, Execute):
+            break
+    assert f"x runs {travel.item}.0, to y" in brief(given)
+    assert travel.instruction in {each.cancelled for each in some(given, Cancel)}
+
+
+def test_while_another_job_has_tasks_items_run_task_by_task() -> None:
+    table = joined()
+    first, second, *_ = some(opened(table, light(80)), Travel)
+    other = some(table.submit(job(chain("b"), 1, name="other")), Execute)
+    assert not some(come(table, first), Travel)
+    table.answer(only(list(other), Execute))
+    assert some(come(table, second), Travel)
+
+
+def test_a_job_that_is_cancelled_leaves_nothing_behind() -> None:
+    table = joined()
+    travels = some(opened(table, light(80)), Travel)
+    given = table.feed(JobCancelled(at=table.at(), job="job", reason="no"))
+    assert len(some(given, Cancel)) >= len(travels)
+    for travel in travels:
+        assert come(table, travel) == []
+    assert all(device.work.idle or device.work.queued for device in table.state.devices.values())

@@ -1,0 +1,105 @@
+"""Items on a link: pushed, not acknowledged, and known to be lost only when the link has ended."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from protocol.test_bulk import Pipe, Taker, outbound, serving
+from shoal_protocol.bulk.link import BulkLink, Undelivered
+from shoal_protocol.bulk.receiving import Intake
+from shoal_protocol.bulk.transport import Payload
+from shoal_protocol.frames import Frame, frames_in
+from shoal_protocol.items import item_frame
+from shoal_protocol.v1.tensors_pb2 import Item
+
+
+class Items:
+    """Takes all items (an `ItemHandler`)."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, bytes]] = []
+
+    async def take_item(self, item: Item, payload: Payload) -> None:
+        self.taken.append((item.instruction, bytes(await payload.read())))
+
+
+def joined(items: Items | None) -> tuple[Pipe, BulkLink, Taker, BulkLink]:
+    near, far, taker = Pipe(), Pipe(), Taker()
+    near.other, far.other = far, near
+    return near, BulkLink(near), taker, BulkLink(far, Intake(taker), items=items)
+
+
+def item(number: int, size: int = 4) -> Frame:
+    return item_frame(bytes(16), number, (), {"x": np.full(size, number % 251, np.uint8)})
+
+
+class Left:
+    """Counts what has left."""
+
+    count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+async def test_items_arrive_in_order_beside_transfers() -> None:
+    items, left = Items(), Left()
+    _, near, taker, far = joined(items)
+    async with serving(near, far):
+        for number in range(100):
+            near.push(item(number), left)
+        await near.send(outbound())
+        for number in range(100, 200):
+            near.push(item(number), left)
+        await near.send(outbound(1))
+    assert items.taken == [(number, bytes([number % 251] * 4)) for number in range(200)]
+    assert len(taker.taken) == 2
+    assert left.count == 200
+
+
+async def test_one_item_leaves_at_once_and_those_of_the_same_turn_together() -> None:
+    items = Items()
+    pipe, near, _, far = joined(items)
+    async with serving(near, far):
+        await asyncio.sleep(0)
+        near.push(item(0), Left())
+        assert len(pipe.written) == 1, "nobody had to run for that"
+        for number in range(1, 20):
+            near.push(item(number), Left())
+        await near.ping()
+        assert [len(list(frames_in(each))) for each in pipe.written[:2]] == [1, 20]
+
+
+async def test_a_message_of_items_stays_small() -> None:
+    items = Items()
+    pipe, near, _, far = joined(items)
+    async with serving(near, far):
+        for number in range(20):
+            near.push(item(number, 100_000), Left())
+        await near.ping()
+    assert max(map(len, pipe.written)) < 300_000
+    assert len(items.taken) == 20
+
+
+async def test_what_waits_is_let_go_when_the_link_ends() -> None:
+    left, reasons = Left(), list[str]()
+    pipe, near, _, far = joined(Items())
+    pipe.flows.clear()
+    near.on_end(reasons.append)
+    async with serving(near, far):
+        for number in range(10):
+            near.push(item(number), left)
+        await asyncio.sleep(0)
+    assert left.count == 10
+    assert reasons == ["the test is over"]
+    with pytest.raises(Undelivered, match="the test is over"):
+        near.push(item(0), left)
+
+
+async def test_an_item_where_none_belongs_ends_the_stream() -> None:
+    _, near, _, far = joined(None)
+    async with serving(near, far) as (_, receiving):
+        near.push(item(0), Left())
+        await asyncio.wait([receiving])
+        assert "an item where none belongs" in str(receiving.exception())

@@ -41,7 +41,11 @@ Arrays = dict[str, Array]
 RETRY_SECONDS: Final = 0.25
 GIVE_UP_SECONDS: Final = 60.0
 """How long a coordinator may be away."""
-_PASSING: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+_PASSING: Final = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL}
+)
+"""INTERNAL is gRPC's own ("Internal error from Core"): a write found the call ended before its
+status had come. The next call gets that."""
 
 
 @dataclass(frozen=True, slots=True)

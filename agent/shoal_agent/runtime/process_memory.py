@@ -70,7 +70,6 @@ class MemoryMeter:
         self._mark_at_floor = 0
         self._libraries: LibraryPages | None = None
         self._reserve_bytes = 0
-        self._libraries_when_idle = 0
         self._returned_bytes = 0
         self._counted_at_bytes = 0
         self._seen = (0, 0)
@@ -162,27 +161,26 @@ class MemoryMeter:
             return self._highest_bytes
 
     def _read_floor(self) -> None:
-        """Other threads bring library pages back meanwhile: what returned between the reading of
-        resident memory and that of libraries would be use for ever. So both are read again until
-        nothing did; after some attempts it is use rather than floor."""
-        self._mark_at_floor, self._idle_bytes = self._read()
-        if self._libraries is None:
-            return
-        self._libraries_when_idle = self._libraries.resident_bytes()
+        """Library pages are no part of it: those that return have their reserve. Other threads
+        bring some back at any moment. What returned between reading resident memory and counting
+        these pages would be use for ever, so both are read until nothing did."""
+        libraries = self._library_bytes()
         for _ in range(_ATTEMPTS):
-            before = self._libraries_when_idle
-            self._mark_at_floor, self._idle_bytes = self._read()
-            self._libraries_when_idle = self._libraries.resident_bytes()
-            if self._libraries_when_idle == before:
+            self._mark_at_floor, resident = self._read()
+            before, libraries = libraries, self._library_bytes()
+            self._idle_bytes = resident - libraries
+            if libraries == before:
                 return
+
+    def _library_bytes(self) -> int:
+        return 0 if self._libraries is None else self._libraries.resident_bytes()
 
     def _above(self, resident_bytes: int) -> int:
         """So much resident memory is how much above the floor? Library pages return while memory
         grows: they are counted when there is more than when they were counted last. They may also
         return where other memory was given back: whoever has to know resets that."""
         if self._libraries is not None and resident_bytes > self._counted_at_bytes:
-            returned = self._libraries.resident_bytes() - self._libraries_when_idle
-            self._returned_bytes = min(max(0, returned), self._reserve_bytes)
+            self._returned_bytes = min(self._libraries.resident_bytes(), self._reserve_bytes)
             self._counted_at_bytes = resident_bytes
         return max(0, resident_bytes - self._idle_bytes - self._returned_bytes)
 

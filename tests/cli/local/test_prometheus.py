@@ -63,7 +63,7 @@ def running(bench: Workbench) -> Iterator[tuple[subprocess.Popen[str], Server, O
     """A long job, one of some seconds of which an item fails, and a Prometheus that sees them and
     an operator."""
     save_inputs(bench.inputs, files=60, stacked=2500)
-    save_inputs(bench.folder / "short" / "in", files=60, stacked=100)
+    save_inputs(bench.folder / "short" / "in", files=60, stacked=40)
     np.savez(bench.folder / "short" / "in" / "odd.npz", x=np.zeros((2, 2, 3, WIDTH)))
     bench.manifest.write_text(bench.manifest.read_text() + SHORT_JOB)
     address = f"127.0.0.1:{free_port()}"

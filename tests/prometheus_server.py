@@ -18,7 +18,7 @@ import yaml
 from monitoring import prometheus
 from rendered_chart import CHART
 
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 90.0
 
 
 @dataclass(frozen=True)

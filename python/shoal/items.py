@@ -41,11 +41,9 @@ Arrays = dict[str, Array]
 RETRY_SECONDS: Final = 0.25
 GIVE_UP_SECONDS: Final = 60.0
 """How long a coordinator may be away."""
-_PASSING: Final = frozenset(
-    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL}
-)
-"""INTERNAL is gRPC's own ("Internal error from Core"): a write found the call ended before its
-status had come. The next call gets that."""
+_PASSING: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+_STATUS_LOST: Final = "Internal error from Core"
+"""gRPC's own: a write found the call ended before its status had come. The next call gets that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,7 @@ class Items:
             await self._receive(call)
         except grpc.aio.AioRpcError as error:
             reason = error.details() or error.code().name
-            if error.code() not in _PASSING:
+            if error.code() not in _PASSING and reason != _STATUS_LOST:
                 self.fail(PoolFailed(f"the coordinator refused {self._start.name}: {reason}"))
         finally:
             sending.cancel()

@@ -124,7 +124,7 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((*BENCH, "--budget", "1Mi"), "device-1 has 1 MiB; raise the budget"),
         ((*BENCH, "--budgets", "8Mi"), "--budgets 8Mi: write FROM..TO, such as ample..least"),
         ((*BENCH, "--budgets", "ample..all"), "--budgets: 'all' is not a quantity"),
-        ((*BENCH, "--budgets", "ample..1Mi"), "MiB; raise the budget"),
+        ((*BENCH, "--budgets", "ample..1Mi"), "device-1 has 3 MiB; raise the budget"),
         ((*BENCH, "--budgets", "ample..least", "--budget", "8Mi"), "not both"),
         ((*BENCH, "--turns", "1"), "'--turns'"),
         ((*BENCH, "--picture", "picture.png"), "picture.png: pictures are SVG"),

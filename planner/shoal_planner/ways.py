@@ -27,7 +27,7 @@ from typing import Final
 
 from shoal_planner.costs import DeviceCost, Span, SpanCosts
 from shoal_planner.goal import Goal
-from shoal_planner.layers.arcs import Arcs, Group
+from shoal_planner.layers.arcs import Arcs, Group, Stage, Stages
 from shoal_planner.search import DeviceClass, Wishes, fits
 from shoal_protocol.choices import Objective
 
@@ -42,18 +42,6 @@ Row = list[float]
 Values = Sequence[Row]
 """Nanoseconds by end (from the first border on), then by start; infinite where it cannot be."""
 Join = Callable[[float, float], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What lies between two borders, on a group of devices."""
-
-    start: int
-    end: int
-    group: Group
-
-
-Stages = tuple[Stage, ...]
 
 
 class SpanTimes:

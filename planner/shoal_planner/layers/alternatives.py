@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from shoal_planner.layers.arcs import Arcs, Group, row, singles
+from shoal_planner.layers.arcs import Arcs, Group, Stage, Stages, row, singles
 from shoal_planner.layers.costs import Costs
 from shoal_planner.layers.front import Found, Goal, best
 from shoal_planner.layers.plans import Alternative
-from shoal_planner.layers.search import EQUAL, Stage, Stages, times
+from shoal_planner.layers.search import EQUAL, times
 from shoal_planner.outcome import duration
 
 

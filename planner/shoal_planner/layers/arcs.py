@@ -19,6 +19,18 @@ _ARRIVAL: Final = 4000
 """Numbers that could be looked at in the time that one arrival of an arc at another takes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What lies between two cuts or borders (their indices), on a group of devices."""
+
+    start: int
+    end: int
+    group: Group
+
+
+Stages = tuple[Stage, ...]
+
+
 @dataclass(frozen=True)
 class Arcs:
     """Arcs `(before, group, after)` between numbered states, in an order in which each arc comes

@@ -5,9 +5,9 @@ sooner. It ends where no smaller period can make up for that."""
 from dataclasses import dataclass
 from math import inf
 
-from shoal_planner.layers.arcs import Arcs
+from shoal_planner.layers.arcs import Arcs, Stages
 from shoal_planner.layers.costs import Costs
-from shoal_planner.layers.search import EQUAL, Stages, Times, least_first, least_period, times
+from shoal_planner.layers.search import EQUAL, Times, least_first, least_period, times
 from shoal_protocol.choices import Objective
 
 

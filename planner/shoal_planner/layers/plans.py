@@ -12,8 +12,9 @@ from shoal_planner.figures import (
     Rates,
     StageFigures,
 )
+from shoal_planner.layers.arcs import Stages
 from shoal_planner.layers.costs import Costs
-from shoal_planner.layers.search import Stages, Times
+from shoal_planner.layers.search import Times
 from shoal_planner.outcome import duration
 from shoal_protocol.choices import Objective
 from shoal_protocol.units import format_bytes

@@ -21,24 +21,12 @@ from typing import Final
 
 import numpy as np
 
-from shoal_planner.layers.arcs import Arcs, Group
+from shoal_planner.layers.arcs import Arcs, Group, Stage, Stages
 from shoal_planner.layers.costs import Costs
 from shoal_planner.layers.cuts import Floats
 
 EQUAL: Final = 1e-9
 """Times that differ by less count as equal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """The layers between two cuts (their indices), on a group of devices."""
-
-    start: int
-    end: int
-    group: Group
-
-
-Stages = tuple[Stage, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

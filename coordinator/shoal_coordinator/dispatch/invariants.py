@@ -138,7 +138,8 @@ def _of_pending(state: State) -> Iterator[str]:
 
 
 def _of_work(state: State, given: Counter[Device], travelling: Counter[Device]) -> Iterator[str]:
-    tasks = (task for job in state.jobs.values() for i in job.active.values() for task in i.tasks)
+    items = [item for job in state.jobs.values() for item in job.active.values()]
+    tasks = [task for item in items for task in item.tasks if task.reserved_on is not None]
     reserved = Counter(task.reserved_on for task in tasks)
     for device in state.devices.values():
         name, queued = device.name, device.work.queued

@@ -21,6 +21,8 @@ FAULTS_END = 25 * SECOND
 PATIENCE = 400 * SECOND
 """Virtual time after the last fault in which everything must have ended."""
 _HELD_WITHIN = 120 * SECOND
+_HELD_STEADILY = 5 * SECOND
+"""Longer than what moves a fragment waits for: what is at home by then stays there."""
 _QUIET = 5 * SECOND
 """No scenario submits or breaks anything later than this unless the jobs still run."""
 
@@ -52,8 +54,25 @@ def simulate(
 
 def _check_held(world: World) -> None:
     """When nothing else goes on, what is held comes to its homes, and into their memory where there
-    is room for all that is held there; then its lease ends."""
-    world.run(world.now + _HELD_WITHIN, lambda: not world.held)
+    is room for all that is held there, and stays there; then its lease ends."""
+    latest = world.now + _HELD_WITHIN
+    while world.held and world.now < latest and (_away(world) or _not_at_home(world)):
+        world.run(world.now + SECOND, lambda: not world.held)
+    world.run(world.now + _HELD_STEADILY, lambda: not world.held)
+    if missing := _not_at_home(world):
+        raise world.wrong("; ".join(missing))
+    for spec in world.held:
+        world.cancel(spec.name)
+
+
+def _away(world: World) -> bool:
+    """Whether a device may still return."""
+    return any(not agent.connected or agent.hung for agent in world.agents.values())
+
+
+def _not_at_home(world: World) -> list[str]:
+    """What is held, and not yet where it should be."""
+    missing = []
     for agent in world.agents.values():
         held = {s.digest: s for spec in world.held for s in spec.stages if agent.name in s.homes}
         if not agent.connected or agent.hung:
@@ -63,11 +82,10 @@ def _check_held(world: World) -> None:
         for digest, stage in held.items():
             need = stage.least_bytes + agent.model.excess.get(digest, 0)
             if need <= agent.model.budget and digest not in agent.cached:
-                raise world.wrong(f"{agent.name} has not fetched {digest[7:9]}, which is held")
+                missing.append(f"{agent.name} has not fetched {digest[7:9]}, which is held")
             if has_room and digest not in agent.ledger.resident:
-                raise world.wrong(f"{agent.name} has not loaded {digest[7:9]}, which is held")
-    for spec in world.held:
-        world.cancel(spec.name)
+                missing.append(f"{agent.name} has not loaded {digest[7:9]}, which is held")
+    return missing
 
 
 def _check_nothing_left(world: World) -> None:

@@ -24,8 +24,10 @@ __all__ = ["api_access", "control_plane"]
 
 ON_THE_SHARED_PLANE = {
     "tests/api/test_kinds_on_cluster.py",
+    "tests/cluster/test_control_plane.py",
     "tests/examples/test_examples_on_a_cluster.py",
     "tests/operator/controller/test_beginnings.py",
+    "tests/operator/controller/test_kueue.py",
     "tests/operator/controller/test_leading.py",
     "tests/operator/controller/test_login.py",
     "tests/operator/controller/test_on_a_control_plane.py",
@@ -50,8 +52,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What waits most, for a cluster, begins first: so the rest can go on beside it."""
+    """What waits most, for a cluster, begins first: so the rest can go on beside it. Then what
+    takes long, so that no process is alone with it in the end.
+    """
+    for file in {_file(item) for item in items if _shares_the_plane(item)} - ON_THE_SHARED_PLANE:
+        raise pytest.UsageError(f"{file} shares a control plane, and is not listed in conftest.py")
     items.sort(key=_turn)
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _shares_the_plane(item: pytest.Item) -> bool:
+    names: list[str] = getattr(item, "fixturenames", [])
+    return "control_plane" in names or "api_access" in names
 
 
 @pytest.hookimpl(wrapper=True)
@@ -68,10 +83,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def _turn(item: pytest.Item) -> int:
-    for turn, mark in enumerate(("nodes", "cluster", "real")):
+    for turn, mark in enumerate(("nodes", "cluster", "slow", "real")):
         if item.get_closest_marker(mark) is not None:
             return turn
-    return 3
+    return 4
 
 
 @pytest.hookimpl(wrapper=True)

@@ -103,8 +103,18 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("count", [3, NODES_OF_A_UNIT * UNITS])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        *((name, 3) for name in MODELS),
+        ("plain", NODES_OF_A_UNIT * UNITS),
+        *(
+            pytest.param(name, NODES_OF_A_UNIT * UNITS, marks=pytest.mark.minutes)
+            for name in MODELS
+            if name != "plain"
+        ),
+    ],
+)
 def test_prepared_blocks_of_convolutions_compute_what_the_whole_does(
     name: str, count: int, tmp_path: Path
 ) -> None:

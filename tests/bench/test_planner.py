@@ -49,6 +49,7 @@ def test_pools_of_unequal_devices_keep_their_gap_and_beat_simple_splits() -> Non
     assert [each.name for each in others if not each.met] == []
 
 
+@pytest.mark.minutes
 def test_few_fragments_move_after_a_loss_and_a_second_model_gains_from_what_is_known() -> None:
     assert planned_pools.moved(2).met
     assert planned_pools.second_models(2).met

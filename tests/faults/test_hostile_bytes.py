@@ -121,6 +121,7 @@ async def test_a_model_that_crashes_the_runtime_fails_before_a_device_opens_it(
     check_results(model, tmp_path / "out")
 
 
+@pytest.mark.minutes
 async def test_a_model_that_crashes_devices_too_small_for_a_trial_fails_alone(
     pool: Pool, model: Path, tmp_path: Path
 ) -> None:

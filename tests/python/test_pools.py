@@ -68,6 +68,7 @@ def test_a_pool_that_was_not_closed_ends_with_its_program(folder: Path) -> None:
     until_gone(found)
 
 
+@pytest.mark.minutes
 def test_pools_side_by_side_do_not_disturb_each_other(
     folder: Path, whole: onnxruntime.InferenceSession
 ) -> None:

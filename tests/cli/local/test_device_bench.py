@@ -108,6 +108,7 @@ def test_a_model_is_measured_within_its_budget_and_drawn(bench: Workbench) -> No
 
 
 @pytest.mark.real
+@pytest.mark.minutes
 @pytest.mark.timeout(150)
 def test_tables_say_what_was_planned_and_a_run_without_peers_leaves_nothing(
     bench: Workbench,

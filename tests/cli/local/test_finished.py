@@ -103,6 +103,7 @@ def test_a_sample_is_verified_and_a_result_that_is_wrong_is_still_found(
     assert "DIFFERENT: more than the tolerance of 0.0001" in said(every)
 
 
+@pytest.mark.minutes
 def test_a_difference_that_the_whole_model_has_from_itself_is_said_to_be_its_own(
     bench: Workbench,
 ) -> None:
@@ -127,7 +128,9 @@ def want_other_budgets(bench: Workbench) -> None:
     bench.write_manifest(budget="24Mi")
 
 
-@pytest.mark.parametrize("change", [lose_a_result, want_other_budgets])
+@pytest.mark.parametrize(
+    "change", [pytest.param(lose_a_result, marks=pytest.mark.minutes), want_other_budgets]
+)
 def test_what_is_missing_or_wanted_otherwise_is_done(
     finished: Workbench, change: Callable[[Workbench], None]
 ) -> None:
@@ -161,6 +164,7 @@ def test_results_of_what_has_changed_since_are_refused(
     assert "of another model or other inputs" in said(again)
 
 
+@pytest.mark.minutes
 def test_a_full_disk_stops_a_run_which_resumes_when_there_is_room(bench: Workbench) -> None:
     save_inputs(bench.inputs, files=120, stacked=1)
     with small_disk(bench.outputs, "128k"):

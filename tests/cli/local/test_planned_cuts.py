@@ -217,7 +217,7 @@ def test_the_plan_of_a_second_model_says_what_the_first_leaves(tmp_path: Path) -
     second = second.replace("name: deep", "name: other").replace("name: job", "name: next")
     second = second.replace("uri: out", "uri: there")
     bench.manifest.write_text(f"{first}---\n{second}")
-    shown = bench.run("plan", bench.manifest, "--output", "json")
+    shown = bench.command("plan", bench.manifest, "--output", "json")
     assert shown.status == 0, shown.err
     plans = {each["name"]: each for each in json.loads(shown.out)["plans"]}
     ours, theirs = (plans[f"InferenceJob {name}"]["plan"] for name in ("job", "next"))
@@ -226,5 +226,5 @@ def test_the_plan_of_a_second_model_says_what_the_first_leaves(tmp_path: Path) -
         budgets[each["device"]] -= each["held_bytes"]
     for each in (each for stage in theirs["stages"] for each in stage["devices"]):
         assert each["budget_bytes"] == budgets[each["device"]]
-    table = bench.run("plan", bench.manifest)
+    table = bench.command("plan", bench.manifest)
     assert "other models leave" in " ".join(table.out.split())

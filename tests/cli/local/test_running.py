@@ -148,6 +148,7 @@ def test_a_bare_model_runs_without_any_manifest(bench: Workbench) -> None:
     assert not list(bench.folder.glob("cache/shoal/runs/*/store"))
 
 
+@pytest.mark.minutes
 def test_an_item_that_does_not_suit_the_model_fails_alone(bench: Workbench) -> None:
     np.savez(bench.inputs / "02.npz", x=np.zeros((2, 7), np.float32))
     ran = bench.run("run", bench.manifest, "--verify", "--report", bench.report)
@@ -200,7 +201,8 @@ def largest_differences(bench: Workbench) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(
-    "precision", [None, pytest.param("Exact", marks=pytest.mark.minutes), "Half"]
+    "precision",
+    [*(pytest.param(each, marks=pytest.mark.minutes) for each in (None, "Exact")), "Half"],
 )
 def test_slow_links_carry_half_precision_only_where_the_job_allows_it(
     bench: Workbench, precision: str | None
@@ -241,6 +243,7 @@ def test_an_interrupted_run_leaves_nothing_and_the_next_one_resumes(
     assert_results_are_the_whole_models(busy)
 
 
+@pytest.mark.minutes
 def test_a_signal_while_it_stops_does_not_break_the_stopping_off(bench: Workbench) -> None:
     process = bench.start("run", bench.manifest, "--report", bench.report, "--progress", "plain")
     assert process.stderr is not None
@@ -256,6 +259,7 @@ def test_a_signal_while_it_stops_does_not_break_the_stopping_off(bench: Workbenc
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_killed_run_leaves_no_process_and_the_next_one_sweeps_and_resumes(
     busy: Workbench,
 ) -> None:

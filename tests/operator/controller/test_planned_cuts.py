@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.real,
     pytest.mark.slow,
+    pytest.mark.minutes,
     pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]

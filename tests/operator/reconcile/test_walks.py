@@ -90,8 +90,7 @@ def check_the_end(cluster: Cluster) -> None:
 
 SEEDS = [
     *range(10),
-    *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 20)),
-    *(pytest.param(seed, marks=pytest.mark.minutes) for seed in range(20, 80)),
+    *(pytest.param(seed, marks=pytest.mark.minutes) for seed in range(10, 80)),
 ]
 
 

@@ -72,8 +72,8 @@ CASES: tuple[tuple[str, tuple[int, ...] | None], ...] = (
     ("resnet18", None),
     ("mobilenet_v2", None),
 )
-OFTEN = (("ppocr_rec", (1, 3, 48, 320)), ("ppocr_det", (1, 3, 640, 640)), ("minilm_l6", None))
-HALVED = (("ppocr_rec", (1, 3, 48, 320)), ("resnet18", None))
+OFTEN = (("ppocr_rec", (1, 3, 48, 320)), ("minilm_l6", None))
+HALVED = (("ppocr_rec", (1, 3, 48, 320)),)
 """As they are, and in half precision, in every check; the others when there are minutes."""
 
 

@@ -81,7 +81,10 @@ async def stay_connected(folder: Path, document: PartitionDocument, done: list[i
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGKILL, 3), (signal.SIGTERM, 1)])
+@pytest.mark.parametrize(
+    ("number", "times"),
+    [(signal.SIGKILL, 3), pytest.param(signal.SIGTERM, 1, marks=pytest.mark.minutes)],
+)
 async def test_the_next_coordinator_resumes_where_a_killed_one_was(
     tmp_path: Path, number: signal.Signals, times: int
 ) -> None:

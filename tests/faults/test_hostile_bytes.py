@@ -50,6 +50,14 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
         yield running
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def unharmed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool]:
+    """One for all tests that end none of its processes."""
+    devices = [{"name": name, "memory": "48Mi"} for name in ("one", "two")]
+    async with running_pool(tmp_path_factory.mktemp("pool"), devices, cgroups=False) as running:
+        yield running
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     save_model(tmp_path / "small.onnx")
@@ -215,18 +223,19 @@ async def test_results_are_right_after_a_kill_that_damaged_parts_and_journal(
 # ---- links in the outputs folder -----------------------------------------------------------------
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_results_replace_links_and_do_not_follow_them(
-    pool: Pool, model: Path, tmp_path: Path
+    unharmed: Pool, model: Path, tmp_path: Path
 ) -> None:
     victim, outputs = tmp_path / "victim", tmp_path / "out"
     victim.write_text("precious")
     outputs.mkdir()
     for name in ("00000.npz", "00001.npz", "failures.json", "failures.json.tmp", ".shoal-probe"):
         (outputs / name).symlink_to(victim)
-    document = cut(model, pool.store, 2, {"x": (2, WIDTH)})
+    document = cut(model, unharmed.store, 2, {"x": (2, WIDTH)})
     refused = {"x": np.zeros((2, 5), np.float32)}
     inputs = write_items(tmp_path / "in", [item(0), item(1), refused])
-    status = await pool.run("links", document, inputs, outputs)
+    status = await unharmed.run("links", document, inputs, outputs)
     assert (status.succeeded, status.failed) == (2, 1), status
     for result, right in zip(read_results(outputs), whole(model, [item(0), item(1)]), strict=True):
         assert largest_difference(result, right) <= TOLERANCE
@@ -235,13 +244,14 @@ async def test_results_replace_links_and_do_not_follow_them(
     assert victim.read_text() == "precious"
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_job_whose_state_would_be_behind_a_link_says_which(
-    pool: Pool, model: Path, tmp_path: Path
+    unharmed: Pool, model: Path, tmp_path: Path
 ) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "journal.jsonl").write_text("precious")
-    document = cut(model, pool.store, 2, {"x": (2, WIDTH)})
+    document = cut(model, unharmed.store, 2, {"x": (2, WIDTH)})
     inputs = write_items(tmp_path / "in", [item(0)])
     for number, (link, target) in enumerate(
         [
@@ -254,7 +264,7 @@ async def test_a_job_whose_state_would_be_behind_a_link_says_which(
         planted.parent.mkdir(parents=True)
         planted.symlink_to(target)
         outputs = tmp_path / f"out-{number}"
-        status = await pool.run(f"job-{number}", document, inputs, outputs)
+        status = await unharmed.run(f"job-{number}", document, inputs, outputs)
         assert (status.state, status.reason) == (pb.JobStatus.FAILED, "FolderRefused")
         assert f"{planted} is a link or of the wrong kind; remove it" in status.message
     assert {path.name: path.read_text() for path in victim.iterdir()} == {
@@ -292,7 +302,7 @@ def test_a_secret_of_the_user_reaches_no_process_that_a_run_starts(tmp_path: Pat
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "AWS_SECRET_ACCESS_KEY": SECRET}
     bench = Workbench(folder=tmp_path, environment=environment)
     save_model(bench.model)
-    save_inputs(bench.inputs, files=20, stacked=20)
+    save_inputs(bench.inputs, files=4)
     bench.write_manifest()
     found: dict[str, bytes] = {}
     run = bench.start("run", bench.manifest)
@@ -300,7 +310,7 @@ def test_a_secret_of_the_user_reaches_no_process_that_a_run_starts(tmp_path: Pat
     while run.poll() is None:
         with contextlib.suppress(OSError):
             found |= environments(process, command_line(process))
-        time.sleep(0.002)
+        time.sleep(0.01)
     _, said = run.communicate()
     assert run.returncode == 0, said
     for program in ("shoal_coordinator", "shoal_agent", "shoal_cli.local.preparation"):

@@ -342,7 +342,9 @@ def bomb(key: ActivationKey, shape: tuple[int, ...]) -> EncodedActivation:
     return activation
 
 
-@pytest.mark.parametrize("shape", [(1 << 24, 16), (1 << 12, 16)])
+@pytest.mark.parametrize(
+    "shape", [(1 << 24, 16), pytest.param((1 << 12, 16), marks=pytest.mark.minutes)]
+)
 async def test_a_result_bomb_is_refused_before_it_takes_memory(
     pool: Pool, shape: tuple[int, ...]
 ) -> None:

@@ -114,6 +114,7 @@ def test_frames_that_stream_in_are_processed_once_over_a_restart_until_ctrl_c(
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_ctrl_c_twice_cancels_and_the_next_run_goes_on(
     followed: Workbench, store: Callable[[int], None]
 ) -> None:

@@ -61,11 +61,14 @@ def agent_of(bench: Workbench, device: str) -> int:
 @contextmanager
 def running(bench: Workbench) -> Iterator[tuple[subprocess.Popen[str], Server, OperatorMetrics]]:
     """A long job, one of some seconds of which an item fails, and a Prometheus that sees them and
-    an operator."""
-    save_inputs(bench.inputs, files=60, stacked=2500)
-    save_inputs(bench.folder / "short" / "in", files=60, stacked=40)
+    an operator. Links are slow: the job lasts, and leaves the processors to others meanwhile."""
+    save_inputs(bench.inputs, files=60, stacked=500)
+    save_inputs(bench.folder / "short" / "in", files=20, stacked=8)
     np.savez(bench.folder / "short" / "in" / "odd.npz", x=np.zeros((2, 2, 3, WIDTH)))
-    bench.manifest.write_text(bench.manifest.read_text() + SHORT_JOB)
+    slow = bench.manifest.read_text().replace(
+        "memory:", "link: {latencyMilliseconds: 200}, memory:", 3
+    )
+    bench.manifest.write_text(slow + SHORT_JOB)
     address = f"127.0.0.1:{free_port()}"
     operator = OperatorMetrics()
     with (

@@ -120,6 +120,7 @@ async def test_results_that_find_no_room_fail_with_the_reason_and_come_when_ther
         check_results(outputs)
 
 
+@pytest.mark.minutes
 async def test_a_cache_full_of_an_ended_job_s_fragments_makes_room(tmp_path: Path) -> None:
     # Memory for both models, but a cache that holds the fragments of either, not of both.
     devices = [{"name": "one", "memory": "256Mi"}]

@@ -75,10 +75,13 @@ async def check_ended(world: World, name: str) -> None:
     assert violations(driver.state) == []
 
 
-@pytest.mark.parametrize("size", [8, 100_000])
-async def test_each_item_is_answered_once_with_its_own_results(world: World, size: int) -> None:
+@pytest.mark.parametrize(("size", "frame_bytes"), [(8, 256), (100_000, 1 << 16)])
+async def test_each_item_is_answered_once_with_its_own_results(
+    world: World, size: int, frame_bytes: int
+) -> None:
     client, numbers = Client(world), [7, 3, 100, 5]
-    async with connected(world.device("a"), world.device("b")):
+    devices = [world.device(name, frame_bytes=frame_bytes) for name in ("a", "b")]
+    async with connected(*devices):
         name = await client.open()
         for number in numbers:
             await client.send(number, {"x": row(number, size)})

@@ -16,17 +16,20 @@ from small_disk import small_disk
 from troubled_disk import failing_disk
 
 ITEMS = 400
+FILES = 120
+"""Of one item each: a file takes at least a page."""
 
 
 def grow(folder: Path, size: str = "4m") -> None:
     subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("files", [[1] * ITEMS, [ITEMS]], ids=["a file each", "stacked"])
+@pytest.mark.parametrize("files", [[1] * FILES, [ITEMS]], ids=["a file each", "stacked"])
 async def test_a_job_stops_at_the_first_result_that_finds_no_room(
     world: World, files: list[int]
 ) -> None:
     rows = world.inputs(*files)
+    items = sum(files)
     device, outputs = world.device("a"), world.folder / "out"
     with small_disk(outputs, "128k"):
         async with connected(device):
@@ -38,19 +41,19 @@ async def test_a_job_stops_at_the_first_result_that_finds_no_room(
                 "make room there, then run the job again: it resumes"
             )
             assert full.failed == 0, "the items are sound"
-            assert 0 < full.succeeded < ITEMS / 2
+            assert 0 < full.succeeded < items / 2
             computed = {item for item, _ in device.executed}
             assert len(computed) <= full.succeeded + 2 * 4, "what could not be stored was computed"
             grow(outputs)
             await world.submit()
             last = await world.ended()
-        assert (last.state, last.succeeded, last.failed) == (api.JobStatus.COMPLETE, ITEMS, 0)
+        assert (last.state, last.succeeded, last.failed) == (api.JobStatus.COMPLETE, items, 0)
         assert last.resumed >= full.succeeded
         world.check_results(rows)
 
 
 async def test_a_stopped_job_says_so_after_a_restart_and_other_jobs_run(world: World) -> None:
-    rows = world.inputs(*[1] * ITEMS)
+    rows = world.inputs(*[1] * FILES)
     outputs = world.folder / "small"
     with small_disk(outputs, "64k"):
         async with connected(world.device("a")):

@@ -90,11 +90,11 @@ def run(
 
 def _there(how: HowToRun, bare: BareModel) -> _There | None:
     """The coordinator to run on; None: on this machine."""
+    if how.coordinator is None:
+        return None
     from shoal_cli.standalone.submission import ready_devices
     from shoal_cli.transfer.joined import reach
 
-    if how.coordinator is None:
-        return None
     for option in (*given(bare), *given(how)):
         if option in OF_LOCAL_DEVICES:
             raise typer.BadParameter(
@@ -108,7 +108,6 @@ def _there(how: HowToRun, bare: BareModel) -> _There | None:
 def _manifests(files: list[Path], bare: BareModel, there: _There | None) -> "Manifests":
     """What is to be run. Raises `ManifestErrors`."""
     from shoal_cli.local.orders import bare_manifests
-    from shoal_cli.standalone.submission import on_devices
 
     if not options.is_model(files):
         options.refuse_with_manifests(given(bare))
@@ -126,7 +125,11 @@ def _manifests(files: list[Path], bare: BareModel, there: _There | None) -> "Man
             mode=bare.mode or Mode.STREAMING,
             batching=bare.batching,
         )
-    return manifests if there is None else on_devices(manifests, there.devices)
+    if there is None:
+        return manifests
+    from shoal_cli.standalone.submission import on_devices
+
+    return on_devices(manifests, there.devices)
 
 
 def _needed(path: Path | None, option: str) -> Path:
@@ -154,10 +157,11 @@ def _run_options(how: HowToRun, show: WhatToShow) -> "RunOptions":
 def _orders(manifests: "Manifests", volumes: Mapping[str, Path], there: _There | None) -> "Orders":
     from shoal_cli.local.orders import read_orders
     from shoal_cli.local.speeds import machine_speed
-    from shoal_cli.standalone.submission import as_measured
 
     if there is None:
         return read_orders(manifests, volumes, machine_speed())
+    from shoal_cli.standalone.submission import as_measured
+
     return as_measured(read_orders(manifests, volumes), there.devices)
 
 
@@ -165,11 +169,12 @@ def _start(
     there: _There | None, run_options: "RunOptions", *, keep: bool
 ) -> Callable[..., Coroutine[None, None, "RunReport"]]:
     """What runs orders, here or there."""
-    from shoal_cli.local.runner import run_orders
+    if there is None:
+        from shoal_cli.local.runner import run_orders
+
+        return partial(run_orders, options=run_options)
     from shoal_cli.standalone.submission import run_on_coordinator
 
-    if there is None:
-        return partial(run_orders, options=run_options)
     return partial(
         run_on_coordinator, coordinator=there.coordinator, options=run_options, keep=keep
     )

@@ -92,6 +92,14 @@ def partition_path(store: Path, name: str) -> Path:
     return store / "partitions" / name / "partition.json"
 
 
+def check_model(order: CutOrder) -> None:
+    """Raise `PreparationRefused` where there is no file to be cut."""
+    if order.path.is_dir():
+        raise PreparationRefused(f"Model {order.model}: {order.path} is a folder, not a file")
+    if not order.path.is_file():
+        raise PreparationRefused(f"Model {order.model}: there is no file {order.path}")
+
+
 def _work(request: Json, on_progress: Progress) -> Json:
     values = dict(request)
     store, keep = Path(values.pop("store")), values.pop("keep")
@@ -127,10 +135,7 @@ def cut_into_store(
 
     inputs = None if order.sample is None else inputs_at(order.sample)  # before they are read
 
-    if order.path.is_dir():
-        raise PreparationRefused(f"Model {order.model}: {order.path} is a folder, not a file")
-    if not order.path.is_file():
-        raise PreparationRefused(f"Model {order.model}: there is no file {order.path}")
+    check_model(order)
     model = Source.open(order.path)
     profile = model.profile(order.shapes)
     if order.digest is not None and order.digest != profile.digest:

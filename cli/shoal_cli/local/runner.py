@@ -30,7 +30,7 @@ from shoal_cli.local.orders import JobOrder, JobRefused, Orders, PlanOrder
 from shoal_cli.local.planned_jobs import PlannedJob
 from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
 from shoal_cli.local.pool import PoolRun, RunOptions, Target
-from shoal_cli.local.preparation import Prepared, partition_path, prepare
+from shoal_cli.local.preparation import Prepared, check_model, partition_path, prepare
 from shoal_cli.local.remote import feeds_of
 from shoal_cli.local.report import (
     DeviceReport,
@@ -205,6 +205,7 @@ class _Run:
         cut may let run."""
         for order in orders:
             check_folders(order)
+            check_model(order.plan.cut)
         left = [order for order in orders if not await self._is_finished(order)]
         if left:
             await self._run_pools(left)

@@ -67,6 +67,7 @@ def run(
     model is cut into fragments that fit the devices' budgets, every device keeps within its own,
     and results are written as they come. Running the same command again does what is missing.
     """
+    from shoal_cli.commands import tables
     from shoal_cli.local import remote
     from shoal_cli.local.workspace import default_work_folder
 
@@ -76,7 +77,9 @@ def run(
     _check_written(show)
     run_options = _run_options(how, show)
     folder = how.work or default_work_folder(files[0].resolve().stem or "stdin", files)
-    downloaded = asyncio.run(remote.download(manifests, folder, options.note))
+    far = remote.is_far(manifests)
+    with tables.fetching(far=far):
+        downloaded = asyncio.run(remote.download(manifests, folder, options.note))
     orders = _orders(downloaded.manifests, volumes, there)
     with _work_in(folder, keep=how.keep):
         start = _start(there, run_options, keep=how.keep)
@@ -84,7 +87,8 @@ def run(
         status = _finish(ran, quiet=show.quiet, logs_stay=how.keep and there is None)
         _write(ran, folder, show)
         if status != INTERRUPTED:
-            asyncio.run(remote.upload(downloaded, options.note))
+            with tables.sending(far=far):
+                asyncio.run(remote.upload(downloaded, options.note))
         raise typer.Exit(status)
 
 
@@ -155,11 +159,12 @@ def _run_options(how: HowToRun, show: WhatToShow) -> "RunOptions":
 
 
 def _orders(manifests: "Manifests", volumes: Mapping[str, Path], there: _There | None) -> "Orders":
+    from shoal_cli.commands import tables
     from shoal_cli.local.orders import read_orders
     from shoal_cli.local.speeds import machine_speed
 
     if there is None:
-        return read_orders(manifests, volumes, machine_speed())
+        return read_orders(manifests, volumes, machine_speed(waiting=tables.measuring))
     from shoal_cli.standalone.submission import as_measured
 
     return as_measured(read_orders(manifests, volumes), there.devices)

@@ -371,6 +371,8 @@ class _Run:
 
     def _take_readings(self) -> None:
         for pool in self._pools:
+            if not pool.jobs:  # a finer cut was refused: what its devices did before stands
+                continue
             self._devices += pool.device_reports()
             self._timelines += pool.timelines(self._start_time.timestamp())
             self._coordinator_restarts += self._supervisor.restarts(pool.coordinator)

@@ -61,6 +61,7 @@ async def test_devices_start_while_the_model_is_cut_and_end_where_it_is_refused(
     inputs = tmp_path / "in"
     inputs.mkdir()
     np.save(inputs / "0.npy", np.zeros(1, np.float32))
+    (tmp_path / "model.onnx").touch()
     manifests = bare_manifests(
         tmp_path / "model.onnx",
         inputs=inputs,
@@ -79,15 +80,12 @@ async def test_devices_start_while_the_model_is_cut_and_end_where_it_is_refused(
 
     monkeypatch.setattr(runner, "prepare", refuse)
     with open_workspace(tmp_path / "work") as workspace:
+        run = runner._Run(workspace, RunOptions(enforce=Enforce.NONE), Observer())
         with pytest.raises(StepRefused, match="it is no model"):
-            await runner.run_orders(
-                read_orders(manifests, {}),
-                workspace,
-                RunOptions(enforce=Enforce.NONE),
-                Observer(),
-            )
+            await run.run(read_orders(manifests, {}))
         assert len(started) == 2, "the coordinator and the agent"
         assert not processes_of(tmp_path)
+        assert not run._devices, "where a finer cut is refused, the first run's readings stand"
 
 
 def processes_of(folder: Path) -> list[Path]:

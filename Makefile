@@ -66,7 +66,7 @@ fuzz: .venv/fuzz.stamp ## Fuzz each reader of others' bytes for MINUTES (1), unt
 		--seconds $$((60 * $(MINUTES))) --corpus out/fuzz || exit 1; done
 
 bench: .venv/bench.stamp ## Run every bench in its quick form
-	@for bench in streaming overhead peers memory operator_scale; do $(BIN)/python bench/$$bench.py --quick || exit 1; done
+	@for bench in streaming overhead starting peers memory operator_scale; do $(BIN)/python bench/$$bench.py --quick || exit 1; done
 
 cluster: .venv/run.stamp ## Make a Kubernetes cluster of three nodes on this machine and keep it
 	@$(CLUSTER) up

@@ -10,6 +10,10 @@ import contextlib
 import os
 import sys
 
+# Since 1.29 ONNX Runtime reports to its maker, unless this is set before it is imported. `--verify`
+# and `bench-device` run whole models in it, in processes of this package.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 __version__ = "0.1.0"
 
 

@@ -86,9 +86,12 @@ class Credentials:
 
 
 def client_options() -> list[Option]:
-    """Keepalive every 20 s with or without calls, so that a silent link is noticed within 30 s."""
+    """Keepalive every 20 s with or without calls, so that a silent link is noticed within 30 s. A
+    server that is not there is dialled again after 0.1 s, then after longer and longer."""
     return [
         ("grpc.keepalive_time_ms", 20_000),
+        # A server that starts beside its client is there in a fraction of the second by default.
+        ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         # A proxy of the environment is meant for the web, not for devices on the same network.
         ("grpc.enable_http_proxy", 0),

@@ -172,7 +172,7 @@ def test_kubectl_shoal_shows_the_pool_to_one_who_may_only_look(
     view = json.loads(looker.kubectl("shoal", "top", "--interval=0.5", "--output=json"))
     assert {device["name"] for device in view["devices"]} == NODES
     assert all(device["budget_bytes"] == BUDGET for device in view["devices"])
-    assert "on the whole machine" in looker.kubectl("shoal", "describe", "pi-4")
+    assert "of the machine, or of the agent's limit" in looker.kubectl("shoal", "describe", "pi-4")
     why = looker.kubectl("shoal", "why", "ocr")
     print(why)
     assert why.startswith("ocr is Complete: AllItemsSucceeded")

@@ -108,6 +108,19 @@ def test_every_module_says_what_it_is() -> None:
     assert not silent
 
 
+def test_no_package_lets_onnx_runtime_report_to_its_maker() -> None:
+    packages = {
+        ROOT.joinpath(*path.relative_to(ROOT).parts[:2])
+        for path in python_files()
+        if path.relative_to(ROOT).parts[0] in SOURCE_ROOTS
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Import) and any(each.name == "onnxruntime" for each in node.names)
+    }
+    assert {package.name for package in packages} == {"shoal_agent", "shoal_cli"}
+    setting = 'os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")'
+    assert all(setting in (package / "__init__.py").read_text() for package in packages)
+
+
 def test_names_say_what_a_module_is_for() -> None:
     vague = [shown(path) for path in python_files() if {path.stem, path.parent.name} & VAGUE_NAMES]
     assert not vague

@@ -222,6 +222,10 @@ def _holds(device: DeviceView) -> str:
     return ", ".join(shown[:6]) + more or "-"
 
 
+def _free(size: int | None) -> str:
+    return "" if size is None else f"{_bytes(size)} of the machine, or of the agent's limit"
+
+
 def device_description(device: DeviceView) -> RenderableType:
     """Everything of a device."""
     state, silent = device.state, device.silent_seconds
@@ -232,7 +236,6 @@ def device_description(device: DeviceView) -> RenderableType:
         reach = "other devices cannot reach it: what it gets is relayed"
     if device.relayed_to:
         reach += f"; it cannot reach {', '.join(device.relayed_to)}"
-    free = device.memory_available_bytes
     facts = [
         ("state", state),
         ("agent", " ".join(filter(None, (device.version, device.architecture)))),
@@ -243,7 +246,7 @@ def device_description(device: DeviceView) -> RenderableType:
             + (": OVER BUDGET" if device.over_budget else ""),
         ),
         ("ledger", f"{_bytes(device.resident_bytes)} of fragments"),
-        ("memory free", "" if free is None else f"{_bytes(free)} on the whole machine"),
+        ("memory free", _free(device.memory_available_bytes)),
         ("disk", f"{counted(device.cached_fragments, 'fragment')}, {_bytes(device.cached_bytes)}"),
         (
             "work",

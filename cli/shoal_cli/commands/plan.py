@@ -86,6 +86,7 @@ class _Shown:
 
 
 def _of_model(model: Path, budgets: Sequence[int], bare: plan_options.BareModel) -> "PlanOrder":
+    from shoal_cli.commands.tables import measuring
     from shoal_cli.local.orders import bare_placement, read_orders
     from shoal_cli.local.speeds import machine_speed
 
@@ -96,7 +97,7 @@ def _of_model(model: Path, budgets: Sequence[int], bare: plan_options.BareModel)
         residency=bare.residency or Residency.ADAPTIVE,
         shapes=options.parse_shapes(bare.shape),
     )
-    ((_, order),) = read_orders(made, {}, machine_speed()).placements
+    ((_, order),) = read_orders(made, {}, machine_speed(waiting=measuring)).placements
     if bare.inputs is None:
         return order
     if not bare.inputs.is_dir():
@@ -107,12 +108,15 @@ def _of_model(model: Path, budgets: Sequence[int], bare: plan_options.BareModel)
 def _of_manifests(
     files: Sequence[Path], volumes: Mapping[str, Path], folder: Path
 ) -> "list[tuple[str, PlanOrder]]":
+    from shoal_cli.commands.tables import fetching, measuring
     from shoal_cli.local import remote
     from shoal_cli.local.orders import read_orders
     from shoal_cli.local.speeds import machine_speed
 
-    downloaded = asyncio.run(remote.download(options.load_files(files), folder, options.note))
-    orders = read_orders(downloaded.manifests, volumes, machine_speed())
+    manifests = options.load_files(files)
+    with fetching(far=remote.is_far(manifests)):
+        downloaded = asyncio.run(remote.download(manifests, folder, options.note))
+    orders = read_orders(downloaded.manifests, volumes, machine_speed(waiting=measuring))
     wanted = [(f"Placement {name}", order) for name, order in orders.placements]
     wanted += [(f"{_JOB}{order.name}", order.plan) for order in orders.jobs]
     if not wanted:

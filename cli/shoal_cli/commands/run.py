@@ -67,6 +67,7 @@ def run(
     model is cut into fragments that fit the devices' budgets, every device keeps within its own,
     and results are written as they come. Running the same command again does what is missing.
     """
+    from shoal_cli.commands import tables
     from shoal_cli.local import remote
     from shoal_cli.local.workspace import default_work_folder
 
@@ -76,7 +77,9 @@ def run(
     _check_written(show)
     run_options = _run_options(how, show)
     folder = how.work or default_work_folder(files[0].resolve().stem or "stdin", files)
-    downloaded = asyncio.run(remote.download(manifests, folder, options.note))
+    far = remote.is_far(manifests)
+    with tables.fetching(far=far):
+        downloaded = asyncio.run(remote.download(manifests, folder, options.note))
     orders = _orders(downloaded.manifests, volumes, there)
     with _work_in(folder, keep=how.keep):
         start = _start(there, run_options, keep=how.keep)
@@ -84,17 +87,18 @@ def run(
         status = _finish(ran, quiet=show.quiet, logs_stay=how.keep and there is None)
         _write(ran, folder, show)
         if status != INTERRUPTED:
-            asyncio.run(remote.upload(downloaded, options.note))
+            with tables.sending(far=far):
+                asyncio.run(remote.upload(downloaded, options.note))
         raise typer.Exit(status)
 
 
 def _there(how: HowToRun, bare: BareModel) -> _There | None:
     """The coordinator to run on; None: on this machine."""
+    if how.coordinator is None:
+        return None
     from shoal_cli.standalone.submission import ready_devices
     from shoal_cli.transfer.joined import reach
 
-    if how.coordinator is None:
-        return None
     for option in (*given(bare), *given(how)):
         if option in OF_LOCAL_DEVICES:
             raise typer.BadParameter(
@@ -108,7 +112,6 @@ def _there(how: HowToRun, bare: BareModel) -> _There | None:
 def _manifests(files: list[Path], bare: BareModel, there: _There | None) -> "Manifests":
     """What is to be run. Raises `ManifestErrors`."""
     from shoal_cli.local.orders import bare_manifests
-    from shoal_cli.standalone.submission import on_devices
 
     if not options.is_model(files):
         options.refuse_with_manifests(given(bare))
@@ -126,7 +129,11 @@ def _manifests(files: list[Path], bare: BareModel, there: _There | None) -> "Man
             mode=bare.mode or Mode.STREAMING,
             batching=bare.batching,
         )
-    return manifests if there is None else on_devices(manifests, there.devices)
+    if there is None:
+        return manifests
+    from shoal_cli.standalone.submission import on_devices
+
+    return on_devices(manifests, there.devices)
 
 
 def _needed(path: Path | None, option: str) -> Path:
@@ -152,12 +159,14 @@ def _run_options(how: HowToRun, show: WhatToShow) -> "RunOptions":
 
 
 def _orders(manifests: "Manifests", volumes: Mapping[str, Path], there: _There | None) -> "Orders":
+    from shoal_cli.commands import tables
     from shoal_cli.local.orders import read_orders
     from shoal_cli.local.speeds import machine_speed
-    from shoal_cli.standalone.submission import as_measured
 
     if there is None:
-        return read_orders(manifests, volumes, machine_speed())
+        return read_orders(manifests, volumes, machine_speed(waiting=tables.measuring))
+    from shoal_cli.standalone.submission import as_measured
+
     return as_measured(read_orders(manifests, volumes), there.devices)
 
 
@@ -165,11 +174,12 @@ def _start(
     there: _There | None, run_options: "RunOptions", *, keep: bool
 ) -> Callable[..., Coroutine[None, None, "RunReport"]]:
     """What runs orders, here or there."""
-    from shoal_cli.local.runner import run_orders
+    if there is None:
+        from shoal_cli.local.runner import run_orders
+
+        return partial(run_orders, options=run_options)
     from shoal_cli.standalone.submission import run_on_coordinator
 
-    if there is None:
-        return partial(run_orders, options=run_options)
     return partial(
         run_on_coordinator, coordinator=there.coordinator, options=run_options, keep=keep
     )

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
@@ -67,6 +68,21 @@ class Waiting:
 def working(what: str) -> Live:
     """A sign of life on standard error while something long runs; a terminal alone shows it."""
     return Live(Waiting(what), console=errors(), refresh_per_second=8, transient=True)
+
+
+def fetching(*, far: bool) -> AbstractContextManager[object]:
+    """While what manifests name is fetched, if any of it is `far`."""
+    return working("fetching what the manifests name") if far else nullcontext()
+
+
+def sending(*, far: bool) -> AbstractContextManager[object]:
+    """While results are sent to addresses of other machines, if any is `far`."""
+    return working("sending results") if far else nullcontext()
+
+
+def measuring() -> Live:
+    """While this machine is measured."""
+    return working("measuring this machine, once")
 
 
 def print_summary(console: Console, report: RunReport, *, logs_stay: bool = True) -> None:

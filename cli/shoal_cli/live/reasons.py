@@ -146,7 +146,8 @@ def _about_work(job: JobView) -> Iterator[str]:
     hits = job.tier_hits
     loaded = hits.cached + hits.idle + hits.evict
     total = loaded + hits.resident
-    if total and loaded / total > _LOADED_SHARE:
+    first = sum(len(stage.devices) for stage in job.stages)  # each loads its fragment once anyway
+    if loaded > first and loaded / total > _LOADED_SHARE:
         yield (
             f"{loaded} of {counted(total, 'task')} ({loaded / total:.0%}) had to load their "
             f"fragment first, {hits.evict} of them after another was evicted: the devices hold too "
@@ -178,7 +179,7 @@ def _about_stages(job: JobView) -> Iterator[str]:
         if missing and stage.devices:
             yield (
                 f"stage {stage.index}: the plan names {', '.join(stage.planned)}; "
-                f"{', '.join(missing)} does not serve it now"
+                f"{', '.join(missing)} {'does' if len(missing) == 1 else 'do'} not serve it now"
             )
         elif stage.planned and not set(stage.planned) & set(stage.devices) and stage.devices:
             yield f"stage {stage.index}: none of the plan's devices is there; others do its work"

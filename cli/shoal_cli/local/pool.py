@@ -71,16 +71,16 @@ class Target:
 
 @dataclass(slots=True, kw_only=True)
 class PoolRun:
-    """A pool's processes, from start to stop. `prefix` is part of all names that the user sees
-    where there are several pools."""
+    """A pool's processes, from start to stop, and the `jobs` that they are given. `prefix` is part
+    of all names that the user sees where there are several pools."""
 
     pool: DevicePool
-    jobs: Sequence[PlannedJob] = ()
     workspace: Workspace
     supervisor: Supervisor
     groups: RunGroups | None = None
     options: RunOptions = field(default_factory=RunOptions)
     prefix: str = ""
+    jobs: Sequence[PlannedJob] = field(default=(), init=False)
     target: str = field(init=False)
     watch: Watch = field(init=False)
     _channel: grpc.aio.Channel = field(init=False)
@@ -90,7 +90,12 @@ class PoolRun:
     def __post_init__(self) -> None:
         self.target = self.workspace.coordinator(self.pool.metadata.name)
         self._channel = open_channel(self.target)
-        self.watch = Watch(self._channel, [job.request() for job in self.jobs])
+        self.watch = Watch(self._channel)
+
+    def take(self, jobs: Sequence[PlannedJob]) -> None:
+        """Jobs for `watch` to submit. The processes may be starting meanwhile."""
+        self.jobs = jobs
+        self.watch.take([job.request() for job in jobs])
 
     @property
     def devices(self) -> tuple[LocalDevice, ...]:

@@ -1,7 +1,8 @@
 """From a model's file to a partition in the store: check, profile, cut. A step (see `steps`).
 
 The fragments of an order are reused when the order, the model's bytes and the cuts to choose
-from are those of last time (`source.json` beside `partition.json`).
+from are those of last time (`source.json` beside `partition.json`). Where nothing at all has
+changed, no process is started to find that out (`known_cuts`).
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal_cli.local.cut_orders import CutOrder
+from shoal_cli.local.known_cuts import VERSION, find_known, inputs_at, remember
 from shoal_cli.local.steps import Json, Progress, run_step, serve
 from shoal_compiler.errors import ModelRefused
 from shoal_coordinator.storage.inputs import (
@@ -41,15 +43,13 @@ from shoal_protocol.partition import (
     document_from_json,
     document_to_json,
 )
+from shoal_protocol.threads import in_thread
 
 if TYPE_CHECKING:
     from shoal_compiler.cutting import Cut
     from shoal_compiler.profile import Source
 
 _MODULE: Final = "shoal_cli.local.preparation"
-_VERSION: Final = 3
-"""Of `source.json`: what was cut before may have estimates that were too low."""
-
 _NAMED_FILES: Final = 5
 _FEW: Final = 64
 
@@ -75,11 +75,13 @@ class Prepared:
 async def prepare(
     order: CutOrder, store: Path, on_progress: Progress, *, fragments: bool = True
 ) -> Prepared:
-    """Cut a model in a process of its own; without `fragments` only `partition.json` is written.
-    Raises `StepRefused` or `StepCrashed`."""
-    request = {**dataclasses.asdict(order), "store": store, "keep": fragments}
-    result = await run_step("cutting", _MODULE, request, on_progress)
+    """Cut a model in a process of its own, unless its fragments are known; without `fragments` only
+    `partition.json` is written. Raises `StepRefused` or `StepCrashed`."""
     path = partition_path(store, order.name)
+    result: Json | None = await in_thread(find_known, path, order, FragmentStore(store))
+    if result is None:
+        request = {**dataclasses.asdict(order), "store": store, "keep": fragments}
+        result = await run_step("cutting", _MODULE, request, on_progress)
     document = document_from_json(path.read_bytes())
     told = {name: result[name] for name in ("advice", "note", "files")}
     rejected = tuple(Rejected(**each) for each in result["rejected"])
@@ -88,6 +90,14 @@ async def prepare(
 
 def partition_path(store: Path, name: str) -> Path:
     return store / "partitions" / name / "partition.json"
+
+
+def check_model(order: CutOrder) -> None:
+    """Raise `PreparationRefused` where there is no file to be cut."""
+    if order.path.is_dir():
+        raise PreparationRefused(f"Model {order.model}: {order.path} is a folder, not a file")
+    if not order.path.is_file():
+        raise PreparationRefused(f"Model {order.model}: there is no file {order.path}")
 
 
 def _work(request: Json, on_progress: Progress) -> Json:
@@ -123,10 +133,9 @@ def cut_into_store(
     """Do what is ordered; whether that was done before, and `Prepared`'s other values."""
     from shoal_compiler.profile import Source  # noqa: PLC0415 - needs onnx
 
-    if order.path.is_dir():
-        raise PreparationRefused(f"Model {order.model}: {order.path} is a folder, not a file")
-    if not order.path.is_file():
-        raise PreparationRefused(f"Model {order.model}: there is no file {order.path}")
+    inputs = None if order.sample is None else inputs_at(order.sample)  # before they are read
+
+    check_model(order)
     model = Source.open(order.path)
     profile = model.profile(order.shapes)
     if order.digest is not None and order.digest != profile.digest:
@@ -138,28 +147,31 @@ def cut_into_store(
     profile, choices = suited.profile, suited.choices
     path = partition_path(store, order.name)
     source: dict[str, object] = {"model": profile.digest, "cuts": choices, "shapes": suited.shapes}
-    source |= {"version": _VERSION}
+    source |= {"version": VERSION}
     if len(choices) > 1 or order.finer_than is not None or _is_planned(order):
         source |= {"devices": list(map(dataclasses.asdict, order.devices))}
         source |= {"beside": list(map(dataclasses.asdict, order.beside))}
         source |= {"objective": order.objective, "planned": _is_planned(order)}
-    answer = {
+    answer: dict[str, object] = {
         "advice": _advice(order, profile, choices[-1]),
         "note": suited.note,
         "files": {str(path): digest for path, digest in model.files.items()},
     }
     lost = path.with_name("rejected.json")
-    if _is_current(path, FragmentStore(store), source):
-        known = json.loads(lost.read_bytes()) if lost.is_file() else []
-        return {"warm": True, "rejected": known, **answer}
-    cut, rejected = _best(order, model, suited)
-    if fragments:
-        cut.write(store, on_progress)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, document_to_json(cut.document).encode())
-    replace_file(lost, json.dumps(rejected).encode())
-    replace_file(path.with_name("source.json"), json.dumps(source).encode())
-    return {"warm": False, "rejected": rejected, **answer}
+    warm = _is_current(path, FragmentStore(store), source)
+    if warm:
+        answer["rejected"] = json.loads(lost.read_bytes()) if lost.is_file() else []
+    else:
+        cut, rejected = _best(order, model, suited)
+        if fragments:
+            cut.write(store, on_progress)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, document_to_json(cut.document).encode())
+        replace_file(lost, json.dumps(rejected).encode())
+        replace_file(path.with_name("source.json"), json.dumps(source).encode())
+        answer["rejected"] = rejected
+    remember(path, order, inputs if _depends_on_inputs(order, profile) else None, answer)
+    return {"warm": warm, **answer}
 
 
 def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
@@ -351,12 +363,18 @@ def _beyond(order: CutOrder, files: Sequence[str], refusal: PreparationRefused) 
 def _sample(order: CutOrder, profile: Profile) -> InputSet | None:
     """The inputs, where it depends on them what the model needs; None also where they are refused:
     the job says why."""
-    if order.sample is None or all(_is_fixed(spec, order.shapes) for spec in profile.inputs):
+    if order.sample is None or not _depends_on_inputs(order, profile):
         return None
     try:
         return scan_inputs(order.sample, profile.inputs)
     except InputsRefused:
         return None
+
+
+def _depends_on_inputs(order: CutOrder, profile: Profile) -> bool:
+    return order.sample is not None and not all(
+        _is_fixed(spec, order.shapes) for spec in profile.inputs
+    )
 
 
 def _is_fixed(spec: TensorSpec, shapes: Shapes) -> bool:

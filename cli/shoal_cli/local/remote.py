@@ -41,6 +41,14 @@ class Downloaded:
     results: tuple[tuple[Path, str], ...] = ()
 
 
+def is_far(manifests: Manifests) -> bool:
+    """Whether there is anything to download or to upload."""
+    uris = [model.spec.source.uri for model in manifests.models.values()]
+    for job in manifests.jobs.values():
+        uris += [job.spec.inputs.uri, job.spec.outputs.uri]
+    return any(map(is_remote, uris))
+
+
 async def download(
     manifests: Manifests, work: Path, note: Note, *, pause_seconds: float = PAUSE_SECONDS
 ) -> Downloaded:

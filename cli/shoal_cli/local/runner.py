@@ -1,12 +1,12 @@
 """`shoal run`: everything from orders to a report, in phases.
 
-1. cut what the orders name (in processes of their own), 2. plan it on the pools, 3. start a
-coordinator and the agents of each pool, each agent in its cgroup, 4. wait for their sessions and
-set the limits, 5. submit and watch, 6. stop everything, 7. verify, 8. report.
+1. start a coordinator and the agents of each pool, each agent in its cgroup, 2. while they start,
+cut what the orders name (in processes of their own) and plan it on the pools, 3. wait for sessions
+and set the limits, 4. submit and watch, 5. stop everything, 6. verify, 7. report.
 
 The first SIGINT or SIGTERM cancels the jobs and stops everything gracefully; a second one kills.
 Before that, the first SIGINT ends the following of inputs, if a job follows: what has come is done.
-Nothing cancels phase 6: if the first signal arrives in it, only the verification is left out.
+Nothing cancels phase 5: if the first signal arrives in it, only the verification is left out.
 Whatever happens, no process, cgroup or socket is left. Results that were written stay, and a later
 run resumes.
 """
@@ -30,7 +30,7 @@ from shoal_cli.local.orders import JobOrder, JobRefused, Orders, PlanOrder
 from shoal_cli.local.planned_jobs import PlannedJob
 from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
 from shoal_cli.local.pool import PoolRun, RunOptions, Target
-from shoal_cli.local.preparation import Prepared, partition_path, prepare
+from shoal_cli.local.preparation import Prepared, check_model, partition_path, prepare
 from shoal_cli.local.remote import feeds_of
 from shoal_cli.local.report import (
     DeviceReport,
@@ -182,7 +182,7 @@ class _Run:
             except asyncio.CancelledError:
                 if not self._interrupted:
                     raise
-                if not (self._pools or self._finished):
+                if not (self._places or self._finished):
                     raise Interrupted from None
         jobs = self._job_reports(orders.jobs, verified)
         return RunReport(
@@ -201,25 +201,23 @@ class _Run:
         )
 
     async def _run_jobs(self, orders: Sequence[JobOrder]) -> None:
-        """Phases 1 to 6 for the jobs of which something is left to do; again for those that a finer
+        """Phases 1 to 5 for the jobs of which something is left to do; again for those that a finer
         cut may let run."""
         for order in orders:
             check_folders(order)
+            check_model(order.plan.cut)
         left = [order for order in orders if not await self._is_finished(order)]
-        if not left:
-            return
-        jobs = await self._plan_jobs(left)
+        if left:
+            await self._run_pools(left)
         for _ in range(MOST_CUTS - 1):
-            await self._run_pools(jobs)
-            if self._interrupted or not (finer := self._cut_finer(jobs)):
+            if self._interrupted or not (left := self._cut_finer(left)):
                 return
+            self._supervisor = Supervisor(self._on_death)
             try:
-                jobs = await self._plan_jobs(finer)
+                await self._run_pools(left)
             except (StepRefused, StepCrashed, NoPlan) as error:
                 self._note(f"it cannot be cut finer: {error}")
                 return
-            self._supervisor = Supervisor(self._on_death)
-        await self._run_pools(jobs)
 
     async def _is_finished(self, order: JobOrder) -> bool:
         if order.follows:
@@ -245,11 +243,10 @@ class _Run:
                     remember(order, job.prepared, self._workspace)
         return tuple(reports)
 
-    def _cut_finer(self, jobs: Sequence[PlannedJob]) -> list[JobOrder]:
+    def _cut_finer(self, orders: Sequence[JobOrder]) -> list[JobOrder]:
         """The jobs of which a fragment turned out too large for every device, cut for less."""
         finer = []
-        for job in jobs:
-            pool, _ = self._places[job.order.name]
+        for pool, job in (self._places[order.name] for order in orders):
             report = pool.job_report(job)
             if not is_too_large(report):
                 continue
@@ -263,7 +260,7 @@ class _Run:
         self._observer.note(text)
 
     async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[PlannedJob]:
-        """Phases 1 and 2."""
+        """Phase 2."""
         prepared: dict[str, Prepared] = {}
         jobs: list[PlannedJob] = []
         for order in orders:
@@ -275,29 +272,30 @@ class _Run:
         self._notes += [text for each in prepared.values() if (text := each.note)]
         return jobs
 
-    async def _run_pools(self, jobs: Sequence[PlannedJob]) -> None:
-        """Phases 3 to 6. Whatever happens, the processes and cgroups are gone afterwards."""
+    async def _run_pools(self, orders: Sequence[JobOrder]) -> None:
+        """Phases 1 to 5. Whatever happens, the processes and cgroups are gone afterwards."""
         groups = self._open_groups()
         try:
-            self._pools = self._make_pools(jobs, groups)
-            for pool in self._pools:
-                self._places |= {job.order.name: (pool, job) for job in pool.jobs}
+            self._pools = self._make_pools(orders, groups)
             self._note_unlimited_processors(groups)
-            self._observer.phase(
-                f"starting {counted(sum(len(pool.devices) for pool in self._pools), 'agent')}"
-            )
             async with asyncio.TaskGroup() as group:
                 failure = group.create_task(self._supervisor.wait_for_failure())
-                await self._drive()
+                await self._drive(orders)
                 failure.cancel()
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
             await self._stop(groups)
 
-    async def _drive(self) -> None:
+    async def _drive(self, orders: Sequence[JobOrder]) -> None:
         for pool in self._pools:
             await pool.start()
+        jobs = await self._plan_jobs(orders)
+        for pool in self._pools:
+            pool.take([job for job in jobs if job.order.plan.pool is pool.pool])
+            self._places |= {job.order.name: (pool, job) for job in pool.jobs}
+        agents = counted(sum(len(pool.devices) for pool in self._pools), "agent")
+        self._observer.phase(f"starting {agents}")
         notes = self._observer.note
         await asyncio.gather(*(pool.wait_for_sessions(notes) for pool in self._pools))
         missing = [
@@ -306,7 +304,6 @@ class _Run:
         if self._options.enforce is Enforce.CGROUP and missing:
             raise EnforcementImpossible(f"no limit could be set for {', '.join(missing)}")
         self._observer.phase("running")
-        orders = [job.order for pool in self._pools for job in pool.jobs]
         self._feeds = feeds_of(orders, self._observer.note)
         async with self._feeds.going_on():
             await asyncio.gather(*(pool.watch.run(self._on_snapshot) for pool in self._pools))
@@ -324,21 +321,18 @@ class _Run:
         self._enforcement = Enforcement(mode=f"cgroup v{groups.hierarchy.version}", reason="")
         return groups
 
-    def _make_pools(self, jobs: Sequence[PlannedJob], groups: RunGroups | None) -> list[PoolRun]:
-        by_pool: dict[str, list[PlannedJob]] = {}
-        for job in jobs:
-            by_pool.setdefault(job.order.plan.pool.metadata.name, []).append(job)
+    def _make_pools(self, orders: Sequence[JobOrder], groups: RunGroups | None) -> list[PoolRun]:
+        pools = {order.plan.pool.metadata.name: order.plan.pool for order in orders}
         return [
             PoolRun(
-                pool=own[0].order.plan.pool,
-                jobs=own,
+                pool=pool,
                 workspace=self._workspace,
                 supervisor=self._supervisor,
                 groups=groups,
                 options=self._options,
-                prefix=f"{name}." if len(by_pool) > 1 else "",
+                prefix=f"{name}." if len(pools) > 1 else "",
             )
-            for name, own in by_pool.items()
+            for name, pool in pools.items()
         ]
 
     def _note_unlimited_processors(self, groups: RunGroups | None) -> None:
@@ -351,7 +345,7 @@ class _Run:
             )
 
     async def _stop(self, groups: RunGroups | None) -> None:
-        """Phase 6: jobs are cancelled, processes stopped, cgroups removed; each step whether or not
+        """Phase 5: jobs are cancelled, processes stopped, cgroups removed; each step whether or not
         those before it succeeded."""
         self._observer.phase("stopping")
         self._stopping = True
@@ -377,12 +371,14 @@ class _Run:
 
     def _take_readings(self) -> None:
         for pool in self._pools:
+            if not pool.jobs:  # a finer cut was refused: what its devices did before stands
+                continue
             self._devices += pool.device_reports()
             self._timelines += pool.timelines(self._start_time.timestamp())
             self._coordinator_restarts += self._supervisor.restarts(pool.coordinator)
 
     async def _verify(self, orders: Sequence[JobOrder]) -> dict[str, Verification | str]:
-        """Phase 7, one job after another: each has the machine's memory for itself."""
+        """Phase 6, one job after another: each has the machine's memory for itself."""
         return {
             order.name: await verify_job(order, self._workspace, self._options, self._observer)
             for order in orders

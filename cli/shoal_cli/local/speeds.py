@@ -9,7 +9,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -30,16 +31,19 @@ def speed_path(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(given) if given else default_cache(environment) / "speed.json"
 
 
-def machine_speed(environment: Mapping[str, str] = os.environ) -> Speed:
-    """Measured now if it never was, in a second or two; unknown where that fails: then plans are
-    made with what is assumed of a usual machine."""
+def machine_speed(
+    environment: Mapping[str, str] = os.environ,
+    waiting: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Speed:
+    """Measured now if it never was, in a second or two, `waiting` around it; unknown where that
+    fails: then plans are made with what is assumed of a usual machine."""
     path = speed_path(environment)
     if environment.get(_VARIABLE):
         return stored_speed(path) or UNKNOWN_SPEED
     of = subject(1.0, metadata.version("onnxruntime"))
     speed = stored_speed(path, of)
     if speed is None:
-        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        with waiting(), contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
             _measure(path)
         speed = stored_speed(path, of)
     return speed or UNKNOWN_SPEED

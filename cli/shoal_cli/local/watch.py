@@ -100,14 +100,19 @@ def _growth(before: int, now: int) -> int:
 class Watch:
     """A running coordinator, seen from outside."""
 
-    def __init__(self, channel: grpc.aio.Channel, requests: Sequence[pb.SubmitJobRequest]) -> None:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
         self._client = CoordinatorClient(channel, seconds=CALL_SECONDS)
-        self._requests = {request.name: request for request in requests}
-        self._tallies = {request.name: JobTally() for request in requests}
+        self._requests: dict[str, pb.SubmitJobRequest] = {}
+        self._tallies: dict[str, JobTally] = {}
         self.jobs: dict[str, pb.JobStatus] = {}
         self.devices: dict[str, DeviceTally] = {}
         self.timelines: dict[float, pb.Timeline] = {}
         """What the devices did, by when it began: a coordinator that starts again begins anew."""
+
+    def take(self, requests: Sequence[pb.SubmitJobRequest]) -> None:
+        """Jobs that `run` submits."""
+        self._requests = {request.name: request for request in requests}
+        self._tallies = {request.name: JobTally() for request in requests}
 
     async def wait_for_devices(self, names: Sequence[str], on_ready: Callable[[str], None]) -> None:
         """Until all named devices have a session; `on_ready(name)` once for each."""

@@ -249,7 +249,8 @@ class _Run:
         for sent in jobs:
             await self._send(sent)
         channel = self.coordinator.channel()
-        watch = Watch(channel, [sent.request() for sent in jobs])
+        watch = Watch(channel)
+        watch.take([sent.request() for sent in jobs])
         try:
             await self._watch(watch, jobs)
             for sent in jobs:

@@ -15,7 +15,6 @@ from shoal_cli.transfer.places import (
     Target,
     TransferBroken,
     TransferRefused,
-    check_name,
 )
 from shoal_protocol.coordinator_client import CallFailed, CoordinatorClient
 from shoal_protocol.digests import Digest, from_hexadecimal, hexadecimal
@@ -58,9 +57,7 @@ class JobFolder(Source, Target):
     async def entries(self) -> Sequence[Entry]:
         with _translated(self.address):
             found = await self.client.list_files(self.folder)
-        return [
-            Entry(name=check_name(each.name, self.address), size_bytes=each.bytes) for each in found
-        ]
+        return [Entry(name=each.name, size_bytes=each.bytes) for each in found]
 
     async def read(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
         with _translated(self.address):

@@ -14,6 +14,7 @@ from shoal_cli.transfer.places import (
     Target,
     TransferBroken,
     TransferRefused,
+    check_name,
     digest_of_stream,
     reader,
     with_tries,
@@ -48,11 +49,14 @@ async def copy(
     *,
     pause_seconds: float = PAUSE_SECONDS,
 ) -> Copied:
-    """Copy every file. Raises `TransferRefused`, also for an empty source, or `TransferBroken`
-    after `TRIES` tries of one file."""
+    """Copy every file. Raises `TransferRefused`, also for an empty source and, before anything is
+    copied, for a name that not every place can have; or `TransferBroken` after `TRIES` tries of one
+    file."""
     entries = await source.entries()
     if not entries:
         raise TransferRefused(f"{source.address}: there are no files")
+    for entry in entries:
+        check_name(entry.name, source.address)
     progress = Progress(len(entries), sum(entry.size_bytes for entry in entries))
     existing = await target.existing()
     work = Copy(source, target, existing, progress, on_progress, pause_seconds)

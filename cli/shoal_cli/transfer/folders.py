@@ -62,7 +62,7 @@ class Folder(Source, Target):
     def _entry(self, file: Path) -> Entry:
         status = file.stat()
         return Entry(
-            name=check_name(file.name, self.address),
+            name=file.name,
             size_bytes=status.st_size,
             version=f"{status.st_mtime_ns}-{status.st_ino}",
         )

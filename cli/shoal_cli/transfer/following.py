@@ -1,6 +1,6 @@
 """Files that come while the copy goes on. A name that the target has is not copied again, unless
 files that have changed are wanted too; a file is copied when two looks have found it the same, so
-that one that is being written waits.
+that one that is being written waits. One whose name the target cannot have is left, and named once.
 """
 
 import asyncio
@@ -16,6 +16,8 @@ from shoal_cli.transfer.places import (
     Target,
     TransferBroken,
     TransferRefused,
+    is_name,
+    no_name,
     with_tries,
 )
 
@@ -40,7 +42,7 @@ async def copy_new(
     `follow`: those that come later too, for ever, also when the network breaks; otherwise raises
     `TransferBroken` after some tries. Raises `TransferRefused`."""
     existing = await with_tries(PAUSE_SECONDS, target.existing)
-    work = _New(source, target, existing, look_seconds, changed=changed)
+    work = _New(source, target, existing, note, look_seconds, changed=changed)
     wanted: set[str] | None = None
     idle = 0
     while follow or idle <= _LOOKS:
@@ -69,10 +71,12 @@ class _New:
         source: Source,
         target: Target,
         existing: Mapping[str, int],
+        note: Callable[[str], None],
         pause_seconds: float,
         *,
         changed: bool,
     ) -> None:
+        self._note = note
         self._pause_seconds = pause_seconds
         self._changed = changed
         self._source, self._target = source, target
@@ -80,17 +84,20 @@ class _New:
         self._seen: dict[str, Entry] = {}
         self._failed: set[str] = set()
         """Those that could not be copied: others go first."""
+        self._unusable: set[str] = set()
+        """Names that no file of the target can have."""
         self.skipped = len(self._done)
         self.files = self.bytes = 0
 
     async def look(self, wanted: set[str] | None) -> set[str]:
         """Copy what is as it was at the last look, of the names in `wanted`; those that are
         left."""
-        entries = await self._source.entries()
         new = [
             entry
-            for entry in entries
-            if self._is_new(entry) and (wanted is None or entry.name in wanted)
+            for entry in await self._source.entries()
+            if self._is_new(entry)
+            and (wanted is None or entry.name in wanted)
+            and self._is_usable(entry)
         ]
         ready = [entry for entry in new if entry.size_bytes and self._seen.get(entry.name) == entry]
         self._seen = {entry.name: entry for entry in new}
@@ -101,6 +108,12 @@ class _New:
     def _is_new(self, entry: Entry) -> bool:
         known = self._done.get(entry.name)
         return known is None or (self._changed and known != entry.size_bytes)
+
+    def _is_usable(self, entry: Entry) -> bool:
+        if not (usable := is_name(entry.name)) and entry.name not in self._unusable:
+            self._unusable.add(entry.name)
+            self._note(f"{self._source.address}: {no_name(entry.name)}; it is left there")
+        return usable
 
     async def _copy(self, entries: Sequence[Entry]) -> None:
         """Copy these, some at once. One that fails keeps no other from being copied; where several

@@ -102,7 +102,7 @@ class Objects(Source, Target):
         return sorted((self._entry(each) for each in found), key=lambda entry: entry.name)
 
     def _entry(self, meta: "obstore.ObjectMeta") -> Entry:
-        name = check_name(_base(meta["path"]), self.address)
+        name = _base(meta["path"])
         self._keys[name] = meta["path"]
         version = meta["version"] or meta["e_tag"] or str(meta["last_modified"].timestamp())
         return Entry(name=name, size_bytes=meta["size"], version=version)

@@ -16,6 +16,8 @@ PIECE_BYTES: Final = 1 << 20
 TRIES: Final = 4
 PAUSE_SECONDS: Final = 1.0
 """Before the second try; it doubles."""
+_NAME_BYTES: Final = 255
+_SHOWN: Final = 80
 _QUERY: Final = re.compile(r"(\w+://[^\s?#'\"]+)[?#][^\s'\"]*?(?=[:.,;)]?(?:[\s'\"]|$))")
 
 Result = TypeVar("Result")
@@ -80,7 +82,8 @@ class Source(Place):
 
     @abstractmethod
     async def entries(self) -> Sequence[Entry]:
-        """The files, by name; none where there is nothing."""
+        """The files, by name; none where there is nothing. Not every place can have a file of each
+        name (`is_name`): who copies them looks at that."""
 
     @abstractmethod
     def read(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
@@ -169,7 +172,17 @@ async def digest_of_stream(pieces: AsyncIterator[bytes]) -> Digest:
 
 def check_name(name: str, address: str) -> str:
     """A name that a file can have anywhere; `TransferRefused` for any other."""
-    visible = name and not name.startswith(".") and name.isprintable()
-    if not visible or "/" in name or len(name.encode()) > 255:
-        raise TransferRefused(f"{address}: no file can be called {name[:80]!r}")
+    if not is_name(name):
+        raise TransferRefused(f"{address}: {no_name(name)}")
     return name
+
+
+def is_name(name: str) -> bool:
+    """Whether a file can be called so anywhere."""
+    visible = name and not name.startswith(".") and name.isprintable()
+    return bool(visible) and "/" not in name and len(name.encode()) <= _NAME_BYTES
+
+
+def no_name(name: str) -> str:
+    """Says that no file can be called so."""
+    return f"no file can be called {name[:_SHOWN]!r}"

@@ -13,7 +13,6 @@ So many files are taken that at most `LIVE_FILES` have not ended; the others wai
 
 import os
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +26,6 @@ from shoal_coordinator.storage.inputs import (
     InputSet,
     contents_of,
 )
-from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import TensorSpec
 
 LIVE_FILES: Final = 1024
@@ -116,21 +114,13 @@ class FollowedFolder:
             elif now != known:
                 changed.append(now)
             elif now.size:
-                with suppress(_Later):
-                    ready.append((known.name, self._contents(known.name)))
+                path = self.folder / known.name
+                ready.append((known.name, contents_of(path, self._model_inputs, self._limits)))
         if changed:
             self._files.wait(changed)
         if gone:
             self._files.drop(gone)
         return self._files.take(ready) if ready else []
-
-    def _contents(self, name: str) -> FileContents:
-        try:
-            return contents_of(self.folder / name, self._model_inputs, self._limits)
-        except OSError as error:
-            if is_transient(error):
-                raise
-            raise _Later from error
 
     def _stat(self, name: str) -> Waiting | None:
         try:
@@ -157,7 +147,3 @@ class FollowedFolder:
             for entry in entries:
                 if entry.name[0] != "." and entry.name.endswith(SUFFIXES) and is_file(entry):
                     yield entry.name
-
-
-class _Later(Exception):
-    """A file that cannot be read now waits for the next look."""

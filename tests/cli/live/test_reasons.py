@@ -94,6 +94,11 @@ def test_tasks_that_load_first_are_a_finding_once_they_are_many() -> None:
     assert finding.startswith("50 of 100 tasks (50%) had to load their fragment first, 30 of them")
 
 
+def test_the_first_load_of_a_fragment_is_no_finding() -> None:
+    beginning = job(stage(0, "pi-4", "jetson"), tier_hits=pb.TierHits(idle=1, cached=1))
+    assert reasons(device("pi-4"), device("jetson"), beginning).findings == ()
+
+
 def test_what_is_not_well_with_devices_of_the_job_is_said() -> None:
     pi = device("pi-4", 24 * MIB, peak_bytes=30 * MIB, state=pb.DeviceStatus.SILENT)
     pi.status.silent_seconds = 7
@@ -120,6 +125,12 @@ def test_a_stage_in_blocks_or_away_from_its_plan_is_a_finding() -> None:
         "stage 0 needs 40 MiB and runs in blocks on pi-4 with 12 MiB: it reads weights from the "
         "disk again",
     )
+
+
+def test_several_devices_away_from_the_plan_do_not_serve_it() -> None:
+    planned = stage(0, "pi-4", planned=["pi-4", "jetson", "attic"])
+    (finding,) = reasons(device("pi-4"), job(planned)).findings
+    assert finding.endswith("; jetson, attic do not serve it now")
 
 
 def test_a_job_that_has_failed_says_why() -> None:

@@ -1,17 +1,28 @@
 """Where a model is cut that the devices decide the cut of."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from made_models import Made, deep
+from shoal_cli.local import preparation
 from shoal_cli.local.cut_orders import CutOrder
-from shoal_cli.local.preparation import PreparationRefused, cut_into_store, partition_path
+from shoal_cli.local.known_cuts import find_known
+from shoal_cli.local.preparation import (
+    PreparationRefused,
+    cut_into_store,
+    partition_path,
+    prepare,
+)
+from shoal_compiler.profile import digest_at
 from shoal_planner import finer_cuts
 from shoal_planner.devices import PoolDevice
+from shoal_protocol.choices import Objective
+from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import PartitionDocument, document_from_json
 from shoal_protocol.units import Bytes
 
@@ -68,6 +79,64 @@ def test_a_cut_that_was_chosen_is_used_again_until_the_devices_change(
         return cut_into_store(order(size), tmp_path, lambda done, total: None)["warm"]
 
     assert [is_warm(16), is_warm(16), is_warm(17), is_warm(40)] == [False, True, False, False]
+
+
+def wide_order(folder: Path) -> CutOrder:
+    """Of a copy of the model whose need depends on its inputs, all in this folder."""
+    (folder / "in").mkdir(parents=True)
+    np.save(folder / "in/0.npy", np.zeros(1000, np.float32))
+    path = WIDE.save(folder)
+    return CutOrder(
+        name="wide",
+        model="wide",
+        path=path,
+        sample=folder / "in",
+        devices=(PoolDevice(name="d", budget_bytes=Bytes(16 * MIB)),),
+    )
+
+
+async def test_a_cut_of_which_nothing_has_changed_starts_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = wide_order(tmp_path)
+    cut_into_store(order, tmp_path, lambda done, total: None)
+    monkeypatch.setattr(preparation, "run_step", None)
+    prepared = await prepare(order, tmp_path, lambda done, total: None)
+    assert prepared.files == {str(order.path): digest_at(order.path)}
+
+
+def change_model(order: CutOrder, store: Path) -> CutOrder:
+    order.path.write_bytes(order.path.read_bytes() + b"\0")
+    return order
+
+
+def change_inputs(order: CutOrder, store: Path) -> CutOrder:
+    assert order.sample is not None
+    np.save(order.sample / "1.npy", np.zeros(2000, np.float32))
+    return order
+
+
+def change_fragment(order: CutOrder, store: Path) -> CutOrder:
+    fragment = next(store.glob("fragments/*/model.onnx"))
+    content = fragment.read_bytes()
+    fragment.chmod(0o600)
+    fragment.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    return order
+
+
+def change_order(order: CutOrder, store: Path) -> CutOrder:
+    return replace(order, objective=Objective.LATENCY)
+
+
+@pytest.mark.parametrize("change", [change_model, change_inputs, change_fragment, change_order])
+def test_a_cut_of_which_anything_has_changed_is_looked_at_anew(
+    tmp_path: Path, change: Callable[[CutOrder, Path], CutOrder]
+) -> None:
+    order = wide_order(tmp_path)
+    cut_into_store(order, tmp_path, lambda done, total: None)
+    store, path = FragmentStore(tmp_path), partition_path(tmp_path, "wide")
+    assert find_known(path, order, store)
+    assert not find_known(path, change(order, tmp_path), store)
 
 
 def finer(model: Path, folder: Path, size: int, before: int) -> PartitionDocument:

@@ -1,5 +1,7 @@
 """What this machine was measured to do, and what its devices in local mode do then."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,10 +25,18 @@ SOME = Speed(
 @pytest.mark.real
 def test_a_machine_is_measured_once(tmp_path: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    speed = machine_speed(environment)
+    waited: list[str] = []
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        waited.append("measuring")
+        yield
+
+    speed = machine_speed(environment, waiting)
     assert speed.product_flops_per_second is not None
     assert [each.name for each in (tmp_path / "shoal").iterdir()] == ["speed.json"]
-    assert machine_speed(environment) == speed
+    assert machine_speed(environment, waiting) == speed
+    assert waited == ["measuring"], "a sign of life, while it lasts"
 
 
 def test_a_machine_that_cannot_be_measured_is_not_known(tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ def bay(tmp_path: Path) -> Bay:
 @contextlib.asynccontextmanager
 async def watching(bay: Bay) -> AsyncIterator[tuple[Watch, asyncio.Task[None]]]:
     async with open_channel(bay.target) as channel:
-        watch = Watch(channel, [bay.request])
+        watch = Watch(channel)
+        watch.take([bay.request])
         running = asyncio.create_task(watch.run(lambda: None))
         try:
             yield watch, running
@@ -175,7 +176,7 @@ async def test_a_last_word_that_cannot_be_had_is_done_without(
         raise RuntimeError("a fault of the coordinator")
 
     async with bay.coordinator(), open_channel(bay.target) as channel:
-        watch = Watch(channel, [])
+        watch = Watch(channel)
         monkeypatch.setattr(views, "devices", fail)
         with pytest.raises(CallFailed):
             await watch.poll()

@@ -11,10 +11,18 @@ from cli.transfer.carrying import Shaky, fill, read
 from cli.transfer.conftest import volume_settings
 from shoal_cli.standalone.carrying import Carried
 from shoal_cli.transfer.addresses import Access
+from shoal_cli.transfer.copying import copy
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.following import copy_new
 from shoal_cli.transfer.joined import Reachable
-from shoal_cli.transfer.places import TRIES, Entry, OnBytes, Read, TransferBroken
+from shoal_cli.transfer.places import (
+    TRIES,
+    Entry,
+    OnBytes,
+    Read,
+    TransferBroken,
+    TransferRefused,
+)
 from shoal_coordinator.server import serving
 
 QUICK = 0.05
@@ -70,6 +78,28 @@ async def test_what_is_new_is_carried_when_it_is_whole_and_then_the_copy_ends(
     assert len(found.pop("growing.npz")) == 2000
     assert found["001.npz"] == files["001.npz"]
     assert len(found["000.npz"]) == 5
+
+
+@pytest.mark.parametrize("name", ["two\nlines.npz", "no\udcfftext.npz"])
+async def test_a_file_that_cannot_be_called_so_is_named_once_and_keeps_no_other_back(
+    tmp_path: Path, name: str
+) -> None:
+    files = fill(tmp_path / "in", 10)
+    (tmp_path / "in" / name).write_bytes(b"1234")
+    notes: list[str] = []
+    source, target = Folder("in", tmp_path / "in"), Folder("there", tmp_path / "there")
+    following = asyncio.create_task(
+        copy_new(source, target, notes.append, follow=True, look_seconds=QUICK)
+    )
+    await until_there(tmp_path / "there", "000.npz")
+    (tmp_path / "in/001.npz").write_bytes(b"new")
+    await until_there(tmp_path / "there", "001.npz")
+    following.cancel()
+    await asyncio.wait([following])
+    assert read(tmp_path / "there") == {**files, "001.npz": b"new"}
+    assert notes == [f"in: no file can be called {name!r}; it is left there"]
+    with pytest.raises(TransferRefused, match="no file can be called"):
+        await copy(source, target)
 
 
 async def test_results_that_a_retry_made_again_are_carried_again(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Cuts of which nothing has changed since they were made: the model is not even opened.
+
+Beside `partition.json`, `order.json` records what was ordered, the model's files with their
+digests, how the inputs looked where the cut depends on them, and what the cut came to. Where all of
+that is so still, and every fragment in the store is sound, a run starts with it. In any other case
+the model is opened, and that finds out what is to be done.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from shoal_cli.local.cut_orders import CutOrder
+from shoal_protocol.digests import digest_of_file
+from shoal_protocol.durable_files import replace_file
+from shoal_protocol.fragment_store import FragmentStore
+from shoal_protocol.partition import document_from_json
+
+VERSION: Final = 3
+"""Of what is recorded of cuts: what was cut before may have estimates that were too low."""
+_RECORD: Final = "order.json"
+Inputs: TypeAlias = dict[str, list[int]]
+"""The size and the time of change (nanoseconds) of each file."""
+
+
+def inputs_at(folder: Path) -> Inputs:
+    """How a folder's files look; those that cannot be looked at are left out."""
+    found: Inputs = {}
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):  # it was removed, or leads nowhere
+                status = entry.stat()
+                found[entry.name] = [status.st_size, status.st_mtime_ns]
+    return found
+
+
+def remember(path: Path, order: CutOrder, inputs: Inputs | None, answer: Mapping[str, Any]) -> None:
+    """Record what a cut came to, whose `partition.json` is `path`. `inputs`: how they looked before
+    they were read; None where the cut does not depend on them. Raises `OSError`."""
+    record = {"version": VERSION, "order": _plain(order), "inputs": inputs, "answer": answer}
+    replace_file(path.with_name(_RECORD), json.dumps(record).encode())
+
+
+def find_known(path: Path, order: CutOrder, store: FragmentStore) -> dict[str, Any] | None:
+    """What this very cut came to; None where anything is not as it was. Reads the model's files and
+    the fragments."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        record = json.loads(path.with_name(_RECORD).read_bytes())
+        if (record["version"], record["order"]) != (VERSION, _plain(order)):
+            return None
+        known = record["inputs"]
+        if known is not None and (order.sample is None or inputs_at(order.sample) != known):
+            return None
+        answer: dict[str, Any] = record["answer"]
+        if not all(_is_unchanged(*file) for file in answer["files"].items()):
+            return None
+        document = document_from_json(path.read_bytes())
+        if all(store.is_sound(fragment.digest) for fragment in document.fragments):
+            return answer
+    return None
+
+
+def _plain(order: CutOrder) -> object:
+    """As it is read from JSON."""
+    return json.loads(json.dumps(dataclasses.asdict(order), default=str))
+
+
+def _is_unchanged(name: str, digest: str) -> bool:
+    with Path(name).open("rb") as file:
+        return digest_of_file(file) == digest

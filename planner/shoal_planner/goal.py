@@ -13,6 +13,11 @@ class Goal:
     objective: Objective
     items: int = 100
 
+    @property
+    def cold(self) -> bool:
+        """Whether loading counts: the devices have nothing yet."""
+        return self.objective is Objective.MAKESPAN
+
     def value(self, period: int, latency: int) -> int:
         """Nanoseconds; less is better."""
         match self.objective:

@@ -191,11 +191,16 @@ def classes_of(pool: Sequence[PoolDevice], wishes: Wishes) -> list[DeviceClass]:
     grouped: dict[tuple[PoolDevice, str], list[PoolDevice]] = {}
     for device in sorted(pool, key=lambda each: each.name):
         role = wishes.role(device.name)
-        grouped.setdefault((replace(device, name="", peers=(), times=()), role), []).append(device)
+        grouped.setdefault((_unnamed(device), role), []).append(device)
     return [
         DeviceClass(like=like, devices=tuple(devices), role=role)
         for (like, role), devices in grouped.items()
     ]
+
+
+def _unnamed(device: PoolDevice) -> PoolDevice:
+    """What matters of a device."""
+    return replace(device, name="", peers=(), times=(), loads=())
 
 
 def _choices(

@@ -80,6 +80,7 @@ def _left(device: PoolDevice, of: Taken) -> PoolDevice:
         products_per_second=_part(device.products_per_second, of.left),
         memory_bytes_per_second=_part(device.memory_bytes_per_second, of.left),
         moved_bytes_per_second=_part(device.moved_bytes_per_second, of.left),
+        preparing_nanoseconds=Nanoseconds(int(device.preparing_nanoseconds / of.left)),
         handling_nanoseconds=Nanoseconds(int(device.handling_nanoseconds / of.left)),
     )
 

@@ -22,7 +22,7 @@ from shoal_api.kinds.placement import Pin
 from shoal_planner import advice
 from shoal_planner.advice import CutAdvice
 from shoal_planner.costs import Holding
-from shoal_planner.devices import PAGE_BYTES_PER_SECOND, PoolDevice
+from shoal_planner.devices import PAGE_BYTES_PER_SECOND, RELOAD_BYTES_PER_SECOND, PoolDevice
 from shoal_planner.explanation import explain, explain_refusal, sentences, summary
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
@@ -52,7 +52,7 @@ def fits(document: PartitionDocument, span: range, on: PoolDevice) -> bool:
     return needed <= on.budget_bytes and not (on.single and len(span) > 1)
 
 
-def weigh(document: PartitionDocument, division: Division) -> tuple[int, int]:
+def weigh(document: PartitionDocument, division: Division, cold: bool) -> tuple[int, int]:
     period, latency = 0, 0
     for span, devices in division:
         rates, slowest = [], 0
@@ -71,11 +71,19 @@ def weigh(document: PartitionDocument, division: Division) -> tuple[int, int]:
             ]
             delays = each.latency_nanoseconds * (bool(into) + bool(out))
             rates.append(max(compute, *times, 1))
-            slowest = max(slowest, compute + sum(times) + delays)
+            loads = sum(cold_load(document.fragments[i].weight_bytes, each) for i in span)
+            slowest = max(slowest, compute + sum(times) + delays + cold * loads)
         scale = 10**24
         together = rates[0] if len(rates) == 1 else max(1, scale // sum(scale // r for r in rates))
         period, latency = max(period, together), latency + slowest
     return period, latency
+
+
+def cold_load(weights: int, on: PoolDevice) -> int:
+    """Weights of less than 4 MiB are not prepared."""
+    link = on.link_bytes_per_second
+    fetched = ceil(weights * SECOND, link) if link else 0
+    return fetched + ceil(weights * SECOND, RELOAD_BYTES_PER_SECOND)
 
 
 @st.composite
@@ -112,7 +120,7 @@ def test_no_division_beats_the_plan(
 ) -> None:
     document, pool = question
     values = [
-        weigh(document, division)
+        weigh(document, division, cold=objective is Objective.MAKESPAN)
         for division in every_division(document, pool)
         if all(fits(document, span, each) for span, devices in division for each in devices)
     ]

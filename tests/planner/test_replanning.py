@@ -43,7 +43,11 @@ def situation(
     document: PartitionDocument, pool: Sequence[PoolDevice], goal: Goal, before: Divisions
 ) -> Situation:
     return Situation(
-        costs=Costs(document), pool=pool, goal=goal, allow=lambda span, names: True, before=before
+        costs=Costs(document, cold=goal.cold),
+        pool=pool,
+        goal=goal,
+        allow=lambda span, names: True,
+        before=before,
     )
 
 
@@ -93,7 +97,8 @@ def test_the_next_plan_is_near_the_best_and_moves_no_more_than_that(
     found = plan(document, pool, objective)
     if isinstance(first, Infeasible) or isinstance(found, Infeasible):
         return
-    costs, goal = Costs(document), Goal(objective)
+    goal = Goal(objective)
+    costs = Costs(document, cold=goal.cold)
     before, best = divisions(first, pool), divisions(found, pool)
     if not fits(costs, best):
         return

@@ -41,7 +41,9 @@ def test_items_take_as_long_as_the_plan_predicts(of: PlanFigures, items: int) ->
     ends = max(bar.end for bar in schedule(of, items))
     latency = of.predicted.latency_seconds or 0.0
     period = max(stage.period_seconds or 0.0 for stage in of.stages)
-    if all(len(stage.devices) == 1 for stage in of.stages):
+    if of.objective == Objective.MAKESPAN:
+        assert ends <= (latency + (items - 1) * period) * (1 + 1e-9), "some wait for loads together"
+    elif all(len(stage.devices) == 1 for stage in of.stages):
         assert ends == pytest.approx(latency + (items - 1) * period)
     elif items == 1:
         assert ends <= latency * (1 + 1e-9), "the latency is that of the slowest device"

@@ -42,7 +42,7 @@ resident bytes are used for *balance*, and no time is predicted from them (`know
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -53,7 +53,7 @@ from typing import Final
 from shoal_planner.borders import Border, Borders
 from shoal_planner.devices import PER_MILLE, PoolDevice, Ratios
 from shoal_planner.links import NOWHERE, Homes, Transfer, between, over
-from shoal_planner.loads import before_cached, from_cache, read_bytes, time_of
+from shoal_planner.loads import before_cached, from_cache, paged_bytes, read_bytes, time_of
 from shoal_protocol.choices import ITEMS_IN_TURN
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.partition import Fragment, PartitionDocument
@@ -137,6 +137,8 @@ class DeviceCost:
 class SpanCosts(ABC):
     """What a search asks: how a device would hold a span, and what the span costs there."""
 
+    cold: bool
+
     @property
     @abstractmethod
     def count(self) -> int:
@@ -163,12 +165,16 @@ class SpanCosts(ABC):
         on = [self.on(division.span, each, homes) for each in division.devices]
         return shared_period([each.period for each in on])
 
+    def latency_of(self, replicas: Iterable[int]) -> int:
+        """The slowest one's; but the first item goes to the one that has loaded first."""
+        return min(replicas) if self.cold else max(replicas)
+
     def totals(self, divisions: Sequence[Division]) -> tuple[Nanoseconds, Nanoseconds]:
-        """Period and latency of a whole pipeline; of replicas, the slowest one's latency."""
+        """Period and latency of a whole pipeline."""
         homes = homes_of(divisions)
         on = [[self.on(each.span, device, homes) for device in each.devices] for each in divisions]
         period = max(shared_period([each.period for each in costs]) for costs in on)
-        latency = sum(max(each.latency for each in costs) for costs in on)
+        latency = sum(self.latency_of([each.latency for each in costs]) for costs in on)
         return Nanoseconds(period), Nanoseconds(latency)
 
 
@@ -212,6 +218,11 @@ class Costs(SpanCosts):
             _sums([work.matrix for work in known]),
             _sums([work.memory for work in known]),
         )
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """Bytes of each fragment's weights."""
+        return tuple(fragment.weight_bytes for fragment in self.document.fragments)
 
     @cached_property
     def _resident(self) -> list[int]:
@@ -307,11 +318,6 @@ class Costs(SpanCosts):
         sums = self._known(self._loads, device, device.load_ratios, self.load_by_rate)
         return sums[span.end] - sums[span.start]
 
-    def _before(self, span: Span, device: PoolDevice) -> int:
-        """Nanoseconds until the device has all of the span's fragments in its cache."""
-        fragments = self.document.fragments[span.start : span.end]
-        return sum(before_cached(each, device) for each in fragments)
-
     def _known(
         self, known: _SumsOf, device: PoolDevice, ratios: Ratios, by_rate: _ByRate
     ) -> list[int]:
@@ -378,7 +384,8 @@ class Costs(SpanCosts):
                 read = -(-in_turn // ITEMS_IN_TURN)
                 load = in_turn - read
         if self.cold:
-            load += self._before(span, device)
+            fragments = self.document.fragments[span.start : span.end]
+            load += sum(before_cached(each, device) for each in fragments)
             load += 0 if holding is Holding.RELOADED else self._load(span, device)
         border = self.crossing(span)
         receive = self._transfer(span, device, homes, border.coming, inward=True)
@@ -435,13 +442,6 @@ def _saving_per_byte(fragment: Fragment) -> Fraction:
     """Weights that need not be read again, for each byte that is granted beyond the least."""
     swapped = fragment.resident_bytes - fragment.least_bytes
     return Fraction(read_bytes(fragment), swapped) if swapped else Fraction(0)
-
-
-def paged_bytes(fragment: Fragment, granted: int) -> int:
-    """Weights of a fragment that are read again for each item, by what it is granted."""
-    lacking = fragment.resident_bytes - granted
-    swapped = fragment.resident_bytes - fragment.least_bytes
-    return -(-read_bytes(fragment) * lacking // swapped) if lacking else 0
 
 
 def _sums(amounts: list[int]) -> list[int]:

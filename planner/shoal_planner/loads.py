@@ -34,6 +34,13 @@ def read_bytes(fragment: Fragment) -> int:
     return min(fragment.weight_bytes, fragment.resident_bytes)
 
 
+def paged_bytes(fragment: Fragment, granted: int) -> int:
+    """Weights of a fragment that are read again for each item, by what it is granted."""
+    lacking = fragment.resident_bytes - granted
+    swapped = fragment.resident_bytes - fragment.least_bytes
+    return -(-read_bytes(fragment) * lacking // swapped) if lacking else 0
+
+
 def time_of(amount: int, per_second: int) -> int:
     """Nanoseconds, rounded up."""
     return -(-amount * NANOSECONDS_PER_SECOND // per_second)

@@ -103,7 +103,7 @@ def replan(
         costs=costs,
         pool=pool,
         goal=goal,
-        allow=wishes.allow,
+        wishes=wishes,
         before=_divisions(before, devices),
         reloading=any(stage.held(Holding.RELOADED) for stage in best.stages),
     )
@@ -205,7 +205,7 @@ def _by_pairs(
         costs=costs,
         pool=pool,
         goal=goal,
-        allow=wishes.allow,
+        wishes=wishes,
         before=(),
         reloading=reloading,
     )

@@ -1,8 +1,5 @@
 """Placement against brute force, and what it says of plans and of refusals."""
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise, product
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,8 +7,10 @@ from hypothesis import strategies as st
 from fragment_pools import (
     MIB,
     SECOND,
+    Division,
     ceil,
     device,
+    every_division,
     frames_across,
     partition,
     placed,
@@ -31,21 +30,6 @@ from shoal_protocol.partition import PartitionDocument
 
 # ---- brute force: every division, weighed in the plainest way ------------------------------------
 
-Division = list[tuple[range, list[PoolDevice]]]
-
-
-def every_division(document: PartitionDocument, pool: Sequence[PoolDevice]) -> Iterator[Division]:
-    count = len(document.fragments)
-    for borders in product((False, True), repeat=count - 1):
-        cuts = [0, *(i + 1 for i, cut in enumerate(borders) if cut), count]
-        spans = [range(a, b) for a, b in pairwise(cuts)]
-        for owner in product(range(-1, len(spans)), repeat=len(pool)):
-            serving = [
-                [d for d, o in zip(pool, owner, strict=True) if o == s] for s in range(len(spans))
-            ]
-            if all(serving):
-                yield list(zip(spans, serving, strict=True))
-
 
 def fits(document: PartitionDocument, span: range, on: PoolDevice) -> bool:
     needed = sum(document.fragments[i].least_bytes for i in span) + frames_across(document, span)
@@ -55,7 +39,7 @@ def fits(document: PartitionDocument, span: range, on: PoolDevice) -> bool:
 def weigh(document: PartitionDocument, division: Division, cold: bool) -> tuple[int, int]:
     period, latency = 0, 0
     for span, devices in division:
-        rates, slowest = [], 0
+        rates, latencies = [], []
         work = sum(document.fragments[i].flops or 0 for i in span)
         into = [e for e in document.edges if e.consumer in span and e.producer not in span]
         out = [e for e in document.edges if e.producer in span and e.consumer not in span]
@@ -72,10 +56,11 @@ def weigh(document: PartitionDocument, division: Division, cold: bool) -> tuple[
             delays = each.latency_nanoseconds * (bool(into) + bool(out))
             rates.append(max(compute, *times, 1))
             loads = sum(cold_load(document.fragments[i].weight_bytes, each) for i in span)
-            slowest = max(slowest, compute + sum(times) + delays + cold * loads)
+            latencies.append(compute + sum(times) + delays + cold * loads)
         scale = 10**24
         together = rates[0] if len(rates) == 1 else max(1, scale // sum(scale // r for r in rates))
-        period, latency = max(period, together), latency + slowest
+        latency += min(latencies) if cold else max(latencies)
+        period = max(period, together)
     return period, latency
 
 

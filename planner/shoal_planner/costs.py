@@ -37,8 +37,8 @@ prepared and loaded, one after the other: a stage is loaded when the one before 
 In each way there is room for the frames in which the next item comes and the one before leaves:
 both go on while a device runs the present one.
 
-Integers only: bytes and nanoseconds, rounded up. Where a fragment's flops are unknown, its
-resident bytes are used for *balance*, and no time is predicted from them (`known`).
+Integers only: bytes and nanoseconds, rounded up. Where flops are unknown, resident bytes are used
+for *balance*, and no time is predicted from them (`known`).
 """
 
 from abc import ABC, abstractmethod
@@ -122,12 +122,17 @@ class DeviceCost:
         return Nanoseconds(self.compute + self.read + self.move)
 
     @property
+    def link(self) -> Nanoseconds:
+        """How long an item takes the device's link, in the direction that it takes longer."""
+        return Nanoseconds(max(self.receive, self.send))
+
+    @property
     def transfer(self) -> Nanoseconds:
         return Nanoseconds(self.move + self.receive + self.send + self.delay)
 
     @property
     def period(self) -> Nanoseconds:
-        return Nanoseconds(max(self.busy, self.receive, self.send, 1))
+        return Nanoseconds(max(self.busy, self.link, 1))
 
     @property
     def latency(self) -> Nanoseconds:
@@ -309,13 +314,13 @@ class Costs(SpanCosts):
     def _compute(self, span: Span, device: PoolDevice) -> int:
         """Nanoseconds of one item while all of the span is in memory."""
         if device.ratios:
-            sums = self._known(self._tasks, device, device.ratios, self.by_rates)
+            sums = self._known(self._sums[0], device, device.ratios, self.by_rates)
             return sums[span.end] - sums[span.start]
         return self._by_rates(span, device)
 
     def _load(self, span: Span, device: PoolDevice) -> int:
         """Nanoseconds to make all of the span's fragments resident, one after the other."""
-        sums = self._known(self._loads, device, device.load_ratios, self.load_by_rate)
+        sums = self._known(self._sums[1], device, device.load_ratios, self.load_by_rate)
         return sums[span.end] - sums[span.start]
 
     def _known(
@@ -331,15 +336,11 @@ class Costs(SpanCosts):
         return sums
 
     @cached_property
-    def _tasks(self) -> _SumsOf:
-        return {}
-
-    @cached_property
-    def _loads(self) -> _SumsOf:
-        return {}
+    def _sums(self) -> tuple[_SumsOf, _SumsOf]:
+        """Of tasks, and of loads."""
+        return {}, {}
 
     def load_by_rate(self, fragment: int, device: PoolDevice) -> int:
-        """What loading a fragment takes by the device's rates alone."""
         return from_cache(self.document.fragments[fragment], device)
 
     def by_rates(self, fragment: int, device: PoolDevice) -> int:

@@ -5,7 +5,8 @@
 A process of its own, since it lives in the network of the coordinator (`placements.py`). A
 placement is loaded without quotas on processor time, since loading is not what is measured: jobs
 run until all devices have what they are to serve, which takes a minute over the slowest link. Then
-the agents get their quotas again, and the items in the middle of a job are timed.
+the agents get their quotas again, and the items in the middle of a job are timed. Before all that,
+one job runs under the quotas while the devices have nothing: it is timed as a whole.
 """
 
 import asyncio
@@ -32,14 +33,15 @@ from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.joined import reach
 from shoal_planner.costs import Costs, Division, Span
 from shoal_planner.devices import PoolDevice
+from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions, by_memory, evenly
 from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan, stage_plans
 from shoal_planner.speeds import refined
-from shoal_protocol.choices import Objective
+from shoal_protocol.choices import ITEMS_IN_TURN, Objective
 from shoal_protocol.coordinator_client import ENDED, CoordinatorClient
 from shoal_protocol.partition import PartitionDocument, document_to_json
-from shoal_protocol.units import Bytes, seconds
+from shoal_protocol.units import Bytes, Nanoseconds, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -47,10 +49,13 @@ from real_models import MODELS, find
 
 CHOSEN: Final = "chosen"
 REFINED: Final = "chosen when tasks have run"
+COLD: Final = "chosen, from nothing"
+COLD_ITEMS: Final = 16
 WATCH_SECONDS: Final = 0.02
 LONGEST_SECONDS: Final = 300.0
 LEAST_ITEMS: Final = 16
 """Enough that their middle is longer than the pipeline takes to fill."""
+_ITEMS_BEFORE: Final = 5 * ITEMS_IN_TURN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +183,9 @@ class _Runner:
     async def run(self) -> None:
         """What planning finds by rates, and what it finds when tasks have run."""
         seen: dict[Divisions, str] = {}
-        for name, divisions in placements(self._document, await self._pool()):
+        found = list(placements(self._document, await self._pool()))
+        await self._run_cold(found[0][1])
+        for name, divisions in found:
             await self._run(name, divisions, seen)
         _, divisions = next(placements(self._document, await self._pool()))
         await self._run(REFINED, divisions, seen)
@@ -193,6 +200,20 @@ class _Runner:
         seen[where] = name
         print(json.dumps(asdict(await self._measured(name, divisions))), flush=True)
 
+    async def _run_cold(self, divisions: Divisions) -> None:
+        """A job on devices that have nothing of the model yet, from its submission to its end."""
+        goal = Goal(Objective.MAKESPAN, COLD_ITEMS)
+        costs = Costs(self._document, cold=goal.cold)
+        _, status = await self._job(divisions, goal.items)
+        run = {
+            "model": self._model,
+            "placement": COLD,
+            "described": _in_words(divisions),
+            "predicted": seconds(Nanoseconds(goal.value(*costs.totals(divisions)))),
+            "measured": status.seconds,
+        }
+        print(json.dumps(run), flush=True)
+
     async def _pool(self) -> tuple[PoolDevice, ...]:
         """The devices, corrected by the tasks that have run."""
         found = await _ready(self._client, [each.name for each in self._request.devices])
@@ -200,10 +221,11 @@ class _Runner:
 
     async def _measured(self, name: str, divisions: Divisions) -> Run:
         by_rates = tuple(
-            Division(each.span, tuple(replace(device, ratios=()) for device in each.devices))
-            for each in divisions
+            Division(each.span, tuple(map(_by_rates, each.devices))) for each in divisions
         )
         await self._load(divisions)
+        if not all(self._costs.at_once(d.span, each) for d in divisions for each in d.devices):
+            await self._job(divisions, _ITEMS_BEFORE)  # what loads take under quotas is measured
         known = {each.name: each for each in await self._pool()}
         divisions = tuple(
             Division(each.span, tuple(known[device.name] for device in each.devices))
@@ -211,16 +233,13 @@ class _Runner:
         )
         period = seconds(self._costs.totals(divisions)[0])
         wanted = max(LEAST_ITEMS, round(self._request.seconds / period))
-        before = self._processor_seconds()
+        before, loads = self._processor_seconds(), await self._loads()
         taken, status = await self._job(divisions, wanted)
-        used = self._processor_seconds()
+        used, loaded = self._processor_seconds(), await self._loads()
         return Run(
             model=self._model,
             placement=name,
-            described="; ".join(
-                f"{d.span.start}-{d.span.end - 1} on {','.join(e.name for e in d.devices)}"
-                for d in divisions
-            ),
+            described=_in_words(divisions),
             by_rates=seconds(self._costs.totals(by_rates)[0]),
             predicted=period,
             measured=taken,
@@ -236,9 +255,14 @@ class _Runner:
                     for time in stage.times
                 ],
                 "items": wanted,
+                "loads": {name: (loaded[name] - loads[name]) / wanted for name in loaded},
                 "processor_seconds": {name: (used[name] - before[name]) / wanted for name in used},
             },
         )
+
+    async def _loads(self) -> dict[str, int]:
+        """Fragments that were made resident so far."""
+        return {each.name: each.loads for each in await self._client.devices()}
 
     def _processor_seconds(self) -> dict[str, float]:
         return {each.name: each.processor_seconds() for each in self._request.devices}
@@ -308,6 +332,17 @@ def _processor_seconds(process: int) -> float:
     """Of all its threads."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _in_words(divisions: Divisions) -> str:
+    return "; ".join(
+        f"{each.span.start}-{each.span.end - 1} on {','.join(_names(each))}" for each in divisions
+    )
+
+
+def _by_rates(device: PoolDevice) -> PoolDevice:
+    """As if no task had run there."""
+    return replace(device, ratios=(), load_ratios=())
 
 
 def _named(divisions: Divisions) -> Divisions:

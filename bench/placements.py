@@ -10,8 +10,9 @@ are run as planned; evenly split; split in proportion to memory (exo's rule); on
 alone; and replicated. Then they are planned anew, with what tasks took meanwhile.
 
 - *The last plan against the others*, measured: from one item to the next, in each environment.
-- *Predicted against measured*, over all runs, by rates alone and as tasks have corrected it: the
-  rank correlation, and the median error.
+- *Predicted against measured*, over all runs, by rates alone and as tasks and loads have corrected
+  it: the rank correlation, and the median error.
+- *From nothing*: a job of some items on devices that have to fetch and prepare everything first.
 """
 
 import json
@@ -28,7 +29,7 @@ from statistics import correlation
 from typing import Any, Final
 
 from measurement import RATIO, VALUE, Measurement, Report, argument_parser, measured, shared
-from placement_runs import CHOSEN, REFINED, Device, Request
+from placement_runs import CHOSEN, COLD, COLD_ITEMS, REFINED, Device, Request
 
 from shoal_cli.local.cgroups import DeviceGroup, RunGroups, Unavailable, open_groups, run_name
 
@@ -111,6 +112,11 @@ ENVIRONMENTS: Final = (
         ),
         models=("resnet18", "mobilenet_v2"),
     ),
+    Environment(
+        name="fragments in turn",
+        shapes=(Shape(name="a", cpus="0.3", memory=24), Shape(name="b", cpus="0.5", memory=24)),
+        models=("resnet18", "minilm_l6"),
+    ),
 )
 QUICK: Final = Environment(
     name="quick",
@@ -136,8 +142,10 @@ def main() -> None:
             found[each.name] = runs_in(each, report, 2.0 if options.quick else RUN_SECONDS)
     if options.details is not None:
         options.details.write_text(json.dumps(found, indent=1) + "\n")
-    every = [run for runs in found.values() for run in runs if "measured" in run]
-    for measurement in (*gains(found), *predictions(every)):
+    cold = [run for runs in found.values() for run in runs if run["placement"] == COLD]
+    warm = {name: [run for run in runs if run["placement"] != COLD] for name, runs in found.items()}
+    every = [run for runs in warm.values() for run in runs if "measured" in run]
+    for measurement in (*gains(warm), *predictions(every), from_nothing(cold)):
         report.add(measurement)
     report.finish()
 
@@ -255,6 +263,13 @@ def predictions(runs: Runs) -> Iterator[Measurement]:
     )
     name = "error of a prediction that tasks have corrected"
     yield measured(name, errors, unit="of the time", goal=VALUE <= 0.15)
+
+
+def from_nothing(runs: Runs) -> Measurement:
+    """Of whole jobs, with what their devices have to fetch, prepare and load first."""
+    errors = [abs(run["predicted"] / run["measured"] - 1) for run in runs]
+    name = f"{COLD_ITEMS} items on devices that have nothing yet: error of the predicted makespan"
+    return measured(name, errors, unit="of the time", goal=VALUE <= 0.15)
 
 
 def gains(found: Mapping[str, Runs]) -> Iterator[Measurement]:

@@ -4,7 +4,8 @@ Part of `planner.py`. Each figure is the worst of some pools:
 
 - processor time and gap of a planned cut, of 48 cuts, on 12 and 16 devices; its value by that of
   the best simple split that fits: even, by memory, one device, replicas of the whole model;
-- after the loss of a device, the fragments that devices have to get, by those that were lost;
+- after the loss of a device, the bytes of weights that devices have to get, by those that were
+  lost;
 - a second model beside a first: its value where the plan knows how busy the first keeps the
   devices, by that of the plan that knows what memory is left alone. Both are weighed with what is
   left.
@@ -62,7 +63,7 @@ def cuts(devices: int, objective: Objective, pools: int) -> Iterator[Measurement
         assert found is not None
         assert found.gap is not None
         gaps.append(found.gap)
-        costs = TableCosts(table)
+        costs = TableCosts(table, cold=goal.cold)
         splits = [each for each in simple_splits(costs, with_room(pool), goal) if fits(costs, each)]
         least = min((goal.value(*costs.totals(each)) for each in splits), default=None)
         if least is not None:
@@ -83,7 +84,7 @@ def cuts(devices: int, objective: Objective, pools: int) -> Iterator[Measurement
 
 
 def moved(pools: int) -> Measurement:
-    """Over all pools."""
+    """Bytes of weights, over all pools."""
     got = lost = 0
     for seed in range(pools):
         chance = random.Random(seed)  # noqa: S311 - a fixed seed
@@ -92,12 +93,13 @@ def moved(pools: int) -> Measurement:
         gone = chance.choice(sorted({name for home in before.homes() for name in home}))
         left = [each for each in pool if each.name != gone]
         after = replan(document, left, made(document, left), before.stages)
-        got += len(held(after) - held(before))
-        lost += sum(name == gone for _, name in held(before))
+        weights = Costs(document).weights
+        got += sum(weights[fragment] for fragment, _ in held(after) - held(before))
+        lost += sum(weights[fragment] for fragment, name in held(before) if name == gone)
     return Measurement(
-        name="12 unequal devices, one is lost: fragments that move, by those that were lost",
+        name="12 unequal devices, one is lost: bytes that move, by those that were lost",
         value=float(got),
-        unit="",
+        unit="B",
         peer=float(lost),
         ratio=got / lost,
         goal=RATIO <= 3.0,

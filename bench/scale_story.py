@@ -26,6 +26,8 @@ from shoal_operator.controller.login import log_in
 from shoal_operator.controller.telemetry import Telemetry
 
 MODEL: Final = "squeezenet1_1"
+SHAPE: Final = ("--shape", "image=1,3,224,224")
+"""Without it no time is predicted."""
 FRAGMENTS: Final = 3
 PATIENCE_SECONDS: Final = 86_400
 """Played nodes never say again that they are there."""
@@ -78,8 +80,8 @@ def answers(folder: Path) -> Answers:
         return done.stdout
 
     return Answers(
-        inspection=run("inspect", str(model), "--json"),
-        document=run("partition", str(model), "--document", "--fragments", str(FRAGMENTS)),
+        inspection=run("inspect", str(model), "--json", *SHAPE),
+        document=run("partition", str(model), "--document", "--fragments", str(FRAGMENTS), *SHAPE),
     )
 
 
@@ -178,6 +180,8 @@ class Bench:
         for percent in (50, 99):
             took, peer = quantile(before, after, percent / 100), latency(writes, percent)
             self._add(f"reconcile p{percent}, against a write of it", took, "s", peer=peer)
+        compared = operator.metric("shoal_operator_plan_rate_ratio_count")
+        self._add("measured rates compared with plans, per job", compared / jobs, "", peer=1.0)
         looks = {kind: after.looks[kind] - before.looks.get(kind, 0.0) for kind in after.looks}
         self._report.note(f"looks: {looks}")
         self._add("looks at objects per job", sum(looks.values()) / jobs, "")

@@ -1,7 +1,7 @@
 """Partitions and pools for tests of placement, and the plainest reckoning of weights read again."""
 
-from collections.abc import Sequence
-from itertools import permutations
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, permutations, product
 
 from shoal_planner.costs import Holding
 from shoal_planner.devices import PoolDevice
@@ -10,6 +10,8 @@ from shoal_protocol.cut_table import Candidate, CutTable
 from shoal_protocol.digests import Digest
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
+
+Division = list[tuple[range, list[PoolDevice]]]
 
 MIB = 1 << 20
 SECOND = 1_000_000_000
@@ -105,6 +107,20 @@ def placed(answer: Plan | Infeasible) -> Plan:
 
 def reloads(answer: Plan) -> bool:
     return any(stage.held(Holding.RELOADED) for stage in answer.stages)
+
+
+def every_division(document: PartitionDocument, pool: Sequence[PoolDevice]) -> Iterator[Division]:
+    """All ways to divide fragments, and to give each part devices of its own."""
+    count = len(document.fragments)
+    for borders in product((False, True), repeat=count - 1):
+        cuts = [0, *(i + 1 for i, cut in enumerate(borders) if cut), count]
+        spans = [range(a, b) for a, b in pairwise(cuts)]
+        for owner in product(range(-1, len(spans)), repeat=len(pool)):
+            serving = [
+                [d for d, o in zip(pool, owner, strict=True) if o == s] for s in range(len(spans))
+            ]
+            if all(serving):
+                yield list(zip(spans, serving, strict=True))
 
 
 def frames_across(document: PartitionDocument, span: range) -> int:

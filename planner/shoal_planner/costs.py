@@ -6,12 +6,13 @@ and goes out over the device's own link. A message is charged to both ends, whic
 takes and an upper bound for a direct route; that way the cost of a stage depends on its own devices
 alone. Computing, receiving and sending overlap between items, so that
 
-    period  = max(compute + read + move, receive, send)         one item every so often, at length
-    latency = compute + read + move + receive + send + delays   of one item
+    period  = max(compute + read + move, receive, send)   one item every so often, at length
+    latency = compute + read + load + move + receive + send + delays             of one item
 
-where `read` is weights that are read again, and `move` is what the processor does to handle
-tasks and transfers. Where the rate between two devices is known, it counts as soon as it is
-known who serves the other end (`Homes`); else each end's own.
+where `read` is weights that are read again, `load` what the first item waits for until fragments
+are loaded, and `move` what the processor does to handle tasks and transfers. Where the rate between
+two devices is known, it counts as soon as it is known who serves the other end (`Homes`); else each
+end's own.
 
 Replicas add their rates. Where a fragment's `work` is known, and a device's rates were measured,
 computing takes the sum of the fragment's convolutions, products and traffic, each by its rate. Else
@@ -26,18 +27,22 @@ How a device holds its span follows from its budget (`Holding`):
   them, in between in proportion; the others are read again for each item.
   The bytes that remain go where each saves the most reading (`grants`), which is the best there
   is, since the saving grows in proportion; room for the activations of two items is left;
-- else it *reloads* them: fragments are loaded and unloaded in turn, and for each item all weights
-  are read from disk and prepared again. Each fragment must fit by itself, at least in blocks.
+- else it *reloads* them: fragments are loaded and unloaded in turn. A fragment that is loaded
+  serves all items that are admitted, so an item takes a part of a load (`ITEMS_IN_TURN`). Each
+  fragment must fit by itself, at least in blocks.
+
+Where no device has anything yet (`cold`), the first item waits until each fragment is fetched,
+prepared and loaded, one after the other: a stage is loaded when the one before it runs.
 
 In each way there is room for the frames in which the next item comes and the one before leaves:
 both go on while a device runs the present one.
 
-Integers only: bytes and nanoseconds, rounded up. Where a fragment's flops are unknown, its
-resident bytes are used for *balance*, and no time is predicted from them (`known`).
+Integers only: bytes and nanoseconds, rounded up. Where flops are unknown, resident bytes are used
+for *balance*, and no time is predicted from them (`known`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -46,11 +51,13 @@ from itertools import accumulate
 from typing import Final
 
 from shoal_planner.borders import Border, Borders
-from shoal_planner.devices import PER_MILLE, PoolDevice
+from shoal_planner.devices import PER_MILLE, PoolDevice, Ratios
 from shoal_planner.links import NOWHERE, Homes, Transfer, between, over
+from shoal_planner.loads import before_cached, from_cache, paged_bytes, read_bytes, time_of
+from shoal_protocol.choices import ITEMS_IN_TURN
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.partition import Fragment, PartitionDocument
-from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, Nanoseconds
+from shoal_protocol.units import Bytes, Nanoseconds
 
 _ITEMS_WAITING: Final = 2
 """A device that could fill its memory with weights leaves room for what so many items bring and
@@ -60,6 +67,9 @@ _NOISE: Final = 16
 by 0.6 MiB under load."""
 
 _SCALE: Final = 10**24
+
+_SumsOf = dict[PoolDevice, list[int]]
+_ByRate = Callable[[int, PoolDevice], int]
 
 
 class Holding(StrEnum):
@@ -92,13 +102,15 @@ class Division:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCost:
-    """What one item of a span costs on one device. `read` is weights, from the page cache or, where
-    fragments are reloaded, from the disk; `move` is processor time for tasks and
-    transfers; `delay` is the links' latency."""
+    """What one item of a span costs on one device. `read` is weights from the page cache or, where
+    fragments are reloaded, an item's part of their loads; `load` is what the first item waits for
+    besides, until its fragments are there. `move` is processor time for tasks and transfers;
+    `delay` is the links' latency."""
 
     holding: Holding
     compute: Nanoseconds
     read: Nanoseconds
+    load: Nanoseconds
     move: Nanoseconds
     receive: Nanoseconds
     send: Nanoseconds
@@ -110,20 +122,27 @@ class DeviceCost:
         return Nanoseconds(self.compute + self.read + self.move)
 
     @property
+    def link(self) -> Nanoseconds:
+        """How long an item takes the device's link, in the direction that it takes longer."""
+        return Nanoseconds(max(self.receive, self.send))
+
+    @property
     def transfer(self) -> Nanoseconds:
         return Nanoseconds(self.move + self.receive + self.send + self.delay)
 
     @property
     def period(self) -> Nanoseconds:
-        return Nanoseconds(max(self.busy, self.receive, self.send, 1))
+        return Nanoseconds(max(self.busy, self.link, 1))
 
     @property
     def latency(self) -> Nanoseconds:
-        return Nanoseconds(self.compute + self.read + self.transfer)
+        return Nanoseconds(self.compute + self.read + self.load + self.transfer)
 
 
 class SpanCosts(ABC):
     """What a search asks: how a device would hold a span, and what the span costs there."""
+
+    cold: bool
 
     @property
     @abstractmethod
@@ -151,12 +170,16 @@ class SpanCosts(ABC):
         on = [self.on(division.span, each, homes) for each in division.devices]
         return shared_period([each.period for each in on])
 
+    def latency_of(self, replicas: Iterable[int]) -> int:
+        """The slowest one's; but the first item goes to the one that has loaded first."""
+        return min(replicas) if self.cold else max(replicas)
+
     def totals(self, divisions: Sequence[Division]) -> tuple[Nanoseconds, Nanoseconds]:
-        """Period and latency of a whole pipeline; of replicas, the slowest one's latency."""
+        """Period and latency of a whole pipeline."""
         homes = homes_of(divisions)
         on = [[self.on(each.span, device, homes) for device in each.devices] for each in divisions]
         period = max(shared_period([each.period for each in costs]) for costs in on)
-        latency = sum(max(each.latency for each in costs) for costs in on)
+        latency = sum(self.latency_of([each.latency for each in costs]) for costs in on)
         return Nanoseconds(period), Nanoseconds(latency)
 
 
@@ -165,6 +188,7 @@ class Costs(SpanCosts):
     """The costs of a partition's spans."""
 
     document: PartitionDocument
+    cold: bool = False
 
     @property
     def count(self) -> int:
@@ -201,6 +225,11 @@ class Costs(SpanCosts):
         )
 
     @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """Bytes of each fragment's weights."""
+        return tuple(fragment.weight_bytes for fragment in self.document.fragments)
+
+    @cached_property
     def _resident(self) -> list[int]:
         return _sums([fragment.resident_bytes for fragment in self.document.fragments])
 
@@ -216,12 +245,8 @@ class Costs(SpanCosts):
         return [places[index] for index in range(len(places))]
 
     @cached_property
-    def _weights(self) -> list[int]:
-        return _sums([fragment.weight_bytes for fragment in self.document.fragments])
-
-    @cached_property
     def _read(self) -> list[int]:
-        return _sums(list(map(_read_bytes, self.document.fragments)))
+        return _sums(list(map(read_bytes, self.document.fragments)))
 
     @cached_property
     def _borders(self) -> Borders:
@@ -289,23 +314,34 @@ class Costs(SpanCosts):
     def _compute(self, span: Span, device: PoolDevice) -> int:
         """Nanoseconds of one item while all of the span is in memory."""
         if device.ratios:
-            sums = self._corrected(device)
+            sums = self._known(self._sums[0], device, device.ratios, self.by_rates)
             return sums[span.end] - sums[span.start]
         return self._by_rates(span, device)
 
-    def _corrected(self, device: PoolDevice) -> list[int]:
-        """As `ratios` say, added up over the fragments."""
-        if (known := self._corrections.get(device)) is None:
-            ratios, parts = dict(device.ratios), []
-            for fragment in self.document.fragments:
-                ratio = ratios.get(fragment.digest, PER_MILLE)
-                parts.append(self.by_rates(fragment.index, device) * ratio // PER_MILLE)
-            known = self._corrections[device] = _sums(parts)
-        return known
+    def _load(self, span: Span, device: PoolDevice) -> int:
+        """Nanoseconds to make all of the span's fragments resident, one after the other."""
+        sums = self._known(self._sums[1], device, device.load_ratios, self.load_by_rate)
+        return sums[span.end] - sums[span.start]
+
+    def _known(
+        self, known: _SumsOf, device: PoolDevice, ratios: Ratios, by_rate: _ByRate
+    ) -> list[int]:
+        """Times of the fragments on a device, corrected by ratios and added up."""
+        if (sums := known.get(device)) is None:
+            ratio, parts = dict(ratios), []
+            for each in self.document.fragments:
+                corrected = by_rate(each.index, device) * ratio.get(each.digest, PER_MILLE)
+                parts.append(corrected // PER_MILLE)
+            sums = known[device] = _sums(parts)
+        return sums
 
     @cached_property
-    def _corrections(self) -> dict[PoolDevice, list[int]]:
-        return {}
+    def _sums(self) -> tuple[_SumsOf, _SumsOf]:
+        """Of tasks, and of loads."""
+        return {}, {}
+
+    def load_by_rate(self, fragment: int, device: PoolDevice) -> int:
+        return from_cache(self.document.fragments[fragment], device)
 
     def by_rates(self, fragment: int, device: PoolDevice) -> int:
         """What a task of a fragment takes by the device's rates alone."""
@@ -314,14 +350,14 @@ class Costs(SpanCosts):
     def _by_rates(self, span: Span, device: PoolDevice) -> int:
         if self._kinds_of_work is not None and (rates := device.rates) is not None:
             return sum(
-                _time(sums[span.end] - sums[span.start], rate)
+                time_of(sums[span.end] - sums[span.start], rate)
                 for sums, rate in zip(self._kinds_of_work, rates, strict=True)
             )
-        compute = _time(self._work[span.end] - self._work[span.start], device.flops_per_second)
+        compute = time_of(self._work[span.end] - self._work[span.start], device.flops_per_second)
         if device.memory_bytes_per_second is None or not self.known:
             return compute
         read = self._read[span.end] - self._read[span.start]
-        return max(compute, _time(read, device.memory_bytes_per_second))
+        return max(compute, time_of(read, device.memory_bytes_per_second))
 
     def times(self, span: Span, device: PoolDevice) -> tuple[Nanoseconds, ...]:
         """What a task of each of the span's fragments takes there, transfers apart."""
@@ -332,7 +368,7 @@ class Costs(SpanCosts):
         ):
             time = self._compute(Span(fragment.index, fragment.index + 1), device)
             if holding is Holding.IN_BLOCKS:
-                time += _time(paged_bytes(fragment, grant), device.page_bytes_per_second)
+                time += time_of(paged_bytes(fragment, grant), device.page_bytes_per_second)
             times.append(Nanoseconds(time))
         return tuple(times)
 
@@ -340,14 +376,18 @@ class Costs(SpanCosts):
         compute = self._compute(span, device)
         holding = self.holding(span, device)
         assert holding is not None, f"{span} has no room on {device.name}"
+        read, load = 0, 0
         match holding:
             case Holding.IN_BLOCKS:
-                read = _time(self._paged(span, device), device.page_bytes_per_second)
+                read = time_of(self._paged(span, device), device.page_bytes_per_second)
             case Holding.RELOADED:
-                weights = self._weights[span.end] - self._weights[span.start]
-                read = _time(weights, device.reload_bytes_per_second)
-            case Holding.WHOLE:
-                read = 0
+                in_turn = self._load(span, device)
+                read = -(-in_turn // ITEMS_IN_TURN)
+                load = in_turn - read
+        if self.cold:
+            fragments = self.document.fragments[span.start : span.end]
+            load += sum(before_cached(each, device) for each in fragments)
+            load += 0 if holding is Holding.RELOADED else self._load(span, device)
         border = self.crossing(span)
         receive = self._transfer(span, device, homes, border.coming, inward=True)
         send = self._transfer(span, device, homes, border.going, inward=False)
@@ -355,6 +395,7 @@ class Costs(SpanCosts):
             holding=holding,
             compute=Nanoseconds(compute),
             read=Nanoseconds(read),
+            load=Nanoseconds(load),
             move=self._move(span, device),
             receive=receive.duration,
             send=send.duration,
@@ -365,7 +406,7 @@ class Costs(SpanCosts):
         """What the processor does besides computing."""
         border, rate = self.crossing(span), device.moved_bytes_per_second
         handled = len(span.fragments) + border.transfers
-        moved = _time(border.size_bytes, rate) if rate else 0
+        moved = time_of(border.size_bytes, rate) if rate else 0
         return Nanoseconds(handled * device.handling_nanoseconds + moved)
 
     def _transfer(
@@ -401,23 +442,7 @@ def homes_of(divisions: Sequence[Division]) -> Homes:
 def _saving_per_byte(fragment: Fragment) -> Fraction:
     """Weights that need not be read again, for each byte that is granted beyond the least."""
     swapped = fragment.resident_bytes - fragment.least_bytes
-    return Fraction(_read_bytes(fragment), swapped) if swapped else Fraction(0)
-
-
-def paged_bytes(fragment: Fragment, granted: int) -> int:
-    """Weights of a fragment that are read again for each item, by what it is granted."""
-    lacking = fragment.resident_bytes - granted
-    swapped = fragment.resident_bytes - fragment.least_bytes
-    return -(-_read_bytes(fragment) * lacking // swapped) if lacking else 0
-
-
-def _read_bytes(fragment: Fragment) -> int:
-    """Weights that an item reads: of a table, which counts by rows as resident, only some."""
-    return min(fragment.weight_bytes, fragment.resident_bytes)
-
-
-def _time(amount: int, per_second: int) -> int:
-    return -(-amount * NANOSECONDS_PER_SECOND // per_second)
+    return Fraction(read_bytes(fragment), swapped) if swapped else Fraction(0)
 
 
 def _sums(amounts: list[int]) -> list[int]:

@@ -19,12 +19,17 @@ RELOAD_BYTES_PER_SECOND: Final = 200_000_000
 """A fragment's weights from the disk cache, prepared again by one core; an SD card is slower, a
 page cache faster."""
 
+PREPARING_NANOSECONDS: Final = Nanoseconds(300_000_000)
+"""What the process that prepares a fragment takes of one core, besides its weights."""
+
 PAGE_BYTES_PER_SECOND: Final = 1_000_000_000
 """Weights that one core maps again. A limit at the budget leaves no page cache for them: they come
 from an SSD."""
 
+Times = tuple[tuple[Digest, Nanoseconds], ...]
+"""By fragment what something takes."""
 Ratios = tuple[tuple[Digest, int], ...]
-"""By fragment what tasks took, in thousandths of what they were to take by a device's rates."""
+"""By fragment what something took, in thousandths of what it was to take by a device's rates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class PoolDevice:
     `convolutions_per_second` and `products_per_second` are FLOPs of such operators.
     `moved_bytes_per_second` is what its processor sends and receives, and `handling_nanoseconds`
     what it takes besides for each task and transfer. `peers` are the links that differ from its
-    own, `times` what tasks take there by fragment; see `speeds.refined`.
+    own, `times` and `loads` what tasks and loads take there by fragment; see `speeds.refined`.
     """
 
     name: str
@@ -54,19 +59,23 @@ class PoolDevice:
     memory_bytes_per_second: int | None = None
     page_bytes_per_second: int = PAGE_BYTES_PER_SECOND
     reload_bytes_per_second: int = RELOAD_BYTES_PER_SECOND
+    preparing_nanoseconds: Nanoseconds = PREPARING_NANOSECONDS
     link_bytes_per_second: int | None = None
     latency_nanoseconds: Nanoseconds = Nanoseconds(0)
     moved_bytes_per_second: int | None = None
     handling_nanoseconds: Nanoseconds = Nanoseconds(0)
     peers: tuple[PeerLink, ...] = ()
-    times: tuple[tuple[Digest, Nanoseconds], ...] = ()
+    times: Times = ()
+    loads: Times = ()
     ratios: Ratios = ()
+    load_ratios: Ratios = ()
     single: bool = False
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "PoolDevice":
         """Of what `asdict` has made and JSON has carried: its lists are tuples again."""
-        of_fragments = {name: tuple(map(tuple, values[name])) for name in ("times", "ratios")}
+        names = ("times", "loads", "ratios", "load_ratios")
+        of_fragments = {name: tuple(map(tuple, values[name])) for name in names}
         peers = tuple(PeerLink(**each) for each in values["peers"])
         return cls(**{**values, **of_fragments, "peers": peers})
 

@@ -25,9 +25,10 @@ class Rates:
 class DeviceFigures:
     """What an item of a stage takes one of its devices, in seconds, and what it holds at once.
 
-    `share` is its part of the stage's items, `read_seconds` the reading of weights again,
-    `move_seconds` the processor's work to receive and send. Times are None where a shape is
-    unknown, `budget_bytes` where any model fits.
+    `share` is its part of the stage's items, `read_seconds` the reading of weights again or, where
+    they are loaded in turn, an item's part of that; `load_seconds` is what the first item waits for
+    besides, and `move_seconds` the processor's work to receive and send. Times are None where a
+    shape is unknown, `budget_bytes` where any model fits.
     """
 
     device: str
@@ -35,6 +36,7 @@ class DeviceFigures:
     share: float | None
     compute_seconds: float | None
     read_seconds: float | None
+    load_seconds: float | None
     move_seconds: float | None
     receive_seconds: float | None
     send_seconds: float | None
@@ -195,6 +197,7 @@ def _device(share: Share, part: float | None) -> DeviceFigures:
         share=part,
         compute_seconds=None if cost is None else known_seconds(cost.compute),
         read_seconds=None if cost is None else known_seconds(cost.read),
+        load_seconds=None if cost is None else known_seconds(cost.load),
         move_seconds=None if cost is None else known_seconds(cost.move),
         receive_seconds=None if cost is None else known_seconds(cost.receive),
         send_seconds=None if cost is None else known_seconds(cost.send),

@@ -13,6 +13,11 @@ class Goal:
     objective: Objective
     items: int = 100
 
+    @property
+    def cold(self) -> bool:
+        """Whether loading counts: the devices have nothing yet."""
+        return self.objective is Objective.MAKESPAN
+
     def value(self, period: int, latency: int) -> int:
         """Nanoseconds; less is better."""
         match self.objective:
@@ -25,7 +30,22 @@ class Goal:
             case _:
                 assert_never(self.objective)
 
+    def sparing(self, enough: float) -> "Sparing":
+        """Penalties count alone where a value is below `enough`."""
+        return Sparing(self.objective, self.items, enough)
+
     def order(self, period: int, latency: int, penalty: int = 0) -> tuple[int, int, int]:
         """What is compared: of equal values fewer penalties win, then the other time."""
         other = period if self.objective is Objective.LATENCY else latency
         return self.value(period, latency), penalty, other
+
+
+@dataclass(frozen=True, slots=True)
+class Sparing(Goal):
+    """A goal that is good enough below a value: of what is, that with the least penalty is best."""
+
+    enough: float = 0.0
+
+    def order(self, period: int, latency: int, penalty: int = 0) -> tuple[int, int, int]:
+        value = self.value(period, latency)
+        return (0, penalty, value) if value < self.enough else (1, value, penalty)

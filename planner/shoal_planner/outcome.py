@@ -77,6 +77,10 @@ class StagePlan:
         return max((cost.transfer for cost in self.costs), default=None)
 
     @property
+    def link_nanoseconds(self) -> Nanoseconds | None:
+        return max((cost.link for cost in self.costs), default=None)
+
+    @property
     def period_nanoseconds(self) -> Nanoseconds | None:
         return shared_period([cost.period for cost in self.costs]) if self.costs else None
 

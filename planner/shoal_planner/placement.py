@@ -69,11 +69,12 @@ def plan(
     `previous` is the plan in force: of equal plans the one that moves least wins, and the epoch
     goes on from it. `items` matters to Makespan only.
     """
-    costs, pool = Costs(document), refined(document, pool)
+    goal = Goal(objective, items)
+    costs, pool = Costs(document, cold=goal.cold), refined(document, pool)
     refused = _misfit(costs, pool, pins)
     if refused is not None:
         return refused
-    wishes, goal = _wishes(previous, pins), Goal(objective, items)
+    wishes = _wishes(previous, pins)
     for reloading in (False, True):
         found = divided(costs, pool, wishes, goal, reloading=reloading)
         if found.divisions:
@@ -96,13 +97,13 @@ def replan(
 ) -> Plan:
     """The plan that follows the one in force: the best, or one that moves fewer fragments, where
     what the best gains is not worth the difference (`replanning`)."""
-    costs, devices = Costs(document), {device.name: device for device in pool}
-    wishes = _wishes(None, pins)
+    goal, devices = Goal(best.objective), {device.name: device for device in pool}
+    costs, wishes = Costs(document, cold=goal.cold), _wishes(None, pins)
     situation = Situation(
         costs=costs,
         pool=pool,
-        goal=Goal(best.objective),
-        allow=wishes.allow,
+        goal=goal,
+        wishes=wishes,
         before=_divisions(before, devices),
         reloading=any(stage.held(Holding.RELOADED) for stage in best.stages),
     )
@@ -204,7 +205,7 @@ def _by_pairs(
         costs=costs,
         pool=pool,
         goal=goal,
-        allow=wishes.allow,
+        wishes=wishes,
         before=(),
         reloading=reloading,
     )

@@ -62,8 +62,8 @@ class PlannedCut:
 class TableCosts(SpanCosts):
     """The costs of stages of one fragment each, between the cuts of a table."""
 
-    def __init__(self, table: CutTable) -> None:
-        self.table = table
+    def __init__(self, table: CutTable, *, cold: bool = False) -> None:
+        self.table, self.cold = table, cold
         self._alone = lru_cache(None)(self._made)
         self._on = lru_cache(None)(self._weighed)
 
@@ -115,7 +115,7 @@ class TableCosts(SpanCosts):
             inputs=(),
             outputs=(),
         )
-        return Costs(document)
+        return Costs(document, cold=self.cold)
 
 
 def with_room(pool: Sequence[PoolDevice]) -> list[PoolDevice]:
@@ -125,7 +125,7 @@ def with_room(pool: Sequence[PoolDevice]) -> list[PoolDevice]:
 
 def choose_cut(table: CutTable, pool: Sequence[PoolDevice], goal: Goal) -> PlannedCut | None:
     """The cut that these devices run best; None: there is none of which every fragment fits one."""
-    costs = TableCosts(table)
+    costs = TableCosts(table, cold=goal.cold)
     for devices in (with_room(pool), pool):
         found = divided(costs, devices, _ANY, goal, reloading=False)
         if found.divisions:

@@ -1,13 +1,16 @@
-"""From the plan in force to the next: no more fragments move than the gain is worth. Pure.
+"""From the plan in force to the next: no more moves than the gain is worth. Pure.
 
 Each fragment that a device has to get costs a transfer, a preparation and items that start over. So
 the best plan takes the place of the one in force only where that is worse by `GAIN`. Where it is,
-or where devices were lost, there is a third candidate: the plan in force, changed by *local moves*
-(Asteroid, "lightweight pipeline replay"): a border between two stages moves, a device goes to
-another stage, to one of its own or to rest, two devices change places. Each step is the one that
-helps most, first what does not fit, then the goal; it is over when a step leads to a plan that the
-best one does not beat by `GAIN`. Of all such candidates the one that moves the fewest fragments is
-the next plan.
+or where devices were lost, the next plan is the one that moves the fewest bytes of weights among
+those that the best one does not beat by `GAIN`:
+
+- of *all* divisions, where the search can weigh them all, with what moves as its penalty;
+- else of those that *local moves* lead to (Asteroid, "lightweight pipeline replay"): a border
+  between two stages moves, a device goes to another stage, to one of its own or to rest, two
+  devices change places. From the plan in force each step is the one that helps most, first what
+  does not fit, then the goal. From the plan that this ends in, and from the best one, steps lead
+  back to fewer bytes, as long as the plan stays good enough.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +24,7 @@ from shoal_planner.costs import Costs, Division, Span
 from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions
-from shoal_planner.search import fits
+from shoal_planner.search import Wishes, fits, search
 
 GAIN: Final = 0.1
 """Of the value of the plan in force."""
@@ -30,8 +33,7 @@ MAX_TRIES: Final = 30_000
 _STEP: Final = 0.01
 """A move that gains less is not worth its fragments."""
 
-Allow = Callable[[Span, Sequence[str]], bool]
-"""Whether these devices may serve a span; pins forbid some."""
+Near = Callable[[Divisions], bool]
 Key = tuple[float, ...]
 
 
@@ -44,7 +46,7 @@ class Situation:
     costs: Costs
     pool: Sequence[PoolDevice]
     goal: Goal
-    allow: Allow
+    wishes: Wishes
     before: Divisions
     reloading: bool = False
 
@@ -52,16 +54,58 @@ class Situation:
 def next_plan(situation: Situation, best: Divisions) -> Divisions:
     """The best plan, the one before, or that with local moves."""
     weighing, before = _Weighing(situation), situation.before
-    enough = weighing.value(best)
+    enough = weighing.value(best) / (1 - GAIN)
 
     def near(each: Divisions) -> bool:
-        return weighing.unfit(each) == 0 and weighing.value(each) * (1 - GAIN) < enough
+        return weighing.unfit(each) == 0 and weighing.value(each) < enough
 
     if before == best or near(before):
         return before
-    changed = _improved(weighing, before, situation.pool, enough / (1 - GAIN))
-    candidates = (changed, best) if near(changed) else (best,)
-    return min(candidates, key=lambda each: (weighing.moves(each), weighing.value(each)))
+    found = [each for each in _sparing(situation, enough) if near(each)]
+    if not found:
+        changed = _improved(weighing, before, situation.pool, enough)
+        starts = [each for each in (changed, best) if near(each)] or [best]
+        found = [_thinned(weighing, each, situation.pool, near) for each in starts]
+    return min((*found, best), key=lambda each: (weighing.moves(each), weighing.value(each)))
+
+
+def _sparing(situation: Situation, enough: float) -> Sequence[Divisions]:
+    """What moves the least and is good enough; empty where not all can be weighed."""
+    of, costs = situation, situation.costs
+    present = frozenset(
+        (fragment, device.name)
+        for division in of.before
+        for fragment in division.span.fragments
+        for device in division.devices
+    )
+    wishes = Wishes(required=of.wishes.required, present=present, weights=costs.weights)
+    goal = of.goal.sparing(enough)
+    found = search(costs, of.pool, wishes, goal, reloading=of.reloading)
+    return () if found is None or found.lower is None else found.divisions
+
+
+def _thinned(
+    weighing: "_Weighing", found: Divisions, pool: Sequence[PoolDevice], near: Near
+) -> Divisions:
+    """After local moves to fewer bytes, as long as what is left is good enough."""
+    moves, left = weighing.moves(found), MAX_TRIES
+    while left > 0:
+        others = list(islice(_moved(found, pool), left))
+        left -= len(others)
+        fewer = sorted(
+            (
+                (count, place)
+                for place, each in enumerate(others)
+                if (count := weighing.moves(each)) < moves
+            )
+        )
+        better = next(
+            ((count, others[place]) for count, place in fewer if near(others[place])), None
+        )
+        if better is None:
+            return found
+        moves, found = better
+    return found
 
 
 def improve(situation: Situation, found: Divisions) -> Divisions:
@@ -71,7 +115,7 @@ def improve(situation: Situation, found: Divisions) -> Divisions:
 
 
 class _Weighing:
-    """What divisions are worth, and how many fragments move for them."""
+    """What divisions are worth, and how much moves for them."""
 
     def __init__(self, situation: Situation) -> None:
         self._of = situation
@@ -84,11 +128,14 @@ class _Weighing:
         self._by_pairs = any(device.peers for device in situation.pool)
 
     def moves(self, divisions: Divisions) -> int:
-        """Fragments that devices have to get."""
+        """Bytes of weights that devices have to get."""
+        weights = self._of.costs.weights
         return sum(
-            len(set(division.span.fragments) - self._held[device.name])
+            weights[fragment]
             for division in divisions
             for device in division.devices
+            for fragment in division.span.fragments
+            if fragment not in self._held[device.name]
         )
 
     def unfit(self, divisions: Divisions) -> int:
@@ -109,7 +156,7 @@ class _Weighing:
     def _excess(self, division: Division) -> int:
         of, span, devices = self._of, division.span, division.devices
         least = of.costs.least_in_turn(span) if of.reloading else of.costs.least(span)
-        if not devices or not of.allow(span, [device.name for device in devices]):
+        if not devices or not of.wishes.allow(span, [device.name for device in devices]):
             return max(1, least)
         return sum(
             0

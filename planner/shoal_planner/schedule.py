@@ -1,9 +1,9 @@
 """What every device does when, as a plan predicts it: the bars of a Gantt chart. Pure.
 
 The items are there from the beginning, and each goes through the stages in order. A device receives
-an item, reads weights again and computes, and sends; each of the three does one item at a time, and
-they overlap between items, as the cost model says. Of the devices of a stage, an item goes to the
-one that would be done with it first.
+an item, reads weights again and computes, and sends; its first item waits for loads as well. Each
+of the three does one item at a time, and they overlap between items, as the cost model says. Of the
+devices of a stage, an item goes to the one that would be done with it first.
 """
 
 from collections.abc import Iterator
@@ -56,13 +56,14 @@ class _Lanes:
     def __init__(self, device: DeviceFigures) -> None:
         self._device = device
         self._receiver = self._processor = self._sender = 0.0
+        self._load = device.load_seconds or 0.0
 
     def bars(self, item: int, ready: float) -> Iterator[Bar]:
         """What it would do with an item that is ready to leave the stage before."""
         device = self._device
         steps = (
             (Phase.RECEIVE, device.receive_seconds or 0.0, self._receiver),
-            (Phase.READ, device.read_seconds or 0.0, self._processor),
+            (Phase.READ, self._load + (device.read_seconds or 0.0), self._processor),
             (Phase.COMPUTE, (device.compute_seconds or 0.0) + (device.move_seconds or 0.0), 0.0),
             (Phase.SEND, device.send_seconds or 0.0, self._sender),
         )
@@ -75,3 +76,4 @@ class _Lanes:
     def take(self, bars: tuple[Bar, ...]) -> None:
         receive, _, compute, send = bars
         self._receiver, self._processor, self._sender = receive.end, compute.end, send.end
+        self._load = 0.0

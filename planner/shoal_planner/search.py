@@ -56,13 +56,14 @@ class Wishes:
     """What a division must keep to, and what it should rather do.
 
     `required`: fragment -> device. `preferred`: (fragment, device). `present`: (fragment, device)
-    of the plan that is in force: what stays need not move. Without `replicas` each stage has one
-    device.
+    of the plan that is in force: what stays need not move; what has to, counts by its `weights`, or
+    as one. Without `replicas` each stage has one device.
     """
 
     required: Mapping[int, str] = field(default_factory=dict)
     preferred: frozenset[tuple[int, str]] = frozenset()
     present: frozenset[tuple[int, str]] = frozenset()
+    weights: Sequence[int] = ()
     replicas: bool = True
 
     def role(self, device: str) -> str:
@@ -83,7 +84,8 @@ class Wishes:
         """Wishes that are not followed, pins before moves."""
         inside = {(each, device) for each in span.fragments for device in devices}
         wished = {(each, device) for each, device in self.preferred if each in span.fragments}
-        moves = len(inside - self.present) if self.present else 0
+        moved = inside - self.present if self.present else set()
+        moves = sum(self.weights[each] for each, _ in moved) if self.weights else len(moved)
         return len(wished - inside) * 1_000_000 + moves
 
 
@@ -191,11 +193,16 @@ def classes_of(pool: Sequence[PoolDevice], wishes: Wishes) -> list[DeviceClass]:
     grouped: dict[tuple[PoolDevice, str], list[PoolDevice]] = {}
     for device in sorted(pool, key=lambda each: each.name):
         role = wishes.role(device.name)
-        grouped.setdefault((replace(device, name="", peers=(), times=()), role), []).append(device)
+        grouped.setdefault((_unnamed(device), role), []).append(device)
     return [
         DeviceClass(like=like, devices=tuple(devices), role=role)
         for (like, role), devices in grouped.items()
     ]
+
+
+def _unnamed(device: PoolDevice) -> PoolDevice:
+    """What matters of a device."""
+    return replace(device, name="", peers=(), times=(), loads=())
 
 
 def _choices(
@@ -218,7 +225,7 @@ def _choices(
         mine: list[DeviceCost] = [cost[id(each)] for each, count in taken for _ in range(count)]
         choices[chosen] = Label(
             period=shared_period([each.period for each in mine]),
-            latency=max(each.latency for each in mine),
+            latency=costs.latency_of([each.latency for each in mine]),
             penalty=wishes.penalty(span, names),
             steps=(Step(span, chosen),),
         )

@@ -18,7 +18,7 @@ Measurements of equal devices differ by some percent. The search counts devices 
 rates within `_ALIKE` of one another count as equal (`levelled`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median_high
 from typing import Any, Final
@@ -29,14 +29,17 @@ from shoal_planner.devices import (
     COORDINATOR,
     PAGE_BYTES_PER_SECOND,
     PER_MILLE,
+    PREPARING_NANOSECONDS,
     RELOAD_BYTES_PER_SECOND,
     PeerLink,
     PoolDevice,
+    Ratios,
+    Times,
 )
 from shoal_planner.explanation import Table
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, Link, Speed, TaskTimes
+from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, FragmentTimes, Link, Speed
 from shoal_protocol.units import Bytes, Nanoseconds, format_bytes, nanoseconds
 
 _SUSTAINED: Final = 0.5
@@ -54,6 +57,7 @@ _LEVELLED: Final = (
     "reload_bytes_per_second",
     "link_bytes_per_second",
     "moved_bytes_per_second",
+    "preparing_nanoseconds",
     "handling_nanoseconds",
     "latency_nanoseconds",
 )
@@ -69,7 +73,7 @@ def measured_device(
     budget_bytes: Bytes,
     speed: Speed = UNKNOWN_SPEED,
     link: Link = UNKNOWN_LINK,
-    times: TaskTimes = (),
+    times: FragmentTimes = (),
     *,
     single: bool = False,
 ) -> PoolDevice:
@@ -92,14 +96,26 @@ def measured_device(
         memory_bytes_per_second=_known(memory, share),
         page_bytes_per_second=_whole(again),
         reload_bytes_per_second=_whole(reload if disk is None else _in_turn(reload, disk)),
+        preparing_nanoseconds=Nanoseconds(int(PREPARING_NANOSECONDS / share)),
         link_bytes_per_second=_known(link.bytes_per_second),
         latency_nanoseconds=_part(link.round_trip_seconds, 2),
         moved_bytes_per_second=None if moving is None else _whole(processors / moving),
         handling_nanoseconds=nanoseconds((overhead or 0.0) / share),
         peers=tuple(_peer_link(name, each) for name, each in link.peers),
-        times=tuple((digest, nanoseconds(took)) for digest, took in times),
+        times=_times((each.digest, each.task_seconds) for each in times),
+        loads=_times((each.digest, _lasting(each.load_seconds, share)) for each in times),
         single=single,
     )
+
+
+def _lasting(load_seconds: float | None, share: float) -> float | None:
+    """A load is shorter than the period of a quota, after a rest: it was measured at the speed of a
+    whole thread, and takes its share of one in the long run."""
+    return None if load_seconds is None else load_seconds / share
+
+
+def _times(of: Iterable[tuple[Digest, float | None]]) -> Times:
+    return tuple((digest, nanoseconds(took)) for digest, took in of if took is not None)
 
 
 def _peer_link(name: str, link: Link) -> PeerLink:
@@ -132,13 +148,26 @@ def _unlike(device: PoolDevice) -> Iterator[PeerLink]:
 
 
 def refined(document: PartitionDocument, pool: Sequence[PoolDevice]) -> tuple[PoolDevice, ...]:
-    """The devices, corrected for this document by the times that tasks took. Ratios of devices that
-    differ as measurements do are equal."""
-    if not any(device.times for device in pool):
+    """The devices, corrected for this document by the times that tasks and loads took. Ratios of
+    devices that differ as measurements do are equal."""
+    if not any(device.times or device.loads for device in pool):
         return tuple(pool)
     costs = Costs(document)
-    by_device = [_ratios(costs, device) for device in pool]
-    found: list[dict[Digest, int]] = [{} for _ in pool]
+    tasks = [_ratios(costs, device, device.times, costs.by_rates) for device in pool]
+    loads = [_ratios(costs, device, device.loads, costs.load_by_rate) for device in pool]
+    return tuple(
+        replace(device, times=(), loads=(), ratios=ratios, load_ratios=load_ratios)
+        for device, ratios, load_ratios in zip(
+            pool, _likely(document, tasks), _likely(document, loads), strict=True
+        )
+    )
+
+
+def _likely(
+    document: PartitionDocument, by_device: Sequence[Mapping[Digest, int]]
+) -> Iterator[Ratios]:
+    """The ratios of each device, also of fragments that it does not know."""
+    found: list[dict[Digest, int]] = [{} for _ in by_device]
     for digest in dict.fromkeys(fragment.digest for fragment in document.fragments):
         elsewhere = [ratios[digest] for ratios in by_device if digest in ratios]
         likely = [
@@ -149,18 +178,17 @@ def refined(document: PartitionDocument, pool: Sequence[PoolDevice]) -> tuple[Po
         for ratio, its in zip(likely, found, strict=True):
             if (levelled := level[ratio]) is not None:
                 its[digest] = levelled
-    return tuple(
-        replace(device, times=(), ratios=tuple(ratios.items()))
-        for device, ratios in zip(pool, found, strict=True)
-    )
+    yield from (tuple(ratios.items()) for ratios in found)
 
 
-def _ratios(costs: Costs, device: PoolDevice) -> dict[Digest, int]:
-    """Of the fragments that ran there, in thousandths."""
-    times, ratios = dict(device.times), {}
+def _ratios(
+    costs: Costs, device: PoolDevice, times: Times, by_rate: Callable[[int, PoolDevice], int]
+) -> dict[Digest, int]:
+    """Of the fragments of which times are known there, in thousandths."""
+    known, ratios = dict(times), {}
     for fragment in costs.document.fragments if costs.known else ():
-        expected = costs.by_rates(fragment.index, device)
-        if expected and (took := times.get(fragment.digest)) is not None:
+        expected = by_rate(fragment.index, device)
+        if expected and (took := known.get(fragment.digest)) is not None:
             ratio = PER_MILLE * took // expected
             ratios[fragment.digest] = min(max(ratio, _LEAST_RATIO), _LARGEST_RATIO)
     return ratios

@@ -112,7 +112,8 @@ class SpanTimes:
             for both in zip(self.group(rest), self.own[last], strict=True)
         )
         together = [list(map(_shared, *each)) for each in periods]
-        return together, [list(map(max, *each)) for each in latencies]
+        of_both = min if self.costs.cold else max
+        return together, [list(map(of_both, *each)) for each in latencies]
 
     @cached_property
     def _never(self) -> Values:

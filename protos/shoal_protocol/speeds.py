@@ -45,8 +45,17 @@ class Link:
     peers: "tuple[tuple[str, Link], ...]" = ()
 
 
-TaskTimes = tuple[tuple[Digest, float], ...]
-"""Seconds that a task takes on a device, by fragment."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentTime:
+    """What a fragment takes on a device: one of its tasks while all of it is in memory, and to make
+    it resident from the disk cache."""
+
+    digest: Digest
+    task_seconds: float | None = None
+    load_seconds: float | None = None
+
+
+FragmentTimes = tuple[FragmentTime, ...]
 
 UNKNOWN_SPEED: Final = Speed()
 UNKNOWN_LINK: Final = Link()
@@ -82,12 +91,16 @@ def link_of(status: coordinator.DeviceStatus) -> Link:
     )
 
 
-def task_times_of(status: coordinator.DeviceStatus) -> TaskTimes:
-    """What tasks were measured to take on a device."""
+def fragment_times_of(status: coordinator.DeviceStatus) -> FragmentTimes:
+    """What fragments were measured to take on a device."""
     return tuple(
-        (Digest(each.digest), each.seconds)
+        FragmentTime(
+            digest=Digest(each.digest),
+            task_seconds=each.seconds if 0 < each.seconds < _LARGEST else None,
+            load_seconds=sane(each, "load_seconds"),
+        )
         for each in status.times
-        if is_digest(each.digest) and 0 < each.seconds < _LARGEST
+        if is_digest(each.digest)
     )
 
 

@@ -33,6 +33,7 @@ def test_a_quick_run_prints_a_table_and_writes_its_measurements(tmp_path: Path) 
     assert measurements["writes per Device"]["value"] >= 2
     for name in ("restart: writes", "idle: writes per minute"):
         assert measurements[name]["value"] == 0, f"{name}: nothing has changed"
+    assert measurements["measured rates compared with plans, per job"]["value"] >= 1
     memory = measurements["operator's memory, at most"]
     assert memory["goal"] is not None
     assert memory["met"]

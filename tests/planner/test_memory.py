@@ -1,16 +1,20 @@
 """Fragments in blocks: what a device grants them, what that costs, and what is said of it."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fragment_pools import MIB, SECOND, ceil, device, partition, placed, read_again
-from shoal_planner.costs import Holding
+from shoal_planner.costs import Costs, Holding, Span
 from shoal_planner.devices import PAGE_BYTES_PER_SECOND
 from shoal_planner.explanation import explain, summary
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
+from shoal_planner.speeds import refined
 from shoal_protocol.choices import Objective
 from shoal_protocol.frame_sizes import received_frame_bytes
+from shoal_protocol.units import Nanoseconds
 
 
 @given(st.data())
@@ -60,6 +64,34 @@ def test_a_device_of_residency_single_loads_in_turn_what_would_fit_in_blocks_tog
     granted = 12 * MIB * 15 // 16  # the rest is kept free
     assert answer.grants() == ((granted,), (granted,))
     assert stage.resident_bytes == granted
+
+
+def test_a_fragment_loaded_in_turn_serves_several_items_and_the_first_waits_for_it() -> None:
+    """Two loads of 50 ms each, which four items share."""
+    document = partition([10**8] * 2, [20 * 10**6] * 2)
+    (stage,) = placed(plan(document, [device("a", budget=24 * MIB)], Objective.THROUGHPUT)).stages
+    (cost,) = stage.costs
+    assert (cost.read, cost.load) == (25_000_000, 75_000_000)
+    assert cost.period == cost.compute + 25_000_000
+    assert cost.latency == cost.compute + 100_000_000
+
+
+def test_what_loads_were_measured_to_take_takes_the_place_of_what_rates_predict() -> None:
+    """Of the first fragment. The second takes the ratio that the device has."""
+    document = partition([10**8] * 2, [20 * 10**6] * 2)
+    loads = ((document.fragments[0].digest, Nanoseconds(10_000_000)),)
+    (known,) = refined(document, [replace(device("a", budget=24 * MIB), loads=loads)])
+    assert Costs(document).on(Span(0, 2), known).latency == 2 * (10**8 + 10_000_000)
+
+
+def test_a_makespan_counts_fetching_and_preparing_too() -> None:
+    """Of 5 MB over 10 MB/s, prepared in 300 ms and 25 ms, and mapped in 25 ms; and of 1 MB, which
+    is not prepared."""
+    document = partition([10**8] * 2, [10 * 10**6, 2 * 10**6])
+    linked = device("a", link_bytes_per_second=10**7)
+    cold, warm = (Costs(document, cold=each).on(Span(0, 2), linked) for each in (True, False))
+    assert cold.latency - warm.latency == 10**6 * (500 + 300 + 25 + 25 + 100 + 5)
+    assert cold.period == warm.period
 
 
 def test_a_refusal_says_what_a_fragment_needs_at_least_and_to_be_resident() -> None:

@@ -1,8 +1,5 @@
 """Placement against brute force, and what it says of plans and of refusals."""
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise, product
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,8 +7,10 @@ from hypothesis import strategies as st
 from fragment_pools import (
     MIB,
     SECOND,
+    Division,
     ceil,
     device,
+    every_division,
     frames_across,
     partition,
     placed,
@@ -22,7 +21,7 @@ from shoal_api.kinds.placement import Pin
 from shoal_planner import advice
 from shoal_planner.advice import CutAdvice
 from shoal_planner.costs import Holding
-from shoal_planner.devices import PAGE_BYTES_PER_SECOND, PoolDevice
+from shoal_planner.devices import PAGE_BYTES_PER_SECOND, RELOAD_BYTES_PER_SECOND, PoolDevice
 from shoal_planner.explanation import explain, explain_refusal, sentences, summary
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
@@ -31,31 +30,16 @@ from shoal_protocol.partition import PartitionDocument
 
 # ---- brute force: every division, weighed in the plainest way ------------------------------------
 
-Division = list[tuple[range, list[PoolDevice]]]
-
-
-def every_division(document: PartitionDocument, pool: Sequence[PoolDevice]) -> Iterator[Division]:
-    count = len(document.fragments)
-    for borders in product((False, True), repeat=count - 1):
-        cuts = [0, *(i + 1 for i, cut in enumerate(borders) if cut), count]
-        spans = [range(a, b) for a, b in pairwise(cuts)]
-        for owner in product(range(-1, len(spans)), repeat=len(pool)):
-            serving = [
-                [d for d, o in zip(pool, owner, strict=True) if o == s] for s in range(len(spans))
-            ]
-            if all(serving):
-                yield list(zip(spans, serving, strict=True))
-
 
 def fits(document: PartitionDocument, span: range, on: PoolDevice) -> bool:
     needed = sum(document.fragments[i].least_bytes for i in span) + frames_across(document, span)
     return needed <= on.budget_bytes and not (on.single and len(span) > 1)
 
 
-def weigh(document: PartitionDocument, division: Division) -> tuple[int, int]:
+def weigh(document: PartitionDocument, division: Division, cold: bool) -> tuple[int, int]:
     period, latency = 0, 0
     for span, devices in division:
-        rates, slowest = [], 0
+        rates, latencies = [], []
         work = sum(document.fragments[i].flops or 0 for i in span)
         into = [e for e in document.edges if e.consumer in span and e.producer not in span]
         out = [e for e in document.edges if e.producer in span and e.consumer not in span]
@@ -71,11 +55,20 @@ def weigh(document: PartitionDocument, division: Division) -> tuple[int, int]:
             ]
             delays = each.latency_nanoseconds * (bool(into) + bool(out))
             rates.append(max(compute, *times, 1))
-            slowest = max(slowest, compute + sum(times) + delays)
+            loads = sum(cold_load(document.fragments[i].weight_bytes, each) for i in span)
+            latencies.append(compute + sum(times) + delays + cold * loads)
         scale = 10**24
         together = rates[0] if len(rates) == 1 else max(1, scale // sum(scale // r for r in rates))
-        period, latency = max(period, together), latency + slowest
+        latency += min(latencies) if cold else max(latencies)
+        period = max(period, together)
     return period, latency
+
+
+def cold_load(weights: int, on: PoolDevice) -> int:
+    """Weights of less than 4 MiB are not prepared."""
+    link = on.link_bytes_per_second
+    fetched = ceil(weights * SECOND, link) if link else 0
+    return fetched + ceil(weights * SECOND, RELOAD_BYTES_PER_SECOND)
 
 
 @st.composite
@@ -112,7 +105,7 @@ def test_no_division_beats_the_plan(
 ) -> None:
     document, pool = question
     values = [
-        weigh(document, division)
+        weigh(document, division, cold=objective is Objective.MAKESPAN)
         for division in every_division(document, pool)
         if all(fits(document, span, each) for span, devices in division for each in devices)
     ]

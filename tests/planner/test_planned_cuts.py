@@ -71,7 +71,8 @@ def test_no_cut_on_no_devices_beats_the_planned_one(
     question: tuple[CutTable, list[PoolDevice]], objective: Objective
 ) -> None:
     of, pool = question
-    goal, costs = Goal(objective, 50), TableCosts(of)
+    goal = Goal(objective, 50)
+    costs = TableCosts(of, cold=goal.cold)
     chosen = choose_cut(of, pool, goal)
     # Devices that are filled to the brim are avoided as long as there is another way.
     with_room = [

@@ -41,8 +41,12 @@ def test_items_take_as_long_as_the_plan_predicts(of: PlanFigures, items: int) ->
     ends = max(bar.end for bar in schedule(of, items))
     latency = of.predicted.latency_seconds or 0.0
     period = max(stage.period_seconds or 0.0 for stage in of.stages)
-    if all(len(stage.devices) == 1 for stage in of.stages):
-        assert ends == pytest.approx(latency + (items - 1) * period)
+    one_each = all(len(stage.devices) == 1 for stage in of.stages)
+    predicted = latency + (items - 1) * period
+    if one_each and of.objective == Objective.MAKESPAN:
+        assert ends <= predicted * (1 + 1e-9), "while a stage loads, others go on"
+    elif one_each:
+        assert ends == pytest.approx(predicted)
     elif items == 1:
         assert ends <= latency * (1 + 1e-9), "the latency is that of the slowest device"
 

@@ -1,14 +1,20 @@
 """Several models on one pool: each plan has what those before it leave."""
 
-from hypothesis import given
+from dataclasses import replace
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragment_pools import MIB, device, partition, placed
+from fragment_pools import MIB, device, every_division, partition, placed
+from shoal_planner.costs import Costs, Division, Span
+from shoal_planner.devices import PeerLink
 from shoal_planner.explanation import summary
 from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan
-from shoal_planner.sharing import beside, is_at_once, left_over, taken_by
+from shoal_planner.sharing import Taken, beside, is_at_once, left_over, taken_by
 from shoal_protocol.choices import Objective
+from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.units import Nanoseconds
 
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 
@@ -73,6 +79,84 @@ def test_no_device_is_busy_for_longer_than_there_is_time(
         busy = [each.busy for each in taken_by([found]).values()]
         assert all(0 <= each <= 1 for each in busy)
         assert max(busy) == 1, "what is slowest limits all"
+
+
+def test_the_second_model_goes_round_a_link_that_the_first_takes() -> None:
+    """`far` is fast behind a slow link, which the first model takes all the time, and its processor
+    a fifth of it. `near` takes longer, unless items of two models share the link."""
+    pool = [
+        device("far", 24 * MIB, flops=5 * 10**9, link_bytes_per_second=10**6),
+        device("near", 24 * MIB, flops=5 * 10**8),
+    ]
+    document = partition([10**8], [MIB], [10**5, 0])
+    first = placed(plan(document, pool, Objective.LATENCY))
+    assert first.homes() == (("far",),)
+    taken = taken_by([first])
+    assert taken["far"] == Taken(held_bytes=MIB, busy=0.2, link=1.0)
+    second = placed(plan(document, left_over(pool, taken), Objective.LATENCY))
+    assert second.homes() == (("near",),)
+    blind = left_over(pool, {"far": replace(taken["far"], link=0.0)})
+    assert placed(plan(document, blind, Objective.LATENCY)).homes() == (("far",),)
+    third = placed(plan(document, left_over(pool[:1], taken), Objective.LATENCY))
+    assert "80 % of its processor, 25 % of its link and 23 MiB" in summary(beside(third, taken))
+
+
+def test_of_a_link_between_two_devices_as_much_is_left_as_of_the_end_that_has_less() -> None:
+    links = (PeerLink("b", 1000, Nanoseconds(0)), PeerLink("c", 1000, Nanoseconds(0)))
+    pool = [replace(device("a", link_bytes_per_second=4000), peers=links), device("b"), device("c")]
+    taken = {"a": Taken(0, 0.0, link=0.2), "b": Taken(0, 0.0, link=0.5)}
+    one, other, _ = left_over(pool, taken)
+    assert [each.bytes_per_second for each in one.peers] == [500, 800]
+    assert (one.link_bytes_per_second, other.link_bytes_per_second) == (3200, None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_division_of_the_second_model_beats_its_plan_on_what_the_first_leaves(
+    data: st.DataObject,
+) -> None:
+    """Links that are taken are slower by the part of the time in which the first one's items take
+    them, in tenths; a quarter is always left."""
+    sizes, rates = st.integers(0, 5), st.sampled_from([10**6, 10**7, 10**8])
+
+    def model() -> PartitionDocument:
+        count = data.draw(st.integers(1, 3))
+        crossing = [10**5 * data.draw(sizes) for _ in range(count + 1)]
+        return partition([10**8] * count, [MIB] * count, crossing)
+
+    pool = [
+        device(f"d{number}", 24 * MIB, link_bytes_per_second=data.draw(rates))
+        for number in range(data.draw(st.integers(1, 3)))
+    ]
+    first, document = placed(plan(model(), pool, Objective.THROUGHPUT)), model()
+    left = []
+    for each in pool:
+        parts = {"busy": 0.0, "link": 0.0}
+        for stage in first.stages:
+            if each.name in stage.devices:
+                cost = stage.costs[stage.devices.index(each.name)]
+                together, period = stage.period_nanoseconds, first.period_nanoseconds
+                assert together
+                assert period
+                share = together / cost.period / period
+                parts["busy"] += share * (cost.compute + cost.read + cost.move)
+                parts["link"] += share * max(cost.receive, cost.send)
+        rest = {name: max(0.25, 1 - round(min(1, part), 1)) for name, part in parts.items()}
+        speed, rate = each.flops_per_second, each.link_bytes_per_second or 0
+        left.append(
+            replace(
+                each,
+                flops_per_second=int(speed * round(rest["busy"], 2)),
+                link_bytes_per_second=int(rate * round(rest["link"], 2)),
+            )
+        )
+    every = (
+        [Division(Span(span[0], span[-1] + 1), tuple(devices)) for span, devices in division]
+        for division in every_division(document, left)
+    )
+    least = min(Costs(document).totals(each)[0] for each in every)
+    second = placed(plan(document, left_over(pool, taken_by([first])), Objective.THROUGHPUT))
+    assert second.period_nanoseconds == least
 
 
 def test_a_plan_says_where_no_other_model_is() -> None:

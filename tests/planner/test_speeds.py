@@ -9,7 +9,7 @@ from shoal_planner.placement import plan
 from shoal_planner.speeds import levelled, measured_device, refined
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import Work
-from shoal_protocol.speeds import Link, Speed
+from shoal_protocol.speeds import FragmentTime, Link, Speed
 from shoal_protocol.units import Bytes, nanoseconds
 
 BUDGET = Bytes(24 * MIB)
@@ -134,6 +134,13 @@ def test_what_tasks_took_takes_the_place_of_what_rates_predict() -> None:
     (slow,) = refined(RAN, [ran("a", 2.0, 3.0, 1.0)])
     assert Costs(RAN).times(Span(0, 3), slow) == (2 * SECOND, 3 * SECOND, SECOND)
     assert Costs(RAN).on(Span(0, 2), slow).compute == 5 * SECOND
+
+
+def test_under_a_quota_loads_take_longer_in_the_long_run_than_the_one_that_was_measured() -> None:
+    known = (FragmentTime(digest=RAN.fragments[0].digest, task_seconds=2.0, load_seconds=0.05),)
+    limited = measured_device("a", Bytes(MIB), Speed(processors=0.25), times=known)
+    assert limited.loads == ((RAN.fragments[0].digest, SECOND // 5),)
+    assert limited.times == ((RAN.fragments[0].digest, 2 * SECOND),)
 
 
 def test_a_fragment_that_has_not_run_on_a_device_takes_the_ratio_that_it_had_elsewhere() -> None:

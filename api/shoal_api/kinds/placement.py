@@ -179,6 +179,14 @@ class StageStatus:
         default=None,
         example=0.004,
     )
+    link_seconds: float | None = member(
+        Number(),
+        "Per item, what it takes the link of its slowest device, in the direction that is taken "
+        "longer.",
+        unit="seconds",
+        default=None,
+        example=0.002,
+    )
     period_seconds: float | None = member(
         Number(),
         "An item every so often, by all of its devices together.",

@@ -59,7 +59,7 @@ from shoal_planner.finer_cuts import MOST_CUTS
 from shoal_planner.speeds import levelled, measured_device
 from shoal_protocol.choices import Residency
 from shoal_protocol.coordinator_client import CoordinatorClient
-from shoal_protocol.speeds import link_of, speed_of, task_times_of
+from shoal_protocol.speeds import fragment_times_of, link_of, speed_of
 from shoal_protocol.units import Bytes, format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -140,7 +140,7 @@ def planned_for(
                 Bytes(each.budget_bytes),
                 speed_of(each.speed),
                 link_of(each),
-                task_times_of(each),
+                fragment_times_of(each),
                 single=single,
             )
             for each in devices

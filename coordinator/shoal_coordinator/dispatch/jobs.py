@@ -36,10 +36,10 @@ from shoal_coordinator.dispatch.state import (
     State,
     Task,
 )
+from shoal_protocol.choices import ITEMS_IN_TURN
 from shoal_protocol.units import Nanoseconds
 
 SHOWN_FAILURES = 64
-_SMALLEST_WINDOW = 4
 _BATCH = 16
 _STORING = 64
 _TRAVELLING = 200
@@ -195,7 +195,7 @@ def _window(state: State, job: Job) -> int:
         devices = list(state.devices.values())
     window = sum(device.work.slots for device in devices) + 2
     crowded = len(devices) < len(services) and any(device.memory.single for device in devices)
-    window = max(window, _BATCH if crowded else _SMALLEST_WINDOW)
+    window = max(window, _BATCH if crowded else ITEMS_IN_TURN)
     if job.spec.light:
         window = min(window, _TRAVELLING)
     return min(window, job.spec.parallelism or window)

@@ -380,7 +380,7 @@ class Driver:
                 self.excesses.reported(session.hello, message.telemetry)
                 self.timeline.reported(device, message.telemetry, at)
                 for measured in message.telemetry.tasks[: wire.MAXIMUM_FRAGMENTS]:
-                    session.task_times.note(measured.digest, measured)
+                    session.times.ran(measured.digest, measured)
                 telemetry = wire.telemetry_of(message.telemetry)
                 fetched = wire.size(message.telemetry.fetched_bytes)
                 self.feed(
@@ -417,7 +417,7 @@ class Driver:
             case ins.Execute(), ev.TaskFinished():
                 self._metrics.compute_seconds.observe(seconds(event.compute))
                 self.excesses.executed(session.hello, reply.executed)
-                session.task_times.note(order.digest, reply.executed)
+                session.times.executed(order.digest, reply.executed)
                 run = self.runs.get(order.job)
                 if run is None or run.epoch != order.epoch:
                     self.feed(event, order.job, device)  # nobody waits for its results any more
@@ -431,6 +431,9 @@ class Driver:
                     kind = ev.FailureKind.RUNTIME
                     failure = ev.Failure(kind=kind, message=error.reason, device=device)
                     self._instruction_failed(order, failure)
+            case ins.Load(), ev.FragmentResident():
+                session.times.loaded(order.digest, reply.loaded)
+                self.feed(event, None, device)
             case ins.Load() | ins.Prefetch(), ev.InstructionFailed() if (
                 event.failure.kind is ev.FailureKind.CORRUPT
             ):

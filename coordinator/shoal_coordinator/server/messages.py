@@ -293,5 +293,5 @@ def device_status(
         if telemetry.HasField("handling_seconds"):
             status.handling_seconds = telemetry.handling_seconds
         status.links.extend(telemetry.links[:_MOST_LINKS])
-        status.times.extend(known.task_times.read())
+        status.times.extend(known.times.read())
     return status

@@ -19,8 +19,8 @@ import grpc
 
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
+from shoal_coordinator.server.fragment_times import FragmentTimes
 from shoal_coordinator.server.roles import abort
-from shoal_coordinator.server.task_times import TaskTimes
 from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.transport import GrpcTransport, Transport, TransportBroken
 from shoal_protocol.channels import peer_name
@@ -71,10 +71,10 @@ class DeviceSession:
     ticket_key: bytes = field(default_factory=new_ticket_key)
     outbox: Outbox[CoordinatorMessage] = field(default_factory=Outbox)
     """Messages that have not been sent. A device that leaves it full is cut off."""
-    task_times: TaskTimes = field(init=False)
+    times: FragmentTimes = field(init=False)
 
     def __post_init__(self) -> None:
-        self.task_times = TaskTimes(self.hello)
+        self.times = FragmentTimes(self.hello)
 
     @property
     def device(self) -> str:

@@ -25,7 +25,7 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Unreachable,
 )
-from shoal_protocol.speeds import Link, Speed, TaskTimes, link_of, speed_of, task_times_of
+from shoal_protocol.speeds import FragmentTimes, Link, Speed, fragment_times_of, link_of, speed_of
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -115,7 +115,7 @@ def device_of(status: pb.DeviceStatus) -> ConnectedDevice:
         excess=excess,
         speed=speed_of(status.speed),
         link=link_of(status),
-        times=task_times_of(status),
+        times=fragment_times_of(status),
     )
 
 
@@ -195,7 +195,7 @@ def _excesses(view: CoordinatorView) -> list[tuple[str, int, bool]]:
     return [(name, excess.peak_bytes, excess.is_recent) for name, excess in found if excess]
 
 
-def _fleet(view: CoordinatorView) -> list[tuple[str, int, Speed, Link, TaskTimes]]:
+def _fleet(view: CoordinatorView) -> list[tuple[str, int, Speed, Link, FragmentTimes]]:
     """Devices that a plan may use, with what it depends on; one that is silent for a moment still
     counts."""
     there = (DeviceState.READY, DeviceState.SILENT)

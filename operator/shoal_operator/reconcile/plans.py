@@ -9,7 +9,7 @@ moves fewer fragments may do. All of that takes seconds where there is much to p
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -31,7 +31,7 @@ from shoal_planner.devices import PoolDevice
 from shoal_planner.figures import known_seconds, stage_figures
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
 from shoal_planner.placement import MAX_REJECTED, plan, replan, stage_plans
-from shoal_planner.sharing import Taken, added, beside, is_at_once, left_over
+from shoal_planner.sharing import Taken, Use, added, beside, is_at_once, left_over
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds, seconds
@@ -143,21 +143,20 @@ def taken_by(placements: Iterable[Placement], document: PartitionDocument | None
         and not any(fragment.digest in own for fragment in each.status.fragments)
     ]
     taken = added(
-        (name, stage.resident_bytes, _busy(status, stage))
-        for status in others
-        for stage in status.stages
-        for name in stage.devices
+        use for status in others for stage in status.stages for use in _uses(status, stage)
     )
     return tuple(taken.items())
 
 
-def _busy(status: PlacementStatus, stage: StageStatus) -> float:
-    """Which part of the time each device of a stage works: as its last job measured, else as
-    predicted of items that come as fast as they can."""
+def _uses(status: PlacementStatus, stage: StageStatus) -> Iterator[Use]:
+    """What each device of a stage gives to it: as its last job measured, else as predicted of items
+    that come as fast as they can."""
     cost = status.measured or status.predicted
     rate = 0.0 if cost is None else cost.items_per_second or 0.0
-    seconds = stage.measured_seconds or stage.predicted_seconds or 0.0
-    return rate * seconds / len(stage.devices)
+    each = rate / len(stage.devices)
+    busy = each * (stage.measured_seconds or stage.predicted_seconds or 0.0)
+    link = each * (stage.link_seconds or 0.0)
+    yield from (Use(name, stage.resident_bytes, busy, link) for name in stage.devices)
 
 
 def assignment(stages: Stages) -> tuple[Stage, ...]:
@@ -235,6 +234,7 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
                     if share.predicted
                 ),
                 transfer_seconds=known_seconds(stage.transfer_nanoseconds),
+                link_seconds=known_seconds(stage.link_nanoseconds),
                 period_seconds=known_seconds(stage.period_nanoseconds),
                 predicted_seconds=figures.predicted_seconds,
                 resident_bytes=stage.resident_bytes,

@@ -19,7 +19,7 @@ from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.planned_cuts import PlannedCut
 from shoal_protocol.cut_table import CutTable
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, Link, Speed, TaskTimes
+from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, FragmentTimes, Link, Speed
 from shoal_protocol.units import Bytes
 
 RECOVERY_SECONDS: Final = 600.0
@@ -192,7 +192,7 @@ class ConnectedDevice:
     excess: Excess | None = None
     speed: Speed = UNKNOWN_SPEED
     link: Link = UNKNOWN_LINK
-    times: TaskTimes = ()
+    times: FragmentTimes = ()
 
 
 class RunState(StrEnum):

@@ -194,6 +194,7 @@ def _stage_figures(stage: StagePlan) -> StageFigures:
                 compute_seconds=part.seconds - part.reading_seconds,
                 move_seconds=0.0,
                 read_seconds=part.reading_seconds,
+                load_seconds=0.0,
                 receive_seconds=stage.transfer_seconds,
                 send_seconds=0.0,
                 delay_seconds=0.0,

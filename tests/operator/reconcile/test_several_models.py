@@ -68,19 +68,25 @@ def test_where_both_do_not_fit_at_once_the_second_is_planned_as_if_it_were_alone
     assert used(planned_beside(taken)) == used(status)
 
 
-def test_the_second_sees_how_busy_the_first_keeps_its_devices() -> None:
+def test_the_second_sees_how_busy_the_first_keeps_its_devices_and_their_links() -> None:
     """By what was measured, where a job has run; else by what is predicted."""
     first, _, _ = see(placement(), VIEW)
     other = of_another_model(first)
     assert other.status is not None
     small = tuple(
-        replace(each, resident_bytes=1 << 20, predicted_seconds=0.06 * len(each.devices))
+        replace(
+            each,
+            resident_bytes=1 << 20,
+            predicted_seconds=0.06 * len(each.devices),
+            link_seconds=0.03 * len(each.devices),
+        )
         for each in other.status.stages
     )
     busy = replace(other.status, stages=small, predicted=Cost(items_per_second=10.0))
     names = set(used(busy))
     predicted = planned_beside(replace(other, status=busy))
-    assert message(predicted).count("40 % of its processor") == len(names & set(used(predicted)))
+    shares = "40 % of its processor, 70 % of its link"
+    assert message(predicted).count(shares) == len(names & set(used(predicted)))
     rested = replace(busy, measured=Cost(items_per_second=1.0))
     measured = planned_beside(replace(other, status=rested))
     assert "90 % of its processor" in message(measured)

@@ -1,0 +1,90 @@
+"""What each fragment takes on a device, as the device measured it: its tasks, and its loads.
+
+Of tasks the device says itself what is usual. A load counts that found the fragment in the disk
+cache, with what its first task takes beyond the usual: weights are mapped, and that task reads
+them. One of the loads prepares the fragment for the device, and tries it, which later ones need
+not; so a load takes the median of the last few. What is known changes only when it has changed
+much: plans are made anew for it.
+"""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from statistics import median_low
+from typing import Final
+
+from shoal_protocol.digests import is_digest
+from shoal_protocol.v1 import coordinator_pb2 as pb
+from shoal_protocol.v1.session_pb2 import CachedFragment, Executed, Hello, Loaded, MeasuredTask
+
+_MOST_FRAGMENTS: Final = 256
+_LONGEST_SECONDS: Final = 3600.0
+_LOADS: Final = 5
+_CHANGE: Final = 1.25
+
+
+@dataclass(slots=True)
+class _Known:
+    """Of one fragment; None: not known. `loading` is its last load, until a task has run."""
+
+    task_seconds: float | None = None
+    load_seconds: float | None = None
+    loading: float | None = None
+    loads: deque[float] = field(default_factory=lambda: deque(maxlen=_LOADS))
+
+    def loaded(self, seconds: float) -> None:
+        """A load and what its first task took more have taken so long."""
+        self.loads.append(seconds)
+        now, before = median_low(self.loads), self.load_seconds
+        if before is None or not before / _CHANGE < now < before * _CHANGE:
+            self.load_seconds = now
+
+
+class FragmentTimes:
+    """In one session: what the device knew before, and what it says with each answer. Of the
+    fragments that it ran or loaded last."""
+
+    def __init__(self, hello: Hello) -> None:
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        for cached in hello.cached:
+            self.ran(cached.digest, cached)
+
+    def ran(self, digest: str, message: CachedFragment | MeasuredTask | Executed) -> None:
+        """What the device says of a fragment's tasks, if it does."""
+        if message.HasField("task_seconds") and _is_time(message.task_seconds):
+            self._of(digest).task_seconds = message.task_seconds
+
+    def executed(self, digest: str, message: Executed) -> None:
+        """A task has ended."""
+        self.ran(digest, message)
+        known = self._of(digest)
+        if known.loading is not None and known.task_seconds is not None:
+            known.loaded(known.loading + max(0.0, message.compute_seconds - known.task_seconds))
+        known.loading = None
+
+    def loaded(self, digest: str, message: Loaded) -> None:
+        """A fragment has become resident."""
+        if not message.fetched_bytes and _is_time(message.seconds):
+            self._of(digest).loading = message.seconds
+
+    def read(self) -> list[pb.FragmentTime]:
+        """What is known, by digest."""
+        return [
+            pb.FragmentTime(
+                digest=digest, seconds=known.task_seconds or 0.0, load_seconds=known.load_seconds
+            )
+            for digest, known in sorted(self._known.items())
+            if known.task_seconds is not None
+        ]
+
+    def _of(self, digest: str) -> _Known:
+        if not is_digest(digest):
+            return _Known()  # which nobody will read
+        known = self._known.setdefault(digest, _Known())
+        self._known.move_to_end(digest)
+        while len(self._known) > _MOST_FRAGMENTS:
+            self._known.popitem(last=False)
+        return known
+
+
+def _is_time(seconds: float) -> bool:
+    return 0 < seconds < _LONGEST_SECONDS

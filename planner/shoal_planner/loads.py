@@ -1,0 +1,46 @@
+"""What it takes to make a fragment resident on a device, from its disk cache or from nothing. Pure.
+
+From the cache, weights are mapped from a form that was prepared before, and read by the first item.
+From nothing, they come over the device's link first, and a process of its own prepares that form,
+which takes a processor a while however small the fragment; one with few weights is not prepared.
+"""
+
+from typing import Final
+
+from shoal_planner.devices import PoolDevice
+from shoal_protocol.partition import Fragment
+from shoal_protocol.units import NANOSECONDS_PER_SECOND
+
+_PREPARED_BYTES: Final = 4 << 20
+"""Of what has fewer weights nothing is prepared."""
+
+
+def from_cache(fragment: Fragment, device: PoolDevice) -> int:
+    """Nanoseconds."""
+    return time_of(read_bytes(fragment), device.reload_bytes_per_second)
+
+
+def before_cached(fragment: Fragment, device: PoolDevice) -> int:
+    """Nanoseconds until the device has the fragment, prepared."""
+    size, rate = fragment.weight_bytes, device.link_bytes_per_second
+    fetched = time_of(size, rate) if rate else 0
+    if size < _PREPARED_BYTES:
+        return fetched
+    return fetched + device.preparing_nanoseconds + time_of(size, device.reload_bytes_per_second)
+
+
+def read_bytes(fragment: Fragment) -> int:
+    """Weights that an item reads: of a table, which counts by rows as resident, only some."""
+    return min(fragment.weight_bytes, fragment.resident_bytes)
+
+
+def paged_bytes(fragment: Fragment, granted: int) -> int:
+    """Weights of a fragment that are read again for each item, by what it is granted."""
+    lacking = fragment.resident_bytes - granted
+    swapped = fragment.resident_bytes - fragment.least_bytes
+    return -(-read_bytes(fragment) * lacking // swapped) if lacking else 0
+
+
+def time_of(amount: int, per_second: int) -> int:
+    """Nanoseconds, rounded up."""
+    return -(-amount * NANOSECONDS_PER_SECOND // per_second)

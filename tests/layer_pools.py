@@ -2,8 +2,10 @@
 what a plan gives."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, product
+from functools import cache
+from itertools import combinations, pairwise, product
 from math import inf
+from typing import TypeAlias
 
 from hypothesis import strategies as st
 
@@ -12,6 +14,8 @@ from shoal_planner.layers.graph import COORDINATOR, Device, Layer, LayerGraph, L
 MB = 1e6
 Plan = list[tuple[frozenset[int], list[Device]]]
 """The layers of each stage, and its devices."""
+Chosen: TypeAlias = tuple[int, ...] | None
+"""Places of devices in a pool; None for the coordinator."""
 
 
 def chain(seconds: Sequence[float], moved: Sequence[float] = (), weights: float = 0) -> LayerGraph:
@@ -100,24 +104,79 @@ def every_plan(graph: LayerGraph, pool: Pool) -> Iterator[Plan]:
 def weigh(graph: LayerGraph, pool: Pool, plan: Plan, *, cold: bool) -> tuple[float, float]:
     """(period, first) of a plan, straight from the definitions."""
     period = first = 0.0
-    done: set[int] = set()
+    done: frozenset[int] = frozenset()
     groups = [None, *(devices for _, devices in plan), None]
     for (layers, devices), (before, after) in zip(plan, pairwise(groups), strict=False):
         busy, delay = crossing(graph, pool, done, before, after)
-        period, first = max(period, busy), first + delay
-        weights = sum(graph.layers[i].weight_bytes for i in layers)
-        if cold:
-            slowest = min(each.reload_bytes_per_second for each in devices)
-            first = max(first, weights / slowest)
-        each_takes = [seconds(graph, layers, device) for device in devices]
-        if inf in each_takes:
-            return inf, inf
-        first += max(each_takes)
-        if min(each_takes) > 0:
-            period = max(period, 1 / sum(1 / each for each in each_takes))
+        works, load, takes = staying(graph, layers, devices)
+        period = max(period, busy, works)
+        first = max(first + delay, load if cold else 0.0) + takes
         done |= layers
     busy, delay = crossing(graph, pool, done, groups[-2], None)
     return max(period, busy), first + delay
+
+
+def every_weight(graph: LayerGraph, pool: Pool, *, cold: bool) -> Iterator[tuple[float, float]]:
+    """What `weigh` says of each plan that can run. No plan is left out; those that begin with the
+    same stages share what these take, so ten layers on five devices can be tried too."""
+    count, devices = len(graph.layers), pool.devices
+    whole, all_devices = frozenset(range(count)), range(len(devices))
+    groups = {
+        chosen: [devices[i] for i in chosen]
+        for size in range(1, len(devices) + 1)
+        for chosen in combinations(all_devices, size)
+    }
+    stay = cache(lambda layers, chosen: staying(graph, layers, groups[chosen]))
+    cross = cache(
+        lambda done, before, after: crossing(
+            graph, pool, done, groups.get(before), groups.get(after)
+        )
+    )
+    following = cache(lambda done: [*_following(graph, done)])
+
+    def extend(
+        done: frozenset[int], used: frozenset[int], before: Chosen, period: float, first: float
+    ) -> Iterator[tuple[float, float]]:
+        if done == whole:
+            busy, delay = cross(done, before, None)
+            yield max(period, busy), first + delay
+            return
+        for after in groups:
+            if not used.isdisjoint(after):
+                continue
+            busy, delay = cross(done, before, after)
+            for layers in following(done):
+                works, load, takes = stay(layers, after)
+                if takes < inf:
+                    so_far = max(first + delay, load if cold else 0.0) + takes
+                    rest = done | layers, used.union(after), after
+                    yield from extend(*rest, max(period, busy, works), so_far)
+
+    yield from extend(frozenset(), frozenset(), None, 0.0, 0.0)
+
+
+def _following(graph: LayerGraph, done: frozenset[int]) -> Iterator[frozenset[int]]:
+    """Each set of layers that can be the next stage: all that make something for it are done, or
+    are in it."""
+    left = [i for i in range(len(graph.layers)) if i not in done]
+    for size in range(1, len(left) + 1):
+        for layers in combinations(left, size):
+            known = done.union(layers)
+            if all(one in known for one, other in graph.edges if other in layers):
+                yield frozenset(layers)
+
+
+def staying(
+    graph: LayerGraph, layers: frozenset[int], devices: Sequence[Device]
+) -> tuple[float, float, float]:
+    """(period, load, seconds) of a stage; infinite where a device cannot hold a layer of it."""
+    each_takes = [seconds(graph, layers, device) for device in devices]
+    weights = sum(graph.layers[i].weight_bytes for i in layers)
+    load = weights / min(each.reload_bytes_per_second for each in devices)
+    if inf in each_takes:
+        return inf, load, inf
+    works = 1 / sum(1 / each for each in each_takes) if min(each_takes) > 0 else 0.0
+    return works, load, max(each_takes)
 
 
 def seconds(graph: LayerGraph, layers: frozenset[int], device: Device) -> float:
@@ -132,7 +191,7 @@ def seconds(graph: LayerGraph, layers: frozenset[int], device: Device) -> float:
 def crossing(
     graph: LayerGraph,
     pool: Pool,
-    done: set[int],
+    done: frozenset[int],
     before: list[Device] | None,
     after: list[Device] | None,
 ) -> tuple[float, float]:

@@ -90,7 +90,7 @@ async def run_whole(coordinator: ScriptedCoordinator, join: Join, rows: int) -> 
         (10 * MIB, 1),
         (10 * MIB, 8),
         pytest.param(24 * MIB, 1, marks=pytest.mark.minutes),
-        (40 * MIB, 1),
+        pytest.param(40 * MIB, 1, marks=pytest.mark.minutes),
     ],
 )
 async def test_a_fragment_runs_within_whatever_it_is_granted(

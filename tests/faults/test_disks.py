@@ -97,6 +97,7 @@ async def test_a_device_whose_disk_is_full_is_left_out(tmp_path: Path) -> None:
     check_results(tmp_path / "out")
 
 
+@pytest.mark.minutes
 async def test_results_that_find_no_room_fail_with_the_reason_and_come_when_there_is(
     pool: Pool, tmp_path: Path
 ) -> None:

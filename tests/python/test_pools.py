@@ -60,6 +60,7 @@ def test_a_pool_ends_with_its_program_even_if_it_is_killed(folder: Path) -> None
     program.communicate()
 
 
+@pytest.mark.minutes
 def test_a_pool_that_was_not_closed_ends_with_its_program(folder: Path) -> None:
     program = started(folder)
     found = processes(parent=program.pid)

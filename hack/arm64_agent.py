@@ -4,8 +4,9 @@
     hack/arm64_agent.py FOLDER [OPTION OF THE AGENT...]
 
 The first time, FOLDER gets QEMU, Debian's arm64 Python and the locked packages of an agent, from
-the Debian mirror and the package index that this machine is configured for (some 60 MB). Nothing is
-installed on the machine. Debian's Python has to be of a version that the packages are locked for.
+the Debian mirror and the package index that this machine is configured for (some 130 MB). Nothing
+is installed on the machine. Debian's Python has to be of a version that the packages are locked
+for.
 
 QEMU shows the machine's own /proc/cpuinfo, in which ONNX Runtime finds no Arm processor and ends
 while it is imported. So FOLDER has one of a Cortex-A72, a Raspberry Pi 4's.

@@ -7,7 +7,9 @@ stream sends large tensors as one message or in messages of 1 MiB, whichever is 
 
 Ours is measured three times: the protocol alone; with what an agent has around it on both sides
 (its `PeerLink` and `Peers`: turns, deadlines, answers from a queue, counters), up to the tasks; and
-the same over the local link, which agents of one host use.
+the same over the local link, which agents of one host use. The first two go over mutual TLS, as
+between two hosts, and so does the bare stream that they are compared with. The local link is
+compared with a bare stream over a Unix socket, which is the faster one.
 """
 
 import asyncio
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -37,8 +40,9 @@ from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.bulk.handlers import ItemHandler
 from shoal_protocol.bulk.link import OutboundActivation
 from shoal_protocol.bulk.local import listen
-from shoal_protocol.channels import open_channel, server_options
+from shoal_protocol.channels import Credentials, open_channel, server_options
 from shoal_protocol.frames import acknowledgement, split_frame
+from shoal_protocol.pki.authority import Authority, Use
 from shoal_protocol.services import (
     FileContext,
     FrameContext,
@@ -59,6 +63,7 @@ _UNLIMITED: Final = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
+_NAME: Final = "receiver"
 _KEY: Final = ActivationKey(job="bench", epoch=1, item=1, producer=0, consumer=1)
 _TICKET_KEY: Final = bytes(range(32))
 _TICKET: Final = make_ticket(_TICKET_KEY, _KEY)
@@ -78,10 +83,10 @@ def hops(
     for _ in range(receivers):
         with (
             tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder,
-            _receiver(folder),
+            _receiver(folder) as ports,
             asyncio.Runner() as runner,
         ):
-            streams = runner.run(_Streams.open(folder))
+            streams = runner.run(_Streams.open(folder, ports))
             for size, collected in samples.items():
                 turns = (20 if size > _PIECE_BYTES else 200) * (1 if quick else 5)
                 for name, times in _hop(runner, streams, size, turns).items():
@@ -90,11 +95,14 @@ def hops(
     for size, collected in samples.items():
         agent, push = collected.pop("agent"), collected.pop("push")
         local = collected.pop("local")
-        peer = min(collected.values(), key=median)
+        secured, plain = (
+            min((times for way, times in collected.items() if way.startswith(kind)), key=median)
+            for kind in ("secured", "plain")
+        )
         name = f"hop of {format_bytes(size)}"
-        yield compared(f"{name}, protocol", push, peer, unit="s", goal=RATIO <= 1.3)
-        yield compared(f"{name}, agent to agent", agent, peer, unit="s", goal=RATIO <= 1.3)
-        yield compared(f"{name}, local link", local, peer, unit="s", goal=RATIO <= 0.5)
+        yield compared(f"{name}, protocol", push, secured, unit="s", goal=RATIO <= 1.25)
+        yield compared(f"{name}, agent to agent", agent, secured, unit="s", goal=RATIO <= 1.25)
+        yield compared(f"{name}, local link", local, plain, unit="s", goal=RATIO <= 0.5)
 
 
 async def bare_messages_per_second(seconds: float, *, streams: int = 8) -> float:
@@ -136,10 +144,12 @@ def _hop(
         "agent": lambda: runner.run(_timed(streams.agent(tensor))),
         "local": lambda: runner.run(_timed(streams.local(tensor))),
         "push": lambda: runner.run(_timed(streams.push(tensor))),
-        "whole": lambda: runner.run(_timed(streams.bare([whole]))),
+        "secured whole": lambda: runner.run(_timed(streams.bare([whole]))),
+        "plain whole": lambda: runner.run(_timed(streams.plain([whole]))),
     }
     if size > _PIECE_BYTES:
-        subjects["pieces"] = lambda: runner.run(_timed(streams.bare(pieces)))
+        subjects["secured pieces"] = lambda: runner.run(_timed(streams.bare(pieces)))
+        subjects["plain pieces"] = lambda: runner.run(_timed(streams.plain(pieces)))
     alternate(subjects, turns=10)
     return alternate(subjects, turns=turns, limit_seconds=10)
 
@@ -160,24 +170,35 @@ class _Streams:
         link: PeerLink,
         local: PeerLink,
         push: FrameStream,
-        bare: FrameStream,
+        bare: Sequence[FrameStream],
     ) -> None:
+        """`bare` are the streams over TLS and over a Unix socket."""
         self._channels = channels
         self._link = link
         self._local = local
         self._push = push
-        self._bare = bare
+        self._bare, self._plain = bare
         self._transfers = itertools.count(1)
 
     @classmethod
-    async def open(cls, folder: str) -> "_Streams":
-        ours = open_channel(f"unix:{folder}/shoal.sock")
-        bare = grpc.aio.insecure_channel(f"unix:{folder}/bare.sock", options=_UNLIMITED)
-        agent = f"unix:{folder}/agent.sock"
-        link = PeerLink(open_channel(agent), Uplink())
-        local = PeerLink(open_channel(agent), Uplink(), address=agent)
-        call: FrameStream = bare.stream_stream(f"/{_BARE}/Push")()
-        return cls([ours, bare], link, local, PeerClient(ours).push(), call)
+    async def open(cls, folder: str, ports: Sequence[str]) -> "_Streams":
+        credentials = _credentials(Path(folder))
+        ours, agent = (
+            open_channel(f"127.0.0.1:{port}", credentials, server_name=_NAME) for port in ports[:2]
+        )
+        secured = grpc.aio.secure_channel(
+            f"127.0.0.1:{ports[2]}",
+            grpc.ssl_channel_credentials(*_pem(credentials)),
+            options=[*_UNLIMITED, ("grpc.ssl_target_name_override", _NAME)],
+        )
+        plain = grpc.aio.insecure_channel(f"unix:{folder}/bare.sock", options=_UNLIMITED)
+        address = f"unix:{folder}/agent.sock"
+        link = PeerLink(agent, Uplink())
+        local = PeerLink(open_channel(address), Uplink(), address=address)
+        bare: list[FrameStream] = [
+            each.stream_stream(f"/{_BARE}/Push")() for each in (secured, plain)
+        ]
+        return cls([ours, secured, plain], link, local, PeerClient(ours).push(), bare)
 
     async def agent(self, tensor: Array) -> None:
         """Ours as agents do it."""
@@ -199,18 +220,26 @@ class _Streams:
         assert header.acknowledgement.outcome == Acknowledgement.ACCEPTED
 
     async def bare(self, messages: list[bytes]) -> None:
-        """The peer: stream, wait for one byte."""
-        for message in messages:
-            await self._bare.write(message)
-        assert await self._bare.read() == b"."
+        """The peer: stream over TLS, wait for one byte."""
+        await _exchanged(self._bare, messages)
+
+    async def plain(self, messages: list[bytes]) -> None:
+        """The same over a Unix socket."""
+        await _exchanged(self._plain, messages)
 
     async def close(self) -> None:
         await self._link.close()
         await self._local.close()
-        for call in (self._push, self._bare):
+        for call in (self._push, self._bare, self._plain):
             await call.done_writing()
         for channel in self._channels:
             await channel.close()
+
+
+async def _exchanged(call: FrameStream, messages: list[bytes]) -> None:
+    for message in messages:
+        await call.write(message)
+    assert await call.read() == b"."
 
 
 def _outbound(tensor: Array) -> OutboundActivation:
@@ -221,14 +250,41 @@ def _outbound(tensor: Array) -> OutboundActivation:
 
 
 @contextlib.contextmanager
-def _receiver(folder: str) -> Iterator[None]:
+def _receiver(folder: str) -> Iterator[list[str]]:
+    """Start it; the ports of its servers over TLS: the protocol alone, an agent, the bare one."""
+    _issue(Path(folder))
     with subprocess.Popen([sys.executable, __file__, folder], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            yield
+            yield process.stdout.readline().decode().split()
         finally:
             process.kill()
+
+
+def _issue(folder: Path) -> None:
+    """An authority, and a certificate that both sides use."""
+    now = datetime.now(UTC)
+    authority = Authority.make("bench", now)
+    issued = authority.issue(_NAME, now, hosts=[_NAME], use=Use.BOTH)
+    files = _credentials(folder)
+    for path, content in (
+        (files.ca, authority.certificate),
+        (files.certificate, issued.certificate),
+        (files.key, issued.key),
+    ):
+        path.write_bytes(content)
+
+
+def _credentials(folder: Path) -> Credentials:
+    ca, certificate, key = (folder / name for name in ("ca.pem", "our.pem", "our.key"))
+    return Credentials(ca=ca, certificate=certificate, key=key)
+
+
+def _pem(credentials: Credentials) -> tuple[bytes, bytes, bytes]:
+    """Authority, key and certificate, as gRPC's clients take them."""
+    files = (credentials.ca, credentials.key, credentials.certificate)
+    ca, key, certificate = (file.read_bytes() for file in files)
+    return ca, key, certificate
 
 
 class _Peer:
@@ -300,21 +356,23 @@ async def _bare(requests: AsyncIterator[bytes], context: FrameContext) -> None:
 async def _receive(folder: str) -> None:
     ours = grpc.aio.server(options=server_options())
     add_peer_service(ours, _Peer())
-    ours.add_insecure_port(f"unix:{folder}/shoal.sock")
     agent = grpc.aio.server(options=server_options())
     peers = _agent(folder)
     add_peer_service(agent, peers)
-    agent.add_insecure_port(f"unix:{folder}/agent.sock")
     bare = grpc.aio.server(options=_UNLIMITED)
     # gRPC's types know handlers of the threaded server only.
     behaviour: Any = _bare
     handler: Any = grpc.stream_stream_rpc_method_handler(behaviour)
     bare.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_BARE, {"Push": handler}),))
     bare.add_insecure_port(f"unix:{folder}/bare.sock")
-    for server in (ours, agent, bare):
+    ca, key, certificate = _pem(_credentials(Path(folder)))
+    secured = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+    servers = (ours, agent, bare)
+    ports = [server.add_secure_port("127.0.0.1:0", secured) for server in servers]
+    for server in servers:
         await server.start()
     assert listen(f"unix:{folder}/agent.sock", peers.receive, connections=10) is not None
-    print("ready", flush=True)
+    print(*ports, flush=True)
     await ours.wait_for_termination()
 
 

@@ -53,7 +53,7 @@ def _dispatch(policy: Policy, pools: Sequence[int], *, quick: bool) -> Iterator[
                 costs[str(devices)],
                 costs[str(FEW_DEVICES)],
                 unit="s",
-                goal=RATIO <= 1.3,
+                goal=RATIO <= 1.2,
             )
 
 

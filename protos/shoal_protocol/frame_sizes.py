@@ -12,7 +12,7 @@ AHEAD_BYTES: Final = 4 << 20
 
 def frame_bytes(size: int) -> int:
     """What the frames that carry an activation take on their way: the one that is made or taken
-    apart, and its copy in gRPC."""
+    apart, and its copy in gRPC, or what the kernel holds of it on a local link."""
     return 2 * min(size, MAXIMUM_PAYLOAD_BYTES)
 
 

@@ -222,9 +222,18 @@ async def test_a_full_queue_makes_senders_wait_and_is_counted() -> None:
             await asyncio.sleep(0)
         # One is being written.
         assert sum(task.done() for task in sending) == WAITING_TRANSFERS + 1
-        assert traffic.full_queues == 10
+        assert traffic.full_queues == 9
         pipe.flows.set()
         await asyncio.wait_for(asyncio.gather(*sending), 10)
+
+
+@pytest.mark.parametrize("size", [100, 1 << 20])
+async def test_a_transfer_that_is_alone_leaves_at_once(size: int, joined: Joined) -> None:
+    pipe, sender, _, receiver = joined
+    async with serving(sender, receiver):
+        await asyncio.sleep(0)
+        await sender.enqueue(lambda number: (ping(number, bytes(size)),), size=size)
+        assert len(pipe.written) == 1, "nobody had to run for that"
 
 
 async def test_everybody_who_waits_for_room_learns_that_the_link_has_ended() -> None:

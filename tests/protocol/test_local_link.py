@@ -25,6 +25,8 @@ from shoal_protocol.frames import Frame, MalformedFrame, TransferError, acknowle
 from shoal_protocol.tensors import ActivationKey, Array, encode_activation
 from shoal_protocol.v1 import tensors_pb2 as pb
 
+MORE_THAN_THE_KERNEL_TAKES = 4
+"""Frames of 1 MiB."""
 SIZES = (0, 1, 100, 4096, 40_000, 1 << 20, 3 << 20)
 
 
@@ -280,7 +282,7 @@ async def test_a_goodbye_never_completes_a_frame_that_was_given_up() -> None:
     near, far = raw_pair()
     transport = LocalTransport(near, served=True)
     (frame,) = frames_of(outbound(size=1 << 20), 1)
-    writing = asyncio.create_task(transport.write([frame]))
+    writing = asyncio.create_task(transport.write([frame] * MORE_THAN_THE_KERNEL_TAKES))
     await asyncio.sleep(0.01)
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
@@ -291,7 +293,7 @@ async def test_a_goodbye_never_completes_a_frame_that_was_given_up() -> None:
     await asyncio.sleep(0.01)
     transport.disconnect("goodbye")
     await asyncio.wait_for(reading, 10)
-    assert on_the_wire(frame).startswith(bytes(received))
+    assert (on_the_wire(frame) * MORE_THAN_THE_KERNEL_TAKES).startswith(bytes(received))
 
 
 async def _read_all(end: socket.socket, into: bytearray) -> None:
@@ -305,7 +307,7 @@ async def test_a_peer_that_has_gone_breaks_a_write_that_waits() -> None:
     near, far = raw_pair()
     transport = LocalTransport(near)
     (frame,) = frames_of(outbound(size=1 << 20), 1)
-    writing = asyncio.create_task(transport.write([frame]))
+    writing = asyncio.create_task(transport.write([frame] * MORE_THAN_THE_KERNEL_TAKES))
     await asyncio.sleep(0.01)
     far.close()
     with pytest.raises(TransportBroken, match="has gone: Broken pipe"):

@@ -119,10 +119,12 @@ class StoreBuffer:
 
     def arrive(self) -> None:
         """All has come, and waits from now on."""
-        self._space.end_move(self.granted - self.waiting_bytes)
-        self._space.arrive(self.waiting_bytes)
+        waiting = self.waiting_bytes
+        self._space.end_move(self.granted - waiting)
+        self._space.arrive(waiting)
         self.granted = 0
-        self.settle()
+        if self.mapping is not None:
+            self.settle()
 
     def abandon(self) -> None:
         self._space.end_move(self.granted)

@@ -62,7 +62,7 @@ class _Activations:
             )
         if not inbox.has_room(memory_bytes):
             raise TransferError("no room for activations", outcome=Acknowledgement.BUSY)
-        has_text = any(tensor.dtype == STRING for tensor in activation.tensors)
+        has_text = STRING in [tensor.dtype for tensor in activation.tensors]
         text_bytes = memory_bytes if has_text else 0
         try:
             return inbox.open_buffer(memory_bytes, scratch_bytes(activation), text_bytes)

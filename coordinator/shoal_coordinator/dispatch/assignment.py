@@ -46,6 +46,9 @@ from shoal_protocol.units import Nanoseconds
 
 _LOOK_AHEAD = 8
 """How many waiting tasks an idle device examines for one reserved for another."""
+_LOOK_AHEAD_BUSY = 2
+"""The same of a device that has tasks. In a wide pool all that waits is mostly reserved for others,
+and each one examined is memory that no cache has."""
 
 
 def place_ready(state: State) -> None:
@@ -176,7 +179,7 @@ def _offer(queue: StageQueue, device: Device) -> Task | None:
         return task
     service = queue.service
     takes_over = not device.work.queued or service.fastest is device
-    for task in islice(ready, _LOOK_AHEAD):
+    for task in islice(ready, _LOOK_AHEAD if takes_over else _LOOK_AHEAD_BUSY):
         other = task.reserved_on
         elsewhere = other is not None and other is not device and service in other.listed
         if elsewhere and not takes_over:
@@ -238,9 +241,10 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
     job, digest = queue.job, queue.service.digest
     _, backlog, load, score, order, _ = rank(queue.service, device)
     occupy(task, device)
+    work = device.work
     state.counter = number = state.counter + 1
-    device.work.last_given = number
-    device.work.used_at[digest] = state.now
+    work.last_given = number
+    work.used_at[digest] = state.now
     loaded_as = device.memory.loaded_as
     tier = loaded_as.pop(digest, Tier.RESIDENT) if loaded_as else Tier.RESIDENT
     device.tally.tiers[tier - 1] += 1
@@ -255,8 +259,7 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
         item.started_at = state.now
         if job.started_at is None:
             job.started_at = state.now
-    running = Running(device, task, state.now)
-    state.pending[number] = running
+    running = state.pending[number] = Running(device, task, state.now)
     if queue.consumers:
         running.routes = _reserve_for_consumers(state, task, device)
     state.out.append(
@@ -287,6 +290,8 @@ def _give_ahead(state: State, task: Task, device: Device) -> None:
     tasks = task.item.tasks
     for consumer in task.queue.consumers:
         following = tasks[consumer]
+        if len(following.queue.service.servers) != 1:  # mostly, in a pool with replicas
+            continue
         target = following.reserved_on
         if target is not None and _may_go_ahead(state, task, device, following, target):
             following.ahead = True
@@ -296,12 +301,13 @@ def _give_ahead(state: State, task: Task, device: Device) -> None:
 def _may_go_ahead(
     state: State, task: Task, device: Device, following: Task, target: Device
 ) -> bool:
-    """Whether nothing is left to decide when the task will have ended: see above."""
+    """Whether nothing is left to decide when the task will have ended, where one device alone can
+    serve the consumer: see above."""
     queue, work = following.queue, target.work
     service = queue.service
     if following.status is not WAITING or following.attempts or len(queue.predecessors) != 1:
         return False
-    if len(service.servers) != 1 or service.loading or service not in target.listed:
+    if service.loading or service not in target.listed:
         return False
     if work.queued + 2 > work.slots or target.memory.single:
         return False

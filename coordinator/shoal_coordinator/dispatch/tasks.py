@@ -97,7 +97,7 @@ def _note_success(state: State, task: Task, device: Device) -> None:
 
 def _finish(state: State, running: Running, event: TaskFinished) -> None:
     task, device = running.task, running.device
-    item, queue = task.item, task.queue
+    queue = task.queue
     _pass(state, task)
     task.ran = TaskTiming(queue.stage, device.name, running.since, state.now, event.compute)
     if task.inputs is not None:
@@ -108,9 +108,7 @@ def _finish(state: State, running: Running, event: TaskFinished) -> None:
         device.work.outputs[task] = None
         if running.routes:
             _note_delivered(state, running, event.delivered)
-        _end_lead(state, task)
-        for consumer in queue.consumers:
-            state.worklist.ready.append(item.tasks[consumer])
+        state.worklist.ready += _end_lead(state, task)
 
 
 def _pass(state: State, task: Task) -> None:
@@ -122,16 +120,18 @@ def _pass(state: State, task: Task) -> None:
     state.worklist.passed.append(task)
 
 
-def _end_lead(state: State, task: Task) -> None:
-    """Its consumers are not ahead of it any more. Those that were may have finished before."""
-    item, queue = task.item, task.queue
-    finished = True
-    for consumer in queue.consumers:
-        following = item.tasks[consumer]
+def _end_lead(state: State, task: Task) -> list[Task]:
+    """Its consumers are not ahead of it any more; those that have not finished before it."""
+    tasks = task.item.tasks
+    unfinished: list[Task] = []
+    for consumer in task.queue.consumers:
+        following = tasks[consumer]
         following.ahead = False
-        finished = finished and following.status is FINISHED
-    if finished:
+        if following.status is not FINISHED:
+            unfinished.append(following)
+    if not unfinished:
         release(state, task)
+    return unfinished
 
 
 def _note_time(state: State, task: Task, device: Device, compute: Nanoseconds) -> None:
@@ -155,10 +155,12 @@ def _extra_slots(state: State, queue: StageQueue, device: Device, time: int) -> 
     that the devices behind have time to show how much they take.
     """
     limits = state.limits
-    batch = _batch(queue, device)
+    batch = _batch(queue, device) if queue.spec.batch > 1 else 1
     extra = 2 * batch if batch > 1 else 0
     if time <= limits.turnaround:
         extra = max(extra, min(limits.turnaround // max(time, 1), limits.queue_extra))
+    if not extra:
+        return 0
     if queue.moved_bytes:
         extra = min(extra, device.memory.budget // _WAITING_SHARE // queue.moved_bytes)
     return min(1 << extra.bit_length() >> 1, device.work.slots)
@@ -166,10 +168,7 @@ def _extra_slots(state: State, queue: StageQueue, device: Device, time: int) -> 
 
 def _batch(queue: StageQueue, device: Device) -> int:
     """How many items a device may run at once, by what its fragments leave."""
-    spec = queue.spec
-    if spec.batch < 2:
-        return 1
-    return items_within(device.memory.room, spec.batch_item_bytes, spec.batch)
+    return items_within(device.memory.room, queue.spec.batch_item_bytes, queue.spec.batch)
 
 
 def _note_delivered(state: State, running: Running, delivered: tuple[int, ...]) -> None:

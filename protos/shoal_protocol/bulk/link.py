@@ -27,7 +27,8 @@ from typing import Final
 from shoal_protocol import eager
 from shoal_protocol.bulk.handlers import FrameHandler, ItemHandler
 from shoal_protocol.bulk.outgoing import Outgoing as Outgoing  # noqa: PLC0414 (offered from here)
-from shoal_protocol.bulk.outgoing import UnansweredFrames
+from shoal_protocol.bulk.outgoing import Traffic as Traffic  # noqa: PLC0414 (as well)
+from shoal_protocol.bulk.outgoing import Unanswered, UnansweredFrames
 from shoal_protocol.bulk.outgoing import Undelivered as Undelivered  # noqa: PLC0414 (as well)
 from shoal_protocol.bulk.sources import Frames, each, read_in_thread
 from shoal_protocol.bulk.transport import Payload, Received, Transport, TransportBroken
@@ -85,16 +86,6 @@ class OutboundActivation:
     settle: Callable[[], None] | None = None
 
 
-@dataclass(slots=True)
-class Traffic:
-    """What one or several links have carried: bytes of messages, and how often a sender had to
-    wait because `WAITING_TRANSFERS` were waiting already."""
-
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    full_queues: int = 0
-
-
 class BulkLink:
     """One end of a stream. `run` serves it; `send` may be called from the start."""
 
@@ -115,7 +106,8 @@ class BulkLink:
         self._codec = codec or LinkCodec()
         self._traffic = traffic or Traffic()
         self._numbers = count(1)
-        self._pace = Pace(0.0 if transport.local else LONGEST_SECONDS)
+        # A write to a local stream costs so little that nobody waits for more to leave with it.
+        self._pace = None if transport.local else Pace(LONGEST_SECONDS)
         self._room = asyncio.Semaphore(WAITING_TRANSFERS)
         self._waiting: deque[Outgoing] = deque()
         self._answers: deque[Frame] = deque()
@@ -126,7 +118,8 @@ class BulkLink:
         self._writing = self._left_at_once = False
         self._writing_since = math.inf
         self._watch: asyncio.TimerHandle | None = None
-        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[str] = self._loop.create_future()
 
     @property
     def broken(self) -> str | None:
@@ -260,8 +253,8 @@ class BulkLink:
             bfloat16=outbound.bfloat16,
             frame_bytes=self._transport.frame_bytes,
         )
-        size = sum(tensor.nbytes for tensor in outbound.tensors.values())
-        text = any(tensor.dtype.kind in "OU" for tensor in outbound.tensors.values())
+        size = sum([tensor.nbytes for tensor in outbound.tensors.values()])
+        text = any([tensor.dtype.kind in "OU" for tensor in outbound.tensors.values()])
         quick = (fast and not text) or size < _ENCODE_IN_THREAD_FROM_BYTES
         encoded = encode() if quick and outbound.settle is None else await in_thread(encode)
         encoded.header.activation.ticket = outbound.ticket
@@ -273,14 +266,13 @@ class BulkLink:
         if not self._writing:
             self._writing = True
             # What is alone leaves at once; where more is under way, the next of this turn join it.
-            waiting = len(self._waiting) + len(self._answers) + len(self._pushed)
-            alone = waiting == 1 and not self._unanswered and not self._left_at_once
-            at_once = alone and self._next_is_small
-            begin = eager.begin if at_once else asyncio.create_task
-            if at_once:
+            alone = not (self._left_at_once or self._unanswered)
+            if alone and len(self._waiting) + len(self._answers) + len(self._pushed) == 1:
                 self._left_at_once = True
-                asyncio.get_running_loop().call_soon(self._end_turn)
-            self._writer = begin(self._write_all())
+                self._loop.call_soon(self._end_turn)
+                self._writer = eager.begin(self._write_all())
+            else:
+                self._writer = asyncio.create_task(self._write_all())
             if self._watch is None:
                 self._watch_progress()
 
@@ -309,12 +301,16 @@ class BulkLink:
 
     async def _write_together(self) -> None:
         """Acknowledgements, items and small transfers, in one message."""
-        await self._pace.turn(busy=bool(self._unanswered))
-        frames = self._take_answers()
-        pushed = self._pushed.take(FRAMES_TOGETHER - len(frames), _PUSHED_BYTES)
-        frames += [each.frame for each in pushed]
+        if self._pace is not None:
+            await self._pace.turn(busy=bool(self._unanswered))
+        frames = self._take_answers() if self._answers else []
+        pushed: list[Unanswered] = []
+        room: float = _SMALL_BYTES
+        if self._pushed:
+            pushed = self._pushed.take(FRAMES_TOGETHER - len(frames), _PUSHED_BYTES)
+            frames += [each.frame for each in pushed]
+            room -= sum(each.frame.size for each in pushed)
         transfers: list[Outgoing] = []
-        room: float = _SMALL_BYTES - sum(each.frame.size for each in pushed)
         while self._waiting and len(frames) < FRAMES_TOGETHER:
             room -= self._waiting[0].size
             if room < 0:
@@ -324,7 +320,8 @@ class BulkLink:
                 assert not isinstance(made, AsyncIterator), "what has a size is at hand"
                 transfers.append(outgoing)
                 frames += made
-        self._pace.leave(len(frames))
+        if self._pace is not None:
+            self._pace.leave(len(frames))
         try:
             if frames:
                 await self._write(frames)
@@ -337,8 +334,8 @@ class BulkLink:
         frames = outgoing.frames(outgoing.number)
         async for frame in frames if isinstance(frames, AsyncIterator) else each(frames):
             await self._write((frame,))
-            while answers := self._take_answers():
-                await self._write(answers)
+            while self._answers:
+                await self._write(self._take_answers())
         outgoing.written_at = perf_counter()
 
     async def _flush_answers(self) -> None:
@@ -364,12 +361,12 @@ class BulkLink:
         self._writing_since = perf_counter()
         await self._transport.write(frames)
         self._writing_since = math.inf
-        self._traffic.sent_bytes += sum(frame.size for frame in frames)
+        for frame in frames:
+            self._traffic.sent_bytes += len(frame.header) + frame.payload_bytes
 
     def _watch_progress(self) -> None:
         if self.broken is None:
-            loop = asyncio.get_running_loop()
-            self._watch = loop.call_later(STEP_SECONDS / 4, self._check_progress)
+            self._watch = self._loop.call_later(STEP_SECONDS / 4, self._check_progress)
 
     def _check_progress(self) -> None:
         """End a link that has stalled; again later, while something is under way."""

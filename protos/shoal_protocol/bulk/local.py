@@ -85,6 +85,8 @@ class LocalTransport:
     def __init__(self, connection: socket.socket, *, served: bool = False) -> None:
         """Takes a connected socket that does not block; `served`: a listener's."""
         self._socket = connection
+        # What fits is written at once, and the receiver is woken once. A kernel may allow less.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAXIMUM_PAYLOAD_BYTES)
         self._served = served
         self._within_frame = False
         self._reading = _Calls(connection, write=False)
@@ -115,13 +117,18 @@ class LocalTransport:
         if self._within_frame:
             raise TransportBroken("an earlier write was given up")
         pieces: list[Buffer] = []
+        size = 0
         for frame in frames:
-            pieces.append(_head(frame))
+            head = _head(frame)
+            pieces.append(head)
             pieces += frame.payload
+            size += len(head) + frame.payload_bytes
         self._within_frame = True
-        remaining = _after(pieces, self._send(pieces))
-        while remaining:
-            remaining = _after(remaining, await self._writing.do(partial(self._send, remaining)))
+        if (sent := self._send(pieces)) < size:
+            remaining = _after(pieces, sent)
+            while remaining:
+                sent = await self._writing.do(partial(self._send, remaining))
+                remaining = _after(remaining, sent)
         self._within_frame = False
 
     async def close(self) -> None:
@@ -156,7 +163,8 @@ class LocalTransport:
 
     def _next(self) -> Received | None:
         """The next frame, if its header is in the buffer. Raises `MalformedFrame`."""
-        self._skip()
+        if self._unread:
+            self._skip()
         begin = self._start + _PREFIX.size
         if begin > self._end:
             return None
@@ -190,7 +198,8 @@ class LocalTransport:
 
     async def _fill(self) -> bool:
         """Wait for more bytes; False: the stream has ended where a frame has."""
-        self._skip()
+        if self._unread:
+            self._skip()
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start:
@@ -206,22 +215,34 @@ class LocalTransport:
     async def take(self, targets: Sequence[memoryview]) -> None:
         """Put as much of the payload as they take into the targets."""
         remaining = [target for target in targets if target]
+        while remaining and self._start < self._end:
+            target = remaining[0]
+            count = min(len(target), self._end - self._start)
+            target[:count] = self._buffer[self._start : self._start + count]
+            self._start += count
+            self._unread -= count
+            remaining = _after(remaining, count)
         while remaining:
-            if self._start < self._end:
-                target = remaining[0]
-                count = min(len(target), self._end - self._start)
-                target[:count] = self._buffer[self._start : self._start + count]
-                self._start += count
-                remaining = _after(remaining, count)
-            elif count := await self._receive(remaining[:_PIECES]):
-                remaining = _after(remaining, count)
-            else:
+            # What has come of one payload is taken without asking the event loop before each call.
+            pieces = remaining[:_PIECES]
+            count = self._receive_now(pieces) or await self._receive(pieces)
+            if not count:
                 raise TransportBroken("the stream ended within a frame")
             self._unread -= count
+            remaining = _after(remaining, count)
 
-    async def _receive(self, targets: list[memoryview]) -> int:
-        """Bytes that have come into the targets; 0: no more will."""
-        return await self._reading.do(lambda: self._socket.recvmsg_into(targets)[0])
+    def _receive_now(self, targets: Sequence[memoryview]) -> int:
+        """Bytes that had come already; 0: none, or no more will."""
+        try:
+            return self._socket.recvmsg_into(targets)[0]
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise _gone(error) from error
+
+    def _receive(self, targets: Sequence[memoryview]) -> Awaitable[int]:
+        """Bytes that come into the targets; 0: no more will."""
+        return self._reading.do(lambda: self._socket.recvmsg_into(targets)[0])
 
 
 class _Arriving:

@@ -1,5 +1,5 @@
 """What waits for a link, or is under way on it: transfers that are answered, and frames that are
-not."""
+not; and what links have carried."""
 
 import asyncio
 import math
@@ -42,6 +42,16 @@ class Outgoing:
         if not self.answered.done():
             self.answered.set_exception(Undelivered(reason))
             self.answered.exception()  # a sender that gave up must not make it a warning
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one or several links have carried: bytes of messages, and how often a sender had to
+    wait because `WAITING_TRANSFERS` were waiting already."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    full_queues: int = 0
 
 
 class Unanswered(NamedTuple):

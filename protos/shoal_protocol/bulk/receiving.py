@@ -123,5 +123,7 @@ def scratch_bytes(activation: Activation) -> int:
     """Memory that decoding takes beside the decoded tensors: their encoded bytes, and the largest
     tensor once more as its codec gives it."""
     encoded = [each for each in activation.tensors if each.codec != NONE]
-    largest = max((each.decoded_bytes for each in encoded), default=0)
+    if not encoded:
+        return 0
+    largest = max(each.decoded_bytes for each in encoded)
     return sum(each.encoded_bytes for each in encoded) + largest

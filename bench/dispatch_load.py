@@ -23,7 +23,7 @@ from shoal_coordinator.dispatch.events import (
     FragmentCached,
     FragmentResident,
     FragmentUnloaded,
-    ItemStored,
+    ItemsStored,
     JobSpec,
     JobSubmitted,
     Policy,
@@ -177,7 +177,7 @@ def _answer(instruction: Instruction, at: Nanoseconds) -> Event | None:
             compute = Nanoseconds(_TASK_NS)
             answer = TaskFinished(at=at, instruction=number, compute=compute, delivered=delivered)
         case FinishItem(job=job, item=item):
-            answer = ItemStored(at=at, job=job, item=item)
+            answer = ItemsStored(at=at, job=job, items=(item,))
         case Forward(instruction=number):
             answer = ActivationForwarded(at=at, instruction=number)
         case Load(instruction=number, granted=granted):

@@ -168,7 +168,7 @@ class VirtualRun:
             case ins.Execute():
                 self._later(self._execute(instruction, devices))
             case ins.FinishItem(job=job, item=item):
-                self._later(ev.ItemStored(at=now, job=job, item=item))
+                self._later(ev.ItemsStored(at=now, job=job, items=(item,)))
             case ins.FinishJob():
                 self.finished = instruction
             case _:

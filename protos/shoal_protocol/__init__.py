@@ -5,5 +5,5 @@ Nothing here decides anything. What only one plane needs belongs to that plane.
 
 from typing import Final
 
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
 """What `Hello.protocol` says. It grows when a message's meaning changes; both sides must agree."""

@@ -1,4 +1,5 @@
-"""Items on their itinerary: an item is one frame, and nobody acknowledges it (`v1/tensors.proto`).
+"""Items on their itinerary: items that go the same way together are one frame, and nobody
+acknowledges them (`v1/tensors.proto`).
 
 The tensors of one item after another have the same names, types and shapes. So these are bytes of
 their own in the header, the layout: it is made and checked once, and then found by its bytes.
@@ -6,7 +7,7 @@ Arrays lie in the frame's payload as they are, and the receiver's arrays are vie
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -26,11 +27,20 @@ TICKET_BYTES: Final = 16
 ITEM_BYTES: Final = 128 << 10
 """The tensors of an item that has an itinerary take no more where it leaves a device: what is
 larger is encoded on slow links, and its message costs little beside its bytes."""
+ITEMS_TOGETHER: Final = 32
+"""In one frame. A device has the next ones while these are on their way from it."""
 _LAYOUT_BYTES: Final = 8 << 10
 _KNOWN_LAYOUTS: Final = 64
 _ALIGNMENT: Final = 64
 _RANK: Final = 32
 _PADDING: Final = bytes(_ALIGNMENT)
+_COPIED_BYTES: Final = 4 << 10
+"""Up to here an array is copied: to refer to its memory costs more."""
+_FEW_PIECES: Final = 16
+"""More are joined: a system call takes few."""
+
+Numbered = tuple[int, Mapping[str, Array]]
+"""An item: the number of its instruction, and its tensors."""
 
 
 class _Place(NamedTuple):
@@ -44,25 +54,47 @@ class _Place(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What a payload of `size` bytes holds; `message` is the same as it was received."""
+    """What an item's part of a payload holds, `size` bytes; `message` is the same as it was
+    received."""
 
     places: tuple[_Place, ...]
     size: int
     message: pb.Layout
 
-    def arrays(self, payload: memoryview) -> dict[str, Array]:
-        """The tensors, as views of a payload of that size. Raises `MalformedFrame`."""
+    def payload_bytes(self, count: int) -> int:
+        """Of so many items."""
+        return (count - 1) * self._stride + self.size
+
+    def items(self, payload: memoryview, count: int) -> list[dict[str, Array]]:
+        """The tensors of so many items, as views of a payload of their size. Raises
+        `MalformedFrame`."""
         # numpy's arrays begin where their type may: a view of a whole message need not.
         buffer = bytes(payload) if payload.readonly else payload
-        arrays: dict[str, Array] = {}
+        stride, places = self._stride, self.places
+        if any(place.is_bool for place in places):
+            self._check_truths(buffer, count)
+        return [
+            {
+                name: np.ndarray(shape, dtype, buffer, begin + start)
+                for name, dtype, shape, start, _ in places
+            }
+            for begin in [number * stride for number in range(count)]
+        ]
+
+    @property
+    def _stride(self) -> int:
+        """From one item to the next."""
+        return _aligned(self.size)
+
+    def _check_truths(self, buffer: memoryview | bytes, count: int) -> None:
+        whole = np.frombuffer(buffer, np.uint8)
         for place in self.places:
-            array: Array = np.ndarray(place.shape, place.dtype, buffer, place.start)
-            if place.is_bool and array.size and array.view(np.uint8).max() > 1:
-                raise MalformedFrame(
-                    f"tensor {place.name!r}: a truth value that is neither 0 nor 1"
-                )
-            arrays[place.name] = array
-        return arrays
+            for begin in range(count) if place.is_bool else ():
+                at = begin * self._stride + place.start
+                if whole[at : at + math.prod(place.shape)].max(initial=0) > 1:
+                    raise MalformedFrame(
+                        f"tensor {place.name!r}: a truth value that is neither 0 nor 1"
+                    )
 
 
 @lru_cache(_KNOWN_LAYOUTS)
@@ -122,38 +154,71 @@ def _write_layout(tensors: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...
     return data
 
 
-def item_frame(
-    ticket: bytes, instruction: int, compute: Iterable[int], tensors: Mapping[str, Array]
-) -> Frame:
-    """An item as a frame that refers to its arrays. Raises `UnsupportedTensor` also where these
-    are more than one frame holds."""
-    described = tuple([(name, array.dtype, array.shape) for name, array in tensors.items()])
+def alike(items: Iterable[Numbered]) -> Iterator[list[Numbered]]:
+    """Items as they leave together: those that follow one another and have the same layout, as
+    many as one frame may have. One with more than `ITEM_BYTES` is alone."""
+    together: list[Numbered] = []
+    known: object = None
+    room = 0
+    for item in items:
+        described = _described(item[1])
+        if described != known or len(together) >= ITEMS_TOGETHER or room <= 0:
+            if together:
+                yield together
+            together, known = [], described
+            size = _aligned(sum(array.nbytes + _ALIGNMENT for array in item[1].values()))
+            room = ITEM_BYTES // max(1, size)
+        together.append(item)
+        room -= 1
+    if together:
+        yield together
+
+
+def items_frame(ticket: bytes, compute: Iterable[int], items: Sequence[Numbered]) -> Frame:
+    """Items that are `alike` as a frame. Raises `UnsupportedTensor` also where one is more than a
+    frame holds."""
     header = pb.FrameHeader(last=True)
-    item = header.item
-    item.ticket = ticket
-    item.instruction = instruction
-    item.compute.extend(compute)
-    item.layout = _write_layout(described)
-    payload, size = _pieces(tensors)
+    message = header.items
+    message.ticket = ticket
+    message.instructions.extend([number for number, _ in items])
+    message.compute.extend(compute)
+    described = _described(items[0][1])
+    message.layout = _write_layout(described)
+    pieces: list[Buffer] = []
+    size = 0
+    for _, tensors in items:
+        size = _add_pieces(pieces, _pad(pieces, size), tensors)
     if size > MAXIMUM_PAYLOAD_BYTES:
         raise UnsupportedTensor(described[-1][0], f"makes an item of {size} bytes")
+    payload = pieces if len(pieces) <= _FEW_PIECES else [b"".join(pieces)]
     return Frame(header.SerializeToString(), payload, size)
 
 
-def _pieces(tensors: Mapping[str, Array]) -> tuple[Sequence[Buffer], int]:
-    """The bytes of tensors, each at its place, and how many they are together."""
-    pieces: list[Buffer] = []
-    size = 0
+def _described(tensors: Mapping[str, Array]) -> tuple[tuple[str, np.dtype[Any], Any], ...]:
+    return tuple([(name, array.dtype, array.shape) for name, array in tensors.items()])
+
+
+def _pad(pieces: list[Buffer], size: int) -> int:
+    """Where the next tensor begins, behind so many bytes."""
+    if gap := -size % _ALIGNMENT:
+        pieces.append(_PADDING[:gap])
+        size += gap
+    return size
+
+
+def _add_pieces(pieces: list[Buffer], size: int, tensors: Mapping[str, Array]) -> int:
+    """Add the bytes of tensors, each at its place behind `size` bytes; how many there are now."""
     for array in tensors.values():
-        if gap := -size % _ALIGNMENT:
-            pieces.append(_PADDING[:gap])
-            size += gap
-        if array.nbytes:
+        size = _pad(pieces, size)
+        count = array.nbytes
+        if count <= _COPIED_BYTES:
+            pieces.append(array.tobytes())
+        else:
             if not array.flags.c_contiguous:
                 array = np.ascontiguousarray(array)  # noqa: PLW2901 - the same in another order
             pieces.append(array.reshape(-1).view(np.uint8).data)
-            size += array.nbytes
-    return pieces, size
+        size += count
+    return size
 
 
 def _aligned(position: int) -> int:

@@ -2,20 +2,21 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import grpc
 
+from protocol.item_frames import Came, came
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.bulk.local import LocalListener, listen
 from shoal_protocol.bulk.transport import Transport
 from shoal_protocol.channels import Credentials
 from shoal_protocol.files import file_frames
 from shoal_protocol.frames import Frame, acknowledgement, frames_in, join_frame, split_frame
-from shoal_protocol.items import item_frame, read_layout
+from shoal_protocol.items import Numbered, items_frame
 from shoal_protocol.listener import Listener
 from shoal_protocol.services import (
     DEVICE_METADATA,
@@ -29,7 +30,7 @@ from shoal_protocol.tensors import ActivationKey, Array, encode_activation
 from shoal_protocol.tickets import make_ticket, new_ticket_key
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.session_pb2 import AgentMessage, CoordinatorMessage
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest, Item
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
 
 PATIENCE_SECONDS = 20
 
@@ -54,7 +55,9 @@ class ConnectedDevice:
     # gRPC takes one write of a stream at a time; tests give while the service acknowledges.
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     results: asyncio.Queue[ReceivedActivation] = field(default_factory=asyncio.Queue)
-    items: asyncio.Queue[tuple[Item, dict[str, Array]]] = field(default_factory=asyncio.Queue)
+    items: asyncio.Queue[Came] = field(default_factory=asyncio.Queue)
+    item_frames: list[int] = field(default_factory=list)
+    """How many items each frame had."""
     replies: dict[int, asyncio.Future[pb.Reply]] = field(default_factory=dict)
     acknowledged: dict[int, asyncio.Future[Acknowledgement]] = field(default_factory=dict)
     batches: list[int] = field(default_factory=list)
@@ -116,16 +119,26 @@ class ConnectedDevice:
         self, ticket: bytes, instruction: int, tensors: Mapping[str, Array]
     ) -> asyncio.Future[pb.Reply]:
         """Send an item down the exchange stream; if it fails, the future has its reply."""
-        context = await asyncio.wait_for(asyncio.shield(self.exchange), PATIENCE_SECONDS)
-        future = asyncio.get_running_loop().create_future()
-        self.replies[instruction] = future
-        async with self.turn:
-            await context.write(bytes(item_frame(ticket, instruction, (), tensors)))
+        (future,) = await self.send_items(ticket, [(instruction, tensors)])
         return future
 
-    async def item(self) -> tuple[Item, dict[str, Array]]:
+    async def send_items(
+        self, ticket: bytes, items: Sequence[Numbered]
+    ) -> list[asyncio.Future[pb.Reply]]:
+        """The same for several, in one frame."""
+        context = await asyncio.wait_for(asyncio.shield(self.exchange), PATIENCE_SECONDS)
+        futures = []
+        for number, _ in items:
+            self.replies[number] = asyncio.get_running_loop().create_future()
+            futures.append(self.replies[number])
+        async with self.turn:
+            await context.write(bytes(items_frame(ticket, (), items)))
+        return futures
+
+    async def item(self) -> tuple[Came, dict[str, Array]]:
         """The next item that comes from the device."""
-        return await asyncio.wait_for(self.items.get(), PATIENCE_SECONDS)
+        item = await asyncio.wait_for(self.items.get(), PATIENCE_SECONDS)
+        return item, item.tensors
 
     async def result(self) -> ReceivedActivation:
         return await asyncio.wait_for(self.results.get(), PATIENCE_SECONDS)
@@ -265,9 +278,10 @@ class ScriptedCoordinator:
                 async with device.turn:
                     await context.write(bytes(acknowledgement(header.transfer)))
                 continue
-            if header.WhichOneof("kind") == "item":
-                arrays = read_layout(header.item.layout).arrays(payload)
-                device.items.put_nowait((header.item, arrays))
+            if header.WhichOneof("kind") == "items":
+                device.item_frames.append(len(header.items.instructions))
+                for item in came(header.items, payload):
+                    device.items.put_nowait(item)
                 continue
             received = assembler.add(header, payload)
             if received is None:

@@ -74,6 +74,34 @@ async def test_an_item_runs_and_its_results_come_with_what_they_took(
         np.testing.assert_allclose(arrays["y"], relu(fragments[0], X + number), atol=1e-4)
 
 
+async def test_light_items_that_come_together_leave_together(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    device = await prepared(join, fragments[0])
+    await planned(device, leg(fragments[0]))
+    number = 0
+    async with asyncio.timeout(30):
+        while max(device.item_frames, default=0) < 2:  # what a run takes is measured first
+            items = [(number + each, {"x": X + each}) for each in range(8)]
+            await device.send_items(ENTRY, items)
+            for expected, _ in items:
+                item, arrays = await device.item()
+                assert (item.ticket, item.instruction, len(item.compute)) == (END, expected, 1)
+                made = relu(fragments[0], X + expected - number)
+                np.testing.assert_allclose(arrays["y"], made, atol=1e-4)
+            number += 8
+
+
+async def test_of_items_that_came_together_each_fails_by_itself(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    device = await prepared(join, fragments[0])
+    await planned(device, leg(fragments[0]))
+    failed = await device.send_items(ENTRY, [(number, {"x": X[:, :5]}) for number in range(3)])
+    replies = [await asyncio.wait_for(each, 10) for each in failed]
+    assert [each.failure.code for each in replies] == [pb.INVALID_INPUT] * 3
+
+
 async def test_what_a_later_stage_takes_travels_along(
     join: Join, fragments: list[MadeFragment]
 ) -> None:
@@ -186,8 +214,9 @@ async def test_an_item_whose_sizes_lie_ends_the_stream_and_nothing_else(
     await planned(device, leg(fragments[0]))
     context = await asyncio.wait_for(asyncio.shield(device.exchange), 10)
     header = FrameHeader(last=True)
-    header.item.ticket = ENTRY
-    header.item.layout = Layout().SerializeToString()
+    header.items.ticket = ENTRY
+    header.items.instructions.append(1)
+    header.items.layout = Layout().SerializeToString()
     await context.write(bytes(Frame(header.SerializeToString(), (b"more",), 4)))
     await asyncio.wait_for(device.gone.wait(), 10)
     assert joined.agent.process.returncode is None

@@ -18,7 +18,7 @@ from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import Frame, TransferError, acknowledgement, ping, split_frame
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.units import nanoseconds
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, FrameHeader, Item
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, FrameHeader, Items
 
 
 class Taker:
@@ -36,8 +36,8 @@ class Taker:
     def admit_relay(self, device: str, activation: Activation) -> None:
         self.admit(device, activation)
 
-    async def take_item(self, device: str, item: Item, payload: Payload) -> None:
-        self.items.append((device, item.ticket + await payload.read()))
+    async def take_items(self, device: str, items: Items, payload: Payload) -> None:
+        self.items.append((device, items.ticket + await payload.read()))
 
     async def take(self, device: str, received: ReceivedActivation) -> None:
         self.taken.append(received)
@@ -128,7 +128,7 @@ async def test_a_relayed_transfer_arrives_untouched_and_its_answer_returns(
 async def test_an_item_is_taken_and_not_answered(hub: ExchangeHub) -> None:
     a = Wire(hub, "a")
     header = FrameHeader(last=True)
-    header.item.ticket = b"t"
+    header.items.ticket = b"t"
     a.send(Frame(header.SerializeToString(), (b"abc",), 3), ping(3))
     assert [(await a.answer())[0]] == [3]
     assert hub.results.items == [("a", b"tabc")]  # type: ignore[attr-defined]

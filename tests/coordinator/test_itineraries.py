@@ -1,7 +1,7 @@
 """Items that travel: a scripted device takes them, and sends back results, or what it likes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,14 +9,14 @@ import pytest
 
 from coordinator.scripted import STAGES, ScriptedDevice, connected
 from coordinator.world import World
+from protocol.item_frames import Came, came, one_item
 from shoal_coordinator.server.carrying import carried, is_light
 from shoal_protocol.frames import join_frames, split_frame
-from shoal_protocol.items import item_frame, read_layout
+from shoal_protocol.items import items_frame
 from shoal_protocol.partition import MODEL, PartitionDocument
 from shoal_protocol.tensors import Array
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
-from shoal_protocol.v1.tensors_pb2 import Item
 
 ROWS = 60
 
@@ -32,10 +32,14 @@ class Traveller(ScriptedDevice):
 
     plans: list[pb.Plan]
     travelled: list[int]
-    answer: Callable[[pb.Plan, Item, dict[str, Array]], bytes]
+    frames: int
+    together: bool
+    held: list[Came]
+    answer: Callable[[pb.Plan, Came, dict[str, Array]], bytes]
 
     def begin(self) -> "Traveller":
-        self.plans, self.travelled, self.answer = [], [], results_of
+        self.plans, self.travelled, self.frames, self.answer = [], [], 0, results_of
+        self.together, self.held = False, []
         return self
 
     async def _receive(self, message: pb.CoordinatorMessage) -> None:
@@ -46,21 +50,44 @@ class Traveller(ScriptedDevice):
 
     async def _take_frame(self, frame: bytes) -> bool:
         header, payload = split_frame(frame)
-        if header.WhichOneof("kind") != "item":
+        if header.WhichOneof("kind") != "items":
             return False
-        tensors = read_layout(header.item.layout).arrays(payload)
-        plan = next(each for each in self.plans if each.ticket == header.item.ticket)
-        self.travelled.append(header.item.instruction)
-        for stage in STAGES:
-            tensors |= stage(tensors)
-        if sent := self.answer(plan, header.item, tensors):
-            await self._write(sent)
+        plan = next(each for each in self.plans if each.ticket == header.items.ticket)
+        self.frames += 1
+        items = came(header.items, payload)
+        for item in items:
+            self.travelled.append(item.instruction)
+            for stage in STAGES:
+                item.tensors.update(stage(item.tensors))
+            sent = b"" if self.together else self.answer(plan, item, item.tensors)
+            if sent:
+                await self._write(sent)
+        if self.together:
+            self.held += items
+            if len(self.held) == len(items):
+                asyncio.create_task(self._answer_all(plan))  # noqa: RUF006 - the test waits for it
         return True
 
+    async def _answer_all(self, plan: pb.Plan) -> None:
+        """Answer what comes in a while, in one frame."""
+        await asyncio.sleep(0.02)
+        held, self.held = self.held, []
+        await self._write(all_results_of(plan, held))
 
-def results_of(plan: pb.Plan, item: Item, tensors: dict[str, Array]) -> bytes:
+
+def all_results_of(plan: pb.Plan, items: Sequence[Came]) -> bytes:
+    """In one frame, from the last to the first, with one that nobody waits for."""
+    results = [
+        (item.instruction, {name: item.tensors[name] for name in plan.sends})
+        for item in reversed(items)
+    ]
+    unknown = (1 << 40, results[0][1])
+    return bytes(items_frame(plan.next_ticket, (1000,) * 3, [*results, unknown]))
+
+
+def results_of(plan: pb.Plan, item: Came, tensors: dict[str, Array]) -> bytes:
     results = {name: tensors[name] for name in plan.sends}
-    return bytes(item_frame(plan.next_ticket, item.instruction, [1000] * 3, results))
+    return one_item(plan.next_ticket, item.instruction, (1000,) * 3, results)
 
 
 @pytest.fixture
@@ -88,6 +115,19 @@ async def test_most_items_of_a_light_job_travel(light_world: World) -> None:
     assert list(device.plans[0].sends) == ["early", "y"]
 
 
+async def test_results_that_come_together_are_taken_together(light_world: World) -> None:
+    rows, device = light_world.inputs(ROWS), traveller(light_world)
+    device.together = True
+    async with connected(device):
+        await light_world.submit()
+        status = await light_world.ended()
+    light_world.check_results(rows)
+    assert status.state == api.JobStatus.COMPLETE
+    assert [stage.finished for stage in status.stages] == [ROWS] * 3
+    assert ROWS / 2 < len(device.travelled) <= ROWS
+    assert device.frames < len(device.travelled), "what enters together leaves together"
+
+
 async def test_items_of_a_job_whose_sizes_are_not_known_do_not_travel(world: World) -> None:
     rows, device = world.inputs(20), traveller(world)
     async with connected(device):
@@ -97,12 +137,12 @@ async def test_items_of_a_job_whose_sizes_are_not_known_do_not_travel(world: Wor
     assert not device.plans
 
 
-def _nothing_at_first(device: Traveller) -> Callable[[pb.Plan, Item, dict[str, Array]], bytes]:
-    def answer(plan: pb.Plan, item: Item, tensors: dict[str, Array]) -> bytes:
+def _nothing_at_first(device: Traveller) -> Callable[[pb.Plan, Came, dict[str, Array]], bytes]:
+    def answer(plan: pb.Plan, item: Came, tensors: dict[str, Array]) -> bytes:
         wrong = len(device.travelled) == 1
         results = {"early": tensors["early"]} if wrong else tensors
         sent = {name: results[name] for name in plan.sends if name in results}
-        return bytes(item_frame(plan.next_ticket, item.instruction, [1] * 3, sent))
+        return one_item(plan.next_ticket, item.instruction, (1,) * 3, sent)
 
     return answer
 
@@ -121,10 +161,10 @@ async def test_an_item_with_wrong_results_runs_task_by_task(light_world: World) 
 async def test_results_without_their_ticket_are_ignored(light_world: World) -> None:
     rows, device = light_world.inputs(ROWS), traveller(light_world)
 
-    def answer(plan: pb.Plan, item: Item, tensors: dict[str, Array]) -> bytes:
+    def answer(plan: pb.Plan, item: Came, tensors: dict[str, Array]) -> bytes:
         forged = {name: np.zeros_like(tensors[name]) for name in plan.sends}
-        first = item_frame(bytes(16), item.instruction, [1] * 3, forged)
-        return join_frames([bytes(first), results_of(plan, item, tensors)])
+        first = one_item(bytes(16), item.instruction, (1,) * 3, forged)
+        return join_frames([first, results_of(plan, item, tensors)])
 
     device.answer = answer
     async with connected(device):

@@ -224,7 +224,7 @@ def failing_for(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the dispatcher raise at every stored item of a job."""
 
     def failing(state: Any, event: ev.Event) -> Any:
-        if isinstance(event, ev.ItemStored) and event.job == job:
+        if isinstance(event, ev.ItemsStored) and event.job == job:
             raise ZeroDivisionError("a bug")
         return step(state, event)
 

@@ -27,7 +27,7 @@ from shoal_protocol.frames import (
     ping,
     split_frame,
 )
-from shoal_protocol.items import item_frame, read_layout
+from shoal_protocol.items import ITEMS_TOGETHER, items_frame, read_layout
 from shoal_protocol.tensors import DTYPES, ActivationKey, encode_activation
 from shoal_protocol.v1 import tensors_pb2 as pb
 from shoal_protocol.v1.session_pb2 import (
@@ -77,30 +77,34 @@ async def _receive_items(data: bytes) -> None:
 class _Items:
     """Takes any item whose payload is as long as its layout says (an `ItemHandler`)."""
 
-    async def take_item(self, item: pb.Item, payload: Payload) -> None:
-        layout = read_layout(item.layout)
-        if layout.size != payload.size:
+    async def take_items(self, items: pb.Items, payload: Payload) -> None:
+        layout, count = read_layout(items.layout), len(items.instructions)
+        if not 0 < count <= ITEMS_TOGETHER or layout.payload_bytes(count) != payload.size:
             raise MalformedFrame("another size")
-        arrays = layout.arrays(await payload.read())
-        again = item_frame(item.ticket, item.instruction, item.compute, arrays)
-        header, same = split_frame(bytes(again))
-        assert header.item.ticket == item.ticket
-        for array, other in zip(
-            arrays.values(), read_layout(header.item.layout).arrays(same).values(), strict=True
-        ):
-            assert array.tobytes() == other.tobytes()
+        arrays = layout.items(await payload.read(), count)
+        numbered = list(zip(items.instructions, arrays, strict=True))
+        header, same = split_frame(bytes(items_frame(items.ticket, items.compute, numbered)))
+        assert header.items.ticket == items.ticket
+        again = read_layout(header.items.layout).items(same, count)
+        for one, other in zip(arrays, again, strict=True):
+            for array, copy in zip(one.values(), other.values(), strict=True):
+                assert array.tobytes() == copy.tobytes()
+
+    def all_taken(self) -> None:
+        pass
 
 
 def item_seeds() -> Iterable[bytes]:
-    """One item, and two in one message."""
+    """One item, two in one message, and two in one frame."""
     arrays = {
         str(dtype): np.ones((2, 3), dtype)
         for data_type, dtype in DTYPES.items()
         if data_type not in (pb.STRING, pb.BFLOAT16)
     }
-    whole = bytes(item_frame(bytes(16), 1, (5, 6), arrays))
+    whole = bytes(items_frame(bytes(16), (5, 6), [(1, arrays)]))
     yield whole
-    yield join_frames([whole, bytes(item_frame(b"", 2, (), {}))])
+    yield join_frames([whole, bytes(items_frame(b"", (), [(2, {})]))])
+    yield bytes(items_frame(bytes(16), (5, 6), [(1, arrays), (2, arrays)]))
 
 
 def receive_locally(data: bytes) -> None:

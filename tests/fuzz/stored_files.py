@@ -27,7 +27,8 @@ from shoal_coordinator.storage.inputs import (
     scan_inputs,
 )
 from shoal_coordinator.storage.item_list import FailedItem
-from shoal_coordinator.storage.parts import Part, ResultFile, make_file
+from shoal_coordinator.storage.made_files import make_file
+from shoal_coordinator.storage.parts import Part, ResultFile
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.partition import TensorSpec
 

@@ -4,19 +4,27 @@ import numpy as np
 import pytest
 
 from shoal_protocol.frames import MalformedFrame, split_frame
-from shoal_protocol.items import TICKET_BYTES, item_frame, read_layout
+from shoal_protocol.items import (
+    ITEM_BYTES,
+    ITEMS_TOGETHER,
+    TICKET_BYTES,
+    alike,
+    items_frame,
+    read_layout,
+)
 from shoal_protocol.tensors import Array, UnsupportedTensor
 from shoal_protocol.v1 import tensors_pb2 as pb
 
 TICKET = bytes(range(TICKET_BYTES))
 
 
-def received(tensors: dict[str, Array]) -> tuple[pb.Item, dict[str, Array]]:
-    """What arrives of an item."""
-    header, payload = split_frame(bytes(item_frame(TICKET, 7, (3, 4), tensors)))
-    layout = read_layout(header.item.layout)
-    assert layout.size == len(payload)
-    return header.item, layout.arrays(payload)
+def received(*items: dict[str, Array]) -> tuple[pb.Items, list[dict[str, Array]]]:
+    """What arrives of items in one frame."""
+    frame = items_frame(TICKET, (3, 4), list(enumerate(items, 7)))
+    header, payload = split_frame(bytes(frame))
+    layout = read_layout(header.items.layout)
+    assert layout.payload_bytes(len(items)) == len(payload)
+    return header.items, layout.items(payload, len(items))
 
 
 def test_an_item_arrives_as_it_was_sent() -> None:
@@ -28,13 +36,40 @@ def test_an_item_arrives_as_it_was_sent() -> None:
         "number": np.array(5, np.int64),
         "empty at the end": np.zeros((2, 0), np.int16),
     }
-    item, arrays = received(sent)
-    assert (item.ticket, item.instruction, list(item.compute)) == (TICKET, 7, [3, 4])
-    assert list(arrays) == list(sent)
-    for name, array in sent.items():
-        assert arrays[name].dtype == array.dtype
-        assert arrays[name].shape == array.shape
-        np.testing.assert_array_equal(arrays[name], array)
+    other = {name: np.flip(array) for name, array in sent.items()}
+    items, arrived = received(sent, other, sent)
+    assert (items.ticket, list(items.compute)) == (TICKET, [3, 4])
+    assert list(items.instructions) == [7, 8, 9]
+    for arrays, expected in zip(arrived, (sent, other, sent), strict=True):
+        assert list(arrays) == list(sent)
+        for name, array in expected.items():
+            assert arrays[name].dtype == array.dtype
+            assert arrays[name].shape == array.shape
+            np.testing.assert_array_equal(arrays[name], array)
+
+
+def test_items_without_bytes_are_as_many_as_they_were() -> None:
+    _, arrived = received({}, {})
+    assert arrived == [{}, {}]
+    _, arrived = received(*[{"none": np.zeros((0, 5), np.float32)}] * 3)
+    assert [each["none"].shape for each in arrived] == [(0, 5)] * 3
+
+
+def test_items_of_one_layout_that_follow_one_another_leave_together() -> None:
+    small, other = {"x": np.zeros(4, np.float32)}, {"x": np.zeros(5, np.float32)}
+    items = list(enumerate([small, small, other, small]))
+    assert [len(each) for each in alike(items)] == [2, 1, 1]
+    many = list(enumerate([small] * (2 * ITEMS_TOGETHER + 1)))
+    assert [len(each) for each in alike(many)] == [ITEMS_TOGETHER, ITEMS_TOGETHER, 1]
+    assert [item for each in alike(many) for item in each] == many
+    assert list(alike([])) == []
+
+
+def test_items_together_have_no_more_bytes_than_one_may_have() -> None:
+    half = {"x": np.zeros(ITEM_BYTES // 2 - 64, np.uint8)}
+    assert [len(each) for each in alike(enumerate([half] * 5))] == [2, 2, 1]
+    large = {"x": np.zeros(2 * ITEM_BYTES, np.uint8)}
+    assert [len(each) for each in alike(enumerate([large] * 3))] == [1, 1, 1]
 
 
 def test_equal_layouts_are_read_once() -> None:
@@ -55,7 +90,7 @@ def test_equal_layouts_are_read_once() -> None:
 )
 def test_what_an_item_cannot_carry_is_refused_where_it_leaves(array: Array) -> None:
     with pytest.raises(UnsupportedTensor, match="'x'"):
-        item_frame(TICKET, 1, (), {"x": array})
+        items_frame(TICKET, (), [(1, {"x": array})])
 
 
 def tensor(**changes: object) -> pb.TensorHeader:
@@ -95,7 +130,11 @@ def test_a_truth_value_of_a_stranger_is_checked() -> None:
         ).SerializeToString()
     )
     with pytest.raises(MalformedFrame, match="truth value"):
-        layout.arrays(memoryview(bytes([0, 1, 2, 0])))
+        layout.items(memoryview(bytes([0, 1, 2, 0])), 1)
+    second = bytes(64) + bytes([0, 0, 0, 255])
+    with pytest.raises(MalformedFrame, match="truth value"):
+        layout.items(memoryview(second), 2)
+    assert len(layout.items(memoryview(second[:64] + bytes(4)), 2)) == 2
 
 
 def test_rubbish_is_no_layout() -> None:

@@ -10,8 +10,8 @@ from shoal_protocol.bulk.link import BulkLink, Undelivered
 from shoal_protocol.bulk.receiving import Intake
 from shoal_protocol.bulk.transport import Payload
 from shoal_protocol.frames import Frame, frames_in
-from shoal_protocol.items import item_frame
-from shoal_protocol.v1.tensors_pb2 import Item
+from shoal_protocol.items import items_frame
+from shoal_protocol.v1 import tensors_pb2 as pb
 
 
 class Items:
@@ -19,9 +19,15 @@ class Items:
 
     def __init__(self) -> None:
         self.taken: list[tuple[int, bytes]] = []
+        self.pauses: list[int] = []
+        """How many had been taken each time that no more were at hand."""
 
-    async def take_item(self, item: Item, payload: Payload) -> None:
-        self.taken.append((item.instruction, bytes(await payload.read())))
+    async def take_items(self, items: pb.Items, payload: Payload) -> None:
+        content = bytes(await payload.read())
+        self.taken += [(number, content) for number in items.instructions]
+
+    def all_taken(self) -> None:
+        self.pauses.append(len(self.taken))
 
 
 def joined(items: Items | None) -> tuple[Pipe, BulkLink, Taker, BulkLink]:
@@ -31,7 +37,7 @@ def joined(items: Items | None) -> tuple[Pipe, BulkLink, Taker, BulkLink]:
 
 
 def item(number: int, size: int = 4) -> Frame:
-    return item_frame(bytes(16), number, (), {"x": np.full(size, number % 251, np.uint8)})
+    return items_frame(bytes(16), (), [(number, {"x": np.full(size, number % 251, np.uint8)})])
 
 
 class Left:
@@ -102,4 +108,4 @@ async def test_an_item_where_none_belongs_ends_the_stream() -> None:
     async with serving(near, far) as (_, receiving):
         near.push(item(0), Left())
         await asyncio.wait([receiving])
-        assert "an item where none belongs" in str(receiving.exception())
+        assert "items where none belong" in str(receiving.exception())

@@ -6,11 +6,12 @@ there: nobody is asked. An item is here from its arrival until it has left or fa
 is kept. What goes wrong is the coordinator's to mend: it gives the item up, and has it run task by
 task. So a leg that is not known any more is no fault, and its items are ignored.
 
-Items run one at a time, in the order in which they came. Their number is bounded; the ledger bounds
-their bytes.
+Items run in the order in which they came. Those that wait behind one another for the same leg, and
+have the same layout, may go on together. Their number is bounded; the ledger bounds their bytes.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
 
 KNOWN_LEGS: Final = 256
@@ -41,10 +42,11 @@ class Leg(NamedTuple):
 
 
 class Arrived(NamedTuple, Generic[Content]):
-    """An item that is here: its number, and what it has brought."""
+    """An item that is here: its number, the layout of its tensors, and what it has brought."""
 
     leg: Leg
     instruction: int
+    layout: bytes
     content: Content
 
 
@@ -72,21 +74,34 @@ class Legs(Generic[Content]):
     def find(self, ticket: bytes) -> Leg | None:
         return self._known.get(ticket)
 
-    @property
-    def full(self) -> bool:
-        """Whether no more items may wait."""
-        return len(self._waiting) >= WAITING_ITEMS
+    def room_for(self, count: int) -> bool:
+        """Whether so many items more may wait."""
+        return len(self._waiting) + count <= WAITING_ITEMS
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def arrive(self, item: Arrived[Content]) -> None:
-        self._waiting.append(item)
+    @property
+    def next_leg(self) -> Leg | None:
+        """Of the item that runs next; None: none waits."""
+        return self._waiting[0].leg if self._waiting else None
 
-    def next(self) -> Arrived[Content] | None:
-        """The item that runs next; None: none waits."""
-        return self._waiting.popleft() if self._waiting else None
+    def arrive(self, items: Iterable[Arrived[Content]]) -> None:
+        self._waiting.extend(items)
+
+    def next(self, most: int = 1) -> list[Arrived[Content]]:
+        """The item that runs next, and those that may go on with it, at most so many in all."""
+        waiting = self._waiting
+        if not waiting:
+            return []
+        first = waiting.popleft()
+        together = [first]
+        while waiting and len(together) < most:
+            if waiting[0].leg is not first.leg or waiting[0].layout != first.layout:
+                break
+            together.append(waiting.popleft())
+        return together
 
     def clear(self) -> list[Arrived[Content]]:
         """Nothing runs any more; what has waited."""

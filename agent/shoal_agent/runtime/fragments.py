@@ -31,6 +31,7 @@ from shoal_agent.runtime.batches import Batches
 from shoal_agent.runtime.failures import Exceeded, NotResident, OverBudget
 from shoal_agent.runtime.gathered_rows import GatheredRows
 from shoal_agent.runtime.granting import Granting
+from shoal_agent.runtime.light_runs import LightRuns
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.opening import LoadResult, Opening, Room, limit_of_larger
 from shoal_agent.runtime.preparation import Preparation
@@ -75,6 +76,7 @@ class Fragments:
         self._evicting: set[asyncio.Task[None]] = set()
         self._measured: set[str] = set()
         self._gathered = GatheredRows(ledger, processor, runtime)
+        self.light = LightRuns(ledger, processor, self._opening, self._measured)
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self.spilling = Spilling(ledger, self._carry_out)

@@ -1,22 +1,26 @@
 """Runs in the event loop's own thread, of fragments that take next to no time.
 
-What costs as much as such a run is done for several of them: a `Stopper` serves until it was used,
-and the peak is read after every `_PEAK_EVERY`th run. The kernel's mark forgets nothing meanwhile.
-Where weights may come into memory run by run, rows of a table, it is read after each.
+What costs as much as such a run is done for several of them: clocks are read once for all that run
+together, a `Stopper` serves until it was used, and the peak is read after every `_PEAK_EVERY`th
+call. The kernel's mark forgets nothing meanwhile. Where weights may come into memory run by run,
+rows of a table, it is read after each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Final, TypeVar
 
 from shoal_agent.runtime.failures import OutOfBudget, Stopper, Terminated
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.results import Ran, kept
 from shoal_agent.runtime.watchdog import Watchdog
+from shoal_protocol.tensors import Array
 
 _PEAK_EVERY: Final = 64
-_FEW_BYTES: Final = 1 << 20
+FEW_BYTES: Final = 1 << 20
 """Of weights: so many more in memory than were measured last do no harm."""
 
-Result = TypeVar("Result")
+Feed = TypeVar("Feed")
 
 
 class InPassing:
@@ -30,23 +34,33 @@ class InPassing:
         self._passed = 0
         self._peak_bytes = 0
 
-    def run(self, work: Callable[[Stopper], Result]) -> Result | None:
-        """Do the work. None: it took long, or much; it is to be done the other way."""
+    def run(
+        self,
+        run: Callable[[Feed, Stopper], list[Array]],
+        feeds: Sequence[Feed],
+        processor: Callable[[], float],
+    ) -> list[Ran] | None:
+        """Run with each of these; all have the same part of the times. `processor` is the clock of
+        its time. None: it took long, or much; it is to be done the other way."""
         try:
             with self._watchdog:
                 self._runs = True
-                return work(self._stopper)
+                started, used = perf_counter(), processor()
+                outputs = [kept(run(feed, self._stopper)) for feed in feeds]
+                seconds = (perf_counter() - started) / len(feeds)
+                used_seconds = (processor() - used) / len(feeds)
         except (Terminated, OutOfBudget):
             return None
         finally:
             self._runs = False
             if self._stopper.stopped:
                 self._stopper = Stopper()
+        return [Ran(each, seconds, used_seconds) for each in outputs]
 
     def peak_bytes(self, weight_bytes: int) -> int:
         """The peak since the last run of the other kind, as it was read last; `weight_bytes` are
         those of the fragment that ran."""
-        if weight_bytes > _FEW_BYTES or self._passed % _PEAK_EVERY == 0:
+        if weight_bytes > FEW_BYTES or self._passed % _PEAK_EVERY == 0:
             self._peak_bytes = self._meter.peak_since_begin_bytes()
         self._passed += 1
         return self._peak_bytes

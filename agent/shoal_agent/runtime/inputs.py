@@ -1,6 +1,6 @@
 """What a fragment takes, and whether tensors suit it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -60,6 +60,12 @@ def check_inputs(specs: Iterable[InputSpec], tensors: Mapping[str, Array]) -> No
             raise InputMismatch(
                 f"input {spec.name}: shape {_shape(tensor.shape)} does not fit {_shape(spec.shape)}"
             )
+
+
+def feed_of(specs: Sequence[InputSpec], tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """What a fragment takes of these tensors. Raises `InputMismatch`."""
+    check_inputs(specs, tensors)
+    return {spec.name: tensors[spec.name] for spec in specs}
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:

@@ -53,14 +53,14 @@ from shoal_agent.runtime.failures import (
 )
 from shoal_agent.runtime.guard import READ_BYTES, Guard
 from shoal_agent.runtime.in_passing import InPassing
-from shoal_agent.runtime.inputs import InputMismatch, check_inputs, input_spec
+from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of, input_spec
 from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
 from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
 from shoal_agent.runtime.mapped_weights import Weights
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter, clean_pages, trim
 from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
-from shoal_agent.runtime.results import Ran, RunResult, result_of
+from shoal_agent.runtime.results import Ran, RunResult, kept, result_of
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
 from shoal_protocol.manifest import MODEL, weight_files
@@ -118,6 +118,7 @@ class Runtime:
     def __init__(self, meter: MemoryMeter, *, threads: int, limit_bytes: int) -> None:
         self._meter = meter
         self.threads = threads
+        self._processor_clock = thread_time if threads == 1 else process_time
         self._open: dict[str, OpenFragment] = {}
         self._prepared: dict[str, Prepared] = {}
         self._blocks: dict[str, Blocks] = {}
@@ -245,7 +246,8 @@ class Runtime:
         of the arena than is left; nor does an item that is larger than in its trial. That takes the
         place of weights as well, and so does an untried fragment in blocks, or one of which it is
         not `is_known` what it takes."""
-        fragment, feed = self._prepare(digest, tensors)
+        fragment = self._opened(digest)
+        feed = feed_of(fragment.inputs, tensors)
         if limit_bytes is not None:
             is_bounded = is_larger or not is_tried
             in_blocks = isinstance(fragment, BlockFragment)
@@ -331,25 +333,25 @@ class Runtime:
             taken_bytes=peak - before, fixed_bytes=fixed, input_bytes=size, prepared=is_prepared
         )
 
-    def run_in_passing(self, digest: str, tensors: Mapping[str, Array]) -> RunResult | None:
-        """Run a fragment that takes next to no time, in the event loop's own thread, while nothing
-        else runs. The peak is that since the last run of the other kind, and not always the newest.
-        None: it took long for once, or much, and is to be run the other way; else as `run`.
-        """
-        fragment, feed = self._prepare(digest, tensors)
-        ran = self._passing.run(partial(self._ran, fragment, feed))
+    def run_in_passing(
+        self, digest: str, items: Sequence[Mapping[str, Array]]
+    ) -> list[RunResult] | None:
+        """Run a fragment that takes next to no time, on items one after the other, in the event
+        loop's own thread, while nothing else runs. The peak is that since the last run of the other
+        kind, and not always the newest. None: it took long for once, or much, and is to be run the
+        other way. Raises as `run`, because of any of the items."""
+        fragment = self._opened(digest)
+        feeds = [feed_of(fragment.inputs, tensors) for tensors in items]
+        ran = self._passing.run(fragment.run, feeds, self._processor_clock)
         if ran is None:
             return None
-        return _result(fragment, ran, self._passing.peak_bytes(self.weight_bytes(digest)))
+        peak_bytes = self._passing.peak_bytes(self.weight_bytes(digest))
+        return [_result(fragment, each, peak_bytes) for each in ran]
 
-    def _prepare(
-        self, digest: str, tensors: Mapping[str, Array]
-    ) -> tuple[OpenFragment, dict[str, Array]]:
-        fragment = self._open.get(digest)
-        if fragment is None:
+    def _opened(self, digest: str) -> OpenFragment:
+        if (fragment := self._open.get(digest)) is None:
             raise NotOpen(f"{digest} is not resident any more")
-        check_inputs(fragment.inputs, tensors)
-        return fragment, {spec.name: tensors[spec.name] for spec in fragment.inputs}
+        return fragment
 
     def _measured(self, fragment: OpenFragment, ran: Ran) -> RunResult:
         self._passing.begin_peak()
@@ -362,17 +364,16 @@ class Runtime:
         stopper: Stopper,
         make_room: Callable[[int], None] | None = None,
     ) -> Ran:
-        """Run it. What lies in the arena is copied: kept, it would hold back all of that.
-        `make_room` is asked before; raises what it and the run raise."""
+        """Run it. `make_room` is asked before what lies in the arena is copied; raises what it and
+        the run raise."""
         if stopper.stopped:
             raise Terminated("stopped before it began")
-        processor = thread_time if self.threads == 1 else process_time
+        processor = self._processor_clock
         started, used = perf_counter(), processor()
         outputs = fragment.run(feed, stopper)
         if make_room is not None:
             make_room(sum(each.nbytes for each in outputs if not each.flags.owndata))
-        outputs = [each if each.flags.owndata else np.array(each) for each in outputs]
-        return Ran(outputs, perf_counter() - started, processor() - used)
+        return Ran(kept(outputs), perf_counter() - started, processor() - used)
 
     def close(self, digest: str) -> int:
         """Give a fragment up; the bytes that came back. Its memory is back on return."""

@@ -1,11 +1,12 @@
 """The thread that ONNX Runtime has: what waits for it, and how a run goes there."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, TypeVar
 
 from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.in_passing import FEW_BYTES
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.results import RunResult
 from shoal_agent.telemetry.handling import HandlingMeter
@@ -83,19 +84,19 @@ class Processor:
         """
         key = (digest, items)
         size = sum(tensor.nbytes for tensor in tensors.values())
-        result = None
-        if is_known and size <= self._light.get(key, -1) and not self._waiting:
-            result = self._runtime.run_in_passing(digest, tensors)
-        if result is None:
-            self._stopper = Stopper()
-            is_safe = is_known and size <= self._largest.get(key, -1)
-            guarded = None if is_safe else limit_bytes
-            run = partial(self._runtime.run, digest, tensors, self._stopper, guarded)
-            result = await self._in_thread(
-                partial(run, is_known=is_known, is_tried=is_tried, is_larger=is_larger)
-            )
-            if not result.squeezed:
-                self._largest[key] = max(size, self._largest.get(key, 0))
+        if is_known and size <= self._light.get(key, -1):
+            results = self.run_in_passing(digest, (tensors,), limit_bytes, items)
+            if results is not None:
+                return results[0]
+        self._stopper = Stopper()
+        is_safe = is_known and size <= self._largest.get(key, -1)
+        guarded = None if is_safe else limit_bytes
+        run = partial(self._runtime.run, digest, tensors, self._stopper, guarded)
+        result = await self._in_thread(
+            partial(run, is_known=is_known, is_tried=is_tried, is_larger=is_larger)
+        )
+        if not result.squeezed:
+            self._largest[key] = max(size, self._largest.get(key, 0))
         self._handling.ran(items, result.compute_seconds, result.processor_seconds)
         if result.compute_seconds > _LIGHT_SECONDS or result.peak_bytes > limit_bytes:
             self._light.pop(key, None)
@@ -106,6 +107,33 @@ class Processor:
                 digest, result.compute_seconds, result.processor_seconds, result.streamed_bytes
             )
         return result
+
+    def light_bytes(self, digest: str) -> int:
+        """The largest item on which a fragment's runs may be made in passing, several in a row;
+        -1: they may not."""
+        grows = self._runtime.weight_bytes(digest) > FEW_BYTES
+        return -1 if grows else self._light.get((digest, 1), -1)
+
+    def run_in_passing(
+        self,
+        digest: str,
+        runs: Sequence[Mapping[str, Array]],
+        limit_bytes: int,
+        items: int = 1,
+    ) -> list[RunResult] | None:
+        """Run a fragment here, once for each of these, of `items` at once as in `run`. None:
+        something waits for the thread, or it took long; `run` is for each of them then."""
+        key = (digest, items)
+        if self._waiting or (results := self._runtime.run_in_passing(digest, runs)) is None:
+            return None
+        last, count = results[-1], len(runs)
+        seconds, processor_seconds = last.compute_seconds, last.processor_seconds
+        self._handling.ran(count * items, count * seconds, count * processor_seconds)
+        if seconds > _LIGHT_SECONDS or last.peak_bytes > limit_bytes:
+            self._light.pop(key, None)
+        if items == 1:
+            self.times.note(digest, seconds, processor_seconds, last.streamed_bytes)
+        return results
 
     def stop(self) -> None:
         """Ask the present run to end early, also when it still waits for the thread."""

@@ -1,10 +1,18 @@
 """What a run of a fragment gives."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from shoal_protocol.tensors import Array
+
+
+def kept(outputs: Iterable[Array]) -> list[Array]:
+    """Outputs as they may be kept. What lies in the arena is copied: it would hold back all of
+    that."""
+    return [each if each.flags.owndata else np.array(each) for each in outputs]
 
 
 class Ran(NamedTuple):

@@ -4,11 +4,15 @@
 session, within what the ledger grants for it. Where there is no room, or anything else is wrong,
 the item fails here, and the coordinator has it run task by task; that way knows of disks, of
 relays and of deadlines.
+
+Where runs take next to no time, most of an item's cost is what is done around them. So light items
+that wait here behind one another run together and leave in one frame. An item that is alone waits
+for none, and one that takes its time leaves before the next one runs.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Final, NamedTuple, Protocol
@@ -21,18 +25,27 @@ from shoal_protocol import eager
 from shoal_protocol.bulk.link import BulkLink, Undelivered
 from shoal_protocol.bulk.transport import Payload
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
-from shoal_protocol.frames import MalformedFrame
-from shoal_protocol.items import TICKET_BYTES, item_frame, read_layout
+from shoal_protocol.frames import Frame, MalformedFrame
+from shoal_protocol.items import (
+    ITEM_BYTES,
+    ITEMS_TOGETHER,
+    TICKET_BYTES,
+    Numbered,
+    alike,
+    items_frame,
+    read_layout,
+)
 from shoal_protocol.tensors import Array, UnsupportedTensor
 from shoal_protocol.v1 import session_pb2 as pb
-from shoal_protocol.v1.tensors_pb2 import Item
+from shoal_protocol.v1.tensors_pb2 import Items
 
 LONG_SECONDS: Final = 5.0
 """A run that takes so long is stopped: only light fragments have itineraries, and a task has a
 deadline of its own."""
 _STEPS: Final = 64
+_KNOWN_FRAGMENTS: Final = 1024
 _PUSHED: Final = 256
-"""Items that a link may lose when it breaks: more are not under way."""
+"""Frames that a link may lose when it breaks: more are not under way."""
 _PUSHED_SECONDS: Final = 60.0
 """What left earlier has arrived, or the coordinator has given it up."""
 
@@ -46,12 +59,16 @@ class ItemSink(Protocol):
 
 
 class _Brought(NamedTuple):
-    """What an item has brought, the ledger's bytes for it, and when it came."""
+    """What an item has brought, the ledger's bytes for it, and when it came. `compute` is that of
+    all that came with it."""
 
     tensors: dict[str, Array]
-    compute: list[int]
+    compute: tuple[int, ...]
     room: int
     since: float
+
+
+_Item = Arrived[_Brought]
 
 
 class Itineraries:
@@ -72,12 +89,14 @@ class Itineraries:
         self._counters = counters
         self._turn = turn
         self._legs: Legs[_Brought] = Legs()
-        self._pushed: dict[BulkLink, deque[tuple[int, float]]] = {}
+        self._pushed: dict[BulkLink, deque[tuple[Sequence[int], float]]] = {}
         self._unsent = 0
         self._running_since: float | None = None
         self._pump: asyncio.Task[None] | None = None
         self._pumping = self._draining = self._closed = False
         self._ran: set[str] = set()
+        self._made: dict[str, int] = {}
+        """The most bytes that an item's run of a fragment has made."""
 
     @property
     def waiting(self) -> int:
@@ -104,31 +123,43 @@ class Itineraries:
             reply.planned.SetInParent()
         self._sink.reply(reply)
 
-    async def take_item(self, item: Item, payload: Payload) -> None:
-        """Take an item that comes; see `ItemHandler`."""
-        leg = self._legs.find(item.ticket)
+    async def take_items(self, items: Items, payload: Payload) -> None:
+        """Take items that come; see `ItemHandler`."""
+        leg = self._legs.find(items.ticket)
         if leg is None or self._closed or self._stale(leg.job, leg.epoch):
             self._counters.transfers_refused["STALE"] += 1
             return
-        layout = read_layout(item.layout)
+        layout, count = read_layout(items.layout), len(items.instructions)
         size = payload.size
-        if size != layout.size or len(item.compute) > _STEPS * _STEPS:
-            raise MalformedFrame(f"an item of {size} bytes, where its layout has {layout.size}")
-        room = size + received_frame_bytes(size)
-        if self._draining or self._legs.full or not self._fragments.request_move(room):
+        if not 0 < count <= ITEMS_TOGETHER or size != layout.payload_bytes(count):
+            raise MalformedFrame(f"{count} items of {size} bytes, each of {layout.size}")
+        if len(items.compute) > _STEPS * _STEPS:
+            raise MalformedFrame(f"{len(items.compute)} stages before")
+        room = -(-(size + received_frame_bytes(size)) // count)
+        no_room = self._draining or not self._legs.room_for(count)
+        if no_room or not self._fragments.request_move(count * room):
             self._counters.transfers_refused["BUSY"] += 1
-            self._fail(item.instruction, failure(pb.CANCELLED, "there is no room for items"))
+            no_room_left = failure(pb.CANCELLED, "there is no room for items")
+            self._fail_all(items.instructions, no_room_left)
             return
         try:
-            tensors = layout.arrays(await payload.read())
+            tensors = layout.items(await payload.read(), count)
         except BaseException:
-            self._fragments.end_move(room)
+            self._fragments.end_move(count * room)
             raise
         self._counters.received_bytes += size
         self._counters.transfers += 1
-        brought = _Brought(tensors, list(item.compute), room, perf_counter())
-        self._legs.arrive(Arrived(leg, item.instruction, brought))
-        if not self._pumping:
+        compute, since, data = tuple(items.compute), perf_counter(), items.layout
+        self._legs.arrive(
+            [
+                Arrived(leg, number, data, _Brought(each, compute, room, since))
+                for number, each in zip(items.instructions, tensors, strict=True)
+            ]
+        )
+
+    def all_taken(self) -> None:
+        """Run what has come; see `ItemHandler`."""
+        if self._legs.waiting and not self._pumping:
             self._pumping = True
             self._pump = eager.begin(self._run_all())
 
@@ -166,52 +197,89 @@ class Itineraries:
     async def _run_all(self) -> None:
         """Run what has come, until nothing waits."""
         try:
-            while (arrived := self._legs.next()) is not None:
+            while together := self._legs.next(self._most_together()):
                 try:
                     async with self._turn:
-                        await self._run(arrived)
+                        await self._run(together)
                 finally:
-                    self._fragments.end_move(arrived.content.room)
+                    self._fragments.end_move(sum([each.content.room for each in together]))
         except Exception as error:
             self._sink.fail(error)
         finally:
             self._pumping = False
 
-    async def _run(self, arrived: Arrived[_Brought]) -> None:
-        """One item, through its steps and away."""
-        leg, brought = arrived.leg, arrived.content
-        values, compute = brought.tensors, brought.compute
+    def _most_together(self) -> int:
+        """How many of the items that wait may run before the first of them leaves: what they make
+        has the memory of one item."""
+        leg = self._legs.next_leg
+        if leg is None or not all(
+            self._fragments.light.is_light(step.digest) for step in leg.steps
+        ):
+            return 1
+        made = sum([self._made.get(step.digest, ITEM_BYTES) for step in leg.steps])
+        return max(1, min(ITEMS_TOGETHER, ITEM_BYTES // max(1, made)))
+
+    async def _run(self, together: Sequence[_Item]) -> None:
+        """Items through their steps and away. Where something is wrong with one of several, each is
+        run by itself."""
+        leg = together[0].leg
         try:
+            values = [each.content.tensors for each in together]
+            compute = [*_mean([each.content.compute for each in together])]
             for step in leg.steps:
-                feed = {name: values[name] for name in step.inputs}
-                self._running_since = perf_counter()
-                result = await self._fragments.run(step.digest, feed)
-                values.update(result.outputs)
-                compute.append(int(result.compute_seconds * 1e9))
-                self._counters.compute.observe(result.compute_seconds)
-                self._ran.add(step.digest)
-            self._send(leg, arrived.instruction, compute, values)
-        except KeyError as error:
-            self._fail(arrived.instruction, failure(pb.RUNTIME, f"nothing makes {error}"))
-        except UnsupportedTensor as error:
-            self._fail(arrived.instruction, failure(pb.RUNTIME, str(error)))
-        except EXPECTED as error:
-            self._fail(arrived.instruction, failure_of(error))
+                compute.append(int(await self._run_step(step, values) * 1e9))
+            numbers = [each.instruction for each in together]
+            self._send(leg, compute, list(zip(numbers, values, strict=True)))
+        except (KeyError, UnsupportedTensor, *EXPECTED) as error:
+            if len(together) == 1:
+                self._fail(together[0].instruction, _failure_of(error))
+                return
+            for each in together:
+                await self._run((each,))
         else:
-            self._counters.tasks["executed"] += len(leg.steps)
-            self._counters.task.observe(perf_counter() - brought.since)
+            self._counters.tasks["executed"] += len(leg.steps) * len(together)
+            now = perf_counter()
+            for each in together:
+                self._counters.task.observe(now - each.content.since)
         finally:
             self._running_since = None
 
-    def _send(
-        self, leg: Leg, instruction: int, compute: list[int], values: dict[str, Array]
-    ) -> None:
+    async def _run_step(self, step: Step, values: Sequence[dict[str, Array]]) -> float:
+        """Run a fragment on all of these, which get its outputs; the seconds that one took. Raises
+        `KeyError` for what nothing has made, and what runs raise."""
+        digest, names = step.digest, step.inputs
+        feeds = [{name: each[name] for name in names} for each in values]
+        self._running_since = perf_counter()
+        results = self._fragments.light.run(digest, feeds)
+        if results is None:
+            results = [await self._fragments.run(digest, feed) for feed in feeds]
+        taken, made = 0.0, self._made.get(digest, 0)
+        for each, result in zip(values, results, strict=True):
+            outputs = result.outputs
+            each.update(outputs)
+            taken += result.compute_seconds
+            made = max(made, sum([array.nbytes for array in outputs.values()]))
+        self._ran.add(digest)
+        if len(self._made) >= _KNOWN_FRAGMENTS:
+            self._made.clear()
+        self._made[digest] = made
+        seconds = taken / len(results)
+        self._counters.compute.observe(seconds, len(results))
+        return seconds
+
+    def _send(self, leg: Leg, compute: Sequence[int], items: Sequence[Numbered]) -> None:
         """Raises `UnsupportedTensor`, `Undelivered`, and `KeyError` for what nothing has made."""
         if self._closed:
             return
-        frame = item_frame(
-            leg.next_ticket, instruction, compute, {name: values[name] for name in leg.sends}
-        )
+        sends = leg.sends
+        leaving = [(number, {name: each[name] for name in sends}) for number, each in items]
+        # All frames are made before one leaves: what is wrong with one is known then.
+        for together, frame in [
+            (each, items_frame(leg.next_ticket, compute, each)) for each in alike(leaving)
+        ]:
+            self._push(leg, frame, [number for number, _ in together])
+
+    def _push(self, leg: Leg, frame: Frame, instructions: Sequence[int]) -> None:
         room = frame.payload_bytes + frame_bytes(frame.payload_bytes)
         if not self._fragments.request_move(room):
             raise Undelivered("there is no room for its outputs")
@@ -226,29 +294,52 @@ class Itineraries:
         self._counters.sent_bytes += frame.size
         self._counters.transfers += 1
         if leg.device:
-            self._note_pushed(way, instruction)
+            self._note_pushed(way, instructions)
 
     def _left(self, room: int) -> None:
         self._unsent -= 1
         self._fragments.end_move(room)
 
-    def _note_pushed(self, way: BulkLink, instruction: int) -> None:
+    def _note_pushed(self, way: BulkLink, instructions: Sequence[int]) -> None:
         """Nobody acknowledges an item: what a link may have lost is known when it has ended."""
         if (pushed := self._pushed.get(way)) is None:
             pushed = self._pushed[way] = deque(maxlen=_PUSHED)
             way.on_end(partial(self._way_ended, way))
-        pushed.append((instruction, perf_counter()))
+        pushed.append((instructions, perf_counter()))
 
     def _way_ended(self, way: BulkLink, reason: str) -> None:
         oldest = perf_counter() - _PUSHED_SECONDS
-        for instruction, at in self._pushed.pop(way):
+        for instructions, at in self._pushed.pop(way):
             if at > oldest:
-                self._fail(instruction, failure(pb.UNREACHABLE, reason))
+                self._fail_all(instructions, failure(pb.UNREACHABLE, reason))
+
+    def _fail_all(self, instructions: Iterable[int], what: pb.Failure) -> None:
+        for instruction in instructions:
+            self._fail(instruction, what)
 
     def _fail(self, instruction: int, what: pb.Failure) -> None:
         if not self._closed:
             self._counters.tasks[pb.FailureCode.Name(what.code).lower()] += 1
             self._sink.reply(pb.Reply(instruction=instruction, failure=what))
+
+
+def _failure_of(error: Exception) -> pb.Failure:
+    """What an item's failure is answered with."""
+    match error:
+        case KeyError():
+            return failure(pb.RUNTIME, f"nothing makes {error}")
+        case UnsupportedTensor():
+            return failure(pb.RUNTIME, str(error))
+        case _:
+            return failure_of(error)
+
+
+def _mean(compute: Sequence[tuple[int, ...]]) -> Iterable[int]:
+    """What each stage took on average; mostly all came together."""
+    first = compute[0]
+    if all(each is first for each in compute):
+        return first
+    return [sum(each) // len(compute) for each in zip(*compute, strict=False)]
 
 
 def _leg(message: pb.Plan) -> Leg:

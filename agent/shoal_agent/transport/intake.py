@@ -11,7 +11,8 @@ from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer, scratch_bytes
 from shoal_protocol.bulk.transport import Payload
 from shoal_protocol.frames import MalformedFrame, TransferError
 from shoal_protocol.tickets import is_ticket
-from shoal_protocol.v1.tensors_pb2 import STRING, Acknowledgement, Activation, Item
+from shoal_protocol.v1.tensors_pb2 import STRING, Acknowledgement, Activation
+from shoal_protocol.v1.tensors_pb2 import Items as ItemsMessage
 
 MAXIMUM_DECODED_BYTES: Final = 1 << 30
 
@@ -106,9 +107,13 @@ class Items:
     def __init__(self, inbox: Callable[[], Inbox | None]) -> None:
         self._inbox = inbox
 
-    async def take_item(self, item: Item, payload: Payload) -> None:
+    async def take_items(self, items: ItemsMessage, payload: Payload) -> None:
         if (inbox := self._inbox()) is not None:
-            await inbox.itineraries.take_item(item, payload)
+            await inbox.itineraries.take_items(items, payload)
+
+    def all_taken(self) -> None:
+        if (inbox := self._inbox()) is not None:
+            inbox.itineraries.all_taken()
 
 
 class InlineInputs:

@@ -244,10 +244,11 @@ class LegPlanned(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ItemTravelled(Answer):
-    """Answers Travel: all results have arrived, and wait for FinishItem. `compute` is what each
-    stage took."""
+class ItemsTravelled(_Event):
+    """Answers each Travel of these numbers: all results of these items have arrived, and wait for
+    FinishItem. `compute` is what each stage took for one of them, on average."""
 
+    instructions: tuple[int, ...]
     compute: tuple[Nanoseconds, ...]
 
 
@@ -264,11 +265,12 @@ class InstructionFailed(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ItemStored(_Event):
-    """Answers FinishItem: the result is safe, or `failure` says why it could not be written."""
+class ItemsStored(_Event):
+    """Answers the FinishItem of each of these items: the results are safe, or `failure` says why
+    they could not be written."""
 
     job: str
-    item: int
+    items: tuple[int, ...]
     failure: Failure | None = None
 
 
@@ -303,10 +305,10 @@ Event = (
     | FragmentEvicted
     | TaskFinished
     | LegPlanned
-    | ItemTravelled
+    | ItemsTravelled
     | ActivationForwarded
     | InstructionFailed
-    | ItemStored
+    | ItemsStored
     | InputUnreadable
     | Tick
 )

@@ -17,13 +17,13 @@ class Histogram:
     minimum: Nanoseconds = Nanoseconds(0)
     maximum: Nanoseconds = Nanoseconds(0)
 
-    def add(self, duration: Nanoseconds) -> None:
+    def add(self, duration: Nanoseconds, times: int = 1) -> None:
         shift = duration.bit_length() - _BITS - 1
         bucket = duration if shift <= 0 else (shift << (_BITS + 1)) + (duration >> shift)
-        self.counts[bucket] = self.counts.get(bucket, 0) + 1
+        self.counts[bucket] = self.counts.get(bucket, 0) + times
         self.minimum = min(self.minimum, duration) if self.total else duration
         self.maximum = max(self.maximum, duration)
-        self.total += 1
+        self.total += times
 
     def quantile(self, fraction: float) -> Nanoseconds:
         """The duration below which that fraction of them lies; there must be one."""

@@ -104,8 +104,9 @@ class Plan:
 
 @_instruction
 class Travel:
-    """Send an item on a route that was planned; it enters at `device`. Any of the devices may
-    answer that it has failed. A Cancel makes its number void, and it is not answered then.
+    """Send an item on a route that was planned; it enters at `device`. Answered by ItemsTravelled;
+    any of the devices may answer that it has failed. A Cancel makes its number void, and it is not
+    answered then.
     """
 
     instruction: int
@@ -181,7 +182,7 @@ class Disconnect:
 
 @_instruction
 class FinishItem:
-    """All results of the item have arrived: write them. Answered by ItemStored."""
+    """All results of the item have arrived: write them. Answered by ItemsStored."""
 
     job: str
     epoch: int

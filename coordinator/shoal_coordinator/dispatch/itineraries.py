@@ -19,7 +19,7 @@ every device runs what arrives and sends it on, and the last one answers.
   `Limits.travel` is given up. Whatever still comes of it is ignored, because its number is void.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.instructions import Cancel, PeerLost, Plan, Travel
@@ -118,44 +118,49 @@ def open_route(state: State, job: Job) -> Route | None:
     return route
 
 
-def travel(state: State, item: Item, route: Route) -> None:
-    """Have an item that was just admitted travel."""
-    job, now = item.job, state.now
-    number = item.travels_as = state.next_number()
-    item.started_at = now
+def travel(state: State, items: Sequence[Item], route: Route) -> None:
+    """Have items that were just admitted travel."""
+    job, now, count = route.job, state.now, len(items)
     if job.started_at is None:
         job.started_at = now
-    for task, device in zip(item.tasks, route.devices, strict=True):
-        queue = task.queue
-        board(task, device)
-        device.work.used_at[queue.service.digest] = now
-        device.tally.tiers[0] += 1
-        queue.running += 1
-        task.status = RUNNING
-        task.device = device
-        task.instruction = number
-        task.attempts = 1
-    job.tiers[0] += len(item.tasks)
-    job.served += len(item.tasks)
-    state.pending[number] = Travelling(route.devices[0], route, item.tasks, item, now)
-    state.out.append(
-        Travel(
-            instruction=number,
-            device=route.devices[0].name,
-            job=job.spec.name,
-            epoch=item.epoch,
-            item=item.index,
-            route=route.number,
-            devices=tuple([device.name for device in route.devices]),
+    for queue, device in zip(job.queues, route.devices, strict=True):
+        digest = queue.service.digest
+        board(device, digest, count)
+        device.work.used_at[digest] = now
+        device.tally.tiers[0] += count
+        queue.running += count
+    job.tiers[0] += count * len(job.queues)
+    job.served += count * len(job.queues)
+    first, names = route.devices[0], tuple([device.name for device in route.devices])
+    for item in items:
+        number = item.travels_as = state.next_number()
+        item.started_at = now
+        for task, device in zip(item.tasks, route.devices, strict=True):
+            task.status = RUNNING
+            task.device = device
+            task.instruction = number
+            task.attempts = 1
+        state.pending[number] = Travelling(first, route, item.tasks, item, now)
+        state.out.append(
+            Travel(
+                instruction=number,
+                device=first.name,
+                job=job.spec.name,
+                epoch=item.epoch,
+                item=item.index,
+                route=route.number,
+                devices=names,
+            )
         )
-    )
 
 
-def leave(state: State, travelling: Travelling) -> None:
-    """An item has ended its travel, somehow."""
-    for task, device in zip(travelling.tasks, travelling.route.devices, strict=True):
-        alight(task, device)
-        task.device = None
+def leave(state: State, route: Route, together: Sequence[Travelling]) -> None:
+    """Items have ended their travel on a route, somehow."""
+    for travelling in together:
+        for task in travelling.tasks:
+            task.device = None
+    for queue, device in zip(route.job.queues, route.devices, strict=True):
+        alight(device, queue.service.digest, len(together))
         if device.work.idle and not device.lost:
             state.worklist.freed.append(device)
 
@@ -177,7 +182,7 @@ def give_up(state: State, number: int) -> None:
     """Void an item's travel; what still comes of it is ignored."""
     travelling = state.pending.pop(number)
     assert isinstance(travelling, Travelling)
-    leave(state, travelling)
+    leave(state, travelling.route, (travelling,))
     state.out.append(Cancel(device=travelling.device.name, cancelled=number))
 
 

@@ -214,6 +214,7 @@ def _fill_window(state: State, job: Job) -> None:
     storing = 0 if job.spec.parallelism else min(job.storing, _STORING)
     itineraries.plan(state, job)
     route = itineraries.open_route(state, job)
+    entering: list[Item] = []
     while len(job.active) - storing < job.window:
         if job.again:
             index = job.again.popleft()
@@ -221,18 +222,20 @@ def _fill_window(state: State, job: Job) -> None:
             while job.next_item in job.skipped:
                 job.next_item += 1
             if job.next_item >= job.spec.items:
-                return
+                break
             index = job.next_item
             job.next_item += 1
         item = Item(job, index, job.spec.epoch, len(job.results))
         item.tasks = [Task(item, queue) for queue in job.queues]
         job.active[index] = item
         if route is not None:
-            itineraries.travel(state, item, route)
+            entering.append(item)
             continue
         for task in item.tasks:
             if not task.queue.predecessors:
                 state.worklist.ready.append(task)
+    if route is not None and entering:
+        itineraries.travel(state, entering, route)
 
 
 def complete(state: State) -> None:
@@ -243,14 +246,15 @@ def complete(state: State) -> None:
             task.reported = True
             item.results_left -= 1
             if not item.results_left:
-                _store(state, item)
+                store(state, item)
         _pass_barrier(state, job)
         if item.storing:
             state.worklist.stored.append(job)
     state.worklist.passed.clear()
 
 
-def _store(state: State, item: Item) -> None:
+def store(state: State, item: Item) -> None:
+    """All results of an item have come: have them written."""
     item.storing = True
     item.job.storing += 1
     attempts = 1 + item.retries
@@ -259,21 +263,24 @@ def _store(state: State, item: Item) -> None:
     )
 
 
-def stored(state: State, event: ev.ItemStored) -> None:
-    job = state.jobs.get(event.job)
-    item = None if job is None else job.active.get(event.item)
-    if job is None or item is None or not item.storing:
+def stored(state: State, event: ev.ItemsStored) -> None:
+    """The results of items are written, or cannot be."""
+    if (job := state.jobs.get(event.job)) is None:
         return
-    if event.failure is not None:
-        fail_item(state, item, event.failure)
-        return
-    job.succeeded += 1
-    if item.started_at is not None:
-        took = Nanoseconds(event.at - item.started_at)
-        job.latency.add(took)
-        if job.slowest.belongs(took):
-            job.slowest.add(item.timing(item.started_at, event.at))
-    _end_item(state, item)
+    for index in event.items:
+        item = job.active.get(index)
+        if item is None or not item.storing:
+            continue
+        if event.failure is not None:
+            fail_item(state, item, event.failure)
+            continue
+        job.succeeded += 1
+        if item.started_at is not None:
+            took = Nanoseconds(event.at - item.started_at)
+            job.latency.add(took)
+            if job.slowest.belongs(took):
+                job.slowest.add(item.timing(item.started_at, event.at))
+        _end_item(state, item)
 
 
 def unreadable(state: State, event: ev.InputUnreadable) -> None:

@@ -116,11 +116,13 @@ def _provision(state: State, service: Service) -> None:
 # ---- 1. apply ------------------------------------------------------------------------------------
 
 
-def _apply(state: State, event: ev.Event) -> None:
+def _apply(state: State, event: ev.Event) -> None:  # noqa: C901 - one for each kind
     match event:
         case ev.Answer():
             _apply_answer(state, event)
-        case ev.ItemStored():
+        case ev.ItemsTravelled():
+            tasks.travelled(state, event)
+        case ev.ItemsStored():
             jobs.stored(state, event)
         case ev.InputUnreadable():
             jobs.unreadable(state, event)
@@ -172,8 +174,6 @@ def _apply_answer(state: State, event: ev.Answer) -> None:
         case ev.LegPlanned(), Planning():
             itineraries.planned(pending, event.instruction)
             state.worklist.stored.append(pending.route.job)
-        case ev.ItemTravelled(), Travelling():
-            tasks.travelled(state, pending, event)
         case _:
             raise AssertionError(f"{event} does not answer {pending}")
     state.worklist.freed.append(device)

@@ -181,17 +181,17 @@ def occupy(task: Task, device: Device) -> None:
     work.in_use[digest] = work.in_use.get(digest, 0) + 1
 
 
-def board(task: Task, device: Device) -> None:
-    """An item travels, and will be on the device. It takes no slot: it is mostly elsewhere."""
-    work, digest = device.work, task.queue.service.digest
-    work.travelling += 1
-    work.in_use[digest] = work.in_use.get(digest, 0) + 1
-
-
-def alight(task: Task, device: Device) -> None:
+def board(device: Device, digest: Digest, items: int) -> None:
+    """Items travel, and will be on the device. They take no slot: they are mostly elsewhere."""
     work = device.work
-    work.travelling -= 1
-    _end_use(work, task.queue.service.digest)
+    work.travelling += items
+    work.in_use[digest] = work.in_use.get(digest, 0) + items
+
+
+def alight(device: Device, digest: Digest, items: int) -> None:
+    work = device.work
+    work.travelling -= items
+    _end_use(work, digest, items)
     relist(device)  # the time of its tasks may have fallen
 
 
@@ -203,7 +203,7 @@ def vacate(task: Task, device: Device) -> None:
     relist(device)
 
 
-def _end_use(work: DeviceWork, digest: Digest) -> None:
-    work.in_use[digest] -= 1
+def _end_use(work: DeviceWork, digest: Digest, tasks: int = 1) -> None:
+    work.in_use[digest] -= tasks
     if not work.in_use[digest]:
         del work.in_use[digest]

@@ -10,9 +10,9 @@ from heapq import heappop, heappush
 from shoal_coordinator.dispatch import itineraries
 from shoal_coordinator.dispatch.assignment import forward
 from shoal_coordinator.dispatch.device import Device
-from shoal_coordinator.dispatch.events import Failure, FailureKind, ItemTravelled, TaskFinished
+from shoal_coordinator.dispatch.events import Failure, FailureKind, ItemsTravelled, TaskFinished
 from shoal_coordinator.dispatch.fragments import drop_fragment
-from shoal_coordinator.dispatch.jobs import cancel, end_job, fail_item
+from shoal_coordinator.dispatch.jobs import cancel, end_job, fail_item, store
 from shoal_coordinator.dispatch.readiness import (
     drop_copies,
     note_orphan,
@@ -27,6 +27,7 @@ from shoal_coordinator.dispatch.state import (
     RUNNING,
     WAITING,
     Forwarding,
+    Route,
     Running,
     StageQueue,
     State,
@@ -51,32 +52,56 @@ def finished(state: State, running: Running, event: TaskFinished) -> None:
     """A task has run; its output is held, and delivered where a route named a device."""
     device, task = running.device, running.task
     if not task.item.ended:
-        _note_time(state, task, device, event.compute)
+        _note_time(state, task.queue, device, event.compute)
     vacate(task, device)
-    _note_success(state, task, device)
+    _note_success(state, task.queue, device)
     if task.item.ended:
         _discard_output(state, running)
     else:
         _finish(state, running, event)
 
 
-def travelled(state: State, travelling: Travelling, event: ItemTravelled) -> None:
-    """An item has come through all its stages."""
-    devices, since = travelling.route.devices, travelling.since
-    for task, device, compute in zip(travelling.tasks, devices, event.compute, strict=True):
-        _note_time(state, task, device, compute)
-        _note_success(state, task, device)
-        stage = task.queue.stage
-        task.ran = TaskTiming(stage, device.name, since, state.now, compute)
-        _pass(state, task)
-    itineraries.leave(state, travelling)
-    travelling.item.travels_as = 0
-    travelling.item.job.route_failures = 0
+def travelled(state: State, event: ItemsTravelled) -> None:
+    """Items have come through all their stages. A number that does not travel is void."""
+    arrived: dict[Route, list[Travelling]] = {}
+    for number in event.instructions:
+        travelling = state.pending.get(number)
+        if isinstance(travelling, Travelling):
+            del state.pending[number]
+            arrived.setdefault(travelling.route, []).append(travelling)
+    for route, together in arrived.items():
+        _arrive(state, route, together, event.compute)
+
+
+def _arrive(
+    state: State, route: Route, together: list[Travelling], compute: tuple[Nanoseconds, ...]
+) -> None:
+    """Items of one route have come through it: as a task that finishes, for all stages at once."""
+    job, now, count = route.job, state.now, len(together)
+    for queue, device, took in zip(job.queues, route.devices, compute, strict=True):
+        device.health.seen_at = now
+        _note_time(state, queue, device, took, count)
+        _note_success(state, queue, device, count)
+        queue.running -= count
+        queue.finished += count
+        queue.passed += count
+    names = [device.name for device in route.devices]
+    for travelling in together:
+        item, since = travelling.item, travelling.since
+        for task, name, took in zip(item.tasks, names, compute, strict=True):
+            task.status = FINISHED
+            task.reported = True
+            task.ran = TaskTiming(task.queue.stage, name, since, now, took)
+        item.travels_as = item.results_left = 0
+        store(state, item)
+    itineraries.leave(state, route, together)
+    job.route_failures = 0
+    state.worklist.stored.append(job)
 
 
 def travel_failed(state: State, travelling: Travelling, failure: Failure) -> None:
     """An item has not come through: it runs task by task, unless that would be of no use."""
-    itineraries.leave(state, travelling)
+    itineraries.leave(state, travelling.route, (travelling,))
     itineraries.run_again(state, travelling)
     if failure.kind is not FailureKind.INVALID_INPUT:
         itineraries.close(state, travelling.route)
@@ -84,9 +109,9 @@ def travel_failed(state: State, travelling: Travelling, failure: Failure) -> Non
         fail_item(state, travelling.item, failure)
 
 
-def _note_success(state: State, task: Task, device: Device) -> None:
-    digest = task.queue.service.digest
-    device.tally.tasks += 1
+def _note_success(state: State, queue: StageQueue, device: Device, tasks: int = 1) -> None:
+    digest = queue.service.digest
+    device.tally.tasks += tasks
     if state.crashes:
         state.crashes.pop(digest, None)
     if digest in device.health.backoffs:
@@ -134,14 +159,17 @@ def _end_lead(state: State, task: Task) -> list[Task]:
     return unfinished
 
 
-def _note_time(state: State, task: Task, device: Device, compute: Nanoseconds) -> None:
-    task.queue.times.add(compute)
-    times, digest = device.work.times, task.queue.service.digest
+def _note_time(
+    state: State, queue: StageQueue, device: Device, compute: Nanoseconds, tasks: int = 1
+) -> None:
+    """So many tasks took so long each."""
+    queue.times.add(compute, tasks)
+    times, digest = device.work.times, queue.service.digest
     known = times.get(digest)
     time = times[digest] = compute if known is None else known + (compute - known) // 4
-    task.queue.time_on[device.name] = time
-    note_time(task.queue.service, device)
-    slots = state.limits.queue_depth + _extra_slots(state, task.queue, device, time)
+    queue.time_on[device.name] = time
+    note_time(queue.service, device)
+    slots = state.limits.queue_depth + _extra_slots(state, queue, device, time)
     if device.work.slots != slots:
         device.work.slots = slots
         state.slots_changed = True

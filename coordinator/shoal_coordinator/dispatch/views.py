@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from shoal_coordinator.dispatch.decisions import LOADING, LoadCase, decide
 from shoal_coordinator.dispatch.device import Device, Tally
-from shoal_coordinator.dispatch.events import ItemStored
+from shoal_coordinator.dispatch.events import ItemsStored
 from shoal_coordinator.dispatch.servers import may_serve
 from shoal_coordinator.dispatch.services import size_on
 from shoal_coordinator.dispatch.state import (
@@ -56,14 +56,18 @@ def job(state: State, name: str) -> Job | None:
     return state.jobs.get(name) or state.ended.get(name)
 
 
-def time_of_item(state: State, event: ItemStored) -> Nanoseconds | None:
-    """How long the item took, from its first task's start, whose results this event reports as
-    stored. None: they are not, or the item has ended before."""
+def stored_items(state: State, event: ItemsStored) -> list[tuple[int, Nanoseconds]]:
+    """The items whose results this event reports as stored, and how long each took from its first
+    task's start. Those that have ended before are not among them."""
     running = state.jobs.get(event.job)
-    item = None if running is None else running.active.get(event.item)
-    if item is None or not item.storing or event.failure is not None or item.started_at is None:
-        return None
-    return Nanoseconds(event.at - item.started_at)
+    if running is None or event.failure is not None:
+        return []
+    active = [(number, running.active.get(number)) for number in event.items]
+    return [
+        (number, Nanoseconds(event.at - item.started_at))
+        for number, item in active
+        if item is not None and item.storing and item.started_at is not None
+    ]
 
 
 def devices(state: State) -> list[KnownDevice]:

@@ -11,7 +11,7 @@ from shoal_coordinator.server.travels import Travels
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.bulk.transport import Payload
 from shoal_protocol.frames import TransferError
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, Item
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, Items
 
 
 class Arrivals:
@@ -61,6 +61,6 @@ class Arrivals:
         if (run := self._runs.get(received.key.job)) is not None:
             await run.take(received, lambda event: self._feed(event, run.name))
 
-    async def take_item(self, device: str, item: Item, payload: Payload) -> None:
-        """Take the results of an item that has travelled."""
-        await self._travels.take_item(device, item, payload)
+    async def take_items(self, device: str, items: Items, payload: Payload) -> None:
+        """Take the results of items that have travelled."""
+        await self._travels.take_items(device, items, payload)

@@ -86,7 +86,7 @@ class Deliveries:
         order: ins.Travel,
         run: Run,
         names: Iterable[str],
-        then: Callable[[dict[str, Array]], None],
+        then: Callable[[ins.Travel, dict[str, Array]], None],
         failed: Callable[[ins.Travel, str], None],
     ) -> None:
         """Have the inputs of an item that travels read."""
@@ -94,7 +94,7 @@ class Deliveries:
         async def read() -> None:
             try:
                 async with self.budget.reserve(run.item_bytes(order.item)):
-                    then(await run.read(order.item, names))
+                    then(order, await run.read(order.item, names))
             except Exception as error:  # its tasks meet it again, and refuse the item
                 logger.debug("inputs of %s, item %d", order.job, order.item, exc_info=True)
                 failed(order, str(error))

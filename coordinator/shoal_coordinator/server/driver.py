@@ -11,7 +11,7 @@ counts, and fails after some in a row.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic_ns, perf_counter, time
 from typing import Final, assert_never
@@ -121,7 +121,9 @@ class Driver:
         self._stepping = True
         try:
             while self._events:
-                self._step(*self._events.popleft())
+                while self._events:
+                    self._step(*self._events.popleft())
+                self._depart()
             if self._released and self._flushing is None:
                 loop = asyncio.get_running_loop()
                 self._flushing = loop.call_later(RELEASE_SECONDS, self._flush_released)
@@ -148,11 +150,10 @@ class Driver:
 
     def _step(self, event: ev.Event, job: str | None, device: str | None) -> None:
         started = perf_counter()
-        if isinstance(event, ev.ItemStored):
-            took = views.time_of_item(self.state, event)
-            self._metrics.count_stored(took)
-            if took is not None:
-                self.traces.stored(event.job, event.item)
+        if isinstance(event, ev.ItemsStored):
+            stored = views.stored_items(self.state, event)
+            self._metrics.count_stored([took for _, took in stored])
+            self.traces.stored(event.job, [item for item, _ in stored])
         try:
             instructions = step(self.state, event)
         except Exception as error:
@@ -207,7 +208,12 @@ class Driver:
     # ---- instructions ----------------------------------------------------------------------------
 
     def _perform(self, order: ins.Instruction) -> None:  # noqa: C901, PLR0912 - one for each kind
-        match order:
+        match order:  # what there is most of comes first
+            case ins.Travel():
+                self._enter(order)
+            case ins.FinishItem():
+                if (run := self.runs.get(order.job)) is not None:
+                    run.finish(order.item, order.attempts)
             case ins.Execute():
                 self._execute(order)
             case ins.Release():
@@ -224,8 +230,6 @@ class Driver:
                 self._forward(order)
             case ins.Plan():
                 self._plan(order)
-            case ins.Travel():
-                self._enter(order)
             case ins.Cancel():
                 self._cancel(order)
             case ins.PeerLost():
@@ -237,9 +241,6 @@ class Driver:
             case ins.Disconnect():
                 if (session := self._sessions.get(order.device)) is not None:
                     session.end(order.reason)
-            case ins.FinishItem():
-                if (run := self.runs.get(order.job)) is not None:
-                    run.finish(order.item, order.attempts)
             case ins.FailItem():
                 self._fail_item(order)
             case ins.FinishJob():
@@ -293,9 +294,17 @@ class Driver:
         self.traces.entered(order)
         self._travels.enter(order)
 
-    def _travelled(self, order: ins.Travel, event: ev.Event) -> None:
-        self.traces.travelled(order, event)
-        self.feed(event, order.job)
+    def _depart(self) -> None:
+        """Send off the items that travel by what was decided."""
+        for orders in self._travels.entered():
+            try:
+                self._travels.depart(orders)
+            except Exception as error:
+                self.contain("dispatcher", error, orders[0].job, None)
+
+    def _travelled(self, orders: Sequence[ins.Travel], event: ev.Event) -> None:
+        self.traces.travelled(orders, event)
+        self.feed(event, orders[0].job)
 
     def _forward(self, order: ins.Forward) -> None:
         if (run := self.runs.get(order.job)) is not None:
@@ -412,7 +421,7 @@ class Driver:
             self.traces.answered(order, event)
         if isinstance(order, ins.Travel):
             self._travels.void(order.instruction)
-            self.traces.travelled(order, event)
+            self.traces.travelled((order,), event)
         match order, event:
             case ins.Execute(), ev.TaskFinished():
                 self._metrics.compute_seconds.observe(seconds(event.compute))

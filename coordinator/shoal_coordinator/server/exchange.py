@@ -21,7 +21,7 @@ from shoal_protocol.bulk.link import BulkLink, Outgoing, Traffic, Undelivered
 from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer, scratch_bytes
 from shoal_protocol.bulk.transport import Payload, Transport
 from shoal_protocol.frames import Frame, TransferError, acknowledgement
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, FrameHeader, Item
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, FrameHeader, Items
 
 RELAY_FRAMES: Final = 4
 RESULT_BYTES: Final = 1 << 29
@@ -43,8 +43,8 @@ class Results(Protocol):
         """Raise `TransferError` for an activation that this device is not to send to another."""
         ...
 
-    async def take_item(self, device: str, item: Item, payload: Payload) -> None:
-        """An item that has travelled has arrived, if it is what it says. Raises
+    async def take_items(self, device: str, items: Items, payload: Payload) -> None:
+        """Items that have travelled have arrived, if they are what they say. Raises
         `MalformedFrame`."""
         ...
 
@@ -178,8 +178,11 @@ class DeviceLink:
             case _:
                 return await self._intake.take(header, payload)
 
-    async def take_item(self, item: Item, payload: Payload) -> None:
-        await self._hub.results.take_item(self.device, item, payload)
+    async def take_items(self, items: Items, payload: Payload) -> None:
+        await self._hub.results.take_items(self.device, items, payload)
+
+    def all_taken(self) -> None:
+        """The dispatcher has the results already."""
 
     async def _begin_relay(self, header: FrameHeader, payload: Payload) -> Frame | None:
         self._break_relay()

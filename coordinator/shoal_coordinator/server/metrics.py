@@ -2,6 +2,7 @@
 
 import shutil
 from collections import Counter as Counts
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -145,15 +146,15 @@ class CoordinatorMetrics:
         if order.attempt > 1:
             self._retries.inc()
 
-    def count_travel(self, stages: int) -> None:
-        """An item travels through so many stages."""
-        self._tasks[ins.Tier.RESIDENT].inc(stages)
+    def count_travels(self, tasks: int) -> None:
+        """Items travel, through so many stages in all."""
+        self._tasks[ins.Tier.RESIDENT].inc(tasks)
 
-    def count_stored(self, took: Nanoseconds | None) -> None:
-        """The results of an item are stored; None: those of none."""
-        if took is not None:
-            self._items_succeeded.inc()
-            self._item_seconds.observe(seconds(took))
+    def count_stored(self, took: Sequence[Nanoseconds]) -> None:
+        """The results of items are stored that took so long."""
+        self._items_succeeded.inc(len(took))
+        for each in took:
+            self._item_seconds.observe(seconds(each))
 
     def count_failed(self, kind: FailureKind) -> None:
         """An item has failed."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.server import wire
-from shoal_coordinator.server.task_results import Feed, Run
+from shoal_coordinator.server.task_results import Feed, Result, Run
 from shoal_coordinator.storage.catalogues import CatalogueFailed
 from shoal_coordinator.storage.inputs import InputSet, InputUnsuitable, scan_inputs
 from shoal_coordinator.storage.item_list import (
@@ -49,8 +49,8 @@ HELD_BYTES: Final = 16 << 20
 
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
-Held = list[tuple[int, Mapping[str, Array]]]
-"""Results in memory, by item."""
+Held = list[Result]
+"""Results in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,18 +168,19 @@ class JobRun(Run):
     # ---- results ---------------------------------------------------------------------------------
 
     async def _take_in(self, received: ReceivedActivation) -> None:
-        self._hold(received)
+        self._hold(((received.key.item, received.tensors),))
         if received.decoded_bytes > SMALL_BYTES or self._held_bytes > HELD_BYTES:
             await self._in_writer(self._add, self._take_held())
 
-    def _take_in_small(self, received: ReceivedActivation) -> None:
-        self._hold(received)
+    def take_small(self, results: Sequence[Result]) -> None:
+        self._hold(results)
         if self._held_bytes > HELD_BYTES:
             self._writer.submit(self._add, self._take_held())
 
-    def _hold(self, received: ReceivedActivation) -> None:
-        self._held.append((received.key.item, received.tensors))
-        self._held_bytes += sum(map(memory_bytes, received.tensors.values()))
+    def _hold(self, results: Sequence[Result]) -> None:
+        self._held += results
+        for _, arrays in results:
+            self._held_bytes += sum(map(memory_bytes, arrays.values()))
 
     def _take_held(self) -> Held:
         held, self._held, self._held_bytes = self._held, [], 0
@@ -278,14 +279,13 @@ class JobRun(Run):
         at = Nanoseconds(monotonic_ns())
         for item in items:
             self._forget(item)
-        unwritable = self._results.unwritable
-        for item in items:
-            failure = None
-            if item in problems:
-                if unwritable:
-                    continue  # the item is sound: it runs again with the next run
-                failure = ev.Failure(kind=ev.FailureKind.OUTPUT, message=problems[item])
-            feed(ev.ItemStored(at=at, job=self.name, item=item, failure=failure))
+        stored = tuple([item for item in items if item not in problems])
+        if stored:
+            feed(ev.ItemsStored(at=at, job=self.name, items=stored))
+        # Otherwise the items are sound: they run again with the next run.
+        for item, problem in {} if self._results.unwritable else problems.items():
+            failure = ev.Failure(kind=ev.FailureKind.OUTPUT, message=problem)
+            feed(ev.ItemsStored(at=at, job=self.name, items=(item,), failure=failure))
         self._require_writable()
 
     async def _add_untouched(self, items: list[int]) -> dict[int, str]:

@@ -2,12 +2,12 @@
 memory, and nothing is durable.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns
 
 from shoal_coordinator.dispatch import events as ev
-from shoal_coordinator.server.task_results import Feed, Run
+from shoal_coordinator.server.task_results import Feed, Result, Run
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.frame_sizes import INLINE_BYTES
 from shoal_protocol.partition import MODEL, PartitionDocument
@@ -74,7 +74,7 @@ class StreamRun(Run):
     def finish(self, item: int, attempts: int) -> None:
         ended = self._end(item)
         ended.results |= {name: ended.inputs[name] for name in self._untouched}
-        self._feed(ev.ItemStored(at=Nanoseconds(monotonic_ns()), job=self.name, item=item))
+        self._feed(ev.ItemsStored(at=Nanoseconds(monotonic_ns()), job=self.name, items=(item,)))
         self._on_end(ended)
 
     def fail(self, item: int, failure: ev.Failure, attempts: int) -> None:
@@ -86,8 +86,9 @@ class StreamRun(Run):
         copies = {name: array.copy() for name, array in received.tensors.items()}
         self._items[received.key.item].results |= copies
 
-    def _take_in_small(self, received: ReceivedActivation) -> None:
-        self._items[received.key.item].results |= received.tensors
+    def take_small(self, results: Sequence[Result]) -> None:
+        for item, arrays in results:
+            self._items[item].results |= arrays
 
     def _inputs(self, item: int, names: Iterable[str]) -> dict[str, Array]:
         inputs = self._items[item].inputs

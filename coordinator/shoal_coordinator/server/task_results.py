@@ -5,7 +5,7 @@ dispatcher receives the reply when both are here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,7 @@ from shoal_coordinator.server.carrying import carried
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
 from shoal_protocol.frames import MalformedFrame, TransferError
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.tensors import MODEL, ActivationKey, Array
+from shoal_protocol.tensors import Array
 from shoal_protocol.units import Nanoseconds, nanoseconds
 from shoal_protocol.v1.session_pb2 import Step
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
@@ -27,6 +27,8 @@ RESULT_PATIENCE: Final = nanoseconds(60)
 _INLINE_LIMITS: Final = Limits(decoded_bytes=1 << 20)
 
 Feed = Callable[[ev.Event], None]
+Result = tuple[int, Mapping[str, Array]]
+"""Of an item: some of the model's outputs."""
 
 
 @dataclass(slots=True)
@@ -80,7 +82,7 @@ class Run(ABC):
 
     @abstractmethod
     def finish(self, item: int, attempts: int) -> None:
-        """All results of an item are here, after so many tries. Answered by `ItemStored`."""
+        """All results of an item are here, after so many tries. Answered by `ItemsStored`."""
 
     @abstractmethod
     def fail(self, item: int, failure: ev.Failure, attempts: int) -> None:
@@ -91,8 +93,8 @@ class Run(ABC):
         """Store results; their memory is another's again when this returns."""
 
     @abstractmethod
-    def _take_in_small(self, received: ReceivedActivation) -> None:
-        """Store results that came with a reply."""
+    def take_small(self, results: Sequence[Result]) -> None:
+        """Store results that came with a reply, or of items that have travelled."""
 
     @property
     def waiting_files(self) -> int:
@@ -144,28 +146,8 @@ class Run(ABC):
         sent = None if received is None else (received.key.item, received.key.producer)
         if received is None or sent != (order.item, order.stage):
             raise MalformedFrame("the frame in the reply does not hold the task's results")
-        self._take_in_small(received)
+        self.take_small(((received.key.item, received.tensors),))
         self._expected[order.item, order.stage].arrived = True
-
-    def take_travelled(self, item: int, results: dict[str, Array], size: int) -> None:
-        """Store the results of an item that has travelled, of so many bytes."""
-        key = ActivationKey(
-            job=self.name,
-            epoch=self.epoch,
-            item=item,
-            producer=len(self.wires) - 1,
-            consumer=MODEL,
-        )
-        self._take_in_small(
-            ReceivedActivation(
-                transfer=0,
-                key=key,
-                device="",
-                tensors=results,
-                decoded_bytes=size,
-                encoded_bytes=size,
-            )
-        )
 
     def join(self, order: ins.Execute, reply: ev.TaskFinished, feed: Feed) -> None:
         """Report a finished task to the dispatcher, once its results are here."""

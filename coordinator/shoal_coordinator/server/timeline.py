@@ -128,11 +128,14 @@ class Timeline:
         if idle:
             self._rested(lane, at)
 
-    def travelled(self, computed: Iterable[tuple[str, Nanoseconds]], at: Nanoseconds) -> None:
-        """An item has come through stages on these devices, each of which took so long."""
+    def travelled(
+        self, computed: Iterable[tuple[str, Nanoseconds]], items: int, at: Nanoseconds
+    ) -> None:
+        """Items have come through stages on these devices, each of which took so long for each."""
         for device, computing in computed:
             if (lane := self._lane(device)) is not None:
-                self._spend(lane.sums["computing_seconds"], Nanoseconds(at - computing), at)
+                begun = Nanoseconds(at - items * computing)
+                self._spend(lane.sums["computing_seconds"], begun, at)
 
     def rested(self, device: str, at: Nanoseconds) -> None:
         """The device has no instruction any more."""

@@ -9,11 +9,12 @@ part in it. What the exporter cannot take in time is dropped: tracing never hold
 """
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
-from shoal_protocol.units import seconds
+from shoal_protocol.units import Nanoseconds, seconds
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -45,11 +46,11 @@ class Traces:
     def entered(self, order: ins.Travel) -> None:
         """An item travels."""
 
-    def travelled(self, order: ins.Travel, event: ev.Event) -> None:
-        """It has come through all stages, or failed."""
+    def travelled(self, orders: Iterable[ins.Travel], event: ev.Event) -> None:
+        """They have come through all stages, or failed."""
 
-    def stored(self, job: str, item: int) -> None:
-        """The results of an item are stored."""
+    def stored(self, job: str, items: Iterable[int]) -> None:
+        """The results of items are stored."""
 
     def failed(self, order: ins.FailItem) -> None:
         """An item has failed for good."""
@@ -101,24 +102,31 @@ class OtlpTraces(Traces):
     def entered(self, order: ins.Travel) -> None:
         self._item(order.job, order.item)
 
-    def travelled(self, order: ins.Travel, event: ev.Event) -> None:
-        item = self._item(order.job, order.item)
-        if item is None or not isinstance(event, ev.ItemTravelled):
+    def travelled(self, orders: Iterable[ins.Travel], event: ev.Event) -> None:
+        if not isinstance(event, ev.ItemsTravelled):
             return  # its tasks show what is wrong
-        for stage, (device, compute) in enumerate(zip(order.devices, event.compute, strict=True)):
+        for order in orders:
+            if (item := self._item(order.job, order.item)) is not None:
+                self._trace_stages(item, order.devices, event.compute)
+
+    def _trace_stages(
+        self, item: "Span", devices: Iterable[str], compute: Iterable[Nanoseconds]
+    ) -> None:
+        for stage, (device, took) in enumerate(zip(devices, compute, strict=True)):
             self._tracer.start_span(
                 f"task {stage}",
                 self._trace.set_span_in_context(item),
                 attributes={
                     "shoal.stage": stage,
                     "shoal.device": device,
-                    "shoal.compute_seconds": seconds(compute),
+                    "shoal.compute_seconds": seconds(took),
                 },
             ).end()
 
-    def stored(self, job: str, item: int) -> None:
-        if (span := self._items.get(job, {}).pop(item, None)) is not None:
-            span.end()
+    def stored(self, job: str, items: Iterable[int]) -> None:
+        for item in items:
+            if (span := self._items.get(job, {}).pop(item, None)) is not None:
+                span.end()
 
     def failed(self, order: ins.FailItem) -> None:
         if (span := self._items.get(order.job, {}).pop(order.item, None)) is not None:

@@ -3,15 +3,19 @@
 The dispatcher says when a route is planned and which item travels on it (`dispatch.itineraries`).
 Tickets are made here: each leg of a route has one, and the results have one as well, so that only
 the device that was named sends an item on, and only while the route is in use.
+
+Items that enter in one turn leave in frames of several, and so do their results when they come
+back: what an item costs here is mostly what is done for each message and each event.
 """
 
 import hmac
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic_ns
 from typing import Final
 
@@ -22,16 +26,16 @@ from shoal_coordinator.server.deliveries import Deliveries
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.routes import Routes
 from shoal_coordinator.server.sessions import DeviceSession
-from shoal_coordinator.server.task_results import Run
+from shoal_coordinator.server.task_results import Result, Run
 from shoal_coordinator.server.timeline import Timeline
 from shoal_protocol.bulk.link import Undelivered
 from shoal_protocol.bulk.transport import Payload
 from shoal_protocol.frames import MalformedFrame
-from shoal_protocol.items import TICKET_BYTES, item_frame, read_layout
+from shoal_protocol.items import TICKET_BYTES, Numbered, alike, items_frame, read_layout
 from shoal_protocol.tensors import Array, UnsupportedTensor
 from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
-from shoal_protocol.v1.tensors_pb2 import Item
+from shoal_protocol.v1.tensors_pb2 import Items
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +43,7 @@ _KNOWN_ROUTES: Final = 1024
 _KNOWN_LAYOUTS: Final = 64
 _LONGEST: Final = 1 << 62
 
-Answered = Callable[[ins.Travel, ev.Event], None]
+Answered = Callable[[Sequence[ins.Travel], ev.Event], None]
 
 
 @dataclass(slots=True)
@@ -68,7 +72,8 @@ class Travels:
         metrics: CoordinatorMetrics,
         answered: Answered,
     ) -> None:
-        """`answered` receives what has become of each item, unless its number is void before."""
+        """`answered` receives what has become of items of one route, but of those that are void
+        before."""
         self._sessions = sessions
         self._runs = runs
         self._deliveries = deliveries
@@ -77,6 +82,7 @@ class Travels:
         self._answered = answered
         self._routes: OrderedDict[int, _Route] = OrderedDict()
         self._under_way: dict[int, ins.Travel] = {}
+        self._entered: dict[int, list[ins.Travel]] = {}
 
     def leg(
         self, order: ins.Plan, routes: Routes, now: Nanoseconds
@@ -102,86 +108,138 @@ class Travels:
         return message
 
     def enter(self, order: ins.Travel) -> None:
-        """Send an item to its first device."""
-        run, route = self._runs.get(order.job), self._routes.get(order.route)
-        if run is None or route is None:
-            return
-        number, now = order.instruction, Nanoseconds(monotonic_ns())
-        self._under_way[number] = order
-        for device in dict.fromkeys(order.devices):
-            if (session := self._sessions.get(device)) is not None:
-                session.unanswered[number] = order
-                self._timeline.instructed(device, now)
-        self._metrics.count_travel(len(order.devices))
-        names, arrays = run.carried[0], None
-        with suppress(Exception):  # reading them meets it again
-            arrays = run.cached(order.item, names)
-        if arrays is not None:
-            self._push(order, route, arrays)
-        else:
-            self._deliveries.read(
-                order, run, names, lambda read: self._push(order, route, read), self._fail
-            )
+        """An item is to travel. It leaves with the others that enter before `depart`."""
+        self._under_way[order.instruction] = order
+        self._entered.setdefault(order.route, []).append(order)
 
-    def _push(self, order: ins.Travel, route: _Route, arrays: Mapping[str, Array]) -> None:
-        session = self._sessions.get(order.device)
-        try:
-            if session is None or session.link is None:
-                raise Undelivered(f"{order.device} has no bulk stream")
-            frame = item_frame(route.ticket(0), order.instruction, (), arrays)
-            session.link.bulk.push(frame, _nothing)
-        except (Undelivered, UnsupportedTensor) as error:
-            self._fail(order, str(error))
+    def entered(self) -> Iterable[Sequence[ins.Travel]]:
+        """Those that have entered since this was last asked, by route."""
+        entered, self._entered = self._entered, {}
+        return entered.values()
+
+    def depart(self, orders: Sequence[ins.Travel]) -> None:
+        """Send items of one route to its first device."""
+        first = orders[0]
+        run, route = self._runs.get(first.job), self._routes.get(first.route)
+        leaving = {each.instruction: each for each in orders if each.instruction in self._under_way}
+        if run is None or route is None or not leaving:
+            return
+        now = Nanoseconds(monotonic_ns())
+        for device in dict.fromkeys(first.devices):
+            if (session := self._sessions.get(device)) is not None:
+                session.unanswered.update(leaving)
+                self._timeline.instructed(device, now)
+        self._metrics.count_travels(len(leaving) * len(first.devices))
+        names, ready = run.carried[0], list[Numbered]()
+        for number, order in leaving.items():
+            arrays = None
+            with suppress(Exception):  # reading them meets it again
+                arrays = run.cached(order.item, names)
+            if arrays is None:
+                self._deliveries.read(order, run, names, partial(self._read, route), self._fail)
+            else:
+                ready.append((number, arrays))
+        self._push(first.device, route, ready)
+
+    def _read(self, route: _Route, order: ins.Travel, arrays: Mapping[str, Array]) -> None:
+        self._push(order.device, route, ((order.instruction, arrays),))
+
+    def _push(self, device: str, route: _Route, items: Sequence[Numbered]) -> None:
+        session = self._sessions.get(device)
+        for together in alike(items):
+            try:
+                if session is None or session.link is None:
+                    raise Undelivered(f"{device} has no bulk stream")
+                session.link.bulk.push(items_frame(route.ticket(0), (), together), _nothing)
+            except (Undelivered, UnsupportedTensor) as error:
+                for number, _ in together:
+                    if (order := self._under_way.get(number)) is not None:
+                        self._fail(order, str(error))
 
     def void(self, number: int) -> bool:
         """What comes of an item is ignored from now on; whether it travelled."""
         order = self._under_way.pop(number, None)
-        if order is None:
-            return False
-        now = Nanoseconds(monotonic_ns())
-        for device in order.devices:
-            session = self._sessions.get(device)
-            if session is None or session.unanswered.pop(number, None) is None:
-                continue
-            if not session.unanswered:
-                self._timeline.rested(device, now)
-        return True
+        if order is not None:
+            self._end(order.devices, (number,))
+        return order is not None
 
-    async def take_item(self, device: str, item: Item, payload: Payload) -> None:
+    def _end(self, devices: Iterable[str], numbers: Iterable[int]) -> None:
+        """Items on a route over these devices need no answer any more."""
+        now = Nanoseconds(monotonic_ns())
+        for device in dict.fromkeys(devices):
+            if (session := self._sessions.get(device)) is None:
+                continue
+            unanswered = session.unanswered
+            known = len(unanswered)
+            for number in numbers:
+                unanswered.pop(number, None)
+            if known and not unanswered:
+                self._timeline.rested(device, now)
+
+    async def take_items(self, device: str, items: Items, payload: Payload) -> None:
         """Results come from a device, or what it takes for some."""
-        order = self._under_way.get(item.instruction)
+        numbers = items.instructions
+        order = next(filter(None, map(self._under_way.get, numbers)), None)
         route = None if order is None else self._routes.get(order.route)
         if order is None or route is None or device != order.devices[-1]:
             return
         last = len(order.devices)
-        if not hmac.compare_digest(item.ticket, route.ticket(last)):
+        if not hmac.compare_digest(items.ticket, route.ticket(last)):
             return
         run = self._runs.get(order.job)
         if run is None or run.epoch != order.epoch:
             return
         try:
-            layout = read_layout(item.layout)
-            if layout.size != payload.size or len(item.compute) != last:
-                raise MalformedFrame("the results are not as long as they should be")
-            if item.layout not in route.checked:
-                admission.check_tensors(layout.message, run.carried[last], run.specs)
-                if len(route.checked) < _KNOWN_LAYOUTS:
-                    route.checked.add(item.layout)
-            arrays = layout.arrays(await payload.read())
+            arrays = await self._arrays(run, route, items, payload, last)
         except MalformedFrame as error:
-            self._fail(order, error.reason)
+            for number in numbers:
+                if (
+                    wrong := self._under_way.get(number)
+                ) is not None and wrong.route == order.route:
+                    self._fail(wrong, error.reason)
             return
-        if not self.void(order.instruction):
-            return
+        orders: list[ins.Travel] = []
+        results: list[Result] = []
+        for number, each in zip(numbers, arrays, strict=True):
+            found = self._under_way.get(number)
+            if found is not None and found.route == order.route:
+                del self._under_way[number]
+                orders.append(found)
+                results.append((found.item, each))
+        if orders:
+            self._arrive(run, orders, results, items.compute)
+
+    async def _arrays(
+        self, run: Run, route: _Route, items: Items, payload: Payload, stages: int
+    ) -> list[dict[str, Array]]:
+        """The results that a frame holds, checked. Raises `MalformedFrame`."""
+        layout, count = read_layout(items.layout), len(items.instructions)
+        if layout.payload_bytes(count) != payload.size or len(items.compute) != stages:
+            raise MalformedFrame("the results are not as long as they should be")
+        if items.layout not in route.checked:
+            admission.check_tensors(layout.message, run.carried[stages], run.specs)
+            if len(route.checked) < _KNOWN_LAYOUTS:
+                route.checked.add(items.layout)
+        return layout.items(await payload.read(), count)
+
+    def _arrive(
+        self,
+        run: Run,
+        orders: Sequence[ins.Travel],
+        results: Sequence[Result],
+        took: Iterable[int],
+    ) -> None:
+        """Items have come through; `took` is what each stage took for one of them."""
+        numbers, devices = tuple([each.instruction for each in orders]), orders[0].devices
+        self._end(devices, numbers)
         at = Nanoseconds(monotonic_ns())
-        compute = tuple([Nanoseconds(min(each, _LONGEST)) for each in item.compute])
-        self._timeline.travelled(zip(order.devices, compute, strict=True), at)
+        compute = tuple([Nanoseconds(min(each, _LONGEST)) for each in took])
+        self._timeline.travelled(zip(devices, compute, strict=True), len(orders), at)
         for each in compute:
-            self._metrics.compute_seconds.observe(seconds(each))
-        run.take_travelled(order.item, arrays, layout.size)
-        self._answered(
-            order, ev.ItemTravelled(at=at, instruction=order.instruction, compute=compute)
-        )
+            self._metrics.compute_seconds.observe(seconds(each), len(orders))
+        run.take_small(results)
+        event = ev.ItemsTravelled(at=at, instructions=numbers, compute=compute)
+        self._answered(orders, event)
 
     def _fail(self, order: ins.Travel, reason: str) -> None:
         """An item does not travel: it runs task by task, and that shows what is wrong."""
@@ -189,7 +247,7 @@ class Travels:
             at = Nanoseconds(monotonic_ns())
             failure = ev.Failure(kind=ev.FailureKind.CANCELLED, message=reason)
             event = ev.InstructionFailed(at=at, instruction=order.instruction, failure=failure)
-            self._answered(order, event)
+            self._answered((order,), event)
 
 
 def _nothing() -> None:

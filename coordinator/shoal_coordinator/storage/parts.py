@@ -1,5 +1,5 @@
-"""Results of the items of one file, while the file is not complete; and how the file is made of
-them.
+"""Results of the items of one file, while the file is not complete (`made_files`: how it is made of
+them).
 
 A part is a log of records, each with some arrays of one item:
 
@@ -28,11 +28,12 @@ import zlib
 from array import array as packed
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
-from shoal_coordinator.storage.arrays import Array, ArrayStream, little_endian, write_archive
+from shoal_coordinator.storage.arrays import Array, little_endian
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.journal import write_at
 from shoal_protocol.durable_files import is_transient
@@ -49,6 +50,8 @@ _TAIL_BYTES: Final = 256 * 1024
 _TEXT_BYTES: Final = 1 << 27
 """What one array of text may take: one long element makes all of them as wide."""
 _ABSENT: Final = -1
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+_decode: Final = json.JSONDecoder().raw_decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,9 @@ class ResultFile:
     joined: bool = False
 
 
-class _Extent(NamedTuple):
+class Extent(NamedTuple):
+    """Where an array of a record lies."""
+
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     start: int
@@ -75,7 +80,7 @@ class _Extent(NamedTuple):
 class _Record(NamedTuple):
     row: int
     before: int
-    arrays: Mapping[str, _Extent]
+    arrays: Mapping[str, Extent]
     end: int
 
 
@@ -111,6 +116,11 @@ class Part:
         return self._remaining == 0
 
     @property
+    def written(self) -> int:
+        """Bytes in the file."""
+        return self._written
+
+    @property
     def in_memory(self) -> bool:
         """The tail is all there is."""
         return not self._written
@@ -142,7 +152,7 @@ class Part:
                 for (name, array), content in zip(written, data, strict=True)
             ],
         }
-        text = json.dumps(head, separators=(",", ":")).encode()
+        text = _encode(head).encode()
         lengths = _LENGTHS.pack(len(text), sum(map(len, data)))
         checksum = _CHECKSUM.pack(zlib.crc32(text, zlib.crc32(lengths)))
         pieces: list[bytes | memoryview] = [lengths + checksum + text, *data]
@@ -172,8 +182,9 @@ class Part:
 
     def flush(self) -> None:
         """Free the tail's memory; `problem` reports what went wrong."""
-        with contextlib.suppress(OSError):
-            self._write_tail()
+        if self._tail:
+            with contextlib.suppress(OSError):
+                self._write_tail()
 
     def _write_tail(self) -> None:
         """Write the tail to the file. On `OSError` it is gone, and its rows have that problem;
@@ -305,18 +316,17 @@ class Part:
         if _CHECKSUM.pack(zlib.crc32(text, zlib.crc32(lengths))) != checksum:
             return None
         try:
-            return self._parsed(json.loads(text), at, at + data_bytes)
+            return self._parsed(_decode(text.decode())[0], at, at + data_bytes)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None  # a checksum is no signature: anybody may have written it
 
     def _parsed(self, head: dict[str, Any], at: int, end: int) -> _Record | None:
-        arrays: dict[str, _Extent] = {}
+        arrays: dict[str, Extent] = {}
         for name, description, sizes, checksum in head["arrays"]:
             shape = tuple(map(int, sizes))
-            if not _DTYPE.fullmatch(description) or any(axis < 0 for axis in shape):
+            if (dtype := _dtype(description)) is None or min(shape, default=0) < 0:
                 return None
-            dtype = np.dtype(description)
-            extent = _Extent(dtype, shape, at, math.prod(shape) * dtype.itemsize, int(checksum))
+            extent = Extent(dtype, shape, at, math.prod(shape) * dtype.itemsize, int(checksum))
             arrays[str(name)] = extent
             at += extent.size
         row, before = int(head["row"]), int(head["before"])
@@ -324,9 +334,9 @@ class Part:
             return None
         return _Record(row, before, arrays, end)
 
-    def extents(self, file: BinaryIO, row: int) -> Mapping[str, _Extent]:
+    def extents(self, file: BinaryIO, row: int) -> Mapping[str, Extent]:
         """The arrays of a committed row by name. Raises `OSError` if the part has been damaged."""
-        found: dict[str, _Extent] = {}
+        found: dict[str, Extent] = {}
         at = self._committed[row]
         while at != _ABSENT:
             record = self._record(file, at)
@@ -336,20 +346,7 @@ class Part:
             at = record.before
         return found
 
-    def pieces(
-        self, file: BinaryIO, name: str, rows: Sequence[int], dtype: np.dtype[Any]
-    ) -> Iterator[bytes]:
-        """The bytes of an array of these rows, one row after the other, as `dtype`. Raises
-        `OSError`, also for damage."""
-        for row in rows:
-            extent = self.extents(file, row)[name]
-            data = self._data(file, extent)
-            if extent.dtype == dtype:
-                yield from data
-            else:
-                yield np.frombuffer(b"".join(data), extent.dtype).astype(dtype).tobytes()
-
-    def _data(self, file: BinaryIO, extent: _Extent) -> Iterator[bytes]:
+    def data(self, file: BinaryIO, extent: Extent) -> Iterator[bytes]:
         """The bytes of an array in pieces; their checksum is known to be right at the end only."""
         file.seek(extent.start)
         checksum, remaining = 0, extent.size
@@ -363,7 +360,7 @@ class Part:
     def _is_sound(self, file: BinaryIO, record: _Record) -> bool:
         try:
             for extent in record.arrays.values():
-                for _ in self._data(file, extent):
+                for _ in self.data(file, extent):
                     pass
         except OSError:
             return False
@@ -373,60 +370,10 @@ class Part:
         return OSError(f"{self.folder.path / self.name} is damaged at {at}; run the job again")
 
 
-def archive_of(part: Part) -> bytes:
-    """The content of the result file of a part whose rows have ended. Raises `OSError`."""
-    archive = io.BytesIO()
-    with part.reading() as source:
-        write_archive(archive, _streams(part, source))
-    return archive.getvalue()
-
-
-def make_file(part: Part, outputs: Folder) -> int:
-    """Make the result file of a part whose rows have ended, durably; its size. Raises `OSError`."""
-    temporary = f"{part.name}.tmp"
-    try:
-        with part.reading() as source, os.fdopen(part.folder.create(temporary), "wb") as file:
-            write_archive(file, _streams(part, source))
-            file.flush()
-            os.fsync(file.fileno())
-            size = file.tell()
-        part.folder.move(temporary, outputs, part.file.name)
-    except OSError:
-        part.folder.remove(temporary)
-        raise
-    return size
-
-
-def _streams(part: Part, file: BinaryIO) -> Iterator[ArrayStream]:
-    rows = list(part.stored_rows())
-
-    def stream(
-        label: str, name: str, of: Sequence[int], dtype: np.dtype[Any], shape: tuple[int, ...]
-    ) -> ArrayStream:
-        pieces = part.pieces(file, name, of, dtype)
-        return ArrayStream(name=label, dtype=dtype, shape=shape, pieces=pieces)
-
-    for name in part.names:
-        kinds = {(e.dtype, e.shape) for e in (part.extents(file, row)[name] for row in rows)}
-        dtype, shape = next(iter(kinds))
-        if all(each.kind == "U" for each, _ in kinds):
-            dtype = max((each for each, _ in kinds), key=lambda each: each.itemsize)
-            kinds = {(dtype, shape) for _, shape in kinds}
-        if not part.file.stacked:
-            yield stream(name, name, rows, dtype, shape)
-        elif len(kinds) > 1:
-            for row in rows:
-                extent = part.extents(file, row)[name]
-                yield stream(f"{name}.{row}", name, [row], extent.dtype, extent.shape)
-        elif part.file.joined and shape[:1] == (1,):
-            yield stream(name, name, rows, dtype, (len(rows), *shape[1:]))
-        else:
-            yield stream(name, name, rows, dtype, (len(rows), *shape))
-    if part.failed_rows:
-        numbers = np.array(rows, np.int64)
-        yield ArrayStream(
-            name=ROWS, dtype=numbers.dtype, shape=numbers.shape, pieces=[numbers.tobytes()]
-        )
+@lru_cache(256)
+def _dtype(description: str) -> np.dtype[Any] | None:
+    """None: it is no type that is stored."""
+    return np.dtype(description) if _DTYPE.fullmatch(description) else None
 
 
 def _bytes_of(array: Array) -> memoryview:

@@ -41,7 +41,8 @@ from shoal_coordinator.storage.arrays import Array
 from shoal_coordinator.storage.catalogues import Catalogue
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.item_list import FailedItem
-from shoal_coordinator.storage.parts import Part, ResultFile, archive_of, make_file
+from shoal_coordinator.storage.made_files import archive_of, make_file
+from shoal_coordinator.storage.parts import Part, ResultFile
 from shoal_coordinator.storage.result_log import LARGEST_BYTES, ResultLog
 from shoal_protocol.durable_files import is_disk_full, is_transient, is_unwritable
 
@@ -182,8 +183,7 @@ class ResultStore:
             if number in self._made or number in self._log.numbers:
                 continue
             part = self._part_of(item)
-            reason = part.problem(item - part.file.first)
-            if reason is None:
+            if (reason := part.problem(item - part.file.first)) is None:
                 touched.setdefault(number, []).append(item)
             else:
                 failures[item] = self.reason(reason)

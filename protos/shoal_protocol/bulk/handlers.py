@@ -4,7 +4,7 @@ from typing import Protocol
 
 from shoal_protocol.bulk.transport import Payload
 from shoal_protocol.frames import Frame
-from shoal_protocol.v1.tensors_pb2 import FrameHeader, Item
+from shoal_protocol.v1.tensors_pb2 import FrameHeader, Items
 
 
 class FrameHandler(Protocol):
@@ -19,6 +19,11 @@ class FrameHandler(Protocol):
 class ItemHandler(Protocol):
     """Takes the items that come on a stream, which nobody acknowledges."""
 
-    async def take_item(self, item: Item, payload: Payload) -> None:
-        """Take an item, or leave its payload. Raises `MalformedFrame` where the stream must end."""
+    async def take_items(self, items: Items, payload: Payload) -> None:
+        """Take the items of a frame, or leave its payload. Raises `MalformedFrame` where the stream
+        must end."""
+        ...
+
+    def all_taken(self) -> None:
+        """What was at hand has been taken: more is still to come over the wire."""
         ...

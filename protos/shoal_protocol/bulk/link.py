@@ -33,13 +33,7 @@ from shoal_protocol.bulk.outgoing import Undelivered as Undelivered  # noqa: PLC
 from shoal_protocol.bulk.sources import Frames, each, read_in_thread
 from shoal_protocol.bulk.transport import Payload, Received, Transport, TransportBroken
 from shoal_protocol.codecs import LinkCodec
-from shoal_protocol.frames import (
-    FRAMES_TOGETHER,
-    Frame,
-    MalformedFrame,
-    acknowledgement,
-    ping,
-)
+from shoal_protocol.frames import FRAMES_TOGETHER, Frame, MalformedFrame, acknowledgement, ping
 from shoal_protocol.pacing import LONGEST_SECONDS, Pace
 from shoal_protocol.tensors import (
     ActivationKey,
@@ -115,7 +109,7 @@ class BulkLink:
         self._answers_together = _LOCAL_ANSWERS if transport.local else FRAMES_TOGETHER
         self._unanswered: dict[int, Outgoing] = {}
         self._writer: asyncio.Task[None] | None = None
-        self._writing = self._left_at_once = False
+        self._writing = self._left_at_once = self._items_came = False
         self._writing_since = math.inf
         self._watch: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -392,6 +386,9 @@ class BulkLink:
                     await self._handle(frame)
                     if len(self._answers) >= self._answers_together:
                         await self._acknowledge()
+                if self._items is not None and self._items_came:
+                    self._items_came = False
+                    self._items.all_taken()
                 if self._answers:
                     await self._acknowledge()
         except TransportBroken as error:
@@ -410,10 +407,11 @@ class BulkLink:
                 self._answers.append(acknowledgement(header.transfer, payload=payload))
             case "closing":
                 raise TransportBroken(header.closing.reason)
-            case "item":
+            case "items":
                 if self._items is None:
-                    raise MalformedFrame("an item where none belongs")
-                await self._items.take_item(header.item, frame.payload)
+                    raise MalformedFrame("items where none belong")
+                self._items_came = True
+                await self._items.take_items(header.items, frame.payload)
             case _:
                 await self._take(header, frame.payload)
 

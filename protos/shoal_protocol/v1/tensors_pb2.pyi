@@ -68,7 +68,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., payload: _Optional[bytes] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("transfer", "offset", "activation", "file", "acknowledgement", "ping", "opening", "closing", "message", "item", "last")
+    __slots__ = ("transfer", "offset", "activation", "file", "acknowledgement", "ping", "opening", "closing", "message", "items", "last")
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_FIELD_NUMBER: _ClassVar[int]
@@ -78,7 +78,7 @@ class FrameHeader(_message.Message):
     OPENING_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    ITEM_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     transfer: int
     offset: int
@@ -89,21 +89,21 @@ class FrameHeader(_message.Message):
     opening: Opening
     closing: Closing
     message: bytes
-    item: Item
+    items: Items
     last: bool
-    def __init__(self, transfer: _Optional[int] = ..., offset: _Optional[int] = ..., activation: _Optional[_Union[Activation, _Mapping]] = ..., file: _Optional[_Union[FileSlice, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: _Optional[_Union[Closing, _Mapping]] = ..., message: _Optional[bytes] = ..., item: _Optional[_Union[Item, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, transfer: _Optional[int] = ..., offset: _Optional[int] = ..., activation: _Optional[_Union[Activation, _Mapping]] = ..., file: _Optional[_Union[FileSlice, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: _Optional[_Union[Closing, _Mapping]] = ..., message: _Optional[bytes] = ..., items: _Optional[_Union[Items, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
 
-class Item(_message.Message):
-    __slots__ = ("ticket", "instruction", "compute", "layout")
+class Items(_message.Message):
+    __slots__ = ("ticket", "instructions", "compute", "layout")
     TICKET_FIELD_NUMBER: _ClassVar[int]
-    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     ticket: bytes
-    instruction: int
+    instructions: _containers.RepeatedScalarFieldContainer[int]
     compute: _containers.RepeatedScalarFieldContainer[int]
     layout: bytes
-    def __init__(self, ticket: _Optional[bytes] = ..., instruction: _Optional[int] = ..., compute: _Optional[_Iterable[int]] = ..., layout: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, ticket: _Optional[bytes] = ..., instructions: _Optional[_Iterable[int]] = ..., compute: _Optional[_Iterable[int]] = ..., layout: _Optional[bytes] = ...) -> None: ...
 
 class Layout(_message.Message):
     __slots__ = ("tensors",)

@@ -17,7 +17,7 @@ from shoal_coordinator.dispatch.events import (
     FragmentResident,
     FragmentUnloaded,
     InstructionFailed,
-    ItemStored,
+    ItemsStored,
     JobSpec,
     JobSubmitted,
     Mode,
@@ -199,7 +199,7 @@ class Table:
             case Forward(instruction=number):
                 return self.feed(ActivationForwarded(at=at, instruction=number))
             case FinishItem(job=name, item=item):
-                return self.feed(ItemStored(at=at, job=name, item=item))
+                return self.feed(ItemsStored(at=at, job=name, items=(item,)))
             case Execute(instruction=number, routes=routes):
                 return self.feed(
                     TaskFinished(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from coordinator.dispatch.simulated_link import MILLISECOND, SECOND, Link
 from shoal_agent.execution.legs import Arrived, Leg, Legs, Step
 from shoal_coordinator.dispatch import instructions as give
-from shoal_coordinator.dispatch.events import FailureKind, ItemTravelled, LegPlanned
+from shoal_coordinator.dispatch.events import FailureKind, ItemsTravelled, LegPlanned
 from shoal_protocol.units import Nanoseconds
 
 
@@ -62,64 +62,74 @@ class ItemLink(Link):
         if not self.connected or self.hung or leg is None or self.queue.stale(leg.job, leg.epoch):
             return
         number = luggage.travel.instruction
-        if self.legs.full:
+        if not self.legs.room_for(1):
             raise self.world.wrong(f"too many items wait on {self.name}")
         if self.world.unlucky(self.world.trouble.load / 4):
             self._fail(self.session, number, FailureKind.CANCELLED, "there is no room")
             return
-        self.legs.arrive(Arrived(leg, number, luggage))
+        self.legs.arrive([Arrived(leg, number, b"", luggage)])
         self._run_next()
 
     def _run_next(self) -> None:
-        if self._item_runs or (arrived := self.legs.next()) is None:
+        world, legs = self.world, self.legs
+        if self._item_runs or not (together := legs.next(world.chance.choice((1, 3, 8)))):
             return
         self._item_runs = True
-        world, legs, leg = self.world, self.legs, arrived.leg
+        leg = together[0].leg
         took = tuple(
             int(world.chance.uniform(1, 15) * MILLISECOND * self.model.slowness) for _ in leg.steps
         )
-        travel = arrived.content.travel
-        if (travel.job, travel.item) in world.trouble.poison and not world.calm:
+        travels = [arrived.content.travel for arrived in together]
+        poison = any((each.job, each.item) in world.trouble.poison for each in travels)
+        if poison and not world.calm:
             world.later(took[0], lambda: self.kill(SECOND))
 
         def ended() -> None:
             if self.legs is legs:
                 self._item_runs = False
-                self._leave(arrived, took)
+                results = [self._leave(arrived, took) for arrived in together]
+                self._return([each for each in results if each is not None])
                 self._run_next()
 
         world.later(sum(took), ended)
 
-    def _leave(self, arrived: Arrived[Luggage], took: tuple[int, ...]) -> None:
+    def _return(self, results: list[Luggage]) -> None:
+        """What has come through all stages goes to the coordinator, together."""
+        if results:
+            world = self.world
+            world.later(world.delay(), lambda: world.take_results(self, results))
+
+    def _leave(self, arrived: Arrived[Luggage], took: tuple[int, ...]) -> Luggage | None:
+        """An item has run and goes on; what it has with it if that was the last stage."""
         world, luggage, leg = self.world, arrived.content, arrived.leg
         number, travel = arrived.instruction, luggage.travel
         if any(step.digest not in self._resident for step in leg.steps):
             self._fail(self.session, number, FailureKind.NOT_RESIDENT, "given up")
-            return
+            return None
         if (travel.job, travel.item) in world.trouble.invalid:
             self._fail(self.session, number, FailureKind.INVALID_INPUT, "of another shape")
-            return
+            return None
         if world.unlucky(world.trouble.task):
             self._fail(self.session, number, FailureKind.RUNTIME, "it went wrong")
-            return
+            return None
         carried = Luggage(travel, luggage.first + len(leg.steps), luggage.compute + took)
         if not leg.device:
-            world.later(world.delay(), lambda: world.take_results(self, carried))
-            return
+            return carried
         if world.unlucky(world.trouble.push):
             if world.chance.random() < 0.5:  # else nobody says that it is lost
                 self._fail(self.session, number, FailureKind.UNREACHABLE, "the link broke")
-            return
+            return None
         other = world.agents[leg.device]
         for _ in range(2 if world.unlucky(world.trouble.repeat) else 1):
             world.later(world.delay(), lambda: other.arrive_item(leg.next_ticket, carried))
+        return None
 
-    def finish_item(self, luggage: Luggage) -> None:
+    def finish_items(self, arrived: list[Luggage]) -> None:
         """The coordinator has the results."""
         self.world.feed(
-            ItemTravelled(
+            ItemsTravelled(
                 at=Nanoseconds(0),
-                instruction=luggage.travel.instruction,
-                compute=tuple(map(Nanoseconds, luggage.compute)),
+                instructions=tuple(each.travel.instruction for each in arrived),
+                compute=tuple(map(Nanoseconds, arrived[0].compute)),
             )
         )

@@ -22,7 +22,7 @@ from shoal_coordinator.dispatch.events import (
     FailureKind,
     InstructionFailed,
     ItemsArrived,
-    ItemStored,
+    ItemsStored,
     JobCancelled,
     JobSpec,
     JobSubmitted,
@@ -234,16 +234,21 @@ class World:
         luggage = Luggage(travel, 0, ())
         self.later(self.delay(), lambda: where.arrive_item(ticket(travel.route, 0), luggage))
 
-    def take_results(self, sender: ItemLink, luggage: Luggage) -> None:
-        """The results of an item that has travelled arrive."""
-        travel = self.travels.pop(luggage.travel.instruction, None)
-        if travel is None or not sender.connected:
+    def take_results(self, sender: ItemLink, results: list[Luggage]) -> None:
+        """The results of items that have travelled arrive."""
+        if not sender.connected:
             return
-        self.arrived += 1
-        stages = self.specs[travel.job].stages
-        wanted = {index for index, stage in enumerate(stages) if stage.gives_results}
-        self._results[travel.job, travel.epoch, travel.item] = wanted
-        sender.finish_item(luggage)
+        arrived = [
+            each for each in results if self.travels.pop(each.travel.instruction, None) is not None
+        ]
+        for each in arrived:
+            travel = each.travel
+            stages = self.specs[travel.job].stages
+            wanted = {index for index, stage in enumerate(stages) if stage.gives_results}
+            self._results[travel.job, travel.epoch, travel.item] = wanted
+        self.arrived += len(arrived)
+        if arrived:
+            sender.finish_items(arrived)
 
     def _check_homes(self, load: give.Load) -> None:
         """What is only held is loaded on its homes."""
@@ -273,7 +278,7 @@ class World:
         def stored() -> None:
             if failure is None:
                 self._ends[job, item] = "stored"
-            self.feed(ItemStored(at=Nanoseconds(0), job=job, item=item, failure=failure))
+            self.feed(ItemsStored(at=Nanoseconds(0), job=job, items=(item,), failure=failure))
 
         self.later(self.delay(), stored)
 

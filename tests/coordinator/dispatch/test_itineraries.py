@@ -1,5 +1,6 @@
 """Items of light jobs: when they travel, and what becomes of them when something goes wrong."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from coordinator.dispatch.driving import MILLISECOND, Table, brief, chain, job, only, some
@@ -7,7 +8,7 @@ from shoal_coordinator.dispatch.events import (
     Failure,
     FailureKind,
     InstructionFailed,
-    ItemTravelled,
+    ItemsTravelled,
     JobCancelled,
     JobSpec,
     LegPlanned,
@@ -61,15 +62,33 @@ def opened(table: Table, spec: JobSpec) -> list[Instruction]:
 
 
 def come(table: Table, travel: Travel) -> list[Instruction]:
-    compute = tuple(Nanoseconds(MILLISECOND) for _ in travel.devices)
-    number = travel.instruction
-    return table.feed(ItemTravelled(at=table.at(), instruction=number, compute=compute))
+    return come_together(table, [travel])
+
+
+def come_together(table: Table, travels: Sequence[Travel]) -> list[Instruction]:
+    compute = tuple(Nanoseconds(MILLISECOND) for _ in travels[0].devices)
+    numbers = tuple(each.instruction for each in travels)
+    return table.feed(ItemsTravelled(at=table.at(), instructions=numbers, compute=compute))
 
 
 def failed(table: Table, travel: Travel, kind: FailureKind) -> list[Instruction]:
     failure = Failure(kind=kind, message="it went wrong")
     number = travel.instruction
     return table.feed(InstructionFailed(at=table.at(), instruction=number, failure=failure))
+
+
+def test_items_that_come_through_together_are_finished_and_followed_together() -> None:
+    table = joined()
+    travels = some(opened(table, light(80)), Travel)
+    void = replace(travels[0], instruction=1 << 40)
+    given = come_together(table, [*travels, void, travels[0]])
+    assert {each.item for each in some(given, FinishItem)} == {each.item for each in travels}
+    assert len(some(given, FinishItem)) == len(travels)
+    assert some(given, Travel), "the next take their place"
+    (only_job,) = table.state.jobs.values()
+    for queue in only_job.queues:
+        assert queue.times.total == queue.finished
+        assert (queue.passed, queue.running) == (len(travels), len(some(given, Travel)))
 
 
 def test_items_travel_once_every_stage_has_run_and_every_leg_is_planned() -> None:

@@ -10,7 +10,7 @@ from shoal_coordinator.dispatch.events import (
     Failure,
     FailureKind,
     ItemsArrived,
-    ItemStored,
+    ItemsStored,
     JobCancelled,
     JobSpec,
     JobSubmitted,
@@ -99,7 +99,7 @@ def test_a_result_that_cannot_be_written_fails_its_item_and_not_the_job() -> Non
     first, second = table.all(Execute)
     finish = only(table.answer(first), FinishItem)
     failure = Failure(kind=FailureKind.OUTPUT, message="no space left")
-    given = table.feed(ItemStored(at=table.at(), job="job", item=finish.item, failure=failure))
+    given = table.feed(ItemsStored(at=table.at(), job="job", items=(finish.item,), failure=failure))
     assert only(given, FailItem).failure == failure
     table.play([second])
     ended = table.state.ended["job"]

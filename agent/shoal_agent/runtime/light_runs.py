@@ -1,0 +1,52 @@
+"""Runs of light fragments on several items, one after the other in one turn of the event loop.
+
+A light fragment takes next to no time, so that what is done around a run costs more than the run
+itself. Here it is done once for all of them: clocks, meters and the ledger.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+
+from shoal_agent.memory.residency import Ledger, short
+from shoal_agent.runtime.failures import NotResident
+from shoal_agent.runtime.opening import Opening
+from shoal_agent.runtime.processor import Processor
+from shoal_agent.runtime.results import RunResult
+from shoal_protocol.tensors import Array
+
+
+class LightRuns:
+    """Those of one agent's fragments; for the event loop's thread."""
+
+    def __init__(
+        self, ledger: Ledger, processor: Processor, opening: Opening, measured: Set[str]
+    ) -> None:
+        """`measured` are the fragments of which it is known what they take."""
+        self._ledger = ledger
+        self._processor = processor
+        self._opening = opening
+        self._measured = measured
+
+    def is_light(self, digest: str) -> bool:
+        """Whether a fragment takes next to no time, and memory that is known and does not grow with
+        the items: rows of a table gather from one to the next."""
+        if digest not in self._measured or not self._opening.is_known(digest):
+            return False
+        return self._processor.light_bytes(digest) >= 0
+
+    def run(self, digest: str, items: Sequence[Mapping[str, Array]]) -> list[RunResult] | None:
+        """What a light fragment gives for each of the items; None: `Fragments.run` is for them.
+        Raises as that does, and then that may be due to any of them."""
+        if digest not in self._ledger.resident:
+            raise NotResident(f"{short(digest)} is not resident")
+        trial, most = self._opening.trial_of(digest), self._processor.light_bytes(digest)
+        if trial is not None:
+            most = min(most, trial.input_bytes)
+        if not self.is_light(digest):
+            return None
+        for tensors in items:
+            if sum([each.nbytes for each in tensors.values()]) > most:
+                return None
+        results = self._processor.run_in_passing(digest, items, self._ledger.budget)
+        for result in results or ():
+            self._ledger.note_run(digest, result.compute_seconds)
+        return results

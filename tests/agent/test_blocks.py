@@ -34,7 +34,7 @@ from shoal_agent.runtime.mapped_pages import (
     populate,
 )
 from shoal_agent.runtime.onnx_runtime import Runtime
-from shoal_agent.runtime.prepared import Opened, PreparedModel
+from shoal_agent.runtime.prepared import NOTHING_PREPARED, Opened, PreparedModel
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_protocol.blocks import Block
 from shoal_protocol.manifest import FragmentDamaged
@@ -92,6 +92,35 @@ def test_blocks_compute_what_the_whole_does_and_keep_what_they_were_granted(
         # left than would keep another block.
         assert min(beyond_least, 7 * MIB) - MIB < kept <= beyond_least + MIB
         assert own == 0
+
+
+@pytest.mark.parametrize("emptied", [(), (0, 2)])
+def test_where_the_arena_is_emptied_weights_have_the_place_of_activations(
+    tmp_path: Path, emptied: tuple[int, ...]
+) -> None:
+    meter = MemoryMeter()
+    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
+    # First 20 MiB of activations and 8 of weights, then 3 and 17: 26 or 40 in all, measured.
+    made = write_fragment(
+        tmp_path,
+        dense_model([64, 16384, 64, 2048, 2048]),
+        64 * MIB,
+        InBlocks(4, emptied=emptied),
+        largest={"x": (160, 64)},
+    )
+    x = {"x": np.random.default_rng(0).standard_normal((160, 64), dtype=np.float32)}
+    runtime.open("whole", made.folder)
+    whole = runtime.run("whole", x, Stopper()).outputs["y"]
+    runtime.close("whole")
+    meter.settle()
+    # Of the arena 16 MiB are held back in the trial: they must not keep it from being emptied.
+    limit = 48 * MIB
+    _, tried = runtime.open_and_try("f", made.folder, made.least_bytes, NOTHING_PREPARED, limit)
+    assert tried.taken_bytes is not None
+    assert not tried.stopped
+    assert (tried.taken_bytes < 33 * MIB) == bool(emptied)
+    for _ in range(2):
+        assert np.array_equal(runtime.run("f", x, Stopper()).outputs["y"], whole)
 
 
 def test_after_each_run_nothing_is_resident_where_nothing_may_be_kept(

@@ -123,6 +123,27 @@ def test_where_the_arena_is_emptied_weights_have_the_place_of_activations(
         assert np.array_equal(runtime.run("f", x, Stopper()).outputs["y"], whole)
 
 
+def advised(folder: Path) -> set[bool]:
+    """Of the mappings of a fragment's weights, whether they are read in huge pages."""
+    text = Path("/proc/self/smaps").read_text()
+    flags = re.findall(rf"{folder}/weights\.bin\n(?:[A-Z].*\n)*?VmFlags: (.*)\n", text)
+    return {" hg" in each for each in flags}
+
+
+def test_huge_pages_are_read_ahead_only_where_there_is_room_for_them(tmp_path: Path) -> None:
+    made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
+    least, meter = made.least_bytes, MemoryMeter()
+    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
+    meter.settle()
+    runtime.open("f", made.folder, least)
+    assert advised(made.folder) == {True}
+    runtime.close("f")
+    taken = np.ones(60 * MIB - least, np.uint8)
+    runtime.open("f", made.folder, least)
+    assert advised(made.folder) == {False}
+    del taken
+
+
 def test_after_each_run_nothing_is_resident_where_nothing_may_be_kept(
     runtime: Runtime, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ from shoal_agent.runtime.failures import (
 )
 from shoal_agent.runtime.inputs import InputSpec, input_spec
 from shoal_agent.runtime.mapped_pages import (
+    READ_AHEAD_BYTES,
     PageRange,
     added,
     are_cold,
@@ -82,7 +83,8 @@ class GrantTooSmall(RuntimeFailed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """The blocks of a fragment in a folder; `resident_bytes` is what it takes as a whole."""
+    """The blocks of a fragment in a folder; `resident_bytes` is what it takes as a whole,
+    `spare_bytes` what the device has free beyond its grant."""
 
     folder: Path
     resident_bytes: int
@@ -90,6 +92,7 @@ class Blocks:
     blocks: tuple[Block, ...]
     joins: tuple[Join, ...] = ()
     prepared: tuple[PreparedModel, ...] = ()
+    spare_bytes: int = 0
 
     @property
     def least_bytes(self) -> int:
@@ -241,7 +244,7 @@ class BlockFragment:
             if size_of(block.weights) > described.weight_bytes * 9 // 8 + _UNREAD_BYTES
         }
         for index, block in enumerate(self._open):
-            if index not in self._rows:
+            if index not in self._rows and source.spare_bytes >= READ_AHEAD_BYTES:
                 cache_in_huge_pages(block.weights)
         self._prefetcher = ThreadPoolExecutor(1, "prefetch")
         self._prefetches: dict[int, Future[None]] = {}

@@ -19,7 +19,6 @@ How the weights stay off the heap (measured for ONNX Runtime 1.31):
 - No memory patterns: they allocate the second run's activations as one block, beside the first's.
 
 Sessions are opened, run and destroyed in one thread; the interpreter's lock is released meanwhile.
-Memory is back when `close` returns.
 """
 
 import gc
@@ -198,15 +197,16 @@ class Runtime:
     ) -> OpenFragment:
         most_bytes = 0 if blocks is None else blocks.resident_bytes
         open_session = partial(self._session, in_order=runs_in_order(folder))
+        spare = self._limit_bytes - (granted_bytes or 0)
         if blocks is not None and granted_bytes is not None and granted_bytes < most_bytes:
             if prepared.blocks is not None:
                 blocks = blocks.with_prepared(prepared.blocks, granted_bytes)
+            blocks = replace(blocks, spare_bytes=spare - self._meter.used_bytes())
             blocks, threads = blocks.with_threads(self.threads, granted_bytes)
             sessions = partial(open_session, threads=threads)
             return BlockFragment(blocks, granted_bytes, sessions, self.shrink)
         weights, model = weight_files(folder), prepared.whole
         size = sum(each.stat().st_size for each in weights)
-        spare = self._limit_bytes - (granted_bytes or 0)
         recipe = None if model is None else model.recipe_for_whole(size, granted_bytes, spare)
         if model is None or recipe is None:
             return WholeFragment(open_session(str(folder / MODEL)), weights, size, prepared=False)

@@ -162,10 +162,14 @@ def block_costs(
     of. Those that are alive when it is emptied are moved, and there twice for a moment.
     """
     fixed = _fixed_bytes(layout)
+    touched = list(_replayed(layout, pieces, emptied))
+    if emptied:  # a device with more room keeps it: the neediest block counts for all then
+        neediest = touched.index(max(touched))
+        touched[neediest] = max(touched[neediest], *_replayed(layout, pieces, ()))
     costs = []
-    for piece, touched in zip(pieces, _replayed(layout, pieces, emptied), strict=True):
+    for piece, bytes_touched in zip(pieces, touched, strict=True):
         (cost,) = _blocks_from(layout, (piece.segment.start, piece.segment.end), 0, 0)
-        costs.append(replace(cost, working_bytes=fixed + arena_bytes(touched)))
+        costs.append(replace(cost, working_bytes=fixed + arena_bytes(bytes_touched)))
     return costs
 
 
@@ -270,9 +274,9 @@ def least_by_number_emptied(table: Table) -> dict[int, list[BlockCost]]:
 
 
 def emptied(chain: Sequence[BlockCost]) -> frozenset[int]:
-    """Before which blocks to empty the arena, as few as take hardly more than all would: before
-    the first, and wherever what earlier blocks have left in it would be too much."""
-    enough = max(map(_both, chain)) * (NEAR + 1) // NEAR
+    """Before which blocks to empty the arena, so few that it takes one part in `CLOSE` more than
+    before all: before the first, and wherever what earlier blocks have left would be too much."""
+    enough = max(map(_both, chain)) * (CLOSE + 1) // CLOSE
     found, working = {0}, 0
     for index, block in enumerate(chain):
         working = max(working, block.working_bytes)

@@ -24,7 +24,8 @@ class Block:
     is open: the session, and the weights inside the model. `weight_bytes` are the weights that it
     reads of `weights.bin`. `working_bytes` is what there is besides while it runs: activations,
     and the tensors for later blocks that only pass it by. `empties_arena`: before it runs, those
-    tensors are moved out of the arena of activations, and the arena is given back.
+    tensors are moved out of the arena of activations, and the arena is given back, on a device that
+    has no room for it all.
     """
 
     model_offset: int

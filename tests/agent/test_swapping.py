@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_agent.memory.swapping import HUGE_PAGE_BYTES, SwapPlan, plan_swapping
+from shoal_agent.memory.swapping import HUGE_PAGE_BYTES, SwapPlan, as_granted, plan_swapping
 from shoal_protocol.blocks import Block, arena_beside, least_bytes
 
 
@@ -83,6 +83,13 @@ def test_an_emptied_arena_leaves_room_where_the_weights_are() -> None:
     plan = plan_swapping(blocks, 18 * PAGE)
     kept = (PAGE, 7 * PAGE, PAGE)
     assert plan == SwapPlan(kept_bytes=kept, peak_bytes=18 * PAGE, prefetches=False)
+
+
+def test_the_arena_is_kept_where_the_grant_has_room_for_it() -> None:
+    blocks = [block(1, working=9, empties=True), block(8, working=2, empties=True)]
+    assert least_bytes(blocks) == 10
+    assert as_granted(blocks, 16) == blocks
+    assert as_granted(blocks, 17) == [block(1, working=9), block(8, working=2)]
 
 
 def streamed(blocks: Sequence[Block], plan: SwapPlan) -> list[int]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from random_profiles import chain, profiles
 from shoal_planner.blocks import (
     BLOCK_NODE_BYTES,
+    CLOSE,
     LEAST_POSITIONS,
     MOST_BLOCKS,
     NEAR,
@@ -184,7 +185,7 @@ def test_no_cut_needs_less_where_the_arena_is_emptied_before_each_block(profile:
         places, working = emptied(chain_found), 0
         for index, block in enumerate(chain_found):
             working = max(0 if index in places else working, block.working_bytes)
-            assert (working + block.weight_bytes) * NEAR <= enough * (NEAR + 1)
+            assert (working + block.weight_bytes) * CLOSE <= enough * (CLOSE + 1)
 
 
 def test_no_cut_is_before_what_works_in_place() -> None:

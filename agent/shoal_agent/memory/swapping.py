@@ -27,7 +27,7 @@ rows of further items would gather beside them.
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal_agent.memory.allocation import Point
@@ -92,6 +92,12 @@ def plan_swapping(
     return SwapPlan(kept_bytes=tuple(kept), peak_bytes=granted_bytes - unused, prefetches=prefetch)
 
 
+def as_granted(blocks: Sequence[Block], granted_bytes: int) -> Sequence[Block]:
+    """The blocks with an arena that is kept, which saves time, if the grant has room for it."""
+    kept = [replace(block, empties_arena=False) for block in blocks]
+    return blocks if least_bytes(kept) > granted_bytes else kept
+
+
 def grant_curve(blocks: Sequence[Block], resident_bytes: int) -> tuple[Point, ...]:
     """What a fragment streams for an item at several grants, the last of it all in one.
 
@@ -103,7 +109,7 @@ def grant_curve(blocks: Sequence[Block], resident_bytes: int) -> tuple[Point, ..
     points: list[Point] = []
     for step in range(_POINTS):
         granted = least + (most - least) * step // (_POINTS - 1)
-        plan = plan_swapping(blocks, granted)
+        plan = plan_swapping(as_granted(blocks, granted), granted)
         assert plan is not None, "it is at least the least that it needs"
         streamed = weights - sum(plan.kept_bytes)
         if granted < resident_bytes and (not points or weights + streamed < points[-1].cost):

@@ -6,7 +6,8 @@ that block's, and stay its own while it is open. Their pages come into memory wh
 them, and when it has run, those that `memory.swapping` does not keep are dropped.
 
 Values pass from block to block inside the runtime, without copies, and go after their last use.
-Before a block that empties the arena, they are moved out of it, so that nothing is left in it.
+Before a block that empties the arena, they are moved out of it, so that nothing is left in it. That
+takes time, so it is done within grants only that have no room for an arena that is kept.
 
 Where weights would come from the disk and not from the page cache, the next block's are read in a
 thread while one runs. From the page cache that gains nothing, and costs what could be kept.
@@ -25,7 +26,7 @@ from typing import Final
 
 import onnxruntime
 
-from shoal_agent.memory.swapping import SwapPlan, plan_swapping
+from shoal_agent.memory.swapping import SwapPlan, as_granted, plan_swapping
 from shoal_agent.runtime.destinations import destinations
 from shoal_agent.runtime.failures import (
     OutOfBudget,
@@ -261,7 +262,8 @@ class BlockFragment:
     def grant(self, granted_bytes: int) -> None:
         """Run within so many bytes from now on. Raises `GrantTooSmall`."""
         self._source.check(granted_bytes)
-        blocks = self._source.blocks
+        blocks = as_granted(self._source.blocks, granted_bytes)
+        self._empties = [each.empties_arena for each in blocks]
         warm = plan_swapping(blocks, granted_bytes, rows=self._rows)
         cold = plan_swapping(blocks, granted_bytes, rows=self._rows, prefetch=True)
         assert warm is not None, "the least that it needs was granted"
@@ -283,7 +285,7 @@ class BlockFragment:
         joined: dict[str, Array] = {}
         try:
             for index, block in enumerate(self._open):
-                if self._source.blocks[index].empties_arena:
+                if self._empties[index]:
                     move_out(values, feed.keys() | placed.keys())
                     self._empty_arena()
                 if adopted.plan.prefetches:

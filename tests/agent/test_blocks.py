@@ -34,7 +34,7 @@ from shoal_agent.runtime.mapped_pages import (
     populate,
 )
 from shoal_agent.runtime.onnx_runtime import Runtime
-from shoal_agent.runtime.prepared import NOTHING_PREPARED, Opened, PreparedModel
+from shoal_agent.runtime.prepared import Opened, PreparedModel
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_protocol.blocks import Block
 from shoal_protocol.manifest import FragmentDamaged
@@ -92,57 +92,6 @@ def test_blocks_compute_what_the_whole_does_and_keep_what_they_were_granted(
         # left than would keep another block.
         assert min(beyond_least, 7 * MIB) - MIB < kept <= beyond_least + MIB
         assert own == 0
-
-
-@pytest.mark.parametrize(("emptied", "beyond_least"), [((), 0), ((0, 2), 0), ((0, 2), 2 * MIB)])
-def test_where_the_arena_is_emptied_weights_have_the_place_of_activations(
-    tmp_path: Path, emptied: tuple[int, ...], beyond_least: int
-) -> None:
-    meter = MemoryMeter()
-    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
-    # First 20 MiB of activations and 8 of weights, then 3 and 17: 26 or 40 in all, measured.
-    made = write_fragment(
-        tmp_path,
-        dense_model([64, 16384, 64, 2048, 2048]),
-        64 * MIB,
-        InBlocks(4, emptied=emptied),
-        largest={"x": (160, 64)},
-    )
-    x = {"x": np.random.default_rng(0).standard_normal((160, 64), dtype=np.float32)}
-    runtime.open("whole", made.folder)
-    whole = runtime.run("whole", x, Stopper()).outputs["y"]
-    runtime.close("whole")
-    meter.settle()
-    # Of the arena 16 MiB are held back in the trial: they must not keep it from being emptied.
-    limit, granted = 48 * MIB, made.least_bytes + beyond_least
-    _, tried = runtime.open_and_try("f", made.folder, granted, NOTHING_PREPARED, limit)
-    assert tried.taken_bytes is not None
-    assert not tried.stopped
-    # Within a larger grant there is said to be room for an arena that is kept.
-    assert (tried.taken_bytes < 33 * MIB) == (bool(emptied) and not beyond_least)
-    for _ in range(2):
-        assert np.array_equal(runtime.run("f", x, Stopper()).outputs["y"], whole)
-
-
-def advised(folder: Path) -> set[bool]:
-    """Of the mappings of a fragment's weights, whether they are read in huge pages."""
-    text = Path("/proc/self/smaps").read_text()
-    flags = re.findall(rf"{folder}/weights\.bin\n(?:[A-Z].*\n)*?VmFlags: (.*)\n", text)
-    return {" hg" in each for each in flags}
-
-
-def test_huge_pages_are_read_ahead_only_where_there_is_room_for_them(tmp_path: Path) -> None:
-    made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
-    least, meter = made.least_bytes, MemoryMeter()
-    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
-    meter.settle()
-    runtime.open("f", made.folder, least)
-    assert advised(made.folder) == {True}
-    runtime.close("f")
-    taken = np.ones(60 * MIB - least, np.uint8)
-    runtime.open("f", made.folder, least)
-    assert advised(made.folder) == {False}
-    del taken
 
 
 def test_after_each_run_nothing_is_resident_where_nothing_may_be_kept(

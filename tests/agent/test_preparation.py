@@ -31,7 +31,6 @@ from agent.scripted_coordinator import ScriptedCoordinator
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.memory.residency import Ledger
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
-from shoal_agent.runtime import prepared as prepared_forms
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.preparation import WORTH_BYTES, CrashedAtLoad, Preparation
@@ -111,17 +110,6 @@ def mapped_bytes(made: MadeFragment, under: str) -> tuple[int, int] | None:
 
 
 # ---- what it is for ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("free", "huge"), [(8 * MIB, True), (8 * MIB - 1, False)])
-async def test_what_was_prepared_is_read_in_huge_pages_where_there_is_room_for_them(
-    tmp_path: Path, dense: MadeFragment, monkeypatch: pytest.MonkeyPatch, free: int, huge: bool
-) -> None:
-    assert await Bench(tmp_path).prepare(dense) is not None
-    read: list[Path] = []
-    monkeypatch.setattr(prepared_forms, "read_in_huge_pages", read.append)
-    assert await Bench(tmp_path, Bytes(free)).prepare(dense) is not None
-    assert bool(read) == huge
 
 
 @pytest.mark.parametrize("family", FAMILIES)

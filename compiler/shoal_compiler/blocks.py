@@ -45,9 +45,9 @@ def make_blocks(
     if any(spec.dtype == "string" for spec in (*whole.inputs, *whole.outputs)):
         return Blocks()  # values between blocks are the runtime's own, which it makes of no text
     own = as_model(graph, profile, piece, whole, places)
-    cuts = choose_blocks(own.layout)
-    blocks = own.blocks(cuts) if cuts else Blocks()
-    if not cuts or least_bytes(blocks.blocks) * GAIN > segment.resident_bytes * (GAIN - 1):
+    chosen = choose_blocks(own.layout)
+    blocks = own.blocks(chosen.cuts, chosen.emptied) if chosen.cuts else Blocks()
+    if not chosen.cuts or least_bytes(blocks.blocks) * GAIN > segment.resident_bytes * (GAIN - 1):
         return Blocks()
     return blocks
 
@@ -61,11 +61,13 @@ class FragmentModel:
     places: Mapping[str, Place]
     joins: tuple[Join, ...] = ()
 
-    def blocks(self, cuts: tuple[int, ...]) -> Blocks:
-        """The blocks that cuts of the fragment's own profile make."""
+    def blocks(self, cuts: tuple[int, ...], emptied: frozenset[int] = frozenset()) -> Blocks:
+        """The blocks that cuts of the fragment's own profile make; `emptied` are those before which
+        the arena is emptied."""
         blocks, content = [], bytearray()
         pieces = self.layout.pieces(cuts)
-        for part, cost in zip(pieces, block_costs(self.layout, pieces), strict=True):
+        costs = block_costs(self.layout, pieces, emptied)
+        for index, (part, cost) in enumerate(zip(pieces, costs, strict=True)):
             model = make_model(self.graph, self.layout.profile, part, self.places).model
             skeleton = model.SerializeToString(deterministic=True)
             block = Block(
@@ -76,6 +78,7 @@ class FragmentModel:
                 held_bytes=cost.held_bytes,
                 weight_bytes=cost.weight_bytes,
                 working_bytes=cost.working_bytes,
+                empties_arena=index in emptied,
             )
             blocks.append(block)
             content += skeleton

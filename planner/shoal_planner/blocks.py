@@ -13,12 +13,21 @@ part in `STEP`, so what is found is within that part of the working memory of th
 These are estimates of each block by itself. What blocks leave in the one arena that they share is
 known of a whole cut only (`block_costs`), and decides among the cuts that come close.
 
+In image models the first layers work with the most and the last have the most weights. There the
+arena is emptied on the way, which makes one maximum of two: `max(weights + working)`, of which the
+best chain for each number of blocks is found by dynamic programming at once. To empty it costs
+time, so that is done where it saves one part in `GAIN`, and as seldom as that takes.
+
+A cut before a node that works in the place of the only value it takes (an activation after its
+convolution) is worse than the one behind it: the block after it could not work in place. None is
+tried.
+
 What nodes hold (`BLOCK_NODE_BYTES`) is left out of the choice: together it is the same for every
 cut, but for the few nodes that are made again. Of a long fragment only `MOST_POSITIONS` positions
 are tried.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
@@ -34,6 +43,8 @@ from shoal_planner.segments import (
 )
 
 MOST_BLOCKS: Final = 40
+GAIN: Final = 10
+"""The arena is emptied where that saves one part in so many of the need."""
 NEAR: Final = 40
 """Need within one part in so many of the least is near enough for fewer blocks."""
 CLOSE: Final = 8
@@ -61,6 +72,15 @@ class BlockCost:
     working_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """Positions to cut a fragment's profile at, none where no blocks gain anything, and the indices
+    of the blocks before which the arena is emptied."""
+
+    cuts: tuple[int, ...]
+    emptied: frozenset[int] = frozenset()
+
+
 Table = Sequence[Sequence[BlockCost]]
 """For each start (an index of the positions), the blocks that begin there, by end (an index)."""
 
@@ -71,23 +91,55 @@ _WEIGHT: Final[Callable[[BlockCost], int]] = attrgetter("weight_bytes")
 _WORKING: Final[Callable[[BlockCost], int]] = attrgetter("working_bytes")
 
 
-def choose_blocks(layout: Layout) -> tuple[int, ...]:
-    """The positions to cut a fragment's profile at; (), where no blocks gain anything."""
+def _both(block: BlockCost) -> int:
+    return block.weight_bytes + block.working_bytes
+
+
+def choose_blocks(layout: Layout) -> Blocking:
+    """Where to cut a fragment, and where to empty the arena."""
     nodes = len(layout.profile.nodes)
     tried = max(LEAST_POSITIONS, min(MOST_POSITIONS, MOST_STEPS // max(1, nodes)))
-    positions = (0, *thinned(layout, share(layout.profile), tried), nodes)
-    chains = least_by_number(estimates(layout, positions))
-    close = min(map(need_bytes, chains.values())) * (CLOSE + 1) // CLOSE
-    cuts = {
-        number: tuple(positions[each.end] for each in chain[:-1])
-        for number, chain in chains.items()
-        if need_bytes(chain) <= close
-    }
-    needs = {
-        number: need_bytes(block_costs(layout, layout.pieces(found)))
-        for number, found in cuts.items()
-    }
-    return cuts[fewest_near_least(needs)]
+    thin = thinned(layout, share(layout.profile), tried)
+    positions = (0, *sorted({_behind_in_place(layout, each) for each in thin}), nodes)
+    table = estimates(layout, positions)
+    one = [(chain, frozenset[int]()) for chain in least_by_number(table).values()]
+    several = [(chain, emptied(chain)) for chain in least_by_number_emptied(table).values()]
+    need, blocking = _best(layout, positions, one)
+    least, other = _best(layout, positions, several)
+    return other if least * GAIN <= need * (GAIN - 1) else blocking
+
+
+def _behind_in_place(layout: Layout, position: int) -> int:
+    """The position, or the one behind nodes there that work in the place of the only value they
+    take, which the node before has made and nobody else needs."""
+    nodes, legal = layout.profile.nodes, frozenset(layout.legal)
+    while position + 1 in legal:
+        node, before = nodes[position], nodes[position - 1]
+        if not node.in_place or node.weights or node.inputs != before.outputs:
+            break
+        if layout.last_uses.get(node.inputs[0]) != position:
+            break
+        position += 1
+    return position
+
+
+def _best(
+    layout: Layout,
+    positions: Sequence[int],
+    options: Sequence[tuple[Sequence[BlockCost], frozenset[int]]],
+) -> tuple[int, Blocking]:
+    """What the fewest blocks need that come near the least, by the replay, and how they are."""
+    estimated = [need_bytes(chain, emptied=bool(places)) for chain, places in options]
+    close = min(estimated) * (CLOSE + 1) // CLOSE
+    needs, found = dict[int, int](), dict[int, Blocking]()
+    for (chain, places), estimate in zip(options, estimated, strict=True):
+        if estimate <= close:
+            cuts = tuple(positions[each.end] for each in chain[:-1])
+            costs = block_costs(layout, layout.pieces(cuts), places)
+            needs[len(chain)] = need_bytes(costs, emptied=bool(places))
+            found[len(chain)] = Blocking(cuts, places)
+    number = fewest_near_least(needs)
+    return needs[number], found[number]
 
 
 def estimates(layout: Layout, positions: Sequence[int]) -> Table:
@@ -100,17 +152,24 @@ def estimates(layout: Layout, positions: Sequence[int]) -> Table:
     ]
 
 
-def block_costs(layout: Layout, pieces: Sequence[Piece]) -> list[BlockCost]:
-    """What blocks take, run in order.
+def block_costs(
+    layout: Layout, pieces: Sequence[Piece], emptied: Collection[int] = ()
+) -> list[BlockCost]:
+    """What blocks take, run in order, with an arena that is emptied before some of them.
 
-    Working memory is that of all of them up to each, in the one arena that they share: tensors that
-    outlive their block leave holes, which the estimates for single blocks do not know of.
+    Working memory is that of all of them up to each, since the arena was emptied that they share:
+    tensors that outlive their block leave holes, which the estimates for single blocks do not know
+    of. Those that are alive when it is emptied are moved, and there twice for a moment.
     """
     fixed = _fixed_bytes(layout)
+    touched = list(_replayed(layout, pieces, emptied))
+    if emptied:  # a device with more room keeps it: the neediest block counts for all then
+        neediest = touched.index(max(touched))
+        touched[neediest] = max(touched[neediest], *_replayed(layout, pieces, ()))
     costs = []
-    for piece, touched in zip(pieces, _replayed(layout, pieces), strict=True):
+    for piece, bytes_touched in zip(pieces, touched, strict=True):
         (cost,) = _blocks_from(layout, (piece.segment.start, piece.segment.end), 0, 0)
-        costs.append(replace(cost, working_bytes=fixed + arena_bytes(touched)))
+        costs.append(replace(cost, working_bytes=fixed + arena_bytes(bytes_touched)))
     return costs
 
 
@@ -140,15 +199,17 @@ def _blocks_from(
         )
 
 
-def _replayed(layout: Layout, pieces: Sequence[Piece]) -> Iterator[int]:
-    """How far up the arena was touched once each block has run."""
+def _replayed(layout: Layout, pieces: Sequence[Piece], emptied: Collection[int]) -> Iterator[int]:
+    """How far up the arena was touched once each block has run, with what was moved out of it."""
     profile = layout.profile
     last_taken = {name: index for index, piece in enumerate(pieces) for name in piece.takes}
     results = {each.name for each in profile.outputs} - layout.leaving
-    arena = Arena()
-    given = Tensors(arena)
+    given, moved = Tensors(Arena()), dict[str, int]()
     for index, piece in enumerate(pieces):
-        inside = Tensors(arena)
+        if index in emptied:
+            moved |= {name: size for name, (_, size) in given.held.items()}
+            given = Tensors(Arena())
+        inside = Tensors(given.arena)
         uses = {
             name: position for position in piece.nodes for name in profile.nodes[position].inputs
         }
@@ -169,10 +230,14 @@ def _replayed(layout: Layout, pieces: Sequence[Piece]) -> Iterator[int]:
                 node.workspace_bytes,
             )
         given.held.update(inside.held)
-        for name in list(given.held):
-            if last_taken.get(name, -1) <= index and name not in results:
+        touched = given.arena.total_bytes + sum(moved.values())
+        for name in [*given.held, *moved]:
+            is_spent = last_taken.get(name, -1) <= index and name not in results
+            if is_spent and moved.pop(name, None) is None:
                 given.release(name)
-        yield arena.total_bytes
+        if index + 1 in emptied:
+            touched += sum(size for _, size in given.held.values())
+        yield touched
 
 
 def fewest_near_least(needs: Mapping[int, int]) -> int:
@@ -203,9 +268,31 @@ def least_by_number(table: Table) -> dict[int, list[BlockCost]]:
     return found
 
 
-def need_bytes(chain: Sequence[BlockCost]) -> int:
-    """What is minimised: sessions, the largest weights, the largest working memory."""
-    return len(chain) * SESSION_BYTES + max(map(_WEIGHT, chain)) + max(map(_WORKING, chain))
+def least_by_number_emptied(table: Table) -> dict[int, list[BlockCost]]:
+    """The same where the arena is emptied before each block."""
+    return {number: chain for number, (_, chain) in _by_number(table, _both).items()}
+
+
+def emptied(chain: Sequence[BlockCost]) -> frozenset[int]:
+    """Before which blocks to empty the arena, so few that it takes one part in `CLOSE` more than
+    before all: before the first, and wherever what earlier blocks have left would be too much."""
+    enough = max(map(_both, chain)) * (CLOSE + 1) // CLOSE
+    found, working = {0}, 0
+    for index, block in enumerate(chain):
+        working = max(working, block.working_bytes)
+        if working + block.weight_bytes > enough:
+            found.add(index)
+            working = block.working_bytes
+    return frozenset(found) if len(found) > 1 else frozenset()
+
+
+def need_bytes(chain: Sequence[BlockCost], *, emptied: bool = False) -> int:
+    """What is minimised: sessions, the largest weights, the largest working memory; where the arena
+    is `emptied` on the way, the largest of both together."""
+    sessions = len(chain) * SESSION_BYTES
+    if emptied:
+        return sessions + max(map(_both, chain))
+    return sessions + max(map(_WEIGHT, chain)) + max(map(_WORKING, chain))
 
 
 def _by_number(

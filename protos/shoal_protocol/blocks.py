@@ -13,6 +13,7 @@ from typing import Final
 
 MOST_BLOCKS: Final = 256
 _MOST_BYTES: Final = 2**63 - 1
+_EMPTIES_ARENA: Final = "empties_arena"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,9 @@ class Block:
     `takes` and `gives` are names of tensors. `held_bytes` is memory that it needs for as long as it
     is open: the session, and the weights inside the model. `weight_bytes` are the weights that it
     reads of `weights.bin`. `working_bytes` is what there is besides while it runs: activations,
-    and the tensors for later blocks that only pass it by.
+    and the tensors for later blocks that only pass it by. `empties_arena`: before it runs, those
+    tensors are moved out of the arena of activations, and the arena is given back, on a device that
+    has no room for it all.
     """
 
     model_offset: int
@@ -32,6 +35,7 @@ class Block:
     held_bytes: int
     weight_bytes: int
     working_bytes: int
+    empties_arena: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +51,32 @@ class Join:
 
 
 def least_bytes(blocks: Sequence[Block]) -> int:
-    """The smallest budget in which the blocks run: all open, the weights of one in memory.
-
-    The arena of activations keeps what the neediest block took, so that counts beside any weights.
-    """
+    """The smallest budget in which the blocks run: all open, the weights of one in memory."""
+    pairs = zip(blocks, arena_beside(blocks), strict=True)
     held = sum(block.held_bytes for block in blocks)
-    weights = max(block.weight_bytes for block in blocks)
-    return held + weights + max(block.working_bytes for block in blocks)
+    return held + max(block.weight_bytes + working for block, working in pairs)
+
+
+def arena_beside(blocks: Sequence[Block]) -> tuple[int, ...]:
+    """What there is beside the weights of each block while it runs, over many items.
+
+    The arena of activations keeps what the neediest block took, from one item to the next, so that
+    counts beside any weights; unless it is emptied on the way, and before the first block too: then
+    what counts is what blocks took since.
+    """
+    neediest = max(block.working_bytes for block in blocks)
+    if not blocks[0].empties_arena:
+        return (neediest,) * len(blocks)
+    beside: list[int] = []
+    for block in blocks:
+        before = 0 if block.empties_arena else beside[-1]
+        beside.append(max(before, block.working_bytes))
+    return tuple(beside)
 
 
 def blocks_as_json(blocks: Sequence[Block]) -> list[dict[str, object]]:
     """What a fragment's manifest says of its blocks."""
-    return [asdict(block) for block in blocks]
+    return [_as_json(block) for block in blocks]
 
 
 def blocks_from_json(value: object, blocks_bin_bytes: int) -> tuple[Block, ...]:
@@ -101,6 +119,13 @@ def _join(value: object) -> Join:
     raise ValueError("a join does not name an output, its axis, and parts with their sizes")
 
 
+def _as_json(block: Block) -> dict[str, object]:
+    value = asdict(block)
+    if not block.empties_arena:
+        del value[_EMPTIES_ARENA]
+    return value
+
+
 def _block(index: int, value: object) -> Block:
     if not isinstance(value, Mapping):
         raise ValueError(f"block {index} is not an object")
@@ -112,6 +137,7 @@ def _block(index: int, value: object) -> Block:
         held_bytes=_size(index, value, "held_bytes"),
         weight_bytes=_size(index, value, "weight_bytes"),
         working_bytes=_size(index, value, "working_bytes"),
+        empties_arena=value.get(_EMPTIES_ARENA) is True,
     )
 
 

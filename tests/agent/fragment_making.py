@@ -37,12 +37,14 @@ class MadeFragment:
 @dataclass(frozen=True, slots=True)
 class InBlocks:
     """How a fragment is cut into blocks, and what each is said to need besides its weights; of
-    those it reads at most `read_bytes`."""
+    those it reads at most `read_bytes`. Before those that are `emptied` the arena is; from the last
+    of them on, blocks are said to need nothing besides."""
 
     count: int
     held_bytes: int = 256 << 10
     working_bytes: int = 1 << 20
     read_bytes: int = 1 << 40
+    emptied: tuple[int, ...] = ()
 
 
 def sha256(data: bytes) -> str:
@@ -148,7 +150,8 @@ def pack_blocks(
 ) -> tuple[list[Block], bytes]:
     """The blocks of a model, and the content of blocks.bin."""
     described, packed = [], bytearray()
-    for piece in cut(model, blocks.count):
+    last = max(blocks.emptied, default=blocks.count)
+    for index, piece in enumerate(cut(model, blocks.count)):
         used = [initializers.get(tensor.name, {"bytes": 0}) for tensor in piece.graph.initializer]
         content = externalised(piece, initializers)
         described.append(
@@ -162,7 +165,8 @@ def pack_blocks(
                     sum(-(-each["bytes"] // ALIGNMENT) * ALIGNMENT for each in used),
                     blocks.read_bytes,
                 ),
-                working_bytes=blocks.working_bytes,
+                working_bytes=0 if index >= last else blocks.working_bytes,
+                empties_arena=index in blocks.emptied,
             )
         )
         packed.extend(content)

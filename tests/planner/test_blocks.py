@@ -9,18 +9,22 @@ from hypothesis import strategies as st
 from random_profiles import chain, profiles
 from shoal_planner.blocks import (
     BLOCK_NODE_BYTES,
+    CLOSE,
     LEAST_POSITIONS,
     MOST_BLOCKS,
     NEAR,
     SESSION_BYTES,
     STEP,
     BlockCost,
+    Blocking,
     Table,
     block_costs,
     choose_blocks,
+    emptied,
     estimates,
     fewest_near_least,
     least_by_number,
+    least_by_number_emptied,
     need_bytes,
 )
 from shoal_planner.profile import Profile, Role
@@ -41,7 +45,8 @@ def every_chain(table: Table, start: int = 0) -> Iterator[list[BlockCost]]:
 
 
 def costs_of(layout: Layout) -> list[BlockCost]:
-    return block_costs(layout, layout.pieces(choose_blocks(layout)))
+    chosen = choose_blocks(layout)
+    return block_costs(layout, layout.pieces(chosen.cuts), chosen.emptied)
 
 
 @settings(max_examples=150, deadline=None)
@@ -131,7 +136,67 @@ def test_what_blocks_leave_in_the_arena_decides_between_cuts_that_come_close() -
     assert [each.end for each in alone[3]] == [1, 3, 4]
     of_three, of_four = (block_costs(layout, layout.pieces(cuts)) for cuts in ((1, 3), (1, 2, 3)))
     assert need_bytes(of_four) < need_bytes(of_three)
-    assert choose_blocks(layout) == (1, 2, 3)
+    assert choose_blocks(layout) == Blocking((1, 2, 3))
+
+
+def sized(profile: Profile, *sizes: int) -> Profile:
+    """The profile with other sizes of its tensors, in their order."""
+    pairs = zip(profile.tensors.items(), sizes, strict=True)
+    tensors = {name: replace(each, bytes=size) for (name, each), size in pairs}
+    return replace(profile, tensors=tensors)
+
+
+def test_where_first_layers_work_with_much_and_last_ones_weigh_much_the_arena_is_emptied() -> None:
+    profile = chain(0, 0, 0, *[8 * MIB] * 6)
+    layout = Layout(sized(profile, MIB, 12 * MIB, 12 * MIB, *[MIB // 4] * 7))
+    chosen = choose_blocks(layout)
+    costs = block_costs(layout, layout.pieces(chosen.cuts), chosen.emptied)
+    assert min(chosen.emptied) == 0
+    assert len(chosen.emptied) == 2
+    most = max(each.weight_bytes for each in costs) + max(each.working_bytes for each in costs)
+    assert max(each.weight_bytes + each.working_bytes for each in costs) < most * 9 // 10
+
+
+def test_where_each_layer_works_with_as_much_the_arena_is_kept() -> None:
+    assert choose_blocks(Layout(chain(*[8 * MIB] * 6))).emptied == frozenset()
+
+
+def test_what_is_alive_when_the_arena_is_emptied_is_there_twice_and_then_beside_it() -> None:
+    layout = Layout(sized(chain(0, 0, 0), 0, 8 * MIB, MIB, 2 * MIB))
+    first, second = block_costs(layout, layout.pieces((2,)), {0, 1})
+    fixed, tables = FIXED_BYTES + 2 * MIB, REGION_BYTES // 32
+    assert first.working_bytes == fixed + arena_bytes((8 + 1 + 1) * MIB + tables)
+    assert second.working_bytes == fixed + arena_bytes((1 + 2) * MIB + tables)
+
+
+@settings(max_examples=150, deadline=None)
+@given(profile=profiles())
+def test_no_cut_needs_less_where_the_arena_is_emptied_before_each_block(profile: Profile) -> None:
+    layout = Layout(profile)
+    table = estimates(layout, (0, *layout.legal, len(profile.nodes)))
+    found = least_by_number_emptied(table)
+    for number, chain_found in found.items():
+        assert len(chain_found) == number
+        others = (each for each in every_chain(table) if len(each) == number)
+        assert need_bytes(chain_found, emptied=True) == min(
+            need_bytes(each, emptied=True) for each in others
+        )
+        enough = need_bytes(chain_found, emptied=True) - number * SESSION_BYTES
+        places, working = emptied(chain_found), 0
+        for index, block in enumerate(chain_found):
+            working = max(0 if index in places else working, block.working_bytes)
+            assert (working + block.weight_bytes) * CLOSE <= enough * (CLOSE + 1)
+
+
+def test_no_cut_is_before_what_works_in_place() -> None:
+    profile = chain(*[4 * MIB, 0] * 6)
+    nodes = tuple(
+        node if node.parameter_bytes else replace(node, weights=(), in_place=True)
+        for node in profile.nodes
+    )
+    cuts = choose_blocks(Layout(replace(profile, nodes=nodes))).cuts
+    assert cuts
+    assert all(position % 2 == 0 for position in cuts)
 
 
 def test_a_long_fragment_is_cut_nearly_as_well_as_if_every_position_were_tried() -> None:

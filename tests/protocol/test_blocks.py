@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from shoal_protocol.blocks import (
     Block,
     Join,
+    arena_beside,
     blocks_as_json,
     blocks_from_json,
     joins_as_json,
@@ -28,6 +29,7 @@ BLOCKS = st.lists(
         held_bytes=SIZES,
         weight_bytes=SIZES,
         working_bytes=SIZES,
+        empties_arena=st.booleans(),
     ),
     min_size=2,
     max_size=5,
@@ -46,6 +48,36 @@ def test_the_smallest_budget_holds_each_block_while_it_runs(blocks: list[Block])
     assert all(
         held + block.weight_bytes + block.working_bytes <= least_bytes(blocks) for block in blocks
     )
+
+
+def working(*sizes: int, emptied: tuple[int, ...] = ()) -> list[Block]:
+    """Blocks of which only what they work with matters."""
+    return [
+        Block(
+            model_offset=0,
+            model_bytes=0,
+            takes=(),
+            gives=(),
+            held_bytes=0,
+            weight_bytes=0,
+            working_bytes=size,
+            empties_arena=index in emptied,
+        )
+        for index, size in enumerate(sizes)
+    ]
+
+
+def test_what_the_neediest_block_took_stays_unless_the_arena_is_emptied() -> None:
+    assert arena_beside(working(3, 5, 4)) == (5, 5, 5)
+    assert arena_beside(working(3, 5, 4, 1, 2, 1, emptied=(0, 3))) == (3, 5, 5, 1, 2, 2)
+
+
+def test_an_arena_that_keeps_the_last_items_values_counts_for_all_blocks() -> None:
+    assert arena_beside(working(3, 5, 4, emptied=(1,))) == (5, 5, 5)
+
+
+def test_a_manifest_without_emptied_arenas_says_nothing_of_them() -> None:
+    assert all("empties_arena" not in each for each in blocks_as_json(working(1, 2)))
 
 
 @pytest.mark.parametrize(

@@ -27,24 +27,37 @@ class Ballast:
 
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self._session = session
+        self._size_bytes = 0
+        self._held: list[onnxruntime.OrtValue] = []
 
     @contextmanager
     def hold(self, size_bytes: int) -> Iterator[None]:
         """Leave the arena so much less, in whole pages."""
-        size_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        piece = max(_PIECE_BYTES, size_bytes // _MOST_PIECES // mmap.PAGESIZE * mmap.PAGESIZE)
-        held = []
-        try:
-            for start in range(0, size_bytes, piece):
-                size = min(piece, size_bytes - start)
-                held.append(self._make(size))
-                drop([_whole_pages(held[-1].data_ptr(), size)])
-        except Exception:  # noqa: S110 - the runtime's have no common base; it is full then
-            pass
+        self._size_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._take()
         try:
             yield
         finally:
-            held.clear()
+            self._size_bytes = 0
+            self._held.clear()
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Hold nothing for a moment, so that the arena can be emptied."""
+        self._held.clear()
+        yield
+        self._take()
+
+    def _take(self) -> None:
+        size_bytes = self._size_bytes
+        piece = max(_PIECE_BYTES, size_bytes // _MOST_PIECES // mmap.PAGESIZE * mmap.PAGESIZE)
+        try:
+            for start in range(0, size_bytes, piece):
+                size = min(piece, size_bytes - start)
+                self._held.append(self._make(size))
+                drop([_whole_pages(self._held[-1].data_ptr(), size)])
+        except Exception:  # noqa: S110 - the runtime's have no common base; it is full then
+            pass
 
     def _make(self, size_bytes: int) -> onnxruntime.OrtValue:
         count = onnxruntime.OrtValue.ortvalue_from_numpy(np.array([size_bytes // _NUMBER_BYTES]))

@@ -6,6 +6,8 @@ that block's, and stay its own while it is open. Their pages come into memory wh
 them, and when it has run, those that `memory.swapping` does not keep are dropped.
 
 Values pass from block to block inside the runtime, without copies, and go after their last use.
+Before a block that empties the arena, they are moved out of it, so that nothing is left in it. That
+takes time, so it is done within grants only that have no room for an arena that is kept.
 
 Where weights would come from the disk and not from the page cache, the next block's are read in a
 thread while one runs. From the page cache that gains nothing, and costs what could be kept.
@@ -22,20 +24,19 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import onnxruntime
 
-from shoal_agent.memory.swapping import SwapPlan, plan_swapping
+from shoal_agent.memory.swapping import SwapPlan, as_granted, plan_swapping
 from shoal_agent.runtime.destinations import destinations
 from shoal_agent.runtime.failures import (
     OutOfBudget,
     RuntimeFailed,
     Stopper,
     Terminated,
-    failure_of,
 )
 from shoal_agent.runtime.inputs import InputSpec, input_spec
 from shoal_agent.runtime.mapped_pages import (
+    READ_AHEAD_BYTES,
     PageRange,
     added,
     are_cold,
@@ -47,6 +48,7 @@ from shoal_agent.runtime.mapped_pages import (
     size_of,
 )
 from shoal_agent.runtime.mapped_weights import Weights, map_weights
+from shoal_agent.runtime.open_block import OpenBlock, as_value, move_out, put, run_block
 from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, Recipe
 from shoal_protocol.blocks import Block, Join, blocks_from_json, joins_from_json, least_bytes
@@ -82,7 +84,8 @@ class GrantTooSmall(RuntimeFailed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """The blocks of a fragment in a folder; `resident_bytes` is what it takes as a whole."""
+    """The blocks of a fragment in a folder; `resident_bytes` is what it takes as a whole,
+    `spare_bytes` what the device has free beyond its grant."""
 
     folder: Path
     resident_bytes: int
@@ -90,6 +93,7 @@ class Blocks:
     blocks: tuple[Block, ...]
     joins: tuple[Join, ...] = ()
     prepared: tuple[PreparedModel, ...] = ()
+    spare_bytes: int = 0
 
     @property
     def least_bytes(self) -> int:
@@ -212,18 +216,6 @@ def description(folder: Path) -> dict[str, object]:
     return description if isinstance(description, dict) else {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OpenBlock:
-    """`spent` are the values that nothing needs once it has run. The session refers to `mapped`."""
-
-    session: onnxruntime.InferenceSession
-    mapped: Weights
-    takes: tuple[str, ...]
-    gives: tuple[str, ...]
-    spent: tuple[str, ...]
-    weights: tuple[PageRange, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class _Adopted:
     """A plan, and which pages of each block are to be dropped by it."""
@@ -235,9 +227,16 @@ class _Adopted:
 class BlockFragment:
     """All blocks open. Used like a whole fragment, by the same thread."""
 
-    def __init__(self, source: Blocks, granted_bytes: int, open_session: OpenSession) -> None:
+    def __init__(
+        self,
+        source: Blocks,
+        granted_bytes: int,
+        open_session: OpenSession,
+        empty_arena: Callable[[], None],
+    ) -> None:
         """Raises `GrantTooSmall`, `RuntimeFailed`, `OSError`."""
         source.check(granted_bytes)
+        self._empty_arena = empty_arena
         self._source = source
         self._open = tuple(_open_blocks(source, open_session))
         self._rows = {
@@ -246,7 +245,7 @@ class BlockFragment:
             if size_of(block.weights) > described.weight_bytes * 9 // 8 + _UNREAD_BYTES
         }
         for index, block in enumerate(self._open):
-            if index not in self._rows:
+            if index not in self._rows and source.spare_bytes >= READ_AHEAD_BYTES:
                 cache_in_huge_pages(block.weights)
         self._prefetcher = ThreadPoolExecutor(1, "prefetch")
         self._prefetches: dict[int, Future[None]] = {}
@@ -263,7 +262,8 @@ class BlockFragment:
     def grant(self, granted_bytes: int) -> None:
         """Run within so many bytes from now on. Raises `GrantTooSmall`."""
         self._source.check(granted_bytes)
-        blocks = self._source.blocks
+        blocks = as_granted(self._source.blocks, granted_bytes)
+        self._empties = [each.empties_arena for each in blocks]
         warm = plan_swapping(blocks, granted_bytes, rows=self._rows)
         cold = plan_swapping(blocks, granted_bytes, rows=self._rows, prefetch=True)
         assert warm is not None, "the least that it needs was granted"
@@ -285,19 +285,22 @@ class BlockFragment:
         joined: dict[str, Array] = {}
         try:
             for index, block in enumerate(self._open):
+                if self._empties[index]:
+                    move_out(values, feed.keys() | placed.keys())
+                    self._empty_arena()
                 if adopted.plan.prefetches:
                     self._prefetch(index + 1)
                 try:
-                    _run_block(block, values, stopper, placed)
+                    run_block(block, values, stopper, placed)
                 except (Terminated, OutOfBudget):
                     raise
                 except RuntimeFailed:
                     if placed.keys().isdisjoint(block.gives):
                         raise
                     self._places, placed = False, {}
-                    _run_block(block, values, stopper, placed)
+                    run_block(block, values, stopper, placed)
                 for name in self._joins.keys() & set(block.gives):
-                    _put(values.pop(name).numpy(), name, self._joins[name], joined)
+                    put(values.pop(name).numpy(), name, self._joins[name], joined)
                 self._drop(index, adopted)
         except RuntimeFailed:
             self._follow(adopted)
@@ -351,13 +354,13 @@ class BlockFragment:
                 self._prefetches[index] = self._prefetcher.submit(populate, weights)
 
 
-def _open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[_OpenBlock]:
+def _open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[OpenBlock]:
     last = {name: index for index, block in enumerate(source.blocks) for name in block.takes}
     results = {*source.outputs, *(name for join in source.joins for name in join.parts)}
     before = mapped_ranges(source.folder)
     for index, (block, session, mapped) in enumerate(source.open_models(open_session)):
         after = mapped_ranges(source.folder)
-        yield _OpenBlock(
+        yield OpenBlock(
             session=session,
             mapped=mapped,
             takes=block.takes,
@@ -372,7 +375,7 @@ def _open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[_OpenBlo
         before = after
 
 
-def _inputs(blocks: Sequence[_OpenBlock]) -> Iterator[InputSpec]:
+def _inputs(blocks: Sequence[OpenBlock]) -> Iterator[InputSpec]:
     """Of the fragment: what blocks take and none gives. Raises `RuntimeFailed`."""
     seen: set[str] = set()
     for block in blocks:
@@ -384,64 +387,3 @@ def _inputs(blocks: Sequence[_OpenBlock]) -> Iterator[InputSpec]:
                     raise RuntimeFailed(f"input {spec.name} is text, which blocks do not take")
                 yield spec
         seen.update(block.gives)
-
-
-def as_value(array: Array) -> onnxruntime.OrtValue:
-    """A view: nothing is copied that is in order already."""
-    return onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
-
-
-def _run_block(
-    block: _OpenBlock,
-    values: dict[str, onnxruntime.OrtValue],
-    stopper: Stopper,
-    placed: Mapping[str, Array],
-) -> None:
-    """Take from the values, and put what it gives there, or where it is `placed`."""
-    if stopper.stopped:
-        raise Terminated("stopped between two of its blocks")
-    taken = {name: values[name] for name in block.takes}
-    try:
-        if placed.keys().isdisjoint(block.gives):
-            made = block.session.run_with_ort_values(block.gives, taken, stopper.options)
-        else:
-            made = _run_bound(block, taken, stopper, placed)
-    except Exception as error:  # the runtime's exceptions have no common base but this
-        raise failure_of(error, stopped=stopper.stopped) from error
-    values.update(zip(block.gives, made, strict=True))
-    for name in block.spent:
-        del values[name]
-
-
-def _put(part: Array, name: str, join: Join, joined: dict[str, Array]) -> None:
-    """Write a part where it belongs in its whole. Raises `RuntimeFailed`."""
-    axis, index = join.axis, join.parts.index(name)
-    if axis >= part.ndim or part.shape[axis] != join.sizes[index]:
-        raise RuntimeFailed(f"{name} has the shape {part.shape}, which is not what was planned")
-    if join.output not in joined:
-        shape = (*part.shape[:axis], sum(join.sizes), *part.shape[axis + 1 :])
-        joined[join.output] = np.empty(shape, part.dtype)
-    start = sum(join.sizes[:index])
-    place = (slice(None),) * axis + (slice(start, start + join.sizes[index]),)
-    try:
-        joined[join.output][place] = part
-    except ValueError as error:  # parts that do not suit each other
-        raise RuntimeFailed(f"{name} cannot be joined: {error}") from error
-
-
-def _run_bound(
-    block: _OpenBlock,
-    taken: Mapping[str, onnxruntime.OrtValue],
-    stopper: Stopper,
-    placed: Mapping[str, Array],
-) -> list[onnxruntime.OrtValue]:
-    binding = block.session.io_binding()
-    for name, value in taken.items():
-        binding.bind_ortvalue_input(name, value)
-    for name in block.gives:
-        if name in placed:
-            binding.bind_ortvalue_output(name, as_value(placed[name]))
-        else:
-            binding.bind_output(name)
-    block.session.run_with_iobinding(binding, stopper.options)
-    return list(binding.get_outputs())

@@ -18,6 +18,9 @@ from typing import Final
 
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
 
+READ_AHEAD_BYTES: Final = 8 << 20
+"""What the kernel may hold for a process that reads a file in huge pages: those that it reads ahead
+cannot be taken back until they have come from the disk. MiniLM was killed for it in 18 MiB."""
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_READ: Final = 22
 _PIECE_BYTES: Final = 1 << 20

@@ -1,7 +1,6 @@
 """Fragments in ONNX Runtime, executed from memory-mapped weights.
 
-How the weights stay off the heap (measured for ONNX Runtime 1.31 on text, language and image
-models):
+How the weights stay off the heap (measured for ONNX Runtime 1.31):
 
 - The session is opened from the *path* of model.onnx, whose weights are external data: the
   runtime maps them and owns the mapping. Weights of a prepared model are mapped in one piece
@@ -14,14 +13,12 @@ models):
   is touched is resident, so that blocks merge again (19 MiB instead of 26 for one that grows by
   what is asked for). Their sizes are those that plans reckon with (`arena_regions`). It is limited
   to the budget: a run that would need more fails instead.
-- A table of which items read rows is reckoned with by rows: when more has gathered in memory, its
-  pages are let go (`drop_weights`).
+- A table is reckoned with by the rows that items read: `drop_weights` lets go of more.
 - A prepared fragment (`preparation`) is opened from the model that was saved for it: what would be
   copied was saved, and is mapped.
 - No memory patterns: they allocate the second run's activations as one block, beside the first's.
 
 Sessions are opened, run and destroyed in one thread; the interpreter's lock is released meanwhile.
-Memory is back when `close` returns.
 """
 
 import gc
@@ -40,7 +37,7 @@ from shoal_agent.memory.residency import short
 from shoal_agent.memory.swapping import grant_curve
 from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.ballast import Ballast
-from shoal_agent.runtime.blocks import BlockFragment, Blocks, as_value, read_blocks, runs_in_order
+from shoal_agent.runtime.blocks import BlockFragment, Blocks, read_blocks, runs_in_order
 from shoal_agent.runtime.failures import (
     Exceeded,
     NotOpen,
@@ -57,6 +54,7 @@ from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of, inp
 from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
 from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
 from shoal_agent.runtime.mapped_weights import Weights
+from shoal_agent.runtime.open_block import as_value
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter, clean_pages, trim
 from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
@@ -200,14 +198,16 @@ class Runtime:
     ) -> OpenFragment:
         most_bytes = 0 if blocks is None else blocks.resident_bytes
         open_session = partial(self._session, in_order=runs_in_order(folder))
+        spare = self._limit_bytes - (granted_bytes or 0)
         if blocks is not None and granted_bytes is not None and granted_bytes < most_bytes:
             if prepared.blocks is not None:
                 blocks = blocks.with_prepared(prepared.blocks, granted_bytes)
+            blocks = replace(blocks, spare_bytes=spare - self._meter.used_bytes())
             blocks, threads = blocks.with_threads(self.threads, granted_bytes)
-            return BlockFragment(blocks, granted_bytes, partial(open_session, threads=threads))
+            sessions = partial(open_session, threads=threads)
+            return BlockFragment(blocks, granted_bytes, sessions, self.shrink)
         weights, model = weight_files(folder), prepared.whole
         size = sum(each.stat().st_size for each in weights)
-        spare = self._limit_bytes - (granted_bytes or 0)
         recipe = None if model is None else model.recipe_for_whole(size, granted_bytes, spare)
         if model is None or recipe is None:
             return WholeFragment(open_session(str(folder / MODEL)), weights, size, prepared=False)
@@ -404,7 +404,8 @@ class Runtime:
         """Give back what neither fragments nor activations hold."""
         options = onnxruntime.RunOptions()
         options.add_run_config_entry(*_SHRINK)
-        self._tiny.run(None, {"count": np.ones(1, np.int64)}, options)
+        with self._ballast.lifted():
+            self._tiny.run(None, {"count": np.ones(1, np.int64)}, options)
         trim()
 
     def _session(

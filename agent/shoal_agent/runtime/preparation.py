@@ -30,6 +30,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +40,7 @@ from shoal_agent.runtime import prepare_child
 from shoal_agent.runtime.blocks import Blocks, read_blocks
 from shoal_agent.runtime.external_data import mapped_bytes
 from shoal_agent.runtime.failures import RuntimeFailed
+from shoal_agent.runtime.mapped_pages import READ_AHEAD_BYTES
 from shoal_agent.runtime.prepared import (
     Prepared,
     PreparedDamaged,
@@ -194,13 +196,13 @@ class Preparation:
             forms.append(await asyncio.to_thread(_in_blocks, fragment, blocks))
         in_blocks = blocks is not None and granted_bytes < blocks.resident_bytes
         needed = forms[-1 if in_blocks else 0]
-        prepared = await asyncio.to_thread(self._find, digest, fragment, forms)
+        prepared = await self._find(digest, fragment, forms)
         if (
             needed.of(prepared) is None
             and self._is_worth_it(needed)
             and await self._made(digest, fragment, needed, granted_bytes)
         ):
-            prepared = await asyncio.to_thread(self._find, digest, fragment, forms)
+            prepared = await self._find(digest, fragment, forms)
         return prepared
 
     def _is_worth_it(self, form: _Form) -> bool:
@@ -265,9 +267,15 @@ class Preparation:
         finally:
             await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
 
-    def _find(self, digest: str, fragment: Path, forms: Sequence[_Form]) -> Prepared:
-        """What is on disk and right."""
-        found = {form.name: self._find_form(digest, fragment, form) for form in forms}
+    async def _find(self, digest: str, fragment: Path, forms: Sequence[_Form]) -> Prepared:
+        """What is on disk and right; it is verified in huge pages where there is room for them."""
+        huge = self._request_move(READ_AHEAD_BYTES)
+        find = partial(self._find_form, digest, fragment, huge_pages=huge)
+        try:
+            found = {form.name: await asyncio.to_thread(find, form) for form in forms}
+        finally:
+            if huge:
+                self._end_move(READ_AHEAD_BYTES)
         whole = found[_WHOLE]
         return Prepared(
             whole=None if whole is None else whole[0],
@@ -275,13 +283,14 @@ class Preparation:
         )
 
     def _find_form(
-        self, digest: str, fragment: Path, form: _Form
+        self, digest: str, fragment: Path, form: _Form, *, huge_pages: bool
     ) -> tuple[PreparedModel, ...] | None:
         """One form; if it is wrong, it is removed."""
         folder = folder_of(fragment, form.name)
         try:
             verified = self._verified.get(folder)
-            models = read_prepared(folder, form.name, len(form.weights), verified)
+            count = len(form.weights)
+            models = read_prepared(folder, form.name, count, verified, huge_pages=huge_pages)
             self._verified[folder] = stamps_of(models)
         except FileNotFoundError:
             if not folder.exists():

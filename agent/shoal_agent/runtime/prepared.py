@@ -145,10 +145,10 @@ def stamps_of(models: Sequence[PreparedModel]) -> Stamps:
 
 
 def read_prepared(
-    folder: Path, form: str, count: int, verified: Stamps | None
+    folder: Path, form: str, count: int, verified: Stamps | None, *, huge_pages: bool
 ) -> tuple[PreparedModel, ...]:
     """The `count` models of a folder. They are verified by their digests, unless their files are
-    the same as when they were verified.
+    the same as when they were verified; read in `huge_pages`, where there is room for those.
 
     Raises `FileNotFoundError` where there is none, `PreparedDamaged`, `OSError`.
     """
@@ -171,8 +171,10 @@ def read_prepared(
     )
     if stamps_of(models) != verified:
         for model in models:
-            read = read_in_small_pages if model.reads_rows else read_in_huge_pages
-            read(model.weights)
+            if model.reads_rows:
+                read_in_small_pages(model.weights)
+            elif huge_pages:
+                read_in_huge_pages(model.weights)
         for each in (path for model in models for path in (model.model, model.weights)):
             digest = described["models"][int(each.parent.name)]["files"][each.name]["sha256"]
             if file_digest(each) != from_hexadecimal(digest):

@@ -1,0 +1,96 @@
+"""One block that is open, and the values that pass to it and from it."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime
+
+from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated, failure_of
+from shoal_agent.runtime.mapped_pages import PageRange
+from shoal_agent.runtime.mapped_weights import Weights
+from shoal_protocol.blocks import Join
+from shoal_protocol.tensors import Array
+
+Values = dict[str, onnxruntime.OrtValue]
+"""By name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenBlock:
+    """`spent` are the values that nothing needs once it has run. The session refers to `mapped`."""
+
+    session: onnxruntime.InferenceSession
+    mapped: Weights
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    spent: tuple[str, ...]
+    weights: tuple[PageRange, ...]
+
+
+def as_value(array: Array) -> onnxruntime.OrtValue:
+    """A view: nothing is copied that is in order already."""
+    return onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
+
+
+def run_block(
+    block: OpenBlock,
+    values: Values,
+    stopper: Stopper,
+    placed: Mapping[str, Array],
+) -> None:
+    """Take from the values, and put what it gives there, or where it is `placed`."""
+    if stopper.stopped:
+        raise Terminated("stopped between two of its blocks")
+    taken = {name: values[name] for name in block.takes}
+    try:
+        if placed.keys().isdisjoint(block.gives):
+            made = block.session.run_with_ort_values(block.gives, taken, stopper.options)
+        else:
+            made = _run_bound(block, taken, stopper, placed)
+    except Exception as error:  # the runtime's exceptions have no common base but this
+        raise failure_of(error, stopped=stopper.stopped) from error
+    values.update(zip(block.gives, made, strict=True))
+    for name in block.spent:
+        del values[name]
+
+
+def move_out(values: Values, own: Collection[str]) -> None:
+    """Have values in memory of this process's own that are in the arena: all but those that are
+    there already. Each leaves the arena when it has been copied."""
+    for name in values.keys() - own:
+        values[name] = as_value(np.array(values[name].numpy()))
+
+
+def put(part: Array, name: str, join: Join, joined: dict[str, Array]) -> None:
+    """Write a part where it belongs in its whole. Raises `RuntimeFailed`."""
+    axis, index = join.axis, join.parts.index(name)
+    if axis >= part.ndim or part.shape[axis] != join.sizes[index]:
+        raise RuntimeFailed(f"{name} has the shape {part.shape}, which is not what was planned")
+    if join.output not in joined:
+        shape = (*part.shape[:axis], sum(join.sizes), *part.shape[axis + 1 :])
+        joined[join.output] = np.empty(shape, part.dtype)
+    start = sum(join.sizes[:index])
+    place = (slice(None),) * axis + (slice(start, start + join.sizes[index]),)
+    try:
+        joined[join.output][place] = part
+    except ValueError as error:  # parts that do not suit each other
+        raise RuntimeFailed(f"{name} cannot be joined: {error}") from error
+
+
+def _run_bound(
+    block: OpenBlock,
+    taken: Mapping[str, onnxruntime.OrtValue],
+    stopper: Stopper,
+    placed: Mapping[str, Array],
+) -> list[onnxruntime.OrtValue]:
+    binding = block.session.io_binding()
+    for name, value in taken.items():
+        binding.bind_ortvalue_input(name, value)
+    for name in block.gives:
+        if name in placed:
+            binding.bind_ortvalue_output(name, as_value(placed[name]))
+        else:
+            binding.bind_output(name)
+    block.session.run_with_iobinding(binding, stopper.options)
+    return list(binding.get_outputs())

@@ -78,7 +78,10 @@ async def test_a_new_session_of_a_device_takes_the_place_of_the_old(world: World
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"protocol": 1}, "speaks protocol 1; this coordinator speaks 4: install the same version"),
+        (
+            {"protocol": 1},
+            f"protocol 1; this coordinator speaks {PROTOCOL}: install the same version",
+        ),
         ({"device": "Pi_4"}, "'Pi_4' is no DNS label"),
         ({"budget_bytes": 0}, "device a has a budget of 0 bytes"),
         ({"cached": [{"digest": "sha256:../x"}]}, "is no digest"),

@@ -210,7 +210,8 @@ class Driver:
     def _perform(self, order: ins.Instruction) -> None:  # noqa: C901, PLR0912 - one for each kind
         match order:  # what there is most of comes first
             case ins.Travel():
-                self._enter(order)
+                self.traces.entered(order)
+                self._travels.enter(order)
             case ins.FinishItem():
                 if (run := self.runs.get(order.job)) is not None:
                     run.finish(order.item, order.attempts)
@@ -289,10 +290,6 @@ class Driver:
             return
         failure = ev.Failure(kind=ev.FailureKind.UNREACHABLE, message="it is relayed")
         self._instruction_failed(order, failure)
-
-    def _enter(self, order: ins.Travel) -> None:
-        self.traces.entered(order)
-        self._travels.enter(order)
 
     def _depart(self) -> None:
         """Send off the items that travel by what was decided."""

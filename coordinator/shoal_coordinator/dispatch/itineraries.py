@@ -9,6 +9,8 @@ every device runs what arrives and sends it on, and the last one answers.
        ^                                      |                            |
        +-- a leg failed, a device left, an item failed or took too long --+  (backoff)
 
+- While a route is planned no item is admitted: the answers take less time than a window of items
+  that run task by task.
 - Nothing is kept of an item on its way: what is lost begins anew, and costs what light stages
   cost. It then runs task by task (`assignment`), and so does an item that has failed: that way
   tells what is to blame, and knows of relays, disks and deadlines. So each item travels once.
@@ -84,14 +86,21 @@ def _legs(route: Route) -> Iterator[tuple[int, int]]:
     yield first, len(route.devices)
 
 
-def planned(planning: Planning, number: int) -> None:
-    """A device has its leg."""
+def planned(state: State, planning: Planning, number: int) -> None:
+    """A device has its leg; with the last one, items begin to travel."""
     planning.route.unanswered.discard(number)
+    state.worklist.stored.append(planning.route.job)
+
+
+def is_planned(job: Job) -> bool:
+    """Whether the legs of a route have not all answered yet."""
+    return job.route is not None and bool(job.route.unanswered)
 
 
 def close(state: State, route: Route) -> None:
     """Items do not travel on this route any more; there may be another after a while."""
     job, limits = route.job, state.limits
+    state.worklist.stored.append(job)
     if job.route is route:
         job.route = None
         delay = min(limits.retry_delay << min(job.route_failures, 16), limits.retry_delay_most)

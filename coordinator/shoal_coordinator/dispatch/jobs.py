@@ -213,6 +213,8 @@ def admit(state: State) -> None:
 def _fill_window(state: State, job: Job) -> None:
     storing = 0 if job.spec.parallelism else min(job.storing, _STORING)
     itineraries.plan(state, job)
+    if itineraries.is_planned(job):
+        return
     route = itineraries.open_route(state, job)
     entering: list[Item] = []
     while len(job.active) - storing < job.window:

@@ -172,8 +172,7 @@ def _apply_answer(state: State, event: ev.Answer) -> None:
         case ev.InstructionFailed(), _:
             _apply_failure(state, pending, event.failure)
         case ev.LegPlanned(), Planning():
-            itineraries.planned(pending, event.instruction)
-            state.worklist.stored.append(pending.route.job)
+            itineraries.planned(state, pending, event.instruction)
         case _:
             raise AssertionError(f"{event} does not answer {pending}")
     state.worklist.freed.append(device)

@@ -103,6 +103,27 @@ def test_items_travel_once_every_stage_has_run_and_every_leg_is_planned() -> Non
     ]
 
 
+def test_nothing_is_admitted_while_a_route_is_planned() -> None:
+    table = joined()
+    opened(table, light(50))
+    table.feed(JobCancelled(at=table.at(), job="job", reason="enough"))
+    given = table.submit(replace(light(50), name="next"))
+    assert some(given, Plan), "every stage has run for the job before"
+    assert not some(given, Execute)
+    assert len(some(planned(table, given), Travel)) == table.state.jobs["next"].window
+
+
+def test_items_run_task_by_task_when_a_leg_cannot_be_planned() -> None:
+    table = joined()
+    opened(table, light(50))
+    table.feed(JobCancelled(at=table.at(), job="job", reason="enough"))
+    plan = some(table.submit(replace(light(50), name="next")), Plan)[0]
+    failure = Failure(kind=FailureKind.UNREACHABLE, message="it is relayed")
+    number = plan.instruction
+    given = table.feed(InstructionFailed(at=table.at(), instruction=number, failure=failure))
+    assert some(given, Execute)
+
+
 def test_an_item_that_has_travelled_is_finished_once() -> None:
     table = joined()
     travel = some(opened(table, light(80)), Travel)[0]

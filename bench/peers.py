@@ -39,8 +39,7 @@ MESSAGES = 2 * STAGES + 2 * (STAGES - 1)
 STACKED = 50
 DEVICES = ("one", "two", "three")
 GOALS = {"tiny": (RATIO >= 2, RATIO <= 1), "MiniLM": (RATIO >= 1.2, RATIO <= 0.9)}
-"""For the throughput and the latency of one item, against a compiled graph: all processes are on one
-host."""
+"""For the throughput, and the latency of one item, against a compiled graph on the same host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,9 +113,11 @@ async def handshakes(port: int, context: ssl.SSLContext, each: int, threads: int
         for _ in range(each):
             with (
                 contextlib.suppress(OSError),
-                socket.create_connection(("127.0.0.1", port), timeout=_SECONDS) as plain,
-                context.wrap_socket(plain, server_hostname="localhost"),
+                # Wrapped before it connects: a socket that is reset between the two is closed too.
+                context.wrap_socket(socket.socket(), server_hostname="localhost") as shaking,
             ):
+                shaking.settimeout(_SECONDS)
+                shaking.connect(("127.0.0.1", port))
                 done += 1
         return done
 

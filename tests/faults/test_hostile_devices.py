@@ -260,8 +260,7 @@ async def test_what_a_device_without_a_task_forges_reaches_no_result(pool: Pool)
     attacker = pool.attacker()
     async with connected(attacker), pool.channel("attacker", to="two") as peer:
         with pool.frozen("one"):
-            # Light items of a streaming job would wait for a route, which "one" does not answer.
-            epoch = (await pool.submit(mode=api.BARRIER)).epoch
+            epoch = (await pool.submit()).epoch
             await pool.until_running(stage=0)
             await forge_to_the_coordinator(attacker, epoch)
             await forge_to_an_agent(PeerClient(peer).push(), epoch)

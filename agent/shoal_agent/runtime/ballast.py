@@ -45,8 +45,10 @@ class Ballast:
     def lifted(self) -> Iterator[None]:
         """Hold nothing for a moment, so that the arena can be emptied."""
         self._held.clear()
-        yield
-        self._take()
+        try:
+            yield
+        finally:
+            self._take()
 
     def _take(self) -> None:
         size_bytes = self._size_bytes

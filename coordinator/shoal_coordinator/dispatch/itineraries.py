@@ -10,7 +10,8 @@ every device runs what arrives and sends it on, and the last one answers.
        +-- a leg failed, a device left, an item failed or took too long --+  (backoff)
 
 - While a route is planned no item is admitted: the answers take less time than a window of items
-  that run task by task.
+  that run task by task. A device that does not answer holds up nothing for longer than
+  `Limits.planning`.
 - Nothing is kept of an item on its way: what is lost begins anew, and costs what light stages
   cost. It then runs task by task (`assignment`), and so does an item that has failed: that way
   tells what is to blame, and knows of relays, disks and deadlines. So each item travels once.
@@ -56,7 +57,7 @@ def plan(state: State, job: Job) -> None:
         if device.work.times[service.digest] > state.limits.ahead:
             return
         devices.append(device)
-    route = job.route = Route(state.next_number(), job, tuple(devices))
+    route = job.route = Route(state.next_number(), job, tuple(devices), state.now)
     names = tuple([device.name for device in devices])
     for first, last in _legs(route):
         number = state.next_number()
@@ -92,9 +93,12 @@ def planned(state: State, planning: Planning, number: int) -> None:
     state.worklist.stored.append(planning.route.job)
 
 
-def is_planned(job: Job) -> bool:
-    """Whether the legs of a route have not all answered yet."""
-    return job.route is not None and bool(job.route.unanswered)
+def awaits_route(state: State, job: Job) -> bool:
+    """Whether all legs of a route should answer soon."""
+    route = job.route
+    if route is None or not route.unanswered:
+        return False
+    return state.now - route.since < state.limits.planning
 
 
 def close(state: State, route: Route) -> None:

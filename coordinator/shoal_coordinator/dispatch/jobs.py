@@ -213,7 +213,7 @@ def admit(state: State) -> None:
 def _fill_window(state: State, job: Job) -> None:
     storing = 0 if job.spec.parallelism else min(job.storing, _STORING)
     itineraries.plan(state, job)
-    if itineraries.is_planned(job):
+    if itineraries.awaits_route(state, job):
         return
     route = itineraries.open_route(state, job)
     entering: list[Item] = []

@@ -25,7 +25,7 @@ class Limits:
     instruction counts as lost: for one that fetches a fragment, from when it last
     reported received bytes. A task is given ahead of its inputs only where what makes them takes
     no longer than `ahead`; an item travels only where none of its stages takes longer, and is given
-    up after `travel`.
+    up after `travel`. Items wait no longer than `planning` for their route.
     """
 
     queue_depth: int = 2
@@ -45,5 +45,6 @@ class Limits:
     load_losses: int = 4
     overdue: Nanoseconds = nanoseconds(600)
     ahead: Nanoseconds = nanoseconds(0.1)
+    planning: Nanoseconds = nanoseconds(1)
     travel: Nanoseconds = nanoseconds(60)
     ended_jobs: int = 64

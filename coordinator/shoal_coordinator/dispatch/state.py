@@ -312,11 +312,12 @@ class Forwarding:
 @dataclass(slots=True, eq=False)
 class Route:
     """The device of each stage of a job, for items that travel. `unanswered` are the Plans that its
-    devices have not answered, `stages_on` counts stages by device."""
+    devices have not answered `since` then, `stages_on` counts stages by device."""
 
     number: int
     job: Job
     devices: tuple[Device, ...]
+    since: Nanoseconds
     unanswered: set[int] = field(default_factory=set)
     stages_on: Counter[Device] = field(init=False)
 

@@ -124,6 +124,15 @@ def test_items_run_task_by_task_when_a_leg_cannot_be_planned() -> None:
     assert some(given, Execute)
 
 
+def test_a_device_that_does_not_answer_a_plan_does_not_hold_up_a_job() -> None:
+    table = joined()
+    opened(table, light(50))
+    table.feed(JobCancelled(at=table.at(), job="job", reason="enough"))
+    assert some(table.submit(replace(light(50), name="next")), Plan)
+    assert not some(table.wait(400), Execute)
+    assert some(table.wait(2000), Execute)
+
+
 def test_an_item_that_has_travelled_is_finished_once() -> None:
     table = joined()
     travel = some(opened(table, light(80)), Travel)[0]

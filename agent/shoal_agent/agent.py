@@ -105,6 +105,7 @@ class Agent:
             counters=self.counters,
             on_evicted=self._evicted,
         )
+        self._follower = BudgetFollower(settings, self._machine, self._meter, self.fragments)
         self._times = self.fragments.processor.times
         self._times_path = settings.cache / _TIMES
         self._times.restore(self._times_path, self._cache.cached())
@@ -135,14 +136,7 @@ class Agent:
         await self._rehearse()
         connecting = asyncio.create_task(self._stay_connected(), name="session")
         renewing = asyncio.create_task(self._renew(), name="identity")
-        follower = BudgetFollower(
-            settings=self.settings,
-            machine=self._machine,
-            meter=self._meter,
-            fragments=self.fragments,
-            settled=lambda: self._settled,
-        )
-        following = asyncio.create_task(follower.run(), name="budget")
+        following = asyncio.create_task(self._follower.run(), name="budget")
         resting = asyncio.create_task(self._rest(), name="rest")
         draining = asyncio.create_task(self._drain.wait(), name="drain")
         try:
@@ -368,6 +362,7 @@ class Agent:
             raise SessionBroken("the coordinator cannot be reached") from error
         floor = await self.fragments.processor.call(self._meter.settle, LIBRARY_RESERVE_BYTES)
         self._check_limit(floor)
+        await self._follower.settled()
         self._settled = True
         log.info("floor %s, budget %s", format_bytes(floor), format_bytes(self.settings.budget))
 

@@ -1,35 +1,47 @@
 """What the machine leaves of the budget while the agent runs: a container's limit that changes, and
-memory that is short elsewhere.
+memory that is short elsewhere. And what the agent leaves of a limit that can be lowered.
 
 In local mode (`exit_with_parent`) neither counts: the runner sets the limit by the budget, and the
 agents of one machine would yield to one another.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+import itertools
 from typing import Final
 
 from shoal_agent.memory.pressure import withheld
 from shoal_agent.runtime.fragments import Fragments
+from shoal_agent.runtime.library_files import library_files, uncache
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.settings import Settings
 from shoal_agent.telemetry import pressure
 from shoal_agent.telemetry.machine import Machine
+from shoal_protocol.threads import in_thread
 
 _LIMIT_SECONDS: Final = 0.5
 _PRESSURE_SECONDS: Final = 5.0
+_TURNS_TO_MAKE_ROOM: Final = 4
+"""It takes 7 milliseconds, and may have to be done again and again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetFollower:
-    """`settled`: whether the floor has been measured."""
+    """Follows limit and pressure, and keeps libraries out of the room of a limit to come."""
 
-    settings: Settings
-    machine: Machine
-    meter: MemoryMeter
-    fragments: Fragments
-    settled: Callable[[], bool]
+    def __init__(
+        self, settings: Settings, machine: Machine, meter: MemoryMeter, fragments: Fragments
+    ) -> None:
+        self.settings = settings
+        self.machine = machine
+        self.meter = meter
+        self.fragments = fragments
+        self._settled = asyncio.Event()
+        self._libraries: frozenset[str] = frozenset()
+
+    async def settled(self) -> None:
+        """The floor has been measured, and no fragment is open yet."""
+        self._libraries = library_files()
+        await self._make_room()
+        self._settled.set()
 
     async def run(self) -> None:
         """Follow both until it is cancelled."""
@@ -38,14 +50,28 @@ class BudgetFollower:
 
     async def _follow_limit(self) -> None:
         """Have the budget that the limit leaves, never more than the settings say."""
-        while True:
+        await self._settled.wait()
+        for turn in itertools.count(1):
             await asyncio.sleep(_LIMIT_SECONDS)
+            if turn % _TURNS_TO_MAKE_ROOM == 0:
+                await self._make_room()
             limit = self.machine.memory_limit_bytes()
-            if not self.settled() or limit is None:
+            if limit is None:
                 continue
             budget = min(self.settings.budget, max(0, limit - self.meter.floor_bytes))
             if budget != self.fragments.ledger.budget:
                 await self.fragments.change_budget(budget)
+
+    async def _make_room(self) -> None:
+        """Have no more charged to the container than floor and budget, to which its limit is to be
+        lowered: until then the kernel sees no reason to give cached files back."""
+        if self.settings.exit_with_parent:
+            return
+        limit = self.machine.memory_limit_bytes()
+        needed = self.meter.floor_bytes + self.settings.budget
+        charged = self.machine.memory_charged_bytes()
+        if limit is not None and charged is not None and needed < min(limit, charged):
+            await in_thread(uncache, self._libraries)
 
     async def _follow_pressure(self) -> None:
         """Have fragments do without what they can, while memory is short on the machine."""

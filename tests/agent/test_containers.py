@@ -32,6 +32,29 @@ def limit(group: Path, size: int) -> None:
     (group / ROOTS[group.parent]).write_text(str(size))
 
 
+def charged(group: Path) -> int:
+    usage = {"memory.limit_in_bytes": "memory.usage_in_bytes", "memory.max": "memory.current"}
+    return int((group / usage[ROOTS[group.parent]]).read_text())
+
+
+def with_a_library(folder: Path, size: int) -> Path:
+    """A folder on the path of Python, from which each process maps a large library. It is in
+    nobody's page cache: the first that reads it is charged."""
+    folder.mkdir()
+    library = folder / "library.so"
+    with library.open("wb") as file:
+        file.write(bytes(size))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    (folder / "sitecustomize.py").write_text(
+        f"import mmap, numpy\n"
+        f"file = open({str(library)!r}, 'rb')\n"
+        f"library = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
+        f"read = int(numpy.frombuffer(library, numpy.uint8)[::4096].sum())\n"
+    )
+    return folder
+
+
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A control group whose memory is limited, of whichever version there is."""
@@ -95,7 +118,8 @@ async def test_a_limit_that_changes_is_followed_by_the_budget(
     command += ["--coordinator", f"unix:{folder}/c.sock", "--cache", str(folder / "cache")]
     command += ["--threads", "1", "--log-level", "info"]
     errors = folder / "agent.err"
-    path = os.pathsep.join(str(SOURCES / each) for each in ("agent", "protos"))
+    sources = (str(SOURCES / each) for each in ("agent", "protos"))
+    path = os.pathsep.join((str(with_a_library(folder / "large", 200 << 20)), *sources))
     joins = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command]
     with errors.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
@@ -109,6 +133,8 @@ async def test_a_limit_that_changes_is_followed_by_the_budget(
 
     try:
         device = await coordinator.device()
+        # The kubelet lowers no limit below what is charged, libraries' files included.
+        assert charged(group) <= device.hello.floor_bytes + (96 << 20)
         assert (await device.load(made.digest, made.resident_bytes)).HasField("loaded")
         output = (await run(device, made, 0))[1]
         for item, budget in enumerate((32 << 20, 10 << 20), 1):

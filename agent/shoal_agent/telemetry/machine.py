@@ -57,6 +57,10 @@ class Machine:
         limits = (group.limit_bytes() for group in self._memory_groups)
         return min((limit for limit in limits if limit is not None), default=None)
 
+    def memory_charged_bytes(self) -> int | None:
+        """What is charged to the innermost control group, cached files included."""
+        return next((_integer(group.usage) for group in self._memory_groups), None)
+
     def _share(self) -> float:
         """Processors that this process may use: affinity, and the quota of its control group."""
         count = float(len(os.sched_getaffinity(0)))

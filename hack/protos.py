@@ -3,8 +3,10 @@
 .venv/bin/python hack/protos.py [--check]
 """
 
+import re
 import sys
 import tempfile
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "protos"
 PLUGIN = Path(sys.executable).with_name("protoc-gen-mypy_grpc")
+_SERVICE = re.compile(r"^service ", re.MULTILINE)
 
 
 def main() -> None:
@@ -35,7 +38,13 @@ def outdated() -> list[str]:
 
 def generate(target: Path) -> None:
     """Write the modules and stubs of every .proto file below `target`."""
-    sources = [str(path.relative_to(SOURCES)) for path in sorted(SOURCES.rglob("*.proto"))]
+    sources = sorted(SOURCES.rglob("*.proto"))
+    services = [path for path in sources if _SERVICE.search(path.read_text())]
+    _compile(sources, ("python", "pyi"), target)
+    _compile(services, ("grpc_python", "mypy_grpc"), target)
+
+
+def _compile(sources: Iterable[Path], kinds: Iterable[str], target: Path) -> None:
     known = files("grpc_tools") / "_proto"
     status: int = protoc.main(
         [
@@ -43,8 +52,8 @@ def generate(target: Path) -> None:
             f"--proto_path={SOURCES}",
             f"--proto_path={known}",
             f"--plugin=protoc-gen-mypy_grpc={PLUGIN}",
-            *(f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python", "mypy_grpc")),
-            *sources,
+            *(f"--{kind}_out={target}" for kind in kinds),
+            *(str(path.relative_to(SOURCES)) for path in sources),
         ]
     )
     if status:

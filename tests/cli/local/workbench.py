@@ -49,12 +49,13 @@ def save_model(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
 
 
-def save_inputs(folder: Path, files: int, stacked: int = 3) -> None:
-    """Files of `stacked` items each; the first has a single one, of another batch size."""
+def save_inputs(folder: Path, files: int, stacked: int = 3, rows: int = 2) -> None:
+    """Files of `stacked` items of so many rows; the first has a single one, of another batch
+    size."""
     folder.mkdir(parents=True, exist_ok=True)
     chance = np.random.default_rng(11)
     for number in range(files):
-        shape = (4, WIDTH) if number == 0 else (stacked, 2, WIDTH)
+        shape = (4, WIDTH) if number == 0 else (stacked, rows, WIDTH)
         array = chance.standard_normal(shape).astype(np.float32)
         np.savez(folder / f"{number:02}.npz", x=array)
 

@@ -4,6 +4,7 @@ import ast
 import functools
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,29 @@ def python_files() -> list[Path]:
     return [path for path in repository_files() if path.suffix == ".py" and "_pb2" not in path.name]
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What these rules are about; of the trees of all files together the garbage collector would
+    make more work than of parsing them."""
+
+    docstring: str | None
+    functions: list[tuple[str, int, int]]
+    """Of each function its name, its line, and how many lines follow that one."""
+    imports: set[str]
+    """By `import NAME`."""
+
+
 @functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def contents(path: Path) -> Contents:
+    tree = ast.parse(path.read_text())
+    functions: list[tuple[str, int, int]] = []
+    imports: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions.append((node.name, node.lineno, (node.end_lineno or 0) - node.lineno))
+        elif isinstance(node, ast.Import):
+            imports |= {each.name for each in node.names}
+    return Contents(ast.get_docstring(tree), functions, imports)
 
 
 def shown(path: Path) -> str:
@@ -89,11 +110,10 @@ def test_no_file_is_longer_than_one_can_hold_in_the_head() -> None:
 
 def test_no_function_is_longer_than_a_screen() -> None:
     long = [
-        f"{shown(path)}:{node.lineno} {node.name}"
+        f"{shown(path)}:{line} {name}"
         for path in python_files()
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.lineno >= FUNCTION_LIMIT_LINES
+        for name, line, following in contents(path).functions
+        if following >= FUNCTION_LIMIT_LINES
     ]
     assert not long
 
@@ -104,7 +124,7 @@ def test_every_module_says_what_it_is() -> None:
         for path in python_files()
         if path.relative_to(ROOT).parts[0] in {*SOURCE_ROOTS, "bench", "examples", "hack"}
     ]
-    silent = [shown(path) for path in sources if not ast.get_docstring(parsed(path))]
+    silent = [shown(path) for path in sources if not contents(path).docstring]
     assert not silent
 
 
@@ -113,8 +133,7 @@ def test_no_package_lets_onnx_runtime_report_to_its_maker() -> None:
         ROOT.joinpath(*path.relative_to(ROOT).parts[:2])
         for path in python_files()
         if path.relative_to(ROOT).parts[0] in SOURCE_ROOTS
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Import) and any(each.name == "onnxruntime" for each in node.names)
+        and "onnxruntime" in contents(path).imports
     }
     assert {package.name for package in packages} == {"shoal_agent", "shoal_cli"}
     setting = 'os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")'

@@ -13,6 +13,8 @@ from cluster_fixtures import SHARED_PLANE, api_access, control_plane
 
 # As in Shoal itself: the runtime would report to its maker, from a network that may be watched.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+# As for Shoal's own processes: to start these threads takes longer than to import numpy.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Plans of tests are the same on every machine, and none of them waits for its measurement.
 os.environ.setdefault("SHOAL_SPEED", os.devnull)
 

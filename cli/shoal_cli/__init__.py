@@ -19,6 +19,9 @@ __version__ = "0.1.0"
 
 def main() -> None:
     """Entry point of `shoal`."""
+    # What numpy's linear algebra does here is small: to start its threads takes longer. Not where
+    # `shoal_cli` is imported, for that may be a program which has other uses for them.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from shoal_cli.commands.app import run_app  # noqa: PLC0415 - `import shoal_cli` stays light
 
     status = run_app(sys.argv[1:])

@@ -170,12 +170,15 @@ class Supervisor:
 
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What a child inherits of the environment: nothing that may be a secret."""
-    return {
+    """What a child inherits of the environment: nothing that may be a secret. Numpy's linear
+    algebra starts no threads there, unless the environment says how many.
+    """
+    inherited = {
         name: value
         for name, value in environment.items()
         if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
     }
+    return {"OPENBLAS_NUM_THREADS": "1"} | inherited
 
 
 async def _spawn(spec: ProcessSpec) -> asyncio.subprocess.Process:

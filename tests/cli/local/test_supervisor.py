@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from shoal_cli.local import supervisor as module
-from shoal_cli.local.supervisor import Death, ProcessHopeless, ProcessSpec, Supervisor
+from shoal_cli.local.supervisor import (
+    Death,
+    ProcessHopeless,
+    ProcessSpec,
+    Supervisor,
+    child_environment,
+)
 
 STUBBORN = (
     "import signal, time\n"
@@ -156,3 +162,8 @@ async def test_a_child_inherits_no_secrets(tmp_path: Path, monkeypatch: pytest.M
     inherited = set(agent.log.read_text().split())
     assert inherited >= {"PATH", "LC_TIME", "OMP_NUM_THREADS"}
     assert not inherited & set(secrets)
+
+
+def test_a_child_starts_no_threads_for_linear_algebra_unless_somebody_asks_for_them() -> None:
+    assert child_environment({"SECRET": "x"}) == {"OPENBLAS_NUM_THREADS": "1"}
+    assert child_environment({"OPENBLAS_NUM_THREADS": "2"}) == {"OPENBLAS_NUM_THREADS": "2"}

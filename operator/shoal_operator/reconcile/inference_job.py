@@ -422,7 +422,8 @@ def _prepare(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:
         return replace(result, children=children)
     refusal = refusal_of(snapshot, ready)
     if refusal is not None:
-        return _end(snapshot, Verdict("SubmissionRefused", refusal), status)
+        why = refusal or f"the coordinator of {pool} refused the job and gave no reason"
+        return _end(snapshot, Verdict("SubmissionRefused", why), status)
     submitting = Cause("Submitting", f"the job is being submitted to the coordinator of {pool}")
     result = in_progress(snapshot, submitting, planned=ready.planned, status=status)
     return replace(result, calls=(submission(snapshot, ready),))

@@ -385,12 +385,11 @@ def test_a_deadline_that_was_raised_is_not_failed_by_the_bound_that_the_coordina
 
 def test_a_refused_submission_fails_the_job() -> None:
     ready = works(PLANNED, "in", WorkerPhase.SUCCEEDED)
-    refused = replace(
-        ready, refusal=Refusal(plan=1, terms=Terms(), message="stage 1 has no device")
-    )
-    decision = decide(refused)
-    assert word(decision.status, "Failed") == "True SubmissionRefused"
-    assert condition(decision.status, "Failed").message == "stage 1 has no device"
+    for message, shown in (("stage 1 has no device",) * 2, ("", "gave no reason")):
+        refusal = Refusal(plan=1, terms=Terms(), message=message)
+        decision = decide(replace(ready, refusal=refusal))
+        assert word(decision.status, "Failed") == "True SubmissionRefused"
+        assert shown in condition(decision.status, "Failed").message
 
 
 def test_the_job_deletes_itself_when_its_time_is_up() -> None:

@@ -1,7 +1,7 @@
 """What a call from Python costs: on a warm pool, beside ONNX Runtime in the same process.
 
 A pool is for models that fit no single device; here the model fits, so that there is something to
-compare with. The difference is what the way through the coordinator and three devices costs. As in
+compare with. The difference is what the way through the coordinator and its devices costs. As in
 a notebook, the pool starts once and 100 calls follow one another; a line for each model says what
 a call takes. Then the same items go through a map.
 

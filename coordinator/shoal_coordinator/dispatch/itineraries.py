@@ -1,15 +1,20 @@
 """Itineraries: an item of a light job is decided once, and passes all its stages without asking.
 
-Where each stage of a job has one device, has run there, and takes next to no time, nothing is left
-to decide while an item is under way. The job gets a *route*: each device learns its legs of it,
-once (`Plan`). From then on an item is one instruction (`Travel`): it enters at the first device,
-every device runs what arrives and sends it on, and the last one answers.
+Where each stage of a job has run, and takes next to no time, nothing is left to decide while an
+item is under way. The job gets *routes*, which name a device for each stage: each device learns its
+legs of them, once (`Plan`). From then on an item is one instruction (`Travel`): it enters at the
+first device of a route, every device runs what arrives and sends it on, and the last one answers.
 
-    no route --light, one device a stage--> planned --all legs answered--> open
-       ^                                      |                            |
-       +-- a leg failed, a device left, an item failed or took too long --+  (backoff)
+    no routes --every stage is light--> planned --all legs answered--> open
+       ^                                  |                             |
+       +-- a leg failed, a device left, an item failed or took too long-+  (backoff)
+       +-- other devices serve a stage than before ---------------------+  (at once)
 
-- While a route is planned no item is admitted: the answers take less time than a window of items
+- There are as many routes as the stage with the most replicas has devices, so that every device is
+  on one; an item stays on a device as long as it can. An item takes the route on which least waits,
+  and of those where nothing does the fastest: so one at a time is through soonest, and a device
+  that has not run for long shows what it takes now when others have work.
+- While routes are planned no item is admitted: the answers take less time than a window of items
   that run task by task. A device that does not answer holds up nothing for longer than
   `Limits.planning`.
 - Nothing is kept of an item on its way: what is lost begins anew, and costs what light stages
@@ -22,7 +27,10 @@ every device runs what arrives and sends it on, and the last one answers.
   `Limits.travel` is given up. Whatever still comes of it is ignored, because its number is void.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, takewhile
+from typing import Final
 
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.instructions import Cancel, PeerLost, Plan, Travel
@@ -34,30 +42,76 @@ from shoal_coordinator.dispatch.state import (
     Job,
     Planning,
     Route,
+    Service,
     State,
     Travelling,
 )
 from shoal_protocol.units import Nanoseconds
 
+_MOST_ROUTES: Final = 16
+"""Where a stage has more devices, its items run task by task."""
+_HOP: Final = 500_000
+"""Nanoseconds from one device to the next; an item avoids it where that costs less."""
+
 
 def plan(state: State, job: Job) -> None:
-    """Plan a route for a light job that has none, if it may have one."""
-    if not job.spec.light or job.route is not None or state.now < job.route_after:
+    """Plan routes for a light job that has none, or whose devices have changed, if it may have
+    some."""
+    if job.routes and not _changed(job):
+        return
+    job.routes = ()
+    if not job.spec.light or state.now < job.route_after:
         return
     if not job.spec.open_ended and job.open <= len(job.active):
         return
-    devices: list[Device] = []
-    for queue in job.queues:
-        service = queue.service
-        if len(service.servers) != 1 or service.loading:
-            return
-        (device,) = service.servers
-        if device.memory.single or service.digest not in device.work.times:
-            return
-        if device.work.times[service.digest] > state.limits.ahead:
-            return
-        devices.append(device)
-    route = job.route = Route(state.next_number(), job, tuple(devices), state.now)
+    if all(_is_light(state, queue.service) for queue in job.queues):
+        services = [queue.service for queue in job.queues]
+        job.routes = tuple(_plan(state, job, devices) for devices in _lanes(services))
+
+
+def _changed(job: Job) -> bool:
+    """Whether other devices serve a stage than those that the routes name."""
+    return any(
+        queue.service.servers.keys() != {route.devices[stage] for route in job.routes}
+        for stage, queue in enumerate(job.queues)
+    )
+
+
+def _is_light(state: State, service: Service) -> bool:
+    """Whether a fragment has the devices that it will have, and is known to take next to no time.
+    The fastest stands for all: what was measured elsewhere may be long ago."""
+    if service.fastest is None or service.loading or len(service.servers) > _MOST_ROUTES:
+        return False
+    if any(device.memory.single for device in service.servers):
+        return False
+    return service.fastest.work.times[service.digest] <= state.limits.ahead
+
+
+def _lanes(services: Sequence[Service]) -> Iterator[tuple[Device, ...]]:
+    """The devices of each route: for each stage one on which it has the fewest routes, if possible
+    where the item is, else where it can stay longest."""
+    used: Counter[tuple[int, Device]] = Counter()
+    for _ in range(max(len(service.servers) for service in services)):
+        lane: list[Device] = []
+        for stage, service in enumerate(services):
+            here = lane[-1:]
+            orders = {
+                device: (used[stage, device], device not in here, -_stay(device, services[stage:]))
+                for device in service.servers
+            }
+            lane.append(min(orders, key=orders.__getitem__))
+        used.update(enumerate(lane))
+        yield tuple(lane)
+
+
+def _stay(device: Device, services: Sequence[Service]) -> int:
+    """How many stages in a row a device serves."""
+    return len(list(takewhile(lambda service: device in service.servers, services)))
+
+
+def _plan(state: State, job: Job, devices: tuple[Device, ...]) -> Route:
+    """Have the devices of a route learn their legs."""
+    route = Route(state.next_number(), job, devices, state.now)
     names = tuple([device.name for device in devices])
     for first, last in _legs(route):
         number = state.next_number()
@@ -75,6 +129,7 @@ def plan(state: State, job: Job) -> None:
                 devices=names,
             )
         )
+    return route
 
 
 def _legs(route: Route) -> Iterator[tuple[int, int]]:
@@ -93,20 +148,20 @@ def planned(state: State, planning: Planning, number: int) -> None:
     state.worklist.stored.append(planning.route.job)
 
 
-def awaits_route(state: State, job: Job) -> bool:
-    """Whether all legs of a route should answer soon."""
-    route = job.route
-    if route is None or not route.unanswered:
-        return False
-    return state.now - route.since < state.limits.planning
+def awaits_routes(state: State, job: Job) -> bool:
+    """Whether all legs of its routes should answer soon."""
+    return any(
+        route.unanswered and state.now - route.since < state.limits.planning for route in job.routes
+    )
 
 
 def close(state: State, route: Route) -> None:
-    """Items do not travel on this route any more; there may be another after a while."""
+    """Items do not travel on the routes of a job any more, because of one of them; there may be
+    others after a while."""
     job, limits = route.job, state.limits
     state.worklist.stored.append(job)
-    if job.route is route:
-        job.route = None
+    if route in job.routes:
+        job.routes = ()
         delay = min(limits.retry_delay << min(job.route_failures, 16), limits.retry_delay_most)
         job.route_after = Nanoseconds(state.now + delay)
         job.route_failures += 1
@@ -115,24 +170,58 @@ def close(state: State, route: Route) -> None:
 # ---- items ---------------------------------------------------------------------------------------
 
 
-def open_route(state: State, job: Job) -> Route | None:
-    """The route that items of a job may travel on now."""
-    route = job.route
-    if route is None or route.unanswered:
-        return None
-    for queue, device in zip(job.queues, route.devices, strict=True):
-        if queue.service not in device.listed:
-            close(state, route)
-            return None
+def open_routes(job: Job) -> tuple[Route, ...]:
+    """The routes that items of a job may travel on now; all of them, or none."""
+    if any(route.unanswered for route in job.routes):
+        return ()
+    for device in dict.fromkeys(device for route in job.routes for device in route.devices):
         for service in device.listed:
             for other in service.queues:
                 if (other.waiting or other.running) and other.job is not job:
-                    return None
-    return route
+                    return ()
+    return job.routes
 
 
-def travel(state: State, items: Sequence[Item], route: Route) -> None:
+def travel(state: State, items: Sequence[Item], routes: Sequence[Route]) -> None:
     """Have items that were just admitted travel."""
+    for route, together in _shared(items, routes):
+        _travel(state, together, route)
+
+
+def _shared(
+    items: Sequence[Item], routes: Sequence[Route]
+) -> Iterable[tuple[Route, Sequence[Item]]]:
+    """Which items travel on which route."""
+    if len(routes) == 1:
+        return [(routes[0], items)]
+    shares: dict[Route, list[Item]] = {}
+    times = {route: _times(route) for route in routes}
+    waiting = {device: device.work.travelling for route in routes for device in route.devices}
+
+    def order(route: Route) -> tuple[int, int]:
+        taken = times[route]
+        stages = zip(route.devices, taken, strict=True)
+        queue = max([waiting[device] * time for device, time in stages])
+        return queue, sum(taken) + _HOP * (len(route.stages_on) - 1)
+
+    for item in items:
+        route = min(routes, key=order)
+        shares.setdefault(route, []).append(item)
+        for device in route.devices:
+            waiting[device] += 1
+    return shares.items()
+
+
+def _times(route: Route) -> list[int]:
+    """What each stage takes; where a device has not run it, what it takes on the fastest."""
+    times: list[int] = []
+    for queue, device in zip(route.job.queues, route.devices, strict=True):
+        digest, fastest = queue.service.digest, queue.service.fastest or device
+        times.append(device.work.times.get(digest, fastest.work.times.get(digest, _HOP)))
+    return times
+
+
+def _travel(state: State, items: Sequence[Item], route: Route) -> None:
     job, now, count = route.job, state.now, len(items)
     if job.started_at is None:
         job.started_at = now
@@ -205,13 +294,12 @@ def give_up(state: State, number: int) -> None:
 def lose(state: State, lost: Device) -> None:
     """A device is lost: routes over it are closed, and its neighbours stop sending to it."""
     for job in state.jobs.values():
-        route = job.route
-        if route is None or lost not in route.stages_on:
-            continue
-        close(state, route)
-        hops = zip(route.devices, route.devices[1:], strict=False)
+        over = [route for route in job.routes if lost in route.stages_on]
+        hops = [hop for route in over for hop in pairwise(route.devices)]
         senders = {one: None for one, other in hops if other is lost and one is not lost}
         state.out += [PeerLost(device=sender.name, peer=lost.name) for sender in senders]
+        for route in over:
+            close(state, route)
     for number, pending in list(state.pending.items()):
         if isinstance(pending, Travelling) and lost in pending.route.stages_on:
             pending.item.retries += 1

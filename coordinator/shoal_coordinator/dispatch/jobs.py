@@ -158,7 +158,7 @@ def _replan(state: State, job: Job, spec: ev.JobSpec) -> None:
     _begin_services(state, job)
     for queue in queues:
         retire_service(state, queue)
-    job.route = None
+    job.routes = ()
 
 
 def _amend(state: State, job: Job, spec: ev.JobSpec) -> None:
@@ -213,9 +213,9 @@ def admit(state: State) -> None:
 def _fill_window(state: State, job: Job) -> None:
     storing = 0 if job.spec.parallelism else min(job.storing, _STORING)
     itineraries.plan(state, job)
-    if itineraries.awaits_route(state, job):
+    if itineraries.awaits_routes(state, job):
         return
-    route = itineraries.open_route(state, job)
+    routes = itineraries.open_routes(job)
     entering: list[Item] = []
     while len(job.active) - storing < job.window:
         if job.again:
@@ -230,14 +230,14 @@ def _fill_window(state: State, job: Job) -> None:
         item = Item(job, index, job.spec.epoch, len(job.results))
         item.tasks = [Task(item, queue) for queue in job.queues]
         job.active[index] = item
-        if route is not None:
+        if routes:
             entering.append(item)
             continue
         for task in item.tasks:
             if not task.queue.predecessors:
                 state.worklist.ready.append(task)
-    if route is not None and entering:
-        itineraries.travel(state, entering, route)
+    if entering:
+        itineraries.travel(state, entering, routes)
 
 
 def complete(state: State) -> None:
@@ -382,7 +382,7 @@ def end_job(state: State, job: Job, failure: ev.Failure | None) -> None:
     for item in list(job.active.values()):
         abandon(state, item)
     job.active.clear()
-    job.route = None
+    job.routes = ()
     for queue in job.queues:
         retire_service(state, queue)
     del state.jobs[job.spec.name]

@@ -24,8 +24,8 @@ class Limits:
     load one fragment (see `crashes`); `overdue` is when a device that lives but does not answer an
     instruction counts as lost: for one that fetches a fragment, from when it last
     reported received bytes. A task is given ahead of its inputs only where what makes them takes
-    no longer than `ahead`; an item travels only where none of its stages takes longer, and is given
-    up after `travel`. Items wait no longer than `planning` for their route.
+    no longer than `ahead`; an item travels only where none of its stages takes longer on the
+    fastest device, and is given up after `travel`. Items wait no longer than `planning` for routes.
     """
 
     queue_depth: int = 2

@@ -211,7 +211,7 @@ class Job:
     """A job in progress. `open` are its items that have not ended, admitted or not. `completed`
     are those whose results existed before, `skipped` these and those that are not tried again,
     `succeeded` those of this run; `latency` of an item
-    lasts from its first task's start to its result. There is a new `route` not before
+    lasts from its first task's start to its result. There are new `routes` not before
     `route_after`, which is later with each of `route_failures`. Stages up to `open_stages` may
     begin: all of them, unless the mode is Barrier. `outgrown`: an item that the plan covers fitted
     on no device.
@@ -240,7 +240,7 @@ class Job:
     ended_at: Nanoseconds | None = None
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     failure: Failure | None = None
-    route: "Route | None" = None
+    routes: "tuple[Route, ...]" = ()
     route_after: Nanoseconds = Nanoseconds(0)
     route_failures: int = 0
     latency: Histogram = field(default_factory=Histogram)
@@ -311,7 +311,7 @@ class Forwarding:
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """The device of each stage of a job, for items that travel. `unanswered` are the Plans that its
+    """A device for each stage of a job, for items that travel. `unanswered` are the Plans that its
     devices have not answered `since` then, `stages_on` counts stages by device."""
 
     number: int

@@ -40,7 +40,8 @@ def scenario(seed: int, *, crashing: bool = False) -> World:
 
 def chained(seed: int, *, light: bool = False) -> World:
     """Draw a world of one long chain with a device for each stage and room for all, so that most
-    tasks are given ahead of their inputs, or with `light` most items travel."""
+    tasks are given ahead of their inputs, or with `light` most items travel; then often there are
+    replicas."""
     chance = random.Random(seed * 7919 + 2)  # noqa: S311 (not for secrets)
     names = [f"device-{index}" for index in range(chance.choice((2, 3, 3, 4)))]
     count = len(names)
@@ -69,6 +70,8 @@ def chained(seed: int, *, light: bool = False) -> World:
         backoff_limit=chance.choice((0, 1, 3)),
         light=light,
     )
+    if light:
+        job = _with_replicas(random.Random(f"{seed} replicas"), job, names)  # noqa: S311 (not for secrets)
     rough = chance.random() < 0.9
     models = [Model(name=name, budget=50, single=False, slowness=1) for name in names]
     world = World(seed, models, _trouble(chance, [job]) if rough else Trouble())
@@ -80,6 +83,19 @@ def chained(seed: int, *, light: bool = False) -> World:
         _plan_faults(world, chance)
     world.tick()
     return world
+
+
+def _with_replicas(chance: random.Random, job: JobSpec, names: list[str]) -> JobSpec:
+    """The same, with some stages on several devices."""
+    if chance.random() < 0.5:
+        return job
+    stages = [
+        replace(stage, homes=tuple(dict.fromkeys((*stage.homes, *chance.choices(names, k=2)))))
+        if chance.random() < 0.5
+        else stage
+        for stage in job.stages
+    ]
+    return replace(job, stages=tuple(stages))
 
 
 def _job(chance: random.Random, index: int) -> JobSpec:

@@ -1,13 +1,15 @@
 """Items of light jobs: when they travel, and what becomes of them when something goes wrong."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.dispatch.driving import MILLISECOND, Table, brief, chain, job, only, some
+from coordinator.dispatch.driving import MILLISECOND, Table, brief, chain, digest, job, only, some
 from shoal_coordinator.dispatch.events import (
     Failure,
     FailureKind,
     InstructionFailed,
+    ItemsArrived,
     ItemsTravelled,
     JobCancelled,
     JobSpec,
@@ -150,13 +152,71 @@ def test_stages_that_follow_one_another_on_a_device_are_one_leg() -> None:
     assert legs == [("x", (0, 2)), ("z", (2, 3))]
 
 
-def test_items_of_a_job_that_is_not_light_or_has_replicas_do_not_travel() -> None:
+def test_items_of_a_job_that_is_not_light_do_not_travel() -> None:
     table = joined()
     table.play(table.submit(replace(light(50), light=False)))
     assert not table.all(Plan)
+
+
+# ---- replicas ------------------------------------------------------------------------------------
+
+
+def replicated(items: int, **more: object) -> JobSpec:
+    """One stage on two devices."""
+    stages = chain("a", homes={"a": ("x", "w")})
+    return replace(job(stages, items), light=True, **more)  # type: ignore[arg-type]
+
+
+def with_known_times(x_microseconds: int, w_microseconds: int) -> Table:
+    """Two devices that have run a stage before."""
     table = joined("w")
-    table.play(table.submit(light(50, a="xw")))
-    assert not table.all(Plan)
+    opened(table, replicated(80))
+    table.feed(JobCancelled(at=table.at(), job="job", reason="enough"))
+    for name, took in (("x", x_microseconds), ("w", w_microseconds)):
+        table.state.devices[name].work.times[digest("a")] = Nanoseconds(1000 * took)
+    return table
+
+
+def test_every_replica_is_on_a_route_and_an_item_stays_where_it_can() -> None:
+    table = joined("v", "w")
+    opened(table, light(50, a="xvw", b="vwy"))
+    routes = {each.route: each.devices for each in table.all(Plan)}
+    assert list(routes.values()) == [("v", "v", "z"), ("w", "w", "z"), ("x", "y", "z")]
+
+
+def test_calls_that_follow_one_another_travel_to_the_fastest_replica() -> None:
+    table = with_known_times(1200, 900)
+    planned(table, table.submit(replicated(0, name="calls", open_ended=True)))
+    for items in range(1, 9):
+        given = table.feed(ItemsArrived(at=table.at(), job="calls", items=items))
+        travel = only(given, Travel)
+        assert travel.device == "w"
+        table.play(come(table, travel))
+
+
+def test_replicas_share_the_items_that_wait_by_what_each_takes() -> None:
+    table = with_known_times(1200, 300)
+    given = planned(table, table.submit(replicated(80, name="next")))
+    shares = Counter(each.device for each in some(given, Travel))
+    assert 3 * shares["x"] < shares["w"] < 5 * shares["x"]
+
+
+def test_a_replica_that_is_said_to_be_slow_runs_an_item_when_others_have_one() -> None:
+    table = with_known_times(1_000_000, 300)
+    given = planned(table, table.submit(replicated(80, name="next")))
+    assert Counter(each.device for each in some(given, Travel))["x"] == 1
+
+
+def test_a_replica_that_joins_gets_items_soon() -> None:
+    table = joined()
+    first, *_ = some(opened(table, replicated(80)), Travel)
+    given = table.join("w", resident=("a",))
+    assert {each.devices for each in some(given, Plan)} == {("x",), ("w",)}
+    assert only(come(table, first), FinishItem), "what is under way arrives"
+    assert some(planned(table, given), Travel)[0].device == "w", "where nothing waits"
+
+
+# ---- what goes wrong -----------------------------------------------------------------------------
 
 
 def test_an_item_that_failed_runs_task_by_task_and_the_route_is_closed_for_a_while() -> None:

@@ -16,7 +16,7 @@ from shoal_planner.outcome import Infeasible, Plan, duration
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, format_bytes, format_upwards
+from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, format_upwards
 
 _SHOWN: Final = 6
 
@@ -125,7 +125,7 @@ def _row(at: AtBudget) -> tuple[str, ...]:
     how = {Holding.WHOLE: "whole", Holding.IN_BLOCKS: "in blocks", Holding.RELOADED: "in turn"}
     latency = at.predicted.latency_seconds
     return (
-        format_bytes(at.budget_bytes),
+        format_upwards(at.budget_bytes),
         "?" if latency is None else duration(round(latency * NANOSECONDS_PER_SECOND)),
         rate(at.predicted.items_per_second),
         how[at.holding],

@@ -54,3 +54,12 @@ def test_a_model_that_needs_all_it_needs_has_one_budget() -> None:
     table = explain_budgets(with_other_budgets(document, [device("a")], Objective.LATENCY))
     assert table.title.endswith("20 MiB on the device")
     assert [row[0] for row in table.rows] == ["20 MiB"]
+
+
+def test_a_budget_that_is_printed_suffices() -> None:
+    least = 20 * MIB + 1
+    table = explain_budgets(
+        with_other_budgets(partition([10**8], [least]), [device("a")], Objective.LATENCY)
+    )
+    assert table.title.endswith("20.1 MiB on the device")
+    assert [row[0] for row in table.rows] == ["20.1 MiB"]

@@ -14,7 +14,7 @@ from rich.text import Text
 
 _INDENT: Final = 2
 _LONG_WORD: Final = 40
-"""A longer one is broken."""
+"""A longer one is broken; on a narrow terminal one that is longer than two thirds of it."""
 _WIDE: Final = Console(width=1000, markup=False)  # what a table would take if it could
 
 R = TypeVar("R")
@@ -25,6 +25,17 @@ Columns = Sequence[tuple[str, Callable[[R], str | Text]]]
 def plain_table(*columns: Column | str) -> Table:
     """A table with a line below its headings, and no other."""
     return Table(*columns, box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+
+
+def facts_grid(facts: Sequence[tuple[str, str]]) -> Table:
+    """A line for each fact that has a value; long ones are broken, not cut short."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in facts:
+        if value:
+            grid.add_row(name, value)
+    return grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,31 +56,31 @@ class ColumnTable(Generic[R]):
     ) -> Iterator[RenderableType]:
         names, left, width = self.names, list(self.columns), options.max_width
         shown = self._fitting(names, left, width)
-        yield self._table(names, shown)
+        yield self._table(names, shown, width)
         names, width = names[:1], width - _INDENT
         while left := [column for column in left if column not in shown]:
             shown = self._fitting(names, left, width)
             yield Text()
-            yield Padding(self._table(names, shown), (0, 0, 0, _INDENT), expand=False)
+            yield Padding(self._table(names, shown, width), (0, 0, 0, _INDENT), expand=False)
 
     def _fitting(self, names: Columns[R], columns: Columns[R], width: int) -> Columns[R]:
         """As many of the columns as fit, and at least one."""
         kept = list(columns)
         for heading in (*self.spare, ""):
-            needed = Measurement.get(_WIDE, _WIDE.options, self._table(names, kept))
+            needed = Measurement.get(_WIDE, _WIDE.options, self._table(names, kept, width))
             if (needed.minimum if self.wrap else needed.maximum) <= width:
                 break
             kept = [column for column in kept if column[0] != heading]
         return kept or columns[:1]
 
-    def _table(self, names: Columns[R], columns: Columns[R]) -> Table:
-        shown = (*names, *columns)
-        table = plain_table(*(self._column(heading, show) for heading, show in shown))
+    def _table(self, names: Columns[R], columns: Columns[R], width: int) -> Table:
+        shown, longest = (*names, *columns), min(_LONG_WORD, width * 2 // 3)
+        table = plain_table(*(self._column(heading, show, longest) for heading, show in shown))
         for row in self.rows:
             table.add_row(*(show(row) for _, show in shown))
         return table
 
-    def _column(self, heading: str, show: Callable[[R], str | Text]) -> Column:
+    def _column(self, heading: str, show: Callable[[R], str | Text], longest: int) -> Column:
         """Where columns wrap, each takes at least its longest word, a number all of itself: rich
         would break them to fit the others in."""
         texts = [heading, *(str(show(row)) for row in self.rows)]
@@ -77,5 +88,5 @@ class ColumnTable(Generic[R]):
             least = max(map(len, texts)) if self.wrap else None
             return Column(heading, justify="right", no_wrap=True, min_width=least)
         words = [len(word) for text in texts for word in text.split()]
-        least = min(_LONG_WORD, max(words, default=1)) if self.wrap else None
+        least = min(longest, max(words, default=1)) if self.wrap else None
         return Column(heading, overflow="fold", min_width=least)

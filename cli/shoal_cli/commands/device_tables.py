@@ -11,7 +11,7 @@ from shoal_cli.commands.columns import plain_table
 from shoal_cli.commands.device_pictures import PEER_NAMES
 from shoal_cli.commands.tables import format_seconds, titled
 from shoal_cli.local.device_figures import BudgetFigures, DeviceFigures, PeerFigures, Times
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import format_bytes, format_upwards
 
 
 def device_tables(figures: DeviceFigures) -> RenderableType:
@@ -50,7 +50,7 @@ def _memory(budgets: tuple[BudgetFigures, ...]) -> RenderableType:
 
 def _plan(budgets: tuple[BudgetFigures, ...]) -> RenderableType:
     least = budgets[0].swapping.least_bytes
-    title = f"Plan; the smallest budget that the model runs in is {format_bytes(least)}"
+    title = f"Plan; the smallest budget that the model runs in is {format_upwards(least)}"
     names = ("budget", "granted", "blocks", "kept", "dropped", "read again", "cold weights")
     table, shown = _table(title, *names)
     for each in budgets:

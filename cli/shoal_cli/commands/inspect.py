@@ -42,7 +42,8 @@ def inspect(
     AWS_ENDPOINT_URL; `https://` with HTTP_BEARER_TOKEN, or HTTP_USERNAME and HTTP_PASSWORD;
     `oci://` with OCI_USERNAME and OCI_PASSWORD, or DOCKER_CONFIG.
     """
-    from shoal_cli.commands.tables import inspection_table, output, working
+    from shoal_cli.commands.model_tables import inspection_table
+    from shoal_cli.commands.tables import output, working
     from shoal_cli.commands.transfers import fetch_model
     from shoal_compiler.errors import ModelRefused
     from shoal_compiler.profile import profile_model

@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from shoal_cli.commands.columns import Columns, ColumnTable
+from shoal_cli.commands.columns import Columns, ColumnTable, facts_grid
 from shoal_cli.commands.tables import format_done, format_seconds, format_tiers, titled
 from shoal_cli.live.reasons import Why
 from shoal_cli.live.view import (
@@ -131,7 +131,7 @@ def job_description(job: JobView) -> RenderableType:
         ("tiers 1-4", format_tiers(job.tier_hits)),
         ("plan", f"number {job.plan}, priority {job.priority}"),
     ]
-    parts: list[RenderableType] = [_facts(job.name, facts), Text(), _planned_table(job)]
+    parts: list[RenderableType] = [titled(job.name, facts_grid(facts)), Text(), _planned_table(job)]
     for failure in job.failures:
         parts.append(Text(f"failed: {failure}", style="red"))
     return Group(*parts)
@@ -261,7 +261,7 @@ def device_description(device: DeviceView) -> RenderableType:
         ("round trip", _seconds(device.round_trip_seconds).replace("-", "")),
         ("sensors", _sensors(device)),
     ]
-    return Group(_facts(device.name, facts), Text(), _held_table(device.fragments))
+    return Group(titled(device.name, facts_grid(facts)), Text(), _held_table(device.fragments))
 
 
 def _per_second(device: DeviceView) -> str:
@@ -361,16 +361,6 @@ def _table(
 ) -> RenderableType:
     numbers = frozenset(heading for heading, _ in columns) - {"memory", "holds"}
     return ColumnTable(rows=rows, names=names, columns=columns, spare=spare, numbers=numbers)
-
-
-def _facts(title: str, facts: Sequence[tuple[str, str]]) -> RenderableType:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in facts:
-        if value:
-            grid.add_row(name, value)
-    return titled(title, grid)
 
 
 def _style(state: str) -> str:

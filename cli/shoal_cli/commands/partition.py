@@ -44,7 +44,8 @@ def partition(
 
     The same model and the same cuts make the same fragments, wherever that is done.
     """
-    from shoal_cli.commands.tables import output, partition_table, working
+    from shoal_cli.commands.model_tables import partition_table
+    from shoal_cli.commands.tables import output, working
     from shoal_cli.commands.transfers import fetch_model
     from shoal_cli.local.cut_orders import CutOrder
     from shoal_cli.local.preparation import prepare

@@ -13,10 +13,9 @@ from typing import TypeVar
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
-from rich.table import Column
 from rich.text import Text
 
-from shoal_cli.commands.columns import Columns, ColumnTable, plain_table
+from shoal_cli.commands.columns import Columns, ColumnTable
 from shoal_cli.local.report import (
     DeviceReport,
     FragmentHeld,
@@ -26,8 +25,6 @@ from shoal_cli.local.report import (
     Verification,
 )
 from shoal_planner.explanation import Table as Explained
-from shoal_planner.profile import Profile
-from shoal_protocol.partition import MODEL, Fragment, PartitionDocument
 from shoal_protocol.units import counted, format_bytes
 
 FAILURES_SHOWN = 8
@@ -192,63 +189,6 @@ def _peak(device: DeviceReport) -> Text:
     return Text(f"{peak} of {budget} {share:.0%}", style=style)
 
 
-def partition_table(partition: PartitionDocument) -> RenderableType:
-    """One row per fragment, then what crosses each boundary, then the balance."""
-    title = f"{counted(len(partition.fragments), 'fragment')} of {partition.model_digest[:19]}"
-    swappable = any(each.least_bytes < each.resident_bytes for each in partition.fragments)
-    numbers = ("#", "nodes", "weights", "resident", *["at least"] * swappable, "FLOPs")
-    fragments = plain_table(*(Column(each, justify="right") for each in numbers), "digest")
-    for fragment in partition.fragments:
-        fragments.add_row(
-            str(fragment.index),
-            str(fragment.nodes),
-            format_bytes(fragment.weight_bytes),
-            format_bytes(fragment.resident_bytes),
-            *[format_bytes(fragment.least_bytes)] * swappable,
-            format_count(fragment.flops),
-            fragment.digest[:19],
-        )
-    boundaries = plain_table(
-        "from",
-        "to",
-        Column("bytes per item", justify="right"),
-        Column("tensors", overflow="ellipsis", max_width=60, no_wrap=True),
-    )
-    for edge in partition.edges:
-        size = "unknown" if edge.bytes_per_item is None else format_bytes(edge.bytes_per_item)
-        boundaries.add_row(
-            "inputs" if edge.producer == MODEL else str(edge.producer),
-            "outputs" if edge.consumer == MODEL else str(edge.consumer),
-            size,
-            ", ".join(edge.tensors),
-        )
-    return Group(
-        *(titled(title, fragments), Text()),
-        *(titled("Boundaries", boundaries), Text()),
-        Text(balance_line(partition.fragments)),
-    )
-
-
-def inspection_table(name: str, profile: Profile) -> RenderableType:
-    """What a model is, and what it takes and gives."""
-    facts = plain_table("", "")
-    for label, value in (
-        ("digest", profile.digest),
-        ("size", format_bytes(profile.size_bytes)),
-        ("parameters", format_count(profile.parameters)),
-        ("opset", str(profile.opset)),
-        ("nodes", str(len(profile.nodes))),
-        ("FLOPs per item", format_count(profile.flops)),
-    ):
-        facts.add_row(label, value)
-    tensors = plain_table("", "name", "type", "shape")
-    for label, specs in (("input", profile.inputs), ("output", profile.outputs)):
-        for spec in specs:
-            axes = ("?" if axis is None else str(axis) for axis in spec.shape or ("...",))
-            tensors.add_row(label, spec.name, spec.dtype, f"[{', '.join(axes)}]")
-    return Group(titled(name, facts), Text(), titled("Tensors", tensors))
-
-
 def explained_table(explained: Explained) -> RenderableType:
     """One table of an explanation, below an empty line."""
     columns: Columns[tuple[str, ...]] = [
@@ -263,17 +203,6 @@ def explained_table(explained: Explained) -> RenderableType:
         wrap=True,
     )
     return Group(Text(), titled(explained.title, table))
-
-
-def balance_line(fragments: Sequence[Fragment]) -> str:
-    """How even a cut is: the largest fragment against the mean, 1.00 being perfect."""
-    parts = [f"largest fragment {format_bytes(max(f.resident_bytes for f in fragments))} resident"]
-    parts.append(f"weights {_ratio([f.weight_bytes for f in fragments])} of the mean")
-    flops = [f.flops for f in fragments]
-    known = [count for count in flops if count is not None]
-    if len(known) == len(flops):
-        parts.append(f"FLOPs {_ratio(known)} of the mean")
-    return "balance: " + ", ".join(parts)
 
 
 def format_tiers(hits: TierHits) -> str:
@@ -313,11 +242,6 @@ def format_count(count: int | None) -> str:
 def titled(title: str, table: RenderableType) -> RenderableType:
     """A title that is broken at the terminal's width; a table's own would be at the table's."""
     return Group(Text(title, style="bold"), table)
-
-
-def _ratio(sizes: Sequence[int]) -> str:
-    mean = sum(sizes) / len(sizes)
-    return f"{max(sizes) / mean:.2f}x" if mean else "1.00x"
 
 
 def _fragments(device: DeviceReport) -> str:

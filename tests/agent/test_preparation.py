@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from agent.scripted_coordinator import ScriptedCoordinator
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.memory.residency import Ledger
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
+from shoal_agent.runtime import mapped_pages
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.preparation import WORTH_BYTES, CrashedAtLoad, Preparation
@@ -168,18 +170,26 @@ async def test_a_model_whose_packing_does_not_fit_is_opened_without(
     assert prepared.recipe_for_whole(size, opening - 1) is PREPARED_UNPACKED
 
 
-async def test_blocks_are_prepared_too_and_their_pages_dropped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("linked", [False, True])
+async def test_blocks_are_prepared_too_and_their_pages_dropped(
+    tmp_path: Path, linked: bool
+) -> None:
+    """Also where a link leads to the cache."""
     made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
     x = {"x": np.random.default_rng(0).standard_normal((3, 512), dtype=np.float32)}
     # The largest matrix is there twice for a moment, when its block is opened.
     granted = made.least_bytes + 3 * MIB
-    prepared = await Bench(tmp_path).preparation.prepare(made.digest, made.folder, granted)
+    folder = made.folder
+    if linked:
+        folder = tmp_path / "linked"
+        folder.symlink_to(made.folder)
+    prepared = await Bench(tmp_path).preparation.prepare(made.digest, folder, granted)
     assert prepared.whole is None, "a form was made that is not needed"
     runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
     runtime.open("whole", made.folder)
     whole = runtime.run("whole", x, Stopper()).outputs["y"]
     runtime.close("whole")
-    runtime.open("blocks", made.folder, granted, prepared)
+    runtime.open("blocks", folder, granted, prepared)
     assert mapped_bytes(made, "weights.bin") is None
     for size in (granted, granted, made.least_bytes, made.least_bytes):
         runtime.grant("blocks", size)
@@ -191,6 +201,27 @@ async def test_blocks_are_prepared_too_and_their_pages_dropped(tmp_path: Path) -
         # Where a huge page lies, by chance, over the border of what is kept, all of it is dropped.
         assert kept - HUGE_PAGE_BYTES < mapped[0] <= kept
         assert mapped[1] == 0
+    runtime.close("blocks")
+
+
+async def test_what_is_mapped_is_read_once_for_all_prepared_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes longer than to open them, where an agent has mapped much."""
+    made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
+    granted = made.least_bytes + 3 * MIB
+    prepared = await Bench(tmp_path).preparation.prepare(made.digest, made.folder, granted)
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
+    read: list[str] = []
+
+    def counting(path: str, **options: Any) -> TextIO:
+        read.append(path)
+        file: TextIO = open(path, **options)  # noqa: SIM115 - its caller closes it
+        return file
+
+    monkeypatch.setattr(mapped_pages, "open", counting, raising=False)
+    runtime.open("blocks", made.folder, granted, prepared)
+    assert len(read) == 1
     runtime.close("blocks")
 
 
@@ -444,3 +475,4 @@ async def test_a_model_of_activations_mostly_is_opened_prepared_only_where_there
     assert prepared.recipe_for_whole(size, granted, 0) is None
     assert prepared.recipe_for_whole(size, granted, granted) is PREPARED
     assert prepared.recipe_for_whole(size, 2 * size, 0) is PREPARED, "its weights are most of it"
+    assert prepared.recipe_for_whole(size, 2 * size, -256) is PREPARED, "the limit is rounded down"

@@ -6,7 +6,6 @@ agents of one machine would yield to one another.
 """
 
 import asyncio
-import itertools
 from typing import Final
 
 from shoal_agent.memory.pressure import withheld
@@ -18,10 +17,12 @@ from shoal_agent.telemetry import pressure
 from shoal_agent.telemetry.machine import Machine
 from shoal_protocol.threads import in_thread
 
-_LIMIT_SECONDS: Final = 0.5
+_LIMIT_SECONDS: Final = 0.05
+"""Between two looks while a fragment is resident. One takes 25 microseconds."""
+_IDLE_LIMIT_SECONDS: Final = 0.5
 _PRESSURE_SECONDS: Final = 5.0
-_TURNS_TO_MAKE_ROOM: Final = 4
-"""It takes 7 milliseconds, and may have to be done again and again."""
+_ROOM_SECONDS: Final = 2.0
+"""To make room takes 7 milliseconds, and may have to be done again and again."""
 
 
 class BudgetFollower:
@@ -46,21 +47,28 @@ class BudgetFollower:
     async def run(self) -> None:
         """Follow both until it is cancelled."""
         if not self.settings.exit_with_parent:
-            await asyncio.gather(self._follow_limit(), self._follow_pressure())
+            await asyncio.gather(
+                self._follow_limit(), self._keep_making_room(), self._follow_pressure()
+            )
 
     async def _follow_limit(self) -> None:
         """Have the budget that the limit leaves, never more than the settings say."""
         await self._settled.wait()
-        for turn in itertools.count(1):
-            await asyncio.sleep(_LIMIT_SECONDS)
-            if turn % _TURNS_TO_MAKE_ROOM == 0:
-                await self._make_room()
+        while True:
+            in_use = self.fragments.ledger.resident
+            await asyncio.sleep(_LIMIT_SECONDS if in_use else _IDLE_LIMIT_SECONDS)
             limit = self.machine.memory_limit_bytes()
             if limit is None:
                 continue
             budget = min(self.settings.budget, max(0, limit - self.meter.floor_bytes))
             if budget != self.fragments.ledger.budget:
                 await self.fragments.change_budget(budget)
+
+    async def _keep_making_room(self) -> None:
+        await self._settled.wait()
+        while True:
+            await asyncio.sleep(_ROOM_SECONDS)
+            await self._make_room()
 
     async def _make_room(self) -> None:
         """Have no more charged to the container than floor and budget, to which its limit is to be

@@ -19,7 +19,6 @@ import pytest
 
 from agent.conftest import StartAgent
 from agent.fragment_making import (
-    InBlocks,
     MadeFragment,
     dense_model,
     table_model,
@@ -30,7 +29,6 @@ from agent.model_families import FAMILIES, half_precision, item
 from agent.scripted_coordinator import ScriptedCoordinator
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.memory.residency import Ledger
-from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.preparation import WORTH_BYTES, CrashedAtLoad, Preparation
@@ -166,32 +164,6 @@ async def test_a_model_whose_packing_does_not_fit_is_opened_without(
     opening, size = prepared.packed.opening_bytes, (dense.folder / "weights.bin").stat().st_size
     assert prepared.recipe_for_whole(size, opening) is PREPARED
     assert prepared.recipe_for_whole(size, opening - 1) is PREPARED_UNPACKED
-
-
-async def test_blocks_are_prepared_too_and_their_pages_dropped(tmp_path: Path) -> None:
-    made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
-    x = {"x": np.random.default_rng(0).standard_normal((3, 512), dtype=np.float32)}
-    # The largest matrix is there twice for a moment, when its block is opened.
-    granted = made.least_bytes + 3 * MIB
-    prepared = await Bench(tmp_path).preparation.prepare(made.digest, made.folder, granted)
-    assert prepared.whole is None, "a form was made that is not needed"
-    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
-    runtime.open("whole", made.folder)
-    whole = runtime.run("whole", x, Stopper()).outputs["y"]
-    runtime.close("whole")
-    runtime.open("blocks", made.folder, granted, prepared)
-    assert mapped_bytes(made, "weights.bin") is None
-    for size in (granted, granted, made.least_bytes, made.least_bytes):
-        runtime.grant("blocks", size)
-        result = runtime.run("blocks", x, Stopper()).outputs["y"]
-        np.testing.assert_allclose(result, whole, rtol=1e-4, atol=1e-5)
-        kept = size - made.least_bytes
-        mapped = mapped_bytes(made, "prepared/")
-        assert mapped is not None
-        # Where a huge page lies, by chance, over the border of what is kept, all of it is dropped.
-        assert kept - HUGE_PAGE_BYTES < mapped[0] <= kept
-        assert mapped[1] == 0
-    runtime.close("blocks")
 
 
 async def test_of_a_prepared_table_little_more_than_the_rows_that_are_read_is_in_memory(
@@ -444,3 +416,4 @@ async def test_a_model_of_activations_mostly_is_opened_prepared_only_where_there
     assert prepared.recipe_for_whole(size, granted, 0) is None
     assert prepared.recipe_for_whole(size, granted, granted) is PREPARED
     assert prepared.recipe_for_whole(size, 2 * size, 0) is PREPARED, "its weights are most of it"
+    assert prepared.recipe_for_whole(size, 2 * size, -256) is PREPARED, "the limit is rounded down"

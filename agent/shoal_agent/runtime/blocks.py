@@ -17,7 +17,7 @@ burns processor time that the other agents of a machine need.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -43,6 +43,7 @@ from shoal_agent.runtime.mapped_pages import (
     beyond,
     cache_in_huge_pages,
     drop,
+    mapped_files,
     mapped_ranges,
     populate,
     size_of,
@@ -357,9 +358,8 @@ class BlockFragment:
 def _open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[OpenBlock]:
     last = {name: index for index, block in enumerate(source.blocks) for name in block.takes}
     results = {*source.outputs, *(name for join in source.joins for name in join.parts)}
-    before = mapped_ranges(source.folder)
-    for index, (block, session, mapped) in enumerate(source.open_models(open_session)):
-        after = mapped_ranges(source.folder)
+    opened = _with_pages(source, source.open_models(open_session))
+    for index, (block, session, mapped, pages) in enumerate(opened):
         yield OpenBlock(
             session=session,
             mapped=mapped,
@@ -370,8 +370,25 @@ def _open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[OpenBloc
                 for name in dict.fromkeys((*block.takes, *block.gives))
                 if last.get(name, -1) <= index and name not in results
             ),
-            weights=added(before, after),
+            weights=pages,
         )
+
+
+def _with_pages(
+    source: Blocks, opened: Iterable[tuple[Block, onnxruntime.InferenceSession, Weights]]
+) -> Iterator[tuple[Block, onnxruntime.InferenceSession, Weights, tuple[PageRange, ...]]]:
+    """Open blocks, each with the pages of its weights. Prepared ones have files of their own: to
+    read once what is mapped is enough."""
+    if source.prepared:
+        sessions = list(opened)
+        files = mapped_files(source.folder)
+        for each, model in zip(sessions, source.prepared, strict=True):
+            yield *each, tuple(sorted(files.get(str(model.weights.resolve()), ())))
+        return
+    before = mapped_ranges(source.folder)
+    for each in opened:
+        after = mapped_ranges(source.folder)
+        yield *each, added(before, after)
         before = after
 
 

@@ -45,14 +45,20 @@ def size_of(ranges: Iterable[PageRange]) -> int:
 
 def mapped_ranges(folder: Path) -> list[PageRange]:
     """Where this process has mapped files of a folder."""
+    return [pages for ranges in mapped_files(folder).values() for pages in ranges]
+
+
+def mapped_files(folder: Path) -> dict[str, list[PageRange]]:
+    """Where this process has mapped files of a folder, by their paths."""
     prefix = f"{folder}/"
-    found = []
+    found: dict[str, list[PageRange]] = {}
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             fields = line.rstrip("\n").split(maxsplit=5)
             if len(fields) == 6 and fields[5].startswith(prefix):
                 start, _, end = fields[0].partition("-")
-                found.append(PageRange(int(start, 16), int(end, 16)))
+                pages = PageRange(int(start, 16), int(end, 16))
+                found.setdefault(fields[5], []).append(pages)
     return found
 
 

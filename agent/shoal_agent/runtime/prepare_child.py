@@ -216,8 +216,9 @@ def _measured(folder: Path, recipe: "Recipe") -> dict[str, int]:
 
 
 def _mapped_bytes(path: Path) -> int:
+    name = str(path.resolve())  # as the kernel knows it
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-        ranges = [line.split()[0].split("-") for line in maps if line.rstrip().endswith(str(path))]
+        ranges = [line.split()[0].split("-") for line in maps if line.rstrip().endswith(name)]
     return sum(int(end, 16) - int(start, 16) for start, end in ranges)
 
 

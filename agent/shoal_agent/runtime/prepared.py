@@ -28,7 +28,7 @@ from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED, Recipe
 from shoal_protocol.digests import from_hexadecimal
 from shoal_protocol.manifest import MODEL, WEIGHTS
 
-_VERSION: Final = "6"
+_VERSION: Final = "7"
 """Another one for other options in `recipes`, other sessions' bytes, or another manifest."""
 _MOST_MANIFEST_BYTES: Final = 1 << 20
 _SPARE_BYTES: Final = 64 << 10
@@ -87,7 +87,8 @@ class PreparedModel:
         """
         beside = max(0, (granted_bytes or 0) - weight_bytes)
         reordered = beside // _REORDERED_SHARE if beside > weight_bytes else 0
-        if spare_bytes is not None and reordered > spare_bytes:
+        # A grant of all that there is exceeds the arena's limit, which is rounded down.
+        if spare_bytes is not None and reordered > max(0, spare_bytes):
             return None
         growth = max(weight_bytes // 8, beside // 2, _SPARE_BYTES)
         for recipe, opened in ((PREPARED, self.packed), (PREPARED_UNPACKED, self.unpacked)):

@@ -86,6 +86,7 @@ class MemoryMeter:
         where the kernel does not let this process see which pages return, they stay.
         """
         gc.collect()
+        gc.freeze()  # what is there now stays: `Runtime.close` need not look through it
         trim()
         with self._lock:
             mappings = _library_mappings() if library_reserve_bytes else []

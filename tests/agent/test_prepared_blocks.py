@@ -1,0 +1,70 @@
+"""Blocks that were prepared: whose pages are whose, and which of them stay."""
+
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import pytest
+
+from agent.fragment_making import InBlocks, dense_model, write_fragment
+from agent.test_preparation import AMPLE, MIB, Bench, mapped_bytes
+from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
+from shoal_agent.runtime import mapped_pages
+from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.onnx_runtime import Runtime
+from shoal_agent.runtime.process_memory import MemoryMeter
+
+
+@pytest.mark.parametrize("linked", [False, True])
+async def test_blocks_are_prepared_too_and_their_pages_dropped(
+    tmp_path: Path, linked: bool
+) -> None:
+    """Also where a link leads to the cache."""
+    made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
+    x = {"x": np.random.default_rng(0).standard_normal((3, 512), dtype=np.float32)}
+    # The largest matrix is there twice for a moment, when its block is opened.
+    granted = made.least_bytes + 3 * MIB
+    folder = made.folder
+    if linked:
+        folder = tmp_path / "linked"
+        folder.symlink_to(made.folder)
+    prepared = await Bench(tmp_path).preparation.prepare(made.digest, folder, granted)
+    assert prepared.whole is None, "a form was made that is not needed"
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
+    runtime.open("whole", made.folder)
+    whole = runtime.run("whole", x, Stopper()).outputs["y"]
+    runtime.close("whole")
+    runtime.open("blocks", folder, granted, prepared)
+    assert mapped_bytes(made, "weights.bin") is None
+    for size in (granted, granted, made.least_bytes, made.least_bytes):
+        runtime.grant("blocks", size)
+        result = runtime.run("blocks", x, Stopper()).outputs["y"]
+        np.testing.assert_allclose(result, whole, rtol=1e-4, atol=1e-5)
+        kept = size - made.least_bytes
+        mapped = mapped_bytes(made, "prepared/")
+        assert mapped is not None
+        # Where a huge page lies, by chance, over the border of what is kept, all of it is dropped.
+        assert kept - HUGE_PAGE_BYTES < mapped[0] <= kept
+        assert mapped[1] == 0
+    runtime.close("blocks")
+
+
+async def test_what_is_mapped_is_read_once_for_all_prepared_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes longer than to open them, where an agent has mapped much."""
+    made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
+    granted = made.least_bytes + 3 * MIB
+    prepared = await Bench(tmp_path).preparation.prepare(made.digest, made.folder, granted)
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
+    read: list[str] = []
+
+    def counting(path: str, **options: Any) -> TextIO:
+        read.append(path)
+        file: TextIO = open(path, **options)  # noqa: SIM115 - its caller closes it
+        return file
+
+    monkeypatch.setattr(mapped_pages, "open", counting, raising=False)
+    runtime.open("blocks", made.folder, granted, prepared)
+    assert len(read) == 1
+    runtime.close("blocks")

@@ -19,7 +19,8 @@ from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 Join = Callable[..., Awaitable[Joined]]
 MIB = 1 << 20
-IDLE_BYTES = 47 * MIB
+IDLE_BYTES = 48 * MIB
+"""47 were measured; how much of the libraries' code a run touches differs by half a MiB."""
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +78,14 @@ async def test_an_agent_is_small_again_when_its_work_has_ended(
 ) -> None:
     fragment = dense(coordinator.store, 1024, 4096, 1024, resident=40 * MIB)
     joined = await join()
+    await resting(joined.agent)
+    before = joined.agent.status("RssAnon")
     await joined.device.load(fragment.digest, fragment.resident_bytes)
     for item in range(3):
         await run(joined.device, fragment.digest, 1024, item)
     await joined.device.unload(fragment.digest)
     assert await resting(joined.agent) < IDLE_BYTES
+    assert joined.agent.status("RssAnon") < before + MIB
 
 
 async def test_library_pages_that_a_fragment_brings_back_are_not_its_use(

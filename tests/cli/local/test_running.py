@@ -119,11 +119,14 @@ def test_a_run_writes_the_whole_models_results_and_a_second_one_does_nothing_aga
         assert device["floor_bytes"] > device["budget_bytes"]
     (timeline,) = cast(list[dict[str, Any]], first.report["timelines"])
     assert [each["name"] for each in timeline["devices"]] == ["one", "three", "two"]
+    ran = {device["name"]: device["tasks"] for device in first.report["devices"]}  # type: ignore
+    assert sum(ran.values()) == 3 * 10
     for each in timeline["devices"]:
-        assert sum(each["computing_seconds"]) > 0
-        assert sum(each["loading_seconds"]) > 0
+        # Where a device loads for long, the others have done all the work by then.
+        assert (sum(each["computing_seconds"]) > 0) == (ran[each["name"]] > 0)
         assert sum(each["busy_seconds"]) >= max(each["computing_seconds"])
-        assert max(each["memory_bytes"]) > 0
+    for name in ("computing_seconds", "loading_seconds", "memory_bytes"):
+        assert any(sum(each[name]) > 0 for each in timeline["devices"])
     assert [each["index"] for each in job["cut"]["fragments"]] == [0, 1, 2]  # type: ignore[index]
     written = {path: path.stat().st_mtime_ns for path in bench.outputs.glob("*.npz")}
 

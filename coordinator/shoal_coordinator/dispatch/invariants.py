@@ -122,6 +122,7 @@ def _of_service(state: State, service: Service) -> Iterator[str]:
 def _of_pending(state: State) -> Iterator[str]:
     given: Counter[Device] = Counter()
     travelling: Counter[Device] = Counter()
+    items: Counter[Job] = Counter()
     for number, pending in state.pending.items():
         if pending.device.lost:
             yield f"instruction {number}: waits for {pending.device.name}, which is lost"
@@ -131,9 +132,13 @@ def _of_pending(state: State) -> Iterator[str]:
                 yield f"instruction {number}: its task is given again"
         if isinstance(pending, Travelling):
             travelling.update(pending.route.devices)
+            items[pending.route.job] += 1
             yield from _of_travelling(number, pending)
         if isinstance(pending, Forwarding) and pending.target is pending.device:
             yield f"instruction {number}: forwards to itself"
+    for job in state.jobs.values():
+        if job.travelling != items[job]:
+            yield f"{job.spec.name}: {items[job]} items travel, not {job.travelling}"
     yield from _of_work(state, given, travelling)
 
 

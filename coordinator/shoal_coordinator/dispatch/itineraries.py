@@ -21,8 +21,9 @@ first device of a route, every device runs what arrives and sends it on, and the
   cost. It then runs task by task (`assignment`), and so does an item that has failed: that way
   tells what is to blame, and knows of relays, disks and deadlines. So each item travels once.
 - An item takes no slot, since it is mostly elsewhere: the window of its job bounds how many there
-  are. Where one of the devices has tasks of other jobs, items run task by task, so that priorities
-  decide.
+  are. Where one of the devices has work of other jobs, items run task by task, so that priorities
+  decide. Jobs of one priority that all have routes travel side by side: each waits until the tasks
+  of the others have ended, and none begins further ones.
 - Nobody says that an item is lost between two devices: one that is not answered within
   `Limits.travel` is given up. Whatever still comes of it is ignored, because its number is void.
 """
@@ -43,6 +44,7 @@ from shoal_coordinator.dispatch.state import (
     Planning,
     Route,
     Service,
+    StageQueue,
     State,
     Travelling,
 )
@@ -149,10 +151,19 @@ def planned(state: State, planning: Planning, number: int) -> None:
 
 
 def awaits_routes(state: State, job: Job) -> bool:
-    """Whether all legs of its routes should answer soon."""
-    return any(
-        route.unanswered and state.now - route.since < state.limits.planning for route in job.routes
-    )
+    """Whether items may soon travel: all legs of its routes answer, or the tasks of others that
+    will travel as well end. Routes that nothing can travel on for long are closed."""
+    unanswered = [route for route in job.routes if route.unanswered]
+    if unanswered:
+        return any(state.now - route.since < state.limits.planning for route in unanswered)
+    others = list(_others(job))
+    if not any(map(_has_tasks, others)) or not all(_travels_beside(job, each) for each in others):
+        state.obstructed.pop(job, None)
+        return False
+    if state.now - state.obstructed.setdefault(job, state.now) < state.limits.planning:
+        return True
+    close(state, job.routes[0])
+    return False
 
 
 def close(state: State, route: Route) -> None:
@@ -162,6 +173,7 @@ def close(state: State, route: Route) -> None:
     state.worklist.stored.append(job)
     if route in job.routes:
         job.routes = ()
+        state.obstructed.pop(job, None)
         delay = min(limits.retry_delay << min(job.route_failures, 16), limits.retry_delay_most)
         job.route_after = Nanoseconds(state.now + delay)
         job.route_failures += 1
@@ -174,12 +186,28 @@ def open_routes(job: Job) -> tuple[Route, ...]:
     """The routes that items of a job may travel on now; all of them, or none."""
     if any(route.unanswered for route in job.routes):
         return ()
+    for each in _others(job):
+        if _has_tasks(each) or not _travels_beside(job, each):
+            return ()
+    return job.routes
+
+
+def _others(job: Job) -> Iterator[StageQueue]:
+    """Stages of other jobs with work for a device of these routes."""
     for device in dict.fromkeys(device for route in job.routes for device in route.devices):
         for service in device.listed:
-            for other in service.queues:
-                if (other.waiting or other.running) and other.job is not job:
-                    return ()
-    return job.routes
+            for queue in service.queues:
+                if (queue.waiting or queue.running) and queue.job is not job:
+                    yield queue
+
+
+def _has_tasks(queue: StageQueue) -> bool:
+    """Whether there is work beside items that travel."""
+    return bool(queue.waiting) or queue.running > queue.job.travelling
+
+
+def _travels_beside(job: Job, queue: StageQueue) -> bool:
+    return bool(queue.job.routes) and queue.job.spec.priority == job.spec.priority
 
 
 def travel(state: State, items: Sequence[Item], routes: Sequence[Route]) -> None:
@@ -231,6 +259,7 @@ def _travel(state: State, items: Sequence[Item], route: Route) -> None:
         device.work.used_at[digest] = now
         device.tally.tiers[0] += count
         queue.running += count
+    job.travelling += count
     job.tiers[0] += count * len(job.queues)
     job.served += count * len(job.queues)
     first, names = route.devices[0], tuple([device.name for device in route.devices])
@@ -258,6 +287,7 @@ def _travel(state: State, items: Sequence[Item], route: Route) -> None:
 
 def leave(state: State, route: Route, together: Sequence[Travelling]) -> None:
     """Items have ended their travel on a route, somehow."""
+    route.job.travelling -= len(together)
     for travelling in together:
         for task in travelling.tasks:
             task.device = None

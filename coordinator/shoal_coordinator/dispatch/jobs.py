@@ -203,7 +203,7 @@ def _window(state: State, job: Job) -> int:
 
 def admit(state: State) -> None:
     """Open the barriers that may open, and admit items while the windows have room."""
-    for job in dict.fromkeys(state.worklist.admitting):
+    for job in dict.fromkeys((*state.worklist.admitting, *state.obstructed)):
         if job.ended_at is None:
             _pass_barrier(state, job)
             _fill_window(state, job)
@@ -383,6 +383,7 @@ def end_job(state: State, job: Job, failure: ev.Failure | None) -> None:
         abandon(state, item)
     job.active.clear()
     job.routes = ()
+    state.obstructed.pop(job, None)
     for queue in job.queues:
         retire_service(state, queue)
     del state.jobs[job.spec.name]

@@ -212,9 +212,9 @@ class Job:
     are those whose results existed before, `skipped` these and those that are not tried again,
     `succeeded` those of this run; `latency` of an item
     lasts from its first task's start to its result. There are new `routes` not before
-    `route_after`, which is later with each of `route_failures`. Stages up to `open_stages` may
-    begin: all of them, unless the mode is Barrier. `outgrown`: an item that the plan covers fitted
-    on no device.
+    `route_after`, which is later with each of `route_failures`; `travelling` items are on routes.
+    Stages up to `open_stages` may begin: all of them, unless the mode is Barrier. `outgrown`: an
+    item that the plan covers fitted on no device.
     """
 
     spec: JobSpec
@@ -243,6 +243,7 @@ class Job:
     routes: "tuple[Route, ...]" = ()
     route_after: Nanoseconds = Nanoseconds(0)
     route_failures: int = 0
+    travelling: int = 0
     latency: Histogram = field(default_factory=Histogram)
     slowest: Slowest = field(default_factory=Slowest)
 
@@ -393,7 +394,8 @@ ServiceKey: TypeAlias = tuple[Digest, tuple[str, ...], tuple[tuple[str, Bytes], 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class State:
-    """Everything. `unmet` are services with more work than devices: each Tick considers them."""
+    """Everything. `unmet` are services with more work than devices: each Tick considers them.
+    `obstructed` are jobs that could travel but for tasks of others, and since when."""
 
     limits: Limits
     now: Nanoseconds = Nanoseconds(0)
@@ -407,6 +409,7 @@ class State:
     crashes: dict[Digest, Crashes] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)
     unmet: dict[Service, None] = field(default_factory=dict)
+    obstructed: dict[Job, Nanoseconds] = field(default_factory=dict)
     worklist: Worklist = field(default_factory=Worklist)
     delayed: list[tuple[Nanoseconds, int, Task]] = field(default_factory=list)
     refreshed_at: Nanoseconds = Nanoseconds(0)

@@ -276,6 +276,75 @@ def test_while_another_job_has_tasks_items_run_task_by_task() -> None:
     assert some(come(table, second), Travel)
 
 
+def beside(table: Table, priority: int = 0) -> tuple[list[Instruction], list[Instruction]]:
+    """Another light job beside one whose items travel: all that was given until its routes are
+    planned, and from then on."""
+    opened(table, light(400))
+    spec = replace(light(400), name="other", priority=priority)
+    given, before = table.submit(spec), list[Instruction]()
+    assert some(given, Plan), "every stage has run for the job before"
+    return before + given, planned(table, given)
+
+
+def begun_together() -> tuple[Table, list[Instruction]]:
+    """Two light jobs whose fragments have not run before, and what is unanswered once both have
+    routes: some tasks, and nothing is given any more."""
+    table = joined()
+    given = table.submit(light(400)) + table.submit(replace(light(400), name="other"))
+    while not all(job.routes for job in table.state.jobs.values()):
+        first, *given = given
+        if isinstance(first, Plan):
+            given += planned(table, [first])
+        elif isinstance(first, Execute | FinishItem):
+            given += table.answer(first, milliseconds=1)
+    return table, given + planned(table, given)
+
+
+def test_light_jobs_of_one_priority_travel_side_by_side() -> None:
+    table = joined()
+    _, given = beside(table)
+    assert {each.job for each in some(given, Travel)} == {"other"}
+    assert not some(given, Execute)
+    first = next(each for each in table.all(Travel) if each.job == "job")
+    assert {each.job for each in some(come(table, first), Travel)} == {"job"}
+
+
+def test_light_jobs_of_unlike_priorities_run_task_by_task() -> None:
+    table = joined()
+    _, given = beside(table, priority=7)
+    assert {each.job for each in some(given, Execute)} == {"other"}
+    assert not some(given, Travel)
+
+
+def test_light_jobs_that_begin_together_travel_once_the_tasks_of_both_have_ended() -> None:
+    table, given = begun_together()
+    assert some(given, Execute)
+    travels: list[Travel] = []
+    while given:
+        first, *given = given
+        travels += [first] if isinstance(first, Travel) else []
+        if isinstance(first, Execute | FinishItem):
+            given += table.answer(first, milliseconds=1)
+    assert {each.job for each in travels} == {"job", "other"}
+    assert not table.state.obstructed
+
+
+def test_tasks_that_do_not_end_hold_up_other_light_items_for_a_second_at_most() -> None:
+    table, given = begun_together()
+    stuck = some(given, Execute)[0]
+    for each in given:
+        if isinstance(each, Execute) and each is not stuck:
+            given += table.answer(each, milliseconds=1)
+    (held,) = table.state.obstructed
+    assert held.spec.name != stuck.job
+    after: list[Instruction] = []
+    for _ in range(3):
+        for name in "xyz":
+            table.measure(name)
+        after += table.wait(500)
+    assert held.spec.name in {each.job for each in some(after, Execute)}
+
+
 def test_a_job_that_is_cancelled_leaves_nothing_behind() -> None:
     table = joined()
     travels = some(opened(table, light(80)), Travel)

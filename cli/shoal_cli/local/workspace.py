@@ -126,10 +126,13 @@ def running_pools() -> list[RunningPool]:
     prefix = f"{_SOCKETS_PREFIX}{os.getuid()}-"
     pools = []
     for folder in _sockets_folder().glob(f"{prefix}*-*"):
-        if folder.stat().st_uid == os.getuid() and run_is_alive(folder.name.removeprefix(prefix)):
-            work = (folder / _WORK).resolve()
-            for socket in folder.glob(f"*{_COORDINATOR}"):
-                pools.append(RunningPool(socket.stem, work, f"unix:{socket}"))
+        with contextlib.suppress(FileNotFoundError):  # its run has ended
+            if folder.stat().st_uid == os.getuid() and run_is_alive(
+                folder.name.removeprefix(prefix)
+            ):
+                work = (folder / _WORK).resolve()
+                for socket in folder.glob(f"*{_COORDINATOR}"):
+                    pools.append(RunningPool(socket.stem, work, f"unix:{socket}"))
     return sorted(pools)
 
 

@@ -41,6 +41,7 @@ def test_a_run_is_found_by_its_sockets_until_it_ends(tmp_path: Path) -> None:
         pool = started(workspace, "shelf")
         assert running_pools() == [pool]
         assert local_pool(None) == local_pool(tmp_path / "work") == pool
+    workspace.sockets.with_name(f"{workspace.sockets.name}-1").symlink_to("has just ended")
     assert running_pools() == []
     with pytest.raises(NoCoordinator, match="no run with the work folder"):
         local_pool(tmp_path / "work")

@@ -15,7 +15,7 @@ from shoal_protocol.services import SessionClient
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
 def openssl(*arguments: str | Path) -> None:

@@ -20,7 +20,7 @@ from strangers import context_of, crowd, descriptors, handshakes, settled
 pytestmark = [pytest.mark.real]
 
 ITEMS = 12
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
 def free_port() -> int:

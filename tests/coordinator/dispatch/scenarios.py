@@ -41,7 +41,7 @@ def scenario(seed: int, *, crashing: bool = False) -> World:
 def chained(seed: int, *, light: bool = False) -> World:
     """Draw a world of one long chain with a device for each stage and room for all, so that most
     tasks are given ahead of their inputs, or with `light` most items travel; then often there are
-    replicas."""
+    replicas, and another light job on the same devices."""
     chance = random.Random(seed * 7919 + 2)  # noqa: S311 (not for secrets)
     names = [f"device-{index}" for index in range(chance.choice((2, 3, 3, 4)))]
     count = len(names)
@@ -79,6 +79,8 @@ def chained(seed: int, *, light: bool = False) -> World:
     for agent in world.agents.values():
         world.later(chance.uniform(0, 0.2) * SECOND, agent.connect)
     _plan_job(world, chance, job)
+    if light:
+        _plan_beside(world, job)
     for _ in range(3 if rough else 0):
         _plan_faults(world, chance)
     world.tick()
@@ -203,6 +205,14 @@ def _plan_job(world: World, chance: random.Random, job: JobSpec) -> None:
     if chance.random() < 0.15:
         again = _with_homes(chance, replace(job, epoch=2), list(world.agents))
         world.later(at + chance.uniform(0, 2) * SECOND, partial(world.submit, again))
+
+
+def _plan_beside(world: World, job: JobSpec) -> None:
+    """Often another job has the same stages, and mostly the same priority."""
+    chance = random.Random(f"{world.seed} beside")  # noqa: S311 (not for secrets)
+    if chance.random() < 0.4:
+        items, priority = chance.choice((10, 40, 80)), chance.choice((0, 0, 0, 1))
+        _plan_job(world, chance, replace(job, name="job-1", items=items, priority=priority))
 
 
 def _plan_placements(world: World, jobs: list[JobSpec]) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -130,41 +130,6 @@ def start_and_wait_for_results(bench: Workbench) -> subprocess.Popen[str]:
     process = bench.start("run", bench.manifest, "--progress", "plain")
     until(lambda: len(list(bench.outputs.glob("*.npz"))) >= 2, process)
     return process
-
-
-def test_a_run_writes_the_whole_models_results_and_a_second_one_does_nothing_again(
-    bench: Workbench,
-) -> None:
-    first = bench.run("run", bench.manifest, "--verify", "--report", bench.report)
-    assert first.status == 0, first.err
-    assert_results_are_the_whole_models(bench)
-    jsonschema.validate(first.report, json.loads(SCHEMA_PATH.read_text()))
-    job = job_of(first)
-    assert (job["items"], job["succeeded"], job["resumed"]) == (10, 10, 0)
-    assert job["max_abs_diff"] <= 1e-5  # type: ignore[operator]
-    assert job["whole_model_peak_bytes"] > 0  # type: ignore[operator]
-    assert "verified 10 items" in first.out
-    for device in first.report["devices"]:  # type: ignore[attr-defined]
-        assert 0 < device["peak_bytes_above_floor"] <= device["budget_bytes"]
-        assert device["floor_bytes"] > device["budget_bytes"]
-    (timeline,) = cast(list[dict[str, Any]], first.report["timelines"])
-    assert [each["name"] for each in timeline["devices"]] == ["one", "three", "two"]
-    ran = {device["name"]: device["tasks"] for device in first.report["devices"]}  # type: ignore
-    assert sum(ran.values()) == 3 * 10
-    for each in timeline["devices"]:
-        # Where a device loads for long, the others have done all the work by then.
-        assert (sum(each["computing_seconds"]) > 0) == (ran[each["name"]] > 0)
-        assert sum(each["busy_seconds"]) >= max(each["computing_seconds"])
-    for name in ("computing_seconds", "loading_seconds", "memory_bytes"):
-        assert any(sum(each[name]) > 0 for each in timeline["devices"])
-    assert [each["index"] for each in job["cut"]["fragments"]] == [0, 1, 2]  # type: ignore[index]
-    written = {path: path.stat().st_mtime_ns for path in bench.outputs.glob("*.npz")}
-
-    second = bench.run("run", bench.manifest, "--report", bench.report)
-    assert second.status == 0, second.err
-    assert job_of(second)["resumed"] == 10
-    assert sum(device["tasks"] for device in second.report["devices"]) == 0  # type: ignore
-    assert {path: path.stat().st_mtime_ns for path in bench.outputs.glob("*.npz")} == written
 
 
 def test_a_bare_model_runs_without_any_manifest(bench: Workbench) -> None:

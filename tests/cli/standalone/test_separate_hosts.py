@@ -55,6 +55,11 @@ def ready(laptop: Host) -> list[str]:
     return [each["name"] for each in found if each.get("state", "READY") == "READY"]
 
 
+def sessions(devices: list[Host]) -> list[int]:
+    """How many each had so far; to ask `shoal devices` again and again costs a process each time."""
+    return [host.said("log").count(" session ") for host in devices]
+
+
 def prepared_example(laptop: Host) -> Path:
     made = shutil.ignore_patterns("in", "out", "models", "__pycache__")
     example = laptop.home / "examples" / "ocr"
@@ -82,6 +87,7 @@ def test_three_devices_read_text_for_a_fourth_and_survive_what_dies(hosts: list[
         name: start_agent(host, name, lines[name])
         for name, host in zip(DEVICES, devices, strict=True)
     }
+    wait_until("three devices have sessions", lambda: all(sessions(devices)))
     wait_until("three devices are ready", lambda: ready(laptop) == list(DEVICES))
 
     # A device dies amid the work; the others take over.
@@ -93,6 +99,11 @@ def test_three_devices_read_text_for_a_fourth_and_survive_what_dies(hosts: list[
         assert running.poll() is None, laptop.said("run")
         return any(int(job.get("succeeded", 0)) >= 2 for job in laptop.asked("jobs"))
 
+    def one_has_loaded() -> bool:
+        assert running.poll() is None, laptop.said("run")
+        return any(re.search(r" loaded \w{12} in ", host.said("log")) for host in devices)
+
+    wait_until("a device has loaded its fragment", one_has_loaded)
     wait_until("two items are done", some_are_done)
     agents["pi-2"].send_signal(signal.SIGKILL)
     assert running.wait(90) == 0, laptop.said("run")
@@ -102,10 +113,15 @@ def test_three_devices_read_text_for_a_fourth_and_survive_what_dies(hosts: list[
     assert ready(laptop) == ["pi-1", "pi-3"]
 
     # Coordinator and device start again, with what they know on their disks.
+    before = sessions(devices)
     stop(coordinator)
     assert coordinator.returncode == 0
     coordinator = start_coordinator(shelf)
     start_agent(devices[1], "pi-2", lines["pi-2"])
+    wait_until(
+        "three devices have sessions again",
+        lambda: all(now > then for now, then in zip(sessions(devices), before, strict=True)),
+    )
     wait_until("three devices are back", lambda: ready(laptop) == list(DEVICES))
     (job,) = laptop.asked("jobs")
     assert (job["state"], int(job["succeeded"])) == ("COMPLETE", 24)

@@ -32,7 +32,7 @@ from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.session_pb2 import AgentMessage, CoordinatorMessage
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 @dataclass(eq=False)

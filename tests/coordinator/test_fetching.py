@@ -17,7 +17,7 @@ from shoal_protocol.services import FileStream, SessionClient
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 STALL_SECONDS = 3.0
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 FILE_BYTES = 8 << 20
 
 

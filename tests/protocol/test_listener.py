@@ -23,7 +23,7 @@ from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 from strangers import context_of, crowd, descriptors, handshakes, settled
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from shoal_cli.transfer import joined
 from shoal_protocol.join_lines import JoinLine
 from shoal_protocol.pki.authority import Authority, is_issued_by, renewal_time
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
 def authority_of(shelf: Shelf) -> bytes:

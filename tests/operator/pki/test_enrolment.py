@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 SOON = timedelta(seconds=155)
 """Renewed when two thirds have passed of this, and of the five minutes before: after 3 seconds."""
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
 def csr(name: str, key: ec.EllipticCurvePrivateKey | None = None) -> bytes:

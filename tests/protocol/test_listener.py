@@ -111,15 +111,17 @@ async def test_no_call_fails_while_certificates_are_renewed(pki: Pki) -> None:
         while not renewed:
             assert await coordinator.devices() == []
 
-    async with open_channel(f"localhost:{port}", client) as channel:
-        coordinator = CoordinatorClient(channel)
-        asking = asyncio.gather(*(ask(coordinator) for _ in range(8)))
-        for _ in range(10):
-            server = pki.issue("server")
-            await until_shown(server.certificate.read_bytes(), port, pki, client)
-        renewed = True
-        await asking
-    await listener.stop(None)
+    try:
+        async with open_channel(f"localhost:{port}", client) as channel:
+            coordinator = CoordinatorClient(channel)
+            asking = asyncio.gather(*(ask(coordinator) for _ in range(8)))
+            for _ in range(10):
+                server = pki.issue("server")
+                await until_shown(server.certificate.read_bytes(), port, pki, client)
+            renewed = True
+            await asking
+    finally:  # a server that is left behind holds up the tests after this one
+        await listener.stop(None)
 
 
 async def test_a_certificate_that_does_not_fit_its_key_is_not_used(pki: Pki) -> None:

@@ -56,7 +56,7 @@ MAY_OCCUR = (
     "^FailedMount Pod .* failed to sync (configmap|secret) cache: timed out",
     # What a node has not in its page cache is charged to the pod that reads it first; the kubelet
     # lowers the limit when the agent has given that back, which is tested below.
-    "^ResizeError Pod .* cannot decrease memory limits: .* below current usage",
+    "^ResizeError Pod .*cannot decrease memory limits: .* below current usage",
 )
 NODES = {shape.name for shape in SHAPES}
 BUDGET = 24 * MIB

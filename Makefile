@@ -57,9 +57,10 @@ suite: .venv/suite.stamp ## Run fifty models in budgets from ample to the smalle
 	@$(BIN)/pytest --quiet -rs tests/suite; kept=$$?; \
 		$(BIN)/python tests/suite/table.py out/suite; exit $$kept
 
-thorough: .venv/suite.stamp ## Run all that check leaves out: faults on nodes, heavy models, benches as tests
+thorough: .venv/suite.stamp ## Run all that check leaves out: faults on nodes, heavy models, other examples
 	@$(CLUSTER) build
 	$(BIN)/pytest --quiet -rs -m minutes
+	$(BIN)/pytest --quiet --hypothesis-profile=seeking -m "hypothesis and not minutes"
 
 fuzz: .venv/fuzz.stamp ## Fuzz each reader of others' bytes for MINUTES (1), until one has a fault (FUZZED=frames)
 	@for target in $(FUZZED); do PYTHONPATH=tests $(BIN)/python -m fuzz.fuzzing $$target \

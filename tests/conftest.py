@@ -5,7 +5,7 @@ import os
 from collections.abc import Generator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -18,9 +18,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Plans of tests are the same on every machine, and none of them waits for its measurement.
 os.environ.setdefault("SHOAL_SPEED", os.devnull)
 
-# A test asserts no time, and an example may take long where other processes compute.
-settings.register_profile("shoal", deadline=None)
-settings.load_profile("shoal")
+# A test asserts no time: examples may take long to draw and to run where other processes compute.
+# A check is right or wrong whenever it runs: its examples are the same each time. `make thorough`
+# seeks others.
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("seeking", _PATIENT)
+settings.register_profile("repeating", _PATIENT, derandomize=True)
+settings.load_profile("repeating")
 
 __all__ = ["api_access", "control_plane"]
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from shoal_cli.local.cgroups import DeviceGroup
 
 NETWORK = "10.99.0"
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 180.0
 _BURST: Final = "16kb"
 
 

@@ -43,7 +43,7 @@ async def send(  # noqa: PLR0913 - what an upload can be
 ) -> tuple[int | None, pb.FileDescription | None]:
     """Put a file, or break off; the offset that was answered, and what stands."""
     checksum = sha256(content) if announced is None else announced
-    call = FilesStub(world.channel).Put(timeout=20)
+    call = FilesStub(world.channel).Put(timeout=60)
     header = pb.PutHeader(path=path, bytes=len(content), sha256=checksum, version=version)
     await call.write(pb.PutRequest(header=header))
     answer = await call.read()
@@ -70,14 +70,14 @@ async def send(  # noqa: PLR0913 - what an upload can be
 
 async def fetch(world: World, path: str, offset: int = 0) -> bytes:
     request = pb.FetchFileRequest(path=path, offset=offset)
-    pieces = [piece async for piece in FilesStub(world.channel).Fetch(request, timeout=10)]
+    pieces = [piece async for piece in FilesStub(world.channel).Fetch(request, timeout=60)]
     assert pieces[0].bytes
     return b"".join(piece.piece for piece in pieces)
 
 
 async def listed(world: World, folder: str) -> list[tuple[str, int]]:
     request = pb.ListFilesRequest(folder=folder)
-    call = FilesStub(world.channel).ListFiles(request, timeout=10)
+    call = FilesStub(world.channel).ListFiles(request, timeout=60)
     return [(each.name, each.bytes) async for each in call]
 
 
@@ -90,7 +90,7 @@ async def test_a_file_is_put_fetched_listed_and_described(world: World) -> None:
     assert await fetch(world, "jobs/ocr/in/a b.npz") == CONTENT
     assert await fetch(world, "jobs/ocr/in/a b.npz", 999_999) == CONTENT[-1:]
     request = pb.DescribeFileRequest(path="jobs/ocr/in/a b.npz")
-    assert await FilesStub(world.channel).DescribeFile(request, timeout=10) == expected
+    assert await FilesStub(world.channel).DescribeFile(request, timeout=60) == expected
     assert await send(world, "jobs/ocr/in/a b.npz", CONTENT) == (None, expected)
     # Another content takes its place, as long as no job reads it.
     await send(world, "jobs/ocr/in/a b.npz", b"another")
@@ -166,7 +166,7 @@ async def test_a_fragment_is_seen_when_all_of_it_is_there(world: World, tmp_path
     offset, _ = await send(world, f"{path}/model.onnx", content, announced="")
     assert offset == 10
     assert hexadecimal in dict(await listed(world, "fragments"))
-    answer = await world.stub.ListFragments(api.ListFragmentsRequest(), timeout=5)
+    answer = await world.stub.ListFragments(api.ListFragmentsRequest(), timeout=60)
     assert f"sha256:{hexadecimal}" in answer.digests
     offset, stands = await send(world, f"{path}/model.onnx", content)
     assert (offset, stands is not None) == (None, True)
@@ -191,7 +191,7 @@ async def test_a_manifest_that_is_none_is_thrown_away(world: World) -> None:
 
 
 async def test_more_than_the_disk_has_is_refused_before_a_byte_is_sent(world: World) -> None:
-    call = FilesStub(world.channel).Put(timeout=10)
+    call = FilesStub(world.channel).Put(timeout=60)
     await call.write(
         pb.PutRequest(header=pb.PutHeader(path="jobs/ocr/in/a.npz", bytes=3 << 40, version="1"))
     )

@@ -133,7 +133,7 @@ async def test_a_cancelled_job_leaves_its_results_and_resumes(world: World) -> N
     async with connected(world.device("a")):
         await world.submit(follow=True)
         await world.until(lambda status: status.succeeded == 2)
-        cancelled = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=10)
+        cancelled = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=60)
         assert cancelled.state == api.JobStatus.CANCELLED
         drop(world.folder / "in", 2)
         await world.submit(follow=True)
@@ -163,7 +163,7 @@ async def test_more_files_than_are_held_at_once_wait_on_disk(
 
 async def test_a_job_is_ended_by_its_name(world: World) -> None:
     def end() -> Awaitable[api.JobStatus]:
-        return world.stub.EndJob(api.EndJobRequest(name="job"), timeout=10)
+        return world.stub.EndJob(api.EndJobRequest(name="job"), timeout=60)
 
     assert (await refusal(end()))[0] == grpc.StatusCode.NOT_FOUND
     drop(world.folder / "in", 0)
@@ -173,7 +173,7 @@ async def test_a_job_is_ended_by_its_name(world: World) -> None:
         code, text = await refusal(end())
         assert code == grpc.StatusCode.FAILED_PRECONDITION
         assert text == "job job does not follow its inputs: it ends by itself"
-        await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=10)
+        await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=60)
         for _ in range(9):
             gate.release()
         await world.submit(follow=True, outputs_uri=str(world.folder / "followed"))
@@ -191,7 +191,7 @@ async def test_the_end_of_a_job_that_is_being_cancelled_begins_no_other_run(worl
         await world.submit(follow=True)
         await world.until(lambda status: status.active > 0)
         world.coordinator.jobs.cancel("job", "no need")
-        ended = await world.stub.EndJob(api.EndJobRequest(name="job"), timeout=10)
+        ended = await world.stub.EndJob(api.EndJobRequest(name="job"), timeout=60)
         assert ended.state == api.JobStatus.CANCELLED
         assert (await world.ended()).state == api.JobStatus.CANCELLED
 
@@ -227,7 +227,7 @@ async def test_a_job_that_does_not_follow_is_another_job(world: World) -> None:
 
 async def listed(world: World, *states: api.JobItem.State) -> list[tuple[str, str]]:
     request = api.ListItemsRequest(name="job", states=states)
-    pages = world.stub.ListItems(request, timeout=10)
+    pages = world.stub.ListItems(request, timeout=60)
     return [
         (each.input, api.JobItem.State.Name(each.state))
         async for page in pages
@@ -236,7 +236,7 @@ async def listed(world: World, *states: api.JobItem.State) -> list[tuple[str, st
 
 
 async def retried(world: World, *items: int) -> api.JobStatus:
-    return await world.stub.RetryJob(api.RetryJobRequest(name="job", items=items), timeout=10)
+    return await world.stub.RetryJob(api.RetryJobRequest(name="job", items=items), timeout=60)
 
 
 def spoil(folder: Path, *names: str) -> None:

@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 60.0
 
 
 def openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=30)
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +76,10 @@ async def test_a_name_is_proved_and_a_device_gives_no_work(folder: Path, tmp_pat
             open_channel(target, credentials(folder, "shoal")) as client,
             open_channel(target, credentials(folder, "jetson")) as stranger,
         ):
-            devices = await CoordinatorStub(client).ListDevices(request, timeout=10)
+            devices = await CoordinatorStub(client).ListDevices(request, timeout=60)
             assert [status.name for status in devices.devices] == ["pi-4"]
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await CoordinatorStub(stranger).ListDevices(request, timeout=10)
+                await CoordinatorStub(stranger).ListDevices(request, timeout=60)
             assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
             # Nor does one device get at what is meant for another.
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -99,4 +99,4 @@ async def test_a_second_coordinator_on_a_unix_socket_in_use_is_refused(tmp_path:
         _, errors = await asyncio.wait_for(second.communicate(), PATIENCE_SECONDS)
         assert second.returncode == 2
         assert f"cannot listen on {target}: it is in use by another process" in errors.decode()
-        await CoordinatorStub(client).ListDevices(api.ListDevicesRequest(), timeout=10)
+        await CoordinatorStub(client).ListDevices(api.ListDevicesRequest(), timeout=60)

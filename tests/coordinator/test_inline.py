@@ -131,7 +131,7 @@ async def test_messages_that_wait_go_together_in_order_and_within_the_limits() -
         session.send(CoordinatorMessage(execute=Execute(instruction=number, input_frame=frame)))
     session.send(CoordinatorMessage(probe=Probe(nonce=7)))
     context.flows.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while sum(len(each.batch.messages) or 1 for each in context.written) < 301:
             await asyncio.sleep(0)
     writing.cancel()

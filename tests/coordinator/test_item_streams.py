@@ -19,7 +19,7 @@ from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 class Client:

@@ -70,7 +70,7 @@ async def test_a_job_that_is_cancelled_while_it_is_opened_never_runs(world: Worl
         submitting = asyncio.create_task(world.submit())
         while world.coordinator.jobs.find("job") is None:
             await asyncio.sleep(0)
-        cancelled = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=10)
+        cancelled = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=60)
         await submitting
     assert cancelled.state == api.JobStatus.CANCELLED
     assert not device.executed
@@ -108,7 +108,7 @@ async def test_tasks_that_finish_after_their_job_was_cancelled_leave_the_device_
         await world.until(lambda status: sum(each.running for each in status.stages) > 1, "first")
         await world.submit()
         cancel = api.CancelJobRequest(name="first")
-        assert (await world.stub.CancelJob(cancel, timeout=10)).state == api.JobStatus.CANCELLED
+        assert (await world.stub.CancelJob(cancel, timeout=60)).state == api.JobStatus.CANCELLED
         for _ in range(200):
             gate.release()
         assert (await world.ended()).state == api.JobStatus.COMPLETE
@@ -123,7 +123,7 @@ async def test_statistics_add_up_over_suspending_and_resuming(world: World) -> N
         for _ in range(7):
             gate.release()
         await world.until(lambda status: status.succeeded == 2)
-        before = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=10)
+        before = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=60)
     async with connected(world.device("b")):
         await world.submit()
         last = await world.ended()

@@ -12,12 +12,12 @@ from shoal_protocol.v1 import coordinator_pb2 as api
 
 
 async def listed(world: World) -> list[tuple[str, "api.JobStatus.State"]]:
-    call = world.stub.ListJobs(api.ListJobsRequest(), timeout=10)
+    call = world.stub.ListJobs(api.ListJobsRequest(), timeout=60)
     return [(status.name, status.state) async for status in call]
 
 
 async def remove(world: World, name: str) -> None:
-    await world.stub.RemoveJob(api.RemoveJobRequest(name=name), timeout=10)
+    await world.stub.RemoveJob(api.RemoveJobRequest(name=name), timeout=60)
 
 
 def put_inputs(world: World, job: str, *rows_of_files: int) -> np.ndarray:
@@ -128,7 +128,7 @@ async def test_a_suspended_job_resumes_without_running_anything_twice(world: Wor
             gate.release()
         await world.until(lambda status: status.succeeded == 2)
         cancel = api.CancelJobRequest(name="job", reason="suspended")
-        status = await world.stub.CancelJob(cancel, timeout=10)
+        status = await world.stub.CancelJob(cancel, timeout=60)
         assert (status.state, status.message) == (api.JobStatus.CANCELLED, "suspended")
     async with connected(after):
         again = await world.submit(inputs_uri="", outputs_uri="", epoch=3)

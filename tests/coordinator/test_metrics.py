@@ -23,7 +23,7 @@ async def measured(world: World) -> dict[str, float]:
 
     def get() -> str:
         url = f"{world.coordinator.metrics_url}/metrics"
-        with urlopen(url, timeout=5) as answer:  # noqa: S310 - loopback
+        with urlopen(url, timeout=60) as answer:  # noqa: S310 - loopback
             text: str = answer.read().decode()
             return text
 

@@ -28,7 +28,7 @@ async def until(
 ) -> api.PlacedFragments:
     """Repeat a call until the fragments are in these states."""
     while True:
-        answer = await world.stub.PlaceFragments(request, timeout=10)
+        answer = await world.stub.PlaceFragments(request, timeout=60)
         if [each.state for each in answer.fragments] == list(wanted):
             return answer
         await asyncio.sleep(0.05)
@@ -58,7 +58,7 @@ async def test_devices_of_the_plan_load_their_fragments_also_one_that_joins_late
 
 
 async def devices(world: World) -> list[api.DeviceStatus]:
-    answer = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=10)
+    answer = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=60)
     return list(answer.devices)
 
 
@@ -79,7 +79,7 @@ async def test_a_fragment_that_no_device_can_hold_is_reported_with_need_and_have
 ) -> None:
     async with connected(world.device("a", budget=500)):
         request = plan(world, "a", "a", "a")
-        answer = await world.stub.PlaceFragments(request, timeout=10)
+        answer = await world.stub.PlaceFragments(request, timeout=60)
     assert [each.state for each in answer.fragments] == [ABSENT] * 3
     assert answer.problem.startswith("Budget: fragment 0 of placement/shelf needs 1000 B")
 
@@ -106,19 +106,20 @@ async def test_a_fragment_that_cannot_run_is_not_tried_again_with_each_renewal(
     state = world.coordinator.driver.state
     state.limits = replace(state.limits, load_tries=1)
     async with connected(device):
-        async with asyncio.timeout(30):
-            while not (await world.stub.PlaceFragments(request, timeout=10)).problem:
+        async with asyncio.timeout(60):
+            while not (await world.stub.PlaceFragments(request, timeout=60)).problem:
                 await asyncio.sleep(0.02)
         tries = device.loads
         for _ in range(20):
-            answer = await world.stub.PlaceFragments(request, timeout=10)
+            answer = await world.stub.PlaceFragments(request, timeout=60)
             await asyncio.sleep(0.02)
         assert "it went wrong" in answer.problem
         assert device.loads == tries
         # Another plan is another matter.
-        await world.stub.PlaceFragments(plan(world, "a", "a", "b"), timeout=10)
-        await asyncio.sleep(0.1)
-        assert device.loads > tries
+        await world.stub.PlaceFragments(plan(world, "a", "a", "b"), timeout=60)
+        async with asyncio.timeout(60):
+            while device.loads == tries:
+                await asyncio.sleep(0.02)
 
 
 async def test_a_placement_is_no_job_and_ends_with_its_lease(world: World) -> None:
@@ -127,8 +128,8 @@ async def test_a_placement_is_no_job_and_ends_with_its_lease(world: World) -> No
     request = plan(world, "a", "a", "a")
     async with connected(world.device("a")):
         placements.place(request, world.document)
-        assert not [each async for each in world.stub.ListJobs(api.ListJobsRequest(), timeout=10)]
-        overview = await world.stub.GetOverview(api.GetOverviewRequest(), timeout=10)
+        assert not [each async for each in world.stub.ListJobs(api.ListJobsRequest(), timeout=60)]
+        overview = await world.stub.GetOverview(api.GetOverviewRequest(), timeout=60)
         assert not overview.jobs
         assert len(placements.fragments_in_use()) == 3
         now = LEASE_SECONDS - 1
@@ -146,13 +147,13 @@ async def test_without_stages_a_placement_ends_and_without_fragments_it_is_refus
     world: World,
 ) -> None:
     request = plan(world, "a", "a", "a")
-    await world.stub.PlaceFragments(request, timeout=10)
+    await world.stub.PlaceFragments(request, timeout=60)
     assert world.coordinator.driver.state.jobs
     ended = api.PlaceFragmentsRequest(name="shelf", partition=request.partition)
-    await world.stub.PlaceFragments(ended, timeout=10)
+    await world.stub.PlaceFragments(ended, timeout=60)
     assert not world.coordinator.driver.state.jobs
     digest = world.document.fragments[1].digest.removeprefix("sha256:")
     (world.folder / "store" / "fragments" / digest / "fragment.json").unlink()
-    code, reason = await refusal(world.stub.PlaceFragments(request, timeout=10))
+    code, reason = await refusal(world.stub.PlaceFragments(request, timeout=60))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert reason.startswith("the fragment store lacks fragment 1 ")

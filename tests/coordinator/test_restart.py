@@ -105,12 +105,12 @@ async def test_the_next_coordinator_resumes_where_a_killed_one_was(
                 open_channel(f"unix:{tmp_path}/s") as channel,
             ):
                 stub = CoordinatorStub(channel)
-                first = status = await stub.SubmitJob(request, timeout=10)
+                first = status = await stub.SubmitJob(request, timeout=60)
                 epochs.add(status.epoch)
                 # Nothing that was reported as done is done again.
                 assert first.resumed >= succeeded
                 watch = api.WatchJobRequest(name="job", interval_seconds=0.05)
-                async for status in stub.WatchJob(watch, timeout=30):
+                async for status in stub.WatchJob(watch, timeout=60):
                     succeeded = status.succeeded
                     if kills < times and status.succeeded > first.resumed + 50:
                         break
@@ -144,13 +144,13 @@ async def test_the_next_coordinator_knows_how_a_job_ended(tmp_path: Path) -> Non
     )
     request = submission(document, tmp_path / "none", tmp_path / "out")
     async with serving(settings), open_channel(target) as channel:
-        first = await CoordinatorStub(channel).SubmitJob(request, timeout=10)
+        first = await CoordinatorStub(channel).SubmitJob(request, timeout=60)
     assert first.state == api.JobStatus.FAILED
     async with serving(settings), open_channel(target) as channel:
         stub = CoordinatorStub(channel)
         watch = api.WatchJobRequest(name="job")
-        assert [status async for status in stub.WatchJob(watch, timeout=10)] == [first]
-        again = await stub.SubmitJob(request, timeout=10)
+        assert [status async for status in stub.WatchJob(watch, timeout=60)] == [first]
+        again = await stub.SubmitJob(request, timeout=60)
         assert (again.state, again.epoch) == (api.JobStatus.FAILED, first.epoch + 1)
 
 
@@ -165,7 +165,7 @@ async def test_a_deadline_counts_from_the_submission_over_restarts(tmp_path: Pat
         document, tmp_path / "in", tmp_path / "out", active_deadline_seconds=1000.0
     )
     async with serving(settings), open_channel(target) as channel:
-        first = await CoordinatorStub(channel).SubmitJob(request, timeout=10)
+        first = await CoordinatorStub(channel).SubmitJob(request, timeout=60)
         assert first.state == api.JobStatus.PENDING
     ledger = Ledger(state)  # as if that had been 2,000 seconds ago
     noted = ledger.load()["job"]
@@ -174,7 +174,7 @@ async def test_a_deadline_counts_from_the_submission_over_restarts(tmp_path: Pat
     ledger.close()
     async with serving(settings), open_channel(target) as channel:
         watch = api.WatchJobRequest(name="job", interval_seconds=0.05)
-        call = CoordinatorStub(channel).WatchJob(watch, timeout=20)
+        call = CoordinatorStub(channel).WatchJob(watch, timeout=60)
         last = [status async for status in call][-1]
     assert (last.state, last.reason) == (api.JobStatus.FAILED, "DeadlineExceeded")
 
@@ -193,10 +193,10 @@ async def test_a_record_that_is_not_understood_fails_its_job_and_no_other(tmp_pa
     async with serving(settings), open_channel(target) as channel:
         stub = CoordinatorStub(channel)
         watch = api.WatchJobRequest(name="bad")
-        (bad,) = [status async for status in stub.WatchJob(watch, timeout=10)]
+        (bad,) = [status async for status in stub.WatchJob(watch, timeout=60)]
         assert (bad.state, bad.reason) == (api.JobStatus.FAILED, "NotResumed")
         watch = api.WatchJobRequest(name="good")
-        good = [status async for status in stub.WatchJob(watch, timeout=10)][-1]
+        good = [status async for status in stub.WatchJob(watch, timeout=60)][-1]
         assert (good.reason, good.epoch) == ("FolderRefused", 2)
 
 

@@ -37,11 +37,11 @@ class Picky:
 
 async def listed(stub: CoordinatorStub, *states: Item.State, name: str = "job") -> list[Item]:
     request = api.ListItemsRequest(name=name, states=states)
-    return [each async for page in stub.ListItems(request, timeout=10) for each in page.items]  # type: ignore[attr-defined]
+    return [each async for page in stub.ListItems(request, timeout=60) for each in page.items]  # type: ignore[attr-defined]
 
 
 async def retry(world: World, *items: int) -> api.JobStatus:
-    return await world.stub.RetryJob(api.RetryJobRequest(name="job", items=items), timeout=10)
+    return await world.stub.RetryJob(api.RetryJobRequest(name="job", items=items), timeout=60)
 
 
 def numbers(items: Sequence[Item]) -> list[int]:
@@ -89,7 +89,7 @@ async def test_a_page_of_items_is_bounded(world: World) -> None:
     world.inputs(700, size=1)
     await world.submit()
     await world.until(lambda status: status.items == 700)
-    call = world.stub.ListItems(api.ListItemsRequest(name="job"), timeout=10)
+    call = world.stub.ListItems(api.ListItemsRequest(name="job"), timeout=60)
     assert [len(page.items) async for page in call] == [256, 256, 188]
 
 
@@ -183,7 +183,7 @@ async def test_a_retry_is_resumed_and_possible_after_the_coordinator_was_restart
         picky = Picky(rows[0], rows[2])
         async with connected(world.device("a", stages=picky.stages)):
             request = submission(document, tmp_path / "in", tmp_path / "out", backoff_limit=0)
-            await world.stub.SubmitJob(request, timeout=10)
+            await world.stub.SubmitJob(request, timeout=60)
             await world.ended()
     async with serving(settings) as coordinator, open_channel(target) as channel:
         world = await begin(coordinator, channel)

@@ -31,7 +31,7 @@ async def read_all(call: grpc.aio.UnaryStreamCall) -> object:  # type: ignore[ty
 
 async def put(channel: grpc.aio.Channel) -> object:
     header = files.PutHeader(path="jobs/job/in/a.npz", bytes=1)
-    call = FilesStub(channel).Put(iter([files.PutRequest(header=header)]), timeout=10)
+    call = FilesStub(channel).Put(iter([files.PutRequest(header=header)]), timeout=60)
     return await read_all(call)  # type: ignore[arg-type]
 
 
@@ -47,40 +47,40 @@ async def exchange(channel: grpc.aio.Channel) -> object:
 
 def fetch_fragment(channel: grpc.aio.Channel) -> Awaitable[object]:
     request = FetchFragmentRequest(digest="sha256:" + "0" * 64, file="model.onnx")
-    return read_all(SessionClient(channel).fetch_fragment(request, timeout=10))
+    return read_all(SessionClient(channel).fetch_fragment(request, timeout=60))
 
 
 CLIENT: dict[str, Call] = {
-    "SubmitJob": lambda c: CoordinatorStub(c).SubmitJob(api.SubmitJobRequest(), timeout=10),
+    "SubmitJob": lambda c: CoordinatorStub(c).SubmitJob(api.SubmitJobRequest(), timeout=60),
     "WatchJob": lambda c: read_all(
-        CoordinatorStub(c).WatchJob(api.WatchJobRequest(name="x"), timeout=10)
+        CoordinatorStub(c).WatchJob(api.WatchJobRequest(name="x"), timeout=60)
     ),
-    "CancelJob": lambda c: CoordinatorStub(c).CancelJob(api.CancelJobRequest(name="x"), timeout=10),
-    "RetryJob": lambda c: CoordinatorStub(c).RetryJob(api.RetryJobRequest(name="x"), timeout=10),
-    "ListJobs": lambda c: read_all(CoordinatorStub(c).ListJobs(api.ListJobsRequest(), timeout=10)),
-    "RemoveJob": lambda c: CoordinatorStub(c).RemoveJob(api.RemoveJobRequest(name="x"), timeout=10),
+    "CancelJob": lambda c: CoordinatorStub(c).CancelJob(api.CancelJobRequest(name="x"), timeout=60),
+    "RetryJob": lambda c: CoordinatorStub(c).RetryJob(api.RetryJobRequest(name="x"), timeout=60),
+    "ListJobs": lambda c: read_all(CoordinatorStub(c).ListJobs(api.ListJobsRequest(), timeout=60)),
+    "RemoveJob": lambda c: CoordinatorStub(c).RemoveJob(api.RemoveJobRequest(name="x"), timeout=60),
     "PlaceFragments": lambda c: CoordinatorStub(c).PlaceFragments(
         api.PlaceFragmentsRequest(), timeout=10
     ),
-    "ListDevices": lambda c: CoordinatorStub(c).ListDevices(api.ListDevicesRequest(), timeout=10),
-    "GetTimeline": lambda c: CoordinatorStub(c).GetTimeline(api.GetTimelineRequest(), timeout=10),
+    "ListDevices": lambda c: CoordinatorStub(c).ListDevices(api.ListDevicesRequest(), timeout=60),
+    "GetTimeline": lambda c: CoordinatorStub(c).GetTimeline(api.GetTimelineRequest(), timeout=60),
     "ListFragments": lambda c: CoordinatorStub(c).ListFragments(
         api.ListFragmentsRequest(), timeout=10
     ),
 }
 VIEWER: dict[str, Call] = {
-    "GetOverview": lambda c: CoordinatorStub(c).GetOverview(api.GetOverviewRequest(), timeout=10),
+    "GetOverview": lambda c: CoordinatorStub(c).GetOverview(api.GetOverviewRequest(), timeout=60),
     "ListItems": lambda c: read_all(
-        CoordinatorStub(c).ListItems(api.ListItemsRequest(name="x"), timeout=10)
+        CoordinatorStub(c).ListItems(api.ListItemsRequest(name="x"), timeout=60)
     ),
 }
 WORKER: dict[str, Call] = {
     "Put": put,
     "Fetch": lambda c: read_all(
-        FilesStub(c).Fetch(files.FetchFileRequest(path="jobs/x/out/a.npz"), timeout=10)
+        FilesStub(c).Fetch(files.FetchFileRequest(path="jobs/x/out/a.npz"), timeout=60)
     ),
     "ListFiles": lambda c: read_all(
-        FilesStub(c).ListFiles(files.ListFilesRequest(folder="fragments"), timeout=10)
+        FilesStub(c).ListFiles(files.ListFilesRequest(folder="fragments"), timeout=60)
     ),
     "DescribeFile": lambda c: FilesStub(c).DescribeFile(
         files.DescribeFileRequest(path="jobs/x/out/a.npz"), timeout=10
@@ -155,7 +155,7 @@ async def test_everyone_may_do_what_is_theirs(
             api.ListFragmentsRequest(), timeout=10
         )
         assert list(listed.digests) == sorted(each.digest for each in document.fragments)
-        devices = await CoordinatorStub(operator).ListDevices(api.ListDevicesRequest(), timeout=10)
+        devices = await CoordinatorStub(operator).ListDevices(api.ListDevicesRequest(), timeout=60)
         assert [each.name for each in devices.devices] == ["pi-4"]
         for name in ("shoal-operator", "shoal-viewer"):
             async with open_channel(target, pki.issue(name)) as viewer:
@@ -207,7 +207,7 @@ async def test_a_user_submits_jobs_and_carries_their_files(
         code, _ = await refusal(put(channel))
         assert code == grpc.StatusCode.DATA_LOSS  # it was let in, and then sent nothing
         request = api.SubmitJobRequest(name="lines", partition=document, epoch=1)
-        status = await CoordinatorStub(channel).SubmitJob(request, timeout=10)
+        status = await CoordinatorStub(channel).SubmitJob(request, timeout=60)
         assert status.name == "lines"
 
 
@@ -220,6 +220,6 @@ async def test_a_users_job_has_no_other_folder_of_the_coordinators_machine(
     setattr(request, folder, str(tmp_path / "private"))
     target = f"localhost:{coordinator.port}"
     async with open_channel(target, pki.issue("shoal-user")) as channel:
-        code, text = await refusal(CoordinatorStub(channel).SubmitJob(request, timeout=10))
+        code, text = await refusal(CoordinatorStub(channel).SubmitJob(request, timeout=60))
     assert code == DENIED
     assert text.startswith("'shoal-user' may not name folders")

@@ -152,6 +152,6 @@ async def test_a_job_that_has_not_ended_keeps_its_fragments(world: World) -> Non
     await world.submit()  # there is no device, so it waits
     held = world.coordinator.jobs.fragments_in_use()
     assert held == {fragment.digest for fragment in world.document.fragments}
-    await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=10)
+    await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=60)
     assert (await world.ended()).state == api.JobStatus.CANCELLED
     assert not world.coordinator.jobs.fragments_in_use()

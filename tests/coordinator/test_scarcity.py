@@ -147,7 +147,7 @@ async def test_jobs_outlive_a_state_disk_that_is_full_at_a_restart(tmp_path: Pat
     request = submission(document, tmp_path / "in", tmp_path / "out")
     with small_disk(state, "128k"):
         async with serving(settings), open_channel(target) as channel:
-            await CoordinatorStub(channel).SubmitJob(request, timeout=10)
+            await CoordinatorStub(channel).SubmitJob(request, timeout=60)
         ballast = state / "ballast"
         with pytest.raises(OSError, match="No space"):
             ballast.write_bytes(bytes(1 << 20))

@@ -79,7 +79,7 @@ async def test_strangers_disturb_neither_sessions_nor_jobs(
         )
         async with connected(device):
             request = submission(document, tmp_path / "in", tmp_path / "out")
-            await stub.SubmitJob(request, timeout=10)
+            await stub.SubmitJob(request, timeout=60)
             while len(device.executed) < 5:
                 await asyncio.sleep(0.05)
             before = descriptors(process.pid)

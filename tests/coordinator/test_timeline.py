@@ -160,7 +160,7 @@ async def test_a_client_receives_what_devices_did_and_that_one_was_lost(world: W
             await world.until(lambda status: any(stage.finished for stage in status.stages))
         last = await world.ended()
     assert last.state == api.JobStatus.COMPLETE
-    whole = await world.stub.GetTimeline(api.GetTimelineRequest(), timeout=5)
+    whole = await world.stub.GetTimeline(api.GetTimelineRequest(), timeout=60)
     assert whole.began_seconds == pytest.approx(last.started_seconds, abs=30)
     a, b = whole.devices
     assert (a.name, b.name) == ("a", "b")

@@ -53,17 +53,17 @@ class World:
         return submission(self.document, self.folder / "in", self.folder / "out", **fields)
 
     async def submit(self, **fields: object) -> api.JobStatus:
-        return await self.stub.SubmitJob(self.request(**fields), timeout=10)
+        return await self.stub.SubmitJob(self.request(**fields), timeout=60)
 
     async def ended(self, name: str = "job") -> api.JobStatus:
         watch = api.WatchJobRequest(name=name, interval_seconds=0.05)
-        statuses = [status async for status in self.stub.WatchJob(watch, timeout=30)]
+        statuses = [status async for status in self.stub.WatchJob(watch, timeout=60)]
         assert statuses[-1].state in ENDED
         return statuses[-1]
 
     async def until(self, ready: Callable[[api.JobStatus], bool], name: str = "job") -> None:
         watch = api.WatchJobRequest(name=name, interval_seconds=0.05)
-        call = self.stub.WatchJob(watch, timeout=30)
+        call = self.stub.WatchJob(watch, timeout=60)
         async for status in call:
             if ready(status):
                 break

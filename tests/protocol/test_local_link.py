@@ -163,7 +163,7 @@ async def test_acknowledgements_leave_while_what_came_together_is_still_being_ta
     frames = [frame for item in range(32) for frame in frames_of(outbound(item), item + 1)]
     near.sendall(b"".join(map(on_the_wire, frames)))
     async with serving(BulkLink(LocalTransport(far), Intake(taker))):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(taker.taken) < len(frames):
                 await asyncio.sleep(0)
     near.close()

@@ -30,7 +30,7 @@ SERVICE_SUBNET = "10.96.0.0/16"
 _SERVICE_ADDRESS = "10.96.0.1"
 # A heap of 100 MB and much garbage: let it grow before it is collected. One processor for each
 # program: on several, its scheduler and its collector spend a quarter more on looking for work.
-_SPARING = {"GOGC": "400", "GOMAXPROCS": "1"}
+SPARING = {"GOGC": "400", "GOMAXPROCS": "1"}
 _WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 _AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -201,7 +201,7 @@ class ControlPlane:
 
     def _process(self, name: str, command: Sequence[str | Path]) -> Process:
         log = self.folder / "log" / f"{name}.log"
-        return Process(name, command, log, self.folder, environment=_SPARING)
+        return Process(name, command, log, self.folder, environment=SPARING)
 
     def _etcd(self) -> Process:
         client, peer = (f"http://127.0.0.1:{p}" for p in (self._store_port, self._peer_port))

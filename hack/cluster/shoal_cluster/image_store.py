@@ -3,19 +3,28 @@
 To import images costs a node half a minute of processor time: each layer is read, hashed and
 unpacked. So a containerd of its own imports them into a store in the cache, and a node starts with
 hard links to that store's files: nothing writes to a layer or to a blob once it is there. The
-runtime's databases, which it does write to, are copied.
+runtime's databases, which it does write to, are copied. When an image has changed, the store of
+before becomes the new one, and is given only the layers that it does not have.
 """
 
+import contextlib
 import hashlib
+import io
+import json
 import shutil
 import subprocess
+import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from shoal_cluster.images import Image
 from shoal_cluster.places import cache, locked
 from shoal_cluster.processes import Process
+
+_LAYERS = "layers.json"
+"""Of a store: the digests of the layers of each image in it."""
+_OCI = "application/vnd.oci.image"
 
 
 def fill(root: Path, images: Sequence[Image], home: Path) -> None:
@@ -27,9 +36,8 @@ def fill(root: Path, images: Sequence[Image], home: Path) -> None:
     with locked(cache() / "stores.lock"):
         store = stores / _name(images)
         if not store.exists():
-            shutil.rmtree(stores, ignore_errors=True)
-            unfinished = store.with_suffix(".part")
-            _make(unfinished, images, home)
+            unfinished = _unfinished(stores)
+            _bring_to(unfinished, images, home)
             unfinished.rename(store)
         _link(store, root)
 
@@ -39,12 +47,15 @@ def import_image(socket: Path, image: Image) -> None:
     ctr(socket, "--namespace=k8s.io", "image", "import", str(image.archive))
 
 
-def ctr(socket: Path, *arguments: str) -> None:
-    """Run ctr against the containerd that listens on `socket`. Raises `OSError`."""
+def ctr(socket: Path, *arguments: str) -> str:
+    """Run ctr against the containerd that listens on `socket`; returns what it printed. Raises
+    `OSError`.
+    """
     command = ("ctr", f"--address={socket}", *arguments)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 def answers(socket: Path) -> bool:
@@ -62,8 +73,89 @@ def _name(images: Sequence[Image]) -> str:
     return hashlib.sha256(archives.encode()).hexdigest()[:16]
 
 
-def _make(root: Path, images: Sequence[Image], home: Path) -> None:
-    root.mkdir(parents=True)
+def _unfinished(stores: Path) -> Path:
+    """The store of before, no longer under its name; what a crash has left of one is removed."""
+    stores.mkdir(exist_ok=True)
+    unfinished = stores / "unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    for store in stores.iterdir():
+        if (store / _LAYERS).exists() and not unfinished.exists():
+            store.rename(unfinished)
+        else:
+            shutil.rmtree(store)
+    unfinished.mkdir(exist_ok=True)
+    return unfinished
+
+
+def _bring_to(root: Path, images: Sequence[Image], home: Path) -> None:
+    """Have a store hold these images, and no other ones."""
+    record = root / _LAYERS
+    held: dict[str, list[str]] = json.loads(record.read_bytes()) if record.exists() else {}
+    wanted = {image.name for image in images}
+    with running(root, home) as socket:
+        for image in images:
+            # Only these: what no image has any more containerd removes, when it likes.
+            known = {layer for layers in held.values() for layer in layers}
+            with tempfile.TemporaryDirectory(prefix="shoal-thin-", dir=root.parent) as folder:
+                thin = Path(folder, "thin.tar")
+                held[image.name] = write_thin(image, known, thin)
+                import_image(socket, Image(image.name, thin))
+        for name in held.keys() - wanted:
+            ctr(socket, "--namespace=k8s.io", "image", "remove", name)
+    record.write_text(json.dumps({name: held[name] for name in wanted}))
+
+
+def write_thin(image: Image, known: Collection[str], to: Path) -> list[str]:
+    """Write an image as an OCI archive without the layers `known`; the digests of all its layers.
+
+    For a containerd that has those: it asks only for what it has not unpacked.
+    """
+    with tarfile.open(image.archive) as archive, tarfile.open(to, "w") as thin:
+
+        def add(name: str, content: bytes) -> None:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            thin.addfile(member, io.BytesIO(content))
+
+        def added(kind: str, content: bytes) -> dict[str, object]:
+            found = _described(kind, hashlib.sha256(content).hexdigest(), len(content))
+            add(f"blobs/sha256/{str(found['digest'])[7:]}", content)
+            return found
+
+        (docker,) = json.loads(_read(archive, "manifest.json"))
+        layers = []
+        for file in docker["Layers"]:  # each is named by its digest, and not compressed
+            member, digest = archive.getmember(file), str(file).removesuffix(".tar")
+            layers.append(_described("layer.v1.tar", digest, member.size))
+            if f"sha256:{digest}" not in known:
+                member.name = f"blobs/sha256/{digest}"
+                thin.addfile(member, archive.extractfile(member))
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": f"{_OCI}.manifest.v1+json",
+            "config": added("config.v1+json", _read(archive, docker["Config"])),
+            "layers": layers,
+        }
+        described = added("manifest.v1+json", json.dumps(manifest).encode())
+        described["annotations"] = {"io.containerd.image.name": image.name}
+        add("index.json", json.dumps({"schemaVersion": 2, "manifests": [described]}).encode())
+        add("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
+    return [str(layer["digest"]) for layer in layers]
+
+
+def _described(kind: str, digest: str, size: int) -> dict[str, object]:
+    return {"mediaType": f"{_OCI}.{kind}", "digest": f"sha256:{digest}", "size": size}
+
+
+def _read(archive: tarfile.TarFile, name: str) -> bytes:
+    file = archive.extractfile(name)
+    assert file is not None, name
+    return file.read()
+
+
+@contextlib.contextmanager
+def running(root: Path, home: Path) -> Iterator[Path]:
+    """A containerd with this root folder; its socket."""
     # A folder of its own for what ends with it; its name is short, for the socket's sake.
     with tempfile.TemporaryDirectory(prefix="shoal-store-") as name:
         folder = Path(name)
@@ -82,8 +174,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
         runtime.start()
         try:
             runtime.wait_until(lambda: answers(socket), "answering")
-            for image in images:
-                import_image(socket, image)
+            yield socket
         finally:
             runtime.stop()
 

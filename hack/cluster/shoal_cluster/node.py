@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal_cluster import cgroups, image_store, images
-from shoal_cluster.control_plane import ControlPlane
+from shoal_cluster.control_plane import SPARING, ControlPlane
 from shoal_cluster.images import Image
 from shoal_cluster.network import Network, within
 from shoal_cluster.processes import Process
@@ -170,7 +170,8 @@ class Node:
 
     def _process(self, name: str, *command: str | Path, wraps: bool = False) -> Process:
         log = self._plane.folder / "log" / f"{self.name}-{name}.log"
-        return Process(f"{self.name}-{name}", command, log, self._plane.folder, wraps)
+        home, environment = self._plane.folder, {} if wraps else SPARING
+        return Process(f"{self.name}-{name}", command, log, home, wraps, environment=environment)
 
     def _init_command(self) -> Sequence[str | Path]:
         script = Path(__file__).with_name("init.sh")

@@ -243,8 +243,9 @@ def test_what_is_charged_to_a_group_cannot_grow_by_more_than_the_budget_whatever
             process.stdin.write("20\n")
             process.stdin.flush()
             assert process.stdout.readline() == "held\n"
-            # A limit that counted from resident memory would let it have this.
-            process.stdin.write("28\n")
+            # More than the budget and the files that may be charged to it and given back; a limit
+            # that counted from resident memory would let it have this.
+            process.stdin.write("44\n")
             process.stdin.flush()
             assert process.stdout.readline() == ""
         assert process.returncode == -9

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import numpy as np
@@ -49,29 +49,59 @@ def started(ran: Ran) -> bool:
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workbench, Path]:
-    """A workbench on which a job has run to its end, and a copy of its folder."""
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workbench, Path, Ran]:
+    """A workbench on which a job has run to its end, a copy of its folder, and how it ran."""
     bench = make_workbench(tmp_path_factory.mktemp("finished"))
-    ran = run(bench)
+    ran = run(bench, "--verify")
     assert ran.status == 0, ran.err
     assert started(ran)
     copy = bench.folder.with_name("copy")
     shutil.copytree(bench.folder, copy)
-    return bench, copy
+    return bench, copy, ran
 
 
 @pytest.fixture
-def finished(ended: tuple[Workbench, Path]) -> Workbench:
+def finished(ended: tuple[Workbench, Path, Ran]) -> Workbench:
     """The workbench as the run left it, in the folder of the run."""
-    bench, copy = ended
+    bench, copy, _ = ended
     shutil.rmtree(bench.folder)
     shutil.copytree(copy, bench.folder)
     return bench
 
 
+def test_a_run_writes_the_whole_models_results_and_reports_what_it_took(
+    ended: tuple[Workbench, Path, Ran], finished: Workbench
+) -> None:
+    _, _, ran = ended
+    assert_results_are_the_whole_models(finished)
+    jsonschema.validate(ran.report, json.loads(SCHEMA_PATH.read_text()))
+    job = job_of(ran)
+    assert (job["items"], job["succeeded"], job["resumed"]) == (10, 10, 0)
+    assert job["max_abs_diff"] <= 1e-5
+    assert job["whole_model_peak_bytes"] > 0
+    assert "verified 10 items" in ran.out
+    assert [each["index"] for each in job["cut"]["fragments"]] == [0, 1, 2]
+    devices = cast(list[dict[str, Any]], ran.report["devices"])
+    for device in devices:
+        assert 0 < device["peak_bytes_above_floor"] <= device["budget_bytes"]
+        assert device["floor_bytes"] > device["budget_bytes"]
+    tasks = {device["name"]: device["tasks"] for device in devices}
+    assert sum(tasks.values()) == 3 * 10
+    (timeline,) = cast(list[dict[str, Any]], ran.report["timelines"])
+    assert [each["name"] for each in timeline["devices"]] == ["one", "three", "two"]
+    for each in timeline["devices"]:
+        # Where a device loads for long, the others have done all the work by then.
+        assert (sum(each["computing_seconds"]) > 0) == (tasks[each["name"]] > 0)
+        assert sum(each["busy_seconds"]) >= max(each["computing_seconds"])
+    for name in ("computing_seconds", "loading_seconds", "memory_bytes"):
+        assert any(sum(each[name]) > 0 for each in timeline["devices"])
+
+
 def test_a_finished_job_is_not_cut_planned_or_started_again(finished: Workbench) -> None:
+    written = {path: path.stat().st_mtime_ns for path in finished.outputs.glob("*.npz")}
     again = run_again(finished)
     assert (again.status, started(again)) == (0, False), again.err
+    assert {path: path.stat().st_mtime_ns for path in finished.outputs.glob("*.npz")} == written
     assert "cutting" not in again.err
     assert (
         f"job: nothing to do: {finished.outputs} has the results of all 10 items, "

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from separate_hosts import Host, separate_hosts, stop, wait_until
+from separate_hosts import PATIENCE_SECONDS, Host, separate_hosts, stop, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 DEVICES = ("pi-1", "pi-2", "pi-3")
@@ -22,7 +22,7 @@ SLOWLY = ("--link-latency-milliseconds", "100")
 pytestmark = [
     pytest.mark.real,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces"),
     pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2"),
 ]
@@ -55,6 +55,36 @@ def ready(laptop: Host) -> list[str]:
     return [each["name"] for each in found if each.get("state", "READY") == "READY"]
 
 
+def sessions(devices: list[Host]) -> list[int]:
+    """How many each has had so far."""
+    return [host.said("log").count(" session ") for host in devices]
+
+
+def wait_until_ready(laptop: Host, devices: list[Host], before: list[int]) -> None:
+    """Until all have a session more. Logs are asked first: `shoal devices` starts a process."""
+
+    def joined() -> bool:
+        return all(now > then for now, then in zip(sessions(devices), before, strict=True))
+
+    wait_until("three devices have sessions", joined)
+    wait_until("three devices are ready", lambda: ready(laptop) == list(DEVICES))
+
+
+def wait_until_amid_work(
+    laptop: Host, devices: list[Host], running: subprocess.Popen[bytes]
+) -> None:
+    def loaded() -> bool:
+        assert running.poll() is None, laptop.said("run")
+        return any(re.search(r" loaded \w{12} in ", host.said("log")) for host in devices)
+
+    def some_are_done() -> bool:
+        assert running.poll() is None, laptop.said("run")
+        return any(int(job.get("succeeded", 0)) >= 2 for job in laptop.asked("jobs"))
+
+    wait_until("a device has loaded its fragment", loaded)
+    wait_until("two items are done", some_are_done)
+
+
 def prepared_example(laptop: Host) -> Path:
     made = shutil.ignore_patterns("in", "out", "models", "__pycache__")
     example = laptop.home / "examples" / "ocr"
@@ -82,31 +112,27 @@ def test_three_devices_read_text_for_a_fourth_and_survive_what_dies(hosts: list[
         name: start_agent(host, name, lines[name])
         for name, host in zip(DEVICES, devices, strict=True)
     }
-    wait_until("three devices are ready", lambda: ready(laptop) == list(DEVICES))
+    wait_until_ready(laptop, devices, before=[0, 0, 0])
 
     # A device dies amid the work; the others take over.
     example = prepared_example(laptop)
     run = ("run", example, "--coordinator", f"{shelf.address}:7400", "--progress", "plain")
     running = laptop.start("run", "-m", "shoal_cli", *run, "--verify", "--tolerance", "1e-5")
-
-    def some_are_done() -> bool:
-        assert running.poll() is None, laptop.said("run")
-        return any(int(job.get("succeeded", 0)) >= 2 for job in laptop.asked("jobs"))
-
-    wait_until("two items are done", some_are_done)
+    wait_until_amid_work(laptop, devices, running)
     agents["pi-2"].send_signal(signal.SIGKILL)
-    assert running.wait(90) == 0, laptop.said("run")
+    assert running.wait(PATIENCE_SECONDS) == 0, laptop.said("run")
     assert "24/24" in laptop.said("run")
     first = results(example)
     assert len(first) == 24
     assert ready(laptop) == ["pi-1", "pi-3"]
 
     # Coordinator and device start again, with what they know on their disks.
+    before = sessions(devices)
     stop(coordinator)
     assert coordinator.returncode == 0
     coordinator = start_coordinator(shelf)
     start_agent(devices[1], "pi-2", lines["pi-2"])
-    wait_until("three devices are back", lambda: ready(laptop) == list(DEVICES))
+    wait_until_ready(laptop, devices, before)
     (job,) = laptop.asked("jobs")
     assert (job["state"], int(job["succeeded"])) == ("COMPLETE", 24)
     shutil.rmtree(example / "lines" / "out")

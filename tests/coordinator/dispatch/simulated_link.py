@@ -190,7 +190,7 @@ class Link:
                 at=Nanoseconds(0), device=self.name, session=session, telemetry=telemetry
             )
         )
-        self.world.later(2 * SECOND, lambda: self._measure(session))
+        self.world.later(2 * SECOND, lambda: self._measure(session), routine=True)
 
     # ---- the wire ----------------------------------------------------------------------------
 

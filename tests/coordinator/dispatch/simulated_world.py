@@ -1,8 +1,9 @@
 """The world of the simulation: virtual time, chance under a seed, the dispatcher, and its shell.
 
-Checked at every step: the dispatcher's invariants, and that each item and each job ends once, an
-item only with all its results. What was done is written into a transcript, which a failure
-carries.
+Checked at every step: that each item and each job ends once, an item only with all its results.
+The dispatcher's invariants recount its whole state, which takes as long as all else: they are
+checked at every step, or at one in so many (`look_every`) that chance chooses. What was done is
+written into a transcript, which a failure carries.
 """
 
 import random
@@ -75,19 +76,24 @@ class World:
         self.specs: dict[str, JobSpec] = {}
         self.finished: dict[str, Failure | None] = {}
         self.steps = 0
+        self.look_every = 1
         self._completed: dict[str, frozenset[int]] = {}
         self._ends: dict[tuple[str, int], str] = {}
         self._results: dict[tuple[str, int, int], set[int]] = {}
         self._sessions = 0
-        self._event_router: list[tuple[int, int, Callable[[], object]]] = []
+        self._event_router: list[tuple[int, int, Callable[[], object], bool]] = []
         self._count = 0
+        self._under_way = 0
+        self._looks = random.Random(f"{seed} looks")  # noqa: S311 (not for secrets)
 
     # ---- time and chance ---------------------------------------------------------------------
 
-    def later(self, delay: float, action: Callable[[], object]) -> None:
-        """Do something after a delay, in nanoseconds."""
+    def later(self, delay: float, action: Callable[[], object], *, routine: bool = False) -> None:
+        """Do something after a delay, in nanoseconds; with `routine`, what goes on for ever."""
         self._count += 1
-        heappush(self._event_router, (self.now + max(int(delay), 1), self._count, action))
+        self._under_way += not routine
+        at = self.now + max(int(delay), 1)
+        heappush(self._event_router, (at, self._count, action, routine))
 
     def feed_later(self, delay: float, event: Event) -> None:
         """Have an event reach the dispatcher after a delay."""
@@ -96,13 +102,14 @@ class World:
     def run(self, until: int, done: Callable[[], bool]) -> None:
         """Let time pass until something is the case, or the time is up."""
         while self._event_router and self._event_router[0][0] <= until and not done():
-            self.now, _, action = heappop(self._event_router)
+            self.now, _, action, routine = heappop(self._event_router)
+            self._under_way -= not routine
             action()
 
     def tick(self) -> None:
         """The shell's clock."""
         self.feed(Tick(at=Nanoseconds(0)))
-        self.later(TICK_INTERVAL, self.tick)
+        self.later(TICK_INTERVAL, self.tick, routine=True)
 
     def delay(self) -> int:
         """How long a message takes."""
@@ -132,6 +139,11 @@ class World:
         return all(name in self.finished for name, spec in self.specs.items() if not spec.holds)
 
     @property
+    def still(self) -> bool:
+        """Whether nothing more is to happen, but for ticks and telemetry."""
+        return self._under_way == 0
+
+    @property
     def transcript(self) -> list[str]:
         """What happened, a line each."""
         return _lines(self.story)
@@ -154,10 +166,15 @@ class World:
             self.note(event)
         for instruction in given:
             self.note(instruction)
-        if broken := violations(self.state):
-            raise self.wrong("; ".join(broken))
+        if self.look_every == 1 or self._looks.random() * self.look_every < 1:
+            self.check_invariants()
         for instruction in given:
             self._carry_out(instruction)
+
+    def check_invariants(self) -> None:
+        """Recount all that the dispatcher knows."""
+        if broken := violations(self.state):
+            raise self.wrong("; ".join(broken))
 
     def submit(self, spec: JobSpec, completed: frozenset[int] = frozenset()) -> None:
         """A user submits a job, or a newer plan of one."""

@@ -7,7 +7,7 @@ of order or not at all; loads and tasks fail. After a while the faults stop. The
 end in bounded time, and no agent may still hold an activation.
 
     python tests/coordinator/dispatch/simulation.py 0 1000   runs these seeds, prints what fails
-    (`chain` or `light` behind them: of the other kinds)
+    (`chain` or `light` behind them: of the other kinds); looks at the invariants at every step
 """
 
 import sys
@@ -17,18 +17,29 @@ from coordinator.dispatch.simulated_link import SECOND
 from coordinator.dispatch.simulated_world import World, Wrong
 from shoal_agent.execution import values as execution
 
+LOOK_EVERY = 5
+"""What breaks an invariant either stays, and the next look finds it, or heals at once, and a look
+of one of many seeds finds it. The step that broke it: run the seed alone, as above."""
 FAULTS_END = 25 * SECOND
 PATIENCE = 400 * SECOND
 """Virtual time after the last fault in which everything must have ended."""
 _HELD_WITHIN = 120 * SECOND
 _HELD_STEADILY = 5 * SECOND
 """Longer than what moves a fragment waits for: what is at home by then stays there."""
+_LATE = 20 * SECOND
+"""Within this, what is still on its way arrives, and the last devices return."""
+_SETTLED = SECOND
 _QUIET = 5 * SECOND
 """No scenario submits or breaks anything later than this unless the jobs still run."""
 
 
 def simulate(
-    seed: int, *, crashing: bool = False, chain: bool = False, light: bool = False
+    seed: int,
+    *,
+    crashing: bool = False,
+    chain: bool = False,
+    light: bool = False,
+    look_every: int = LOOK_EVERY,
 ) -> World:
     """Run one scenario to its end; `Wrong` says what was wrong, with the transcript.
 
@@ -36,6 +47,7 @@ def simulate(
     there is one job, whose tasks are given ahead of their inputs; with `light`, whose items travel.
     """
     world = chained(seed, light=light) if chain or light else scenario(seed, crashing=crashing)
+    world.look_every = look_every
 
     def ended() -> bool:
         return world.now > _QUIET and world.jobs_ended
@@ -46,8 +58,10 @@ def simulate(
     if not world.jobs_ended:
         raise world.wrong(f"{world.specs.keys() - world.finished.keys()} have not ended")
     _check_held(world)
-    # Late answers and messages come in, and the last devices return.
-    world.run(world.now + 20 * SECOND, lambda: False)
+    latest = world.now + _LATE
+    world.run(latest, lambda: world.still)
+    world.run(min(world.now + _SETTLED, latest), lambda: False)
+    world.check_invariants()
     _check_nothing_left(world)
     return world
 
@@ -114,7 +128,7 @@ def main() -> None:
     failed = []
     for seed in range(first, last):
         try:
-            simulate(seed, chain="chain" in sys.argv, light="light" in sys.argv)
+            simulate(seed, chain="chain" in sys.argv, light="light" in sys.argv, look_every=1)
         except Wrong as wrong:
             failed.append(seed)
             print(wrong if len(failed) == 1 else str(wrong).split("\n", maxsplit=1)[0])

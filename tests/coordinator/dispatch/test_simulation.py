@@ -2,8 +2,14 @@
 
 import pytest
 
+from coordinator.dispatch import simulated_world
+from coordinator.dispatch.simulated_world import Wrong
 from coordinator.dispatch.simulation import simulate
-from shoal_coordinator.dispatch.instructions import Execute, Travel
+from shoal_coordinator.dispatch.device import Device
+from shoal_coordinator.dispatch.events import Event, ItemsStored
+from shoal_coordinator.dispatch.instructions import Execute, Instruction, Travel
+from shoal_coordinator.dispatch.machine import step
+from shoal_coordinator.dispatch.state import State
 
 CHUNK = 100
 
@@ -55,3 +61,28 @@ def test_a_fragment_that_crashes_every_device_fails_no_job_but_its_own() -> None
 def test_a_seed_gives_the_same_transcript_every_time() -> None:
     one, other = simulate(7), simulate(7)
     assert one.transcript == other.transcript
+
+
+def test_a_count_that_is_wrong_for_one_step_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The invariants are looked at in one step of so many."""
+    wrong: list[Device] = []
+
+    def faulty(state: State, event: Event) -> tuple[Instruction, ...]:
+        while wrong:
+            wrong.pop().work.load -= 1
+        given = step(state, event)
+        if isinstance(event, ItemsStored):
+            wrong.extend(list(state.devices.values())[:1])
+            for device in wrong:
+                device.work.load += 1
+        return given
+
+    monkeypatch.setattr(simulated_world, "step", faulty)
+
+    def simulate_many() -> None:
+        for seed in range(100):
+            wrong.clear()
+            simulate(seed)
+
+    with pytest.raises(Wrong, match=r"load \d is not"):
+        simulate_many()

@@ -62,5 +62,5 @@ async def world(
     """A pool of the module's own that really runs. Its links are slow, so that a job of few items
     lasts, and leaves the processors to others meanwhile."""
     folder = tmp_path_factory.mktemp("world")
-    async with making_world(plane, folder, latency_milliseconds=20) as made:
+    async with making_world(plane, folder, latency_milliseconds=60) as made:
         yield made

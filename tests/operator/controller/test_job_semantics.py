@@ -61,7 +61,7 @@ def plane() -> Iterator[ControlPlane]:
         yield made
 
 
-MANY = 300
+MANY = 100
 KINDS = (
     *(("model", "m"), ("devicepool", "shelf"), ("partition", "slow"), ("placement", "slow")),
     *(("inferencejob", "slow"), ("device", f"shelf-{DEVICES[0]}")),

@@ -164,6 +164,8 @@ def problem(inputs: InputSet, item: int = 0) -> str:
             {"x": np.zeros((2, 2), np.float32)},
             "a.npz: has rank 2 in x: the array is [2, 2], the model takes [1, 3, height, width]",
         ),
+        ({"x": np.array(["a", "word"])}, "a.npz: has x of type text, the model takes float32"),
+        ({"x": np.array([b"word"])}, "a.npz: has x of type bytes, the model takes float32"),
     ],
 )
 def test_what_does_not_suit_the_model_fails_with_a_reason(
@@ -223,17 +225,19 @@ def test_damaged_bytes_fail_their_item_only(tmp_path: Path) -> None:
 def test_files_that_are_no_arrays_are_failed_items(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"no archive")
     (tmp_path / "b.npy").write_bytes(b"")
+    (tmp_path / "b_words.npy").write_text("some words, not an array")
     np.save(tmp_path / "c.npy", np.array([{"an": "object"}], dtype=object), allow_pickle=True)
     (tmp_path / "d.npy").write_bytes(b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**32 - 1))
     np.save(tmp_path / "e.npy", np.zeros((1, 3, 2, 2), np.float32))
     os.truncate(tmp_path / "e.npy", (tmp_path / "e.npy").stat().st_size - 1)
     inputs = scan_inputs(tmp_path, IMAGE)
-    assert len(inputs) == 5
+    assert len(inputs) == 6
     assert "is no readable .npz file" in problem(inputs, 0)
-    assert "is no readable .npy file" in problem(inputs, 1)
-    assert "which is not read" in problem(inputs, 2)
-    assert "is no readable .npy file" in problem(inputs, 3)
-    assert "is cut short: the array needs 48 bytes, 47 are there" in problem(inputs, 4)
+    assert "is no readable .npy file: the array is empty, not as numpy" in problem(inputs, 1)
+    assert "begins with b'some words, not ', not as numpy.save" in problem(inputs, 2)
+    assert "type object, which is not read; save an array of numbers" in problem(inputs, 3)
+    assert "is no readable .npy file" in problem(inputs, 4)
+    assert "is cut short: the array needs 48 bytes, 47 are there" in problem(inputs, 5)
 
 
 def test_a_small_archive_that_claims_to_be_huge_is_refused_before_it_is_inflated(

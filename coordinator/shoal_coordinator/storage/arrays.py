@@ -37,6 +37,8 @@ _SMALL_FILE_BYTES: Final = 64 * 1024
 _HEADER_BYTES: Final = 64 * 1024
 _KNOWN_HEADERS: Final = 32
 """Of those parsed last: the files of a folder mostly have the same."""
+_SHOWN_BYTES: Final = 16
+"""Of a file that is no array."""
 _LENGTH_BYTES: Final = {(1, 0): 2, (2, 0): 4}
 """Of the number that says how long the header of an `.npy` file is, by its version."""
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
@@ -185,6 +187,9 @@ def _parse_header(name: str, file: Any, total_bytes: int, limits: Limits) -> Arr
     label = repr(name) if name else "the array"
     # Read ahead by hand: NumPy would allocate whatever length the header claims before refusing it.
     content = file.read(_HEADER_BYTES)
+    if not content.startswith(np.lib.format.MAGIC_PREFIX):
+        begins = f"begins with {content[:_SHOWN_BYTES]!r}, not" if content else "is empty, not"
+        raise ValueError(f"{label} {begins} as numpy.save writes it")
     version = np.lib.format.read_magic(io.BytesIO(content))
     if version not in _LENGTH_BYTES:
         raise UnreadableArrays(f"has {label} in format version {version}")
@@ -193,7 +198,10 @@ def _parse_header(name: str, file: Any, total_bytes: int, limits: Limits) -> Arr
     text = content[: start + length]
     shape, fortran, dtype = _described(text)
     if dtype.hasobject or dtype.fields is not None or dtype.subdtype is not None:
-        raise UnreadableArrays(f"has {label} with elements of type {dtype}, which is not read")
+        raise UnreadableArrays(
+            f"has {label} with elements of type {dtype}, which is not read; "
+            "save an array of numbers, or of text that is no object"
+        )
     if dtype.itemsize == 0:
         raise UnreadableArrays(f"has {label} with elements of type {dtype}, which have no size")
     # NumPy multiplies the other axes even where one of them is 0.

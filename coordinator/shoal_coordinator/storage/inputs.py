@@ -46,7 +46,6 @@ _OPEN_FILES: Final = 4
 there."""
 _WHOLE_DIGEST_BYTES: Final = 1024 * 1024
 
-
 _SAME_NAMES: Final = (
     *("bool", "float16", "complex64", "complex128"),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
@@ -58,7 +57,6 @@ _NUMPY_NAMES: Final = {
     "bfloat16": "uint16",
     "string": "str",
 }
-
 
 Shapes = Mapping[str, tuple[int, ...]]
 """By the names of the model's inputs."""
@@ -403,7 +401,8 @@ def _rows(spec: TensorSpec, header: ArrayHeader) -> tuple[int | None, tuple[int,
     if len(shape) == rank + 1:
         return shape[0], shape[1:]
     if len(shape) != rank:
-        raise UnreadableArrays(_misfit(spec, header, "has rank", len(shape)))
+        misfit = _misfit(spec, header, "has rank", len(shape))
+        raise UnreadableArrays(_wrong_dtype(spec, header) or misfit)
     if rank and spec.shape[0] == 1 and shape[0] != 1:
         return shape[0], (1, *shape[1:])
     return None, shape
@@ -436,10 +435,11 @@ def _wrong_dtype(spec: TensorSpec, header: ArrayHeader) -> str | None:
         return f"cannot be read for {spec.name}: arrays of type {spec.dtype} are not supported"
     if have.kind == "U" if wanted == "str" else have == wanted:
         return None
-    return (
-        f"has {spec.name} of type {have}, the model takes {wanted}; "
-        f"convert it with .astype({wanted!r})"
-    )
+    name = {"S": "bytes", "U": "text"}.get(have.kind, str(have))
+    remedy = f"; convert it with .astype({wanted!r})"
+    if name != str(have) and wanted != "str":  # letters do not become numbers so
+        remedy = ""
+    return f"has {spec.name} of type {name}, the model takes {wanted}{remedy}"
 
 
 def _misfit(spec: TensorSpec, header: ArrayHeader, what: str, value: int) -> str:

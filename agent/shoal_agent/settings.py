@@ -16,8 +16,8 @@ from shoal_agent.enrolment.identity import Enrolment
 from shoal_agent.telemetry.machine import Machine
 from shoal_agent.transport.addresses import reached_at
 from shoal_protocol.arguments import (
+    LOG_LEVELS,
     Parser,
-    add_log_level,
     add_security,
     checked,
     duration,
@@ -116,6 +116,7 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
         if getattr(values, option) is None:
             parser.error(f"the following arguments are required: --{option} (or a join line)")
     values.cache = values.cache or _CACHE
+    values.log_level = values.log_level or "warning"
     if values.advertise is not None and values.listen is None:
         parser.error("--advertise needs --listen")
     values.single = values.residency == Residency.SINGLE
@@ -146,6 +147,7 @@ def _join(parser: argparse.ArgumentParser, values: argparse.Namespace) -> None:
     )
     values.coordinator, values.coordinator_name = values.join.target, COORDINATOR
     values.budget = values.budget or Bytes(Machine().memory_bytes // 2)
+    values.log_level = values.log_level or "info"
     if values.listen is None:
         values.listen = "[::]:0" if values.join.host.startswith("[") else "0.0.0.0:0"
 
@@ -331,7 +333,11 @@ def _add_rest(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="be killed when the process that started this one ends (Linux)",
     )
-    add_log_level(group, default="warning")
+    group.add_argument(
+        "--log-level",
+        choices=LOG_LEVELS,
+        help="default: warning; info with a join line, where no cluster says what goes on",
+    )
     group.add_argument("--log-format", choices=("text", "json"), default="text")
 
 

@@ -38,9 +38,16 @@ def test_a_join_line_says_all_that_an_agent_needs() -> None:
     check_joined(settings)
     assert settings.listen == "0.0.0.0:0"
     assert settings.budget == Machine().memory_bytes // 2
+    assert settings.log_level == "info"  # else who started it by hand sees nothing
     assert settings.cache == Path("/users/me/.local/state/shoal/agent/pi-4/cache")
     assert settings.enrolment is not None
     assert settings.enrolment.folder == Path("/users/me/.local/state/shoal/agent/pi-4/identity")
+
+
+def test_logs_are_as_wished_with_a_join_line_too_and_scarce_without() -> None:
+    assert parse([LINE, "--log-level", "error"]).log_level == "error"
+    alone = parse(["--coordinator", "unix:/c", "--budget", "64Mi"])
+    assert alone.log_level == "warning"
 
 
 def test_a_join_line_may_be_in_a_file(tmp_path: Path) -> None:

@@ -33,7 +33,10 @@ def picture(title: str, view: View, shown_jobs: int | None = None) -> Renderable
     jobs = [job for job in view.jobs if not job.has_ended] or list(view.jobs[:1])
     parts: list[RenderableType] = [Text(_headline(title, view), style="bold"), Text()]
     for job in jobs[:shown_jobs]:
-        parts += [_job_bar(job), Padding(stage_table(job), (0, 0, 1, 2), expand=False)]
+        stages = (
+            Text() if _was_let_go(job) else Padding(stage_table(job), (0, 0, 1, 2), expand=False)
+        )
+        parts += [_job_bar(job), stages]
     if (more := len(jobs) - len(jobs[:shown_jobs])) > 0:
         parts += [Text(f"{more} more jobs go on", style="dim"), Text()]
     parts.append(device_table(view.devices))
@@ -80,6 +83,11 @@ def job_line(job: JobView) -> str:
     if job.seconds_left is not None and not job.has_ended:
         parts.append(f"{format_seconds(job.seconds_left)} left")
     return ", ".join(parts)
+
+
+def _was_let_go(job: JobView) -> bool:
+    """Whether the coordinator knows nothing of its stages any more, since it has ended."""
+    return job.has_ended and not job.stages
 
 
 def stage_table(job: JobView) -> RenderableType:
@@ -131,7 +139,9 @@ def job_description(job: JobView) -> RenderableType:
         ("tiers 1-4", format_tiers(job.tier_hits)),
         ("plan", f"number {job.plan}, priority {job.priority}"),
     ]
-    parts: list[RenderableType] = [titled(job.name, facts_grid(facts)), Text(), _planned_table(job)]
+    parts: list[RenderableType] = [titled(job.name, facts_grid(facts))]
+    if not _was_let_go(job):
+        parts += [Text(), _planned_table(job)]
     for failure in job.failures:
         parts.append(Text(f"failed: {failure}", style="red"))
     return Group(*parts)

@@ -81,6 +81,15 @@ def test_a_description_of_a_job_has_its_plan(view: View) -> None:
     assert "2 retries" in shown
 
 
+def test_of_a_job_that_has_ended_no_stages_are_awaited() -> None:
+    ended = job(name="old", state=pb.JobStatus.COMPLETE, succeeded=100)
+    view = view_of(overview(device("pi-4"), ended))
+    shown = drawn(picture("pool shelf", view)) + drawn(job_description(view.jobs[0]))
+    assert "Complete, 100/100 items" in shown
+    assert "no stages yet" not in shown
+    assert "serve it" not in shown
+
+
 def test_an_explanation_has_need_and_have_and_where_the_time_went(view: View) -> None:
     shown = drawn(explanation(why(view.jobs[0], view)))
     assert shown.startswith("ocr waits, 10 of 100 items: stage 1 of 2")

@@ -2,13 +2,23 @@
 
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
+import typer.core
+import typer.main
 import yaml
+
+from shoal_cli.commands.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
+PROGRAM = cast("typer.core.TyperGroup", typer.main.get_command(app))
+COMMANDS = cast("Mapping[str, typer.core.TyperCommand]", PROGRAM.commands)
+OPTIONS_OF_THEIR_OWN = {"agent", "coordinator", "operator"}
+"""What they do not know they pass on to the process that they start."""
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
@@ -47,6 +57,19 @@ def test_documents_name_only_commands_that_exist(document: Path) -> None:
         assert (ROOT / ".venv" / "bin" / tool).exists() or not (ROOT / ".venv").exists(), tool
     for script in re.findall(r"(?:examples|hack|bench|tests)/[\w/.-]+\w", code):
         assert (ROOT / script).exists(), script
+
+
+def options_of(command: typer.core.TyperCommand) -> set[str]:
+    return {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_give_shoal_only_options_that_it_has(document: Path) -> None:
+    code = code_of(document).replace("\\\n", " ")
+    for name, given in re.findall(r"(?:^|[ /])shoal ([a-z-]+)([^\n|;&#]*)", code, re.MULTILINE):
+        if name in COMMANDS and name not in OPTIONS_OF_THEIR_OWN:
+            wanted = set(re.findall(r"(?<!\S)-{1,2}[a-z][a-z-]*", given))
+            assert wanted <= options_of(COMMANDS[name]) | {"--help"}, name
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -16,7 +16,7 @@ from shoal_planner.outcome import (
     duration,
 )
 from shoal_protocol.partition import Fragment, PartitionDocument
-from shoal_protocol.units import format_bytes, format_upwards
+from shoal_protocol.units import format_bytes, format_number, format_upwards
 
 _UNKNOWN: Final = "?"
 _HELD: Final = {
@@ -197,4 +197,4 @@ def _period(nanoseconds: int | None) -> str:
 
 def rate(items_per_second: float | None) -> str:
     """Items per second in three digits; `?` where that is unknown."""
-    return _UNKNOWN if items_per_second is None else f"{items_per_second:.3g}"
+    return _UNKNOWN if items_per_second is None else format_number(items_per_second)

@@ -11,6 +11,7 @@ from shoal_protocol.units import (
     Nanoseconds,
     format_bytes,
     format_need,
+    format_number,
 )
 
 SHORTEST_PERIOD: Final = Nanoseconds(100_000)
@@ -193,7 +194,9 @@ class Infeasible:
 def duration(nanoseconds: int) -> str:
     """Nanoseconds for people: `26.2 ms`, `1.3 s`."""
     milliseconds = nanoseconds / 1_000_000
-    return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.3g} s"
+    if milliseconds < 1000:
+        return f"{format_number(milliseconds)} ms"
+    return f"{format_number(milliseconds / 1000)} s"
 
 
 def rate_of(period: Nanoseconds | None) -> float | None:

@@ -91,6 +91,12 @@ def _format_bytes(count: int, rounding: str) -> str:
     return f"{rounded}".removesuffix(".0") + f" {unit}"
 
 
+def format_number(value: float) -> str:
+    """Three significant digits for people: `0.0512`, `38.2`, and `1490` in place of `1.49e+03`."""
+    digits = f"{value:.3g}"
+    return f"{float(digits):.0f}" if "e+" in digits else digits
+
+
 def format_need(least_bytes: int, resident_bytes: int) -> str:
     """What a fragment needs, for people: `41.2 MiB resident`, or, where a device can swap, `at
     least 10 MiB by swapping, 41.2 MiB to be resident`."""

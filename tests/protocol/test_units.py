@@ -13,6 +13,7 @@ from shoal_protocol.units import (
     QUANTITY_LENGTH,
     counted,
     format_bytes,
+    format_number,
     format_upwards,
     parse_bytes,
     parse_quantity,
@@ -103,3 +104,17 @@ def test_bytes_written_upwards_are_at_least_as_many_by_less_than_a_tenth(size: i
 )
 def test_a_count_and_its_noun_agree(number: int, noun: str, text: str) -> None:
     assert counted(number, noun) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (0.05123, "0.0512"),
+        (38.24, "38.2"),
+        (999.6, "1000"),
+        (1490.0, "1490"),
+        (1.67e8, "167000000"),
+    ],
+)
+def test_numbers_for_people_have_three_digits_and_no_exponent(value: float, written: str) -> None:
+    assert format_number(value) == written

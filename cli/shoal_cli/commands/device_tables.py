@@ -11,7 +11,7 @@ from shoal_cli.commands.columns import plain_table
 from shoal_cli.commands.device_pictures import PEER_NAMES
 from shoal_cli.commands.tables import format_seconds, titled
 from shoal_cli.local.device_figures import BudgetFigures, DeviceFigures, PeerFigures, Times
-from shoal_protocol.units import format_bytes, format_upwards
+from shoal_protocol.units import format_bytes, format_number, format_upwards
 
 
 def device_tables(figures: DeviceFigures) -> RenderableType:
@@ -83,7 +83,7 @@ def _time(figures: DeviceFigures, budgets: tuple[BudgetFigures, ...]) -> Rendera
             _quartiles(runs.compute),
             *(f"{runs.compute.over(runs.peers[way]):.2f}x" for way in ways),
             format_seconds(runs.latency.median),
-            f"{runs.items_per_second:.3g}",
+            format_number(runs.items_per_second),
         )
     return shown
 

@@ -155,6 +155,7 @@ def _device_table(found: Sequence["pb.DeviceStatus"]) -> "RenderableType":
 
 def _job_table(found: Sequence["pb.JobStatus"]) -> "RenderableType":
     from shoal_cli.commands.columns import Columns, ColumnTable
+    from shoal_cli.commands.tables import format_rate
     from shoal_protocol.v1 import coordinator_pb2 as pb
 
     names: Columns[pb.JobStatus] = [
@@ -164,7 +165,7 @@ def _job_table(found: Sequence["pb.JobStatus"]) -> "RenderableType":
     figures: Columns[pb.JobStatus] = [
         ("items", lambda job: f"{job.succeeded}/{job.items}{'+' if job.following else ''}"),
         ("failed", lambda job: str(job.failed)),
-        ("items/s", lambda job: f"{job.items_per_second:.3g}" if job.items_per_second else "-"),
+        ("items/s", lambda job: format_rate(job.items_per_second)),
         ("why", lambda job: job.message or "-"),
     ]
     return ColumnTable(

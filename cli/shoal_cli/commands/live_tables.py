@@ -21,7 +21,7 @@ from shoal_cli.live.view import (
     StageView,
     View,
 )
-from shoal_protocol.units import Bytes, counted, format_bytes
+from shoal_protocol.units import Bytes, counted, format_bytes, format_number
 
 R = TypeVar("R")
 _BAR: Final = 10
@@ -75,7 +75,7 @@ def job_line(job: JobView) -> str:
     ended = job.succeeded + job.failed
     parts = [state, format_done(ended, job.items, following=job.following)]
     if job.items_per_second is not None:
-        parts.append(f"{job.items_per_second:.3g} items/s")
+        parts.append(f"{format_number(job.items_per_second)} items/s")
     if job.failed:
         parts.append(f"{job.failed} failed")
     if job.retries:
@@ -276,7 +276,7 @@ def device_description(device: DeviceView) -> RenderableType:
 
 def _per_second(device: DeviceView) -> str:
     rate = device.tasks_per_second
-    return "" if rate is None else f", {rate:.3g} a second"
+    return "" if rate is None else f", {format_number(rate)} a second"
 
 
 def _sensors(device: DeviceView) -> str:
@@ -386,7 +386,7 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+    return "-" if value is None else format_number(value)
 
 
 def _percent(fraction: float | None) -> str:

@@ -20,7 +20,7 @@ from rich.text import Text
 from shoal_cli.commands.columns import plain_table
 from shoal_cli.commands.tables import Waiting, format_done, format_seconds
 from shoal_cli.local.observer import Observer, Snapshot
-from shoal_protocol.units import counted, format_bytes
+from shoal_protocol.units import counted, format_bytes, format_number
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 PLAIN_SECONDS: Final = 5.0
@@ -157,7 +157,7 @@ def _bar(what: str | Text, done: int, total: int | None, line: str) -> Table:
 def _job_line(job: pb.JobStatus) -> str:
     ended = job.succeeded + job.failed
     done = format_done(ended, job.items, following=job.following)
-    parts = [done, f"{job.items_per_second:.3g} items/s"]
+    parts = [done, f"{format_number(job.items_per_second)} items/s"]
     if job.failed:
         parts.append(f"{job.failed} failed")
     if job.retries:

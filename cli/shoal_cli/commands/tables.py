@@ -25,7 +25,7 @@ from shoal_cli.local.report import (
     Verification,
 )
 from shoal_planner.explanation import Table as Explained
-from shoal_protocol.units import counted, format_bytes
+from shoal_protocol.units import counted, format_bytes, format_number
 
 FAILURES_SHOWN = 8
 LOG_COLUMNS = 200
@@ -121,7 +121,7 @@ def job_table(jobs: Sequence[JobReport]) -> RenderableType:
     columns: Columns[JobReport] = [
         ("items", lambda job: f"{job.succeeded}/{job.items}"),
         *_counts(jobs, before="resumed", failed="failed", retries="retries"),
-        ("items/s", lambda job: f"{job.items_per_second:.3g}" if job.items_per_second else "-"),
+        ("items/s", lambda job: format_rate(job.items_per_second)),
         ("p50", lambda job: _latency(job.latency.p50_seconds)),
         ("p90", lambda job: _latency(job.latency.p90_seconds)),
         ("p99", lambda job: _latency(job.latency.p99_seconds)),
@@ -223,8 +223,13 @@ def format_seconds(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
+            return f"{format_number(seconds / scale)} {unit}"
     return f"{seconds / 1e-6:.0f} us"
+
+
+def format_rate(per_second: float) -> str:
+    """`38.2`; `-` where nothing was done."""
+    return format_number(per_second) if per_second else "-"
 
 
 def format_count(count: int | None) -> str:
@@ -234,9 +239,9 @@ def format_count(count: int | None) -> str:
     size = float(count)
     for unit in ("", " k", " M", " G"):
         if size < 1000:
-            return f"{size:.3g}{unit}"
+            return f"{format_number(size)}{unit}"
         size /= 1000
-    return f"{size:.3g} T"
+    return f"{format_number(size)} T"
 
 
 def titled(title: str, table: RenderableType) -> RenderableType:

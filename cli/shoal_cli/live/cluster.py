@@ -20,6 +20,7 @@ import grpc
 from shoal_cli.live.reasons import ClusterJob
 from shoal_protocol.channels import open_secured_channel
 from shoal_protocol.coordinator_client import CoordinatorClient
+from shoal_protocol.units import format_number
 
 SECONDS: Final = 30.0
 _POOL: Final = "shoal.dev/pool"
@@ -289,7 +290,7 @@ def _plan(placement: Json) -> Iterator[str]:
             yield each["message"]
     for each in status.get("rejected", []):
         rate = each.get("itemsPerSecond")
-        gives = "" if rate is None else f" would give {rate:.3g} items/s"
+        gives = "" if rate is None else f" would give {format_number(rate)} items/s"
         yield f"{each['alternative']}{gives}: {each['reason']}"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shoal_cli.live.view import DeviceView, ItemView, JobView, StageView, View
-from shoal_protocol.units import Bytes, counted, format_bytes, format_need
+from shoal_protocol.units import Bytes, counted, format_bytes, format_need, format_number
 
 _LOADED_SHARE = 0.05
 """So many tasks may load a fragment first before it is worth a sentence."""
@@ -118,7 +118,7 @@ def _limiting(job: JobView) -> str:
         return ""
     return (
         f"stage {slowest.index} on {', '.join(slowest.devices)} sets the pace, "
-        f"{fastest:.3g} items/s at most"
+        f"{format_number(fastest)} items/s at most"
     )
 
 

@@ -8,7 +8,7 @@ from shoal_cli.local.report import DeviceReport, JobReport, RunReport
 from shoal_cli.page.series import ACTIVITIES, device_series
 from shoal_planner.outcome import duration
 from shoal_protocol.partition import MODEL
-from shoal_protocol.units import NANOSECONDS_PER_SECOND, format_bytes
+from shoal_protocol.units import NANOSECONDS_PER_SECOND, format_bytes, format_number
 
 MOST_ROWS: Final = 200
 NOTHING: Final = "-"
@@ -45,7 +45,7 @@ def figures(report: RunReport) -> tuple[Figure, ...]:
     ]
     if len(jobs) == 1 and jobs[0].items_per_second:
         found += [
-            Figure(name="items a second", value=f"{jobs[0].items_per_second:.3g}"),
+            Figure(name="items a second", value=format_number(jobs[0].items_per_second)),
             Figure(name="an item, median", value=_seconds(jobs[0].latency.p50_seconds)),
         ]
     if devices:
@@ -127,7 +127,7 @@ def _jobs(jobs: Sequence[JobReport]) -> Table:
             str(job.items),
             str(job.failed),
             str(job.retries),
-            f"{job.items_per_second:.3g}",
+            format_number(job.items_per_second),
             _seconds(job.latency.p50_seconds),
             _seconds(job.latency.p99_seconds),
         )

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 _INDENT: Final = 2
+_BAR: Final = 10
 _LONG_WORD: Final = 40
 """A longer one is broken; on a narrow terminal one that is longer than two thirds of it."""
 _WIDE: Final = Console(width=1000, markup=False)  # what a table would take if it could
@@ -36,6 +37,14 @@ def facts_grid(facts: Sequence[tuple[str, str]]) -> Table:
         if value:
             grid.add_row(name, value)
     return grid
+
+
+def share_bar(part: int, whole: int) -> Text:
+    """How much a part is of the whole: `███░░░░░░░`, red where it is more than that."""
+    share = part / whole if whole else 0.0
+    full = min(_BAR, round(share * _BAR))
+    bar = Text("█" * full, style="red" if share > 1 else "green")
+    return bar.append("░" * (_BAR - full), style="dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

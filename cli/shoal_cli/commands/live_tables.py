@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from shoal_cli.commands.columns import Columns, ColumnTable, facts_grid
+from shoal_cli.commands.columns import Columns, ColumnTable, facts_grid, share_bar
 from shoal_cli.commands.tables import format_done, format_seconds, format_tiers, titled
 from shoal_cli.live.reasons import Why
 from shoal_cli.live.view import (
@@ -195,7 +195,7 @@ def device_table(devices: Sequence[DeviceView]) -> RenderableType:
     ]
     shown = [each for each in optional if any(each[1](device) != "-" for device in devices)]
     columns: Columns[DeviceView] = [
-        ("memory", _memory_bar),
+        ("memory", lambda device: share_bar(device.used_bytes, device.budget_bytes)),
         ("now", lambda device: _bytes(device.used_bytes)),
         ("peak", _peak),
         ("budget", lambda device: _bytes(device.budget_bytes)),
@@ -209,14 +209,6 @@ def device_table(devices: Sequence[DeviceView]) -> RenderableType:
         *("tiers 1-4", "out/s", "in/s", "holds", "peak", "tasks/s", "queue"),
     )
     return _table(devices, names, columns, spare=spare)
-
-
-def _memory_bar(device: DeviceView) -> Text:
-    """What is measured above the floor, of the budget."""
-    share = device.used_bytes / device.budget_bytes if device.budget_bytes else 0.0
-    full = min(_BAR, round(share * _BAR))
-    bar = Text("█" * full, style="red" if share > 1 else "green")
-    return bar.append("░" * (_BAR - full), style="dim")
 
 
 def _peak(device: DeviceView) -> Text:

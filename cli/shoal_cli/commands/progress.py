@@ -14,10 +14,10 @@ from typing import Final
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
-from shoal_cli.commands.columns import plain_table
+from shoal_cli.commands.columns import Columns, ColumnTable, share_bar
 from shoal_cli.commands.tables import Waiting, format_done, format_seconds
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_protocol.units import counted, format_bytes, format_number
@@ -167,43 +167,48 @@ def _job_line(job: pb.JobStatus) -> str:
     return ", ".join(parts)
 
 
-def _stage_table(job: pb.JobStatus) -> Table:
-    counts = ("ready", "running", "finished", "compute")
-    table = plain_table(
-        Column("stage", justify="right"),
-        *(Column(each, justify="right", min_width=8) for each in counts),
-        "devices",
+def _stage_table(job: pb.JobStatus) -> RenderableType:
+    names: Columns[pb.StageStatus] = [("stage", lambda stage: str(stage.index))]
+    columns: Columns[pb.StageStatus] = [
+        ("ready", lambda stage: f"{stage.ready:8}"),
+        ("running", lambda stage: f"{stage.running:8}"),
+        ("finished", lambda stage: f"{stage.finished:8}"),
+        ("compute", lambda stage: f"{_compute(stage):>8}"),
+        ("devices", lambda stage: " ".join(stage.devices)),
+    ]
+    return ColumnTable(
+        rows=job.stages,
+        names=names,
+        columns=columns,
+        spare=("finished", "compute", "ready"),
+        numbers=frozenset(("stage", "ready", "running", "finished", "compute")),
     )
-    for stage in job.stages:
-        table.add_row(
-            str(stage.index),
-            str(stage.ready),
-            str(stage.running),
-            str(stage.finished),
-            format_seconds(stage.compute_seconds) if stage.compute_seconds else "-",
-            " ".join(stage.devices),
-        )
-    return table
 
 
-def _device_table(snapshot: Snapshot) -> Table:
-    numbers = ("now", "peak", "budget", "queued", "died")
-    table = plain_table(
-        *("device", "memory"),
-        *(Column(each, justify="right", no_wrap=True) for each in numbers),
-        "state",
+def _compute(stage: pb.StageStatus) -> str:
+    return format_seconds(stage.compute_seconds) if stage.compute_seconds else "-"
+
+
+def _device_table(snapshot: Snapshot) -> RenderableType:
+    names: Columns[pb.DeviceStatus] = [("device", lambda device: device.name)]
+    columns: Columns[pb.DeviceStatus] = [
+        ("memory", lambda device: share_bar(device.used_bytes, device.budget_bytes)),
+        ("now", lambda device: format_bytes(device.used_bytes)),
+        ("peak", lambda device: format_bytes(device.peak_bytes)),
+        ("budget", lambda device: format_bytes(device.budget_bytes)),
+        ("queued", lambda device: str(device.queued)),
+        ("died", lambda device: str(snapshot.restarts.get(device.name, 0))),
+        ("state", _state),
+    ]
+    return ColumnTable(
+        rows=snapshot.devices,
+        names=names,
+        columns=columns,
+        spare=("memory", "died", "queued", "peak"),
+        numbers=frozenset(("now", "peak", "budget", "queued", "died")),
     )
-    for device in snapshot.devices:
-        share = min(device.used_bytes, device.budget_bytes)
-        state = pb.DeviceStatus.State.Name(device.state).lower()
-        table.add_row(
-            device.name,
-            ProgressBar(total=max(1, device.budget_bytes), completed=share, width=_BAR_WIDTH),
-            format_bytes(device.used_bytes),
-            format_bytes(device.peak_bytes),
-            format_bytes(device.budget_bytes),
-            str(device.queued),
-            str(snapshot.restarts.get(device.name, 0)),
-            Text(state, style="green" if state == "ready" else "yellow"),
-        )
-    return table
+
+
+def _state(device: pb.DeviceStatus) -> Text:
+    state = pb.DeviceStatus.State.Name(device.state).lower()
+    return Text(state, style="green" if state == "ready" else "yellow")

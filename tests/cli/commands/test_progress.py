@@ -51,6 +51,22 @@ def test_what_takes_longer_than_a_second_shows_for_how_long(
     assert shown().endswith("cutting kokoro ... 12 s")
 
 
+@pytest.mark.parametrize("width", [30, 40, 80, 200])
+def test_the_picture_of_a_run_loses_nothing_on_a_narrow_terminal(width: int) -> None:
+    stage = pb.StageStatus(index=0, ready=1234, running=2, finished=3, compute_seconds=0.25)
+    stage.devices.extend(["pi-4", "jetson"])
+    job = pb.JobStatus(name="ocr", state=pb.JobStatus.RUNNING, items=9, stages=[stage])
+    device = pb.DeviceStatus(name="pi-4", state=pb.DeviceStatus.LOST, queued=17)
+    device.used_bytes, device.peak_bytes, device.budget_bytes = 3 << 20, 5 << 20, 7 << 20
+    console = Console(file=io.StringIO(), width=width)
+    console.print(picture(Snapshot(jobs=(job,), devices=(device,), restarts={"pi-4": 31})))
+    assert isinstance(console.file, io.StringIO)
+    drawn = console.file.getvalue()
+    for text in ("1234", "250 ms", "jetson", "pi-4", "3 MiB", "5 MiB", "7 MiB", "17", "31", "lost"):
+        assert text in drawn
+    assert max(map(len, drawn.splitlines())) <= width
+
+
 def shown(**job: object) -> str:
     status = pb.JobStatus(name="camera", state=pb.JobStatus.RUNNING, items_per_second=2, **job)  # type: ignore[arg-type]
     console = Console(file=io.StringIO(), width=120)

@@ -195,7 +195,10 @@ async def test_a_full_disk_fails_the_load_cleans_up_and_leaves_the_agent_alive(
     joined = await join("pi-4", file_limit_bytes=4 * MIB)
     reply = await joined.device.load(large.digest, large.resident_bytes)
     assert reply.failure.code == pb.DISK_FULL, reply
-    assert list((joined.agent.cache / "fragments").iterdir()) == []
+    folder = joined.agent.cache / "fragments"
+    assert f"the disk of {folder} is full: {large.digest} does not fit" in reply.failure.message
+    assert "make room for 8.1 MiB there" in reply.failure.message
+    assert list(folder.iterdir()) == []
     await runs(joined.device, fragment)
 
 

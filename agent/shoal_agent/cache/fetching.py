@@ -37,6 +37,7 @@ from shoal_protocol.manifest import (
 from shoal_protocol.services import FileStream
 from shoal_protocol.threads import in_thread
 from shoal_protocol.transfers import PartialFile, WrongBytes, receive, watched
+from shoal_protocol.units import format_bytes
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 _FILE_SECONDS: Final = 600.0
@@ -139,7 +140,10 @@ class Fetcher:
                     raise FragmentUnavailable(f"{digest} cannot be fetched now: {error}") from error
                 await in_thread(self._cache.discard_part, digest)
                 if is_disk_full(error):
-                    raise CacheFull(transfer.need_bytes, 0, f"{digest}: {error}") from error
+                    need = transfer.need_bytes
+                    full = f"the disk of {self._cache.folder} is full: {digest} does not fit"
+                    remedy = f"make room for {format_bytes(need)} there"
+                    raise CacheFull(need, 0, f"{full} ({error.strerror}); {remedy}") from error
                 raise
             except CacheFull:
                 await in_thread(self._cache.discard_part, digest)

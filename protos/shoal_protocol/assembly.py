@@ -20,6 +20,7 @@ from shoal_protocol import codecs
 from shoal_protocol.codecs import CodecError
 from shoal_protocol.frames import MalformedFrame, TransferError, split_frame
 from shoal_protocol.tensors import DTYPES, ActivationKey, Array, element_bytes
+from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import tensors_pb2 as pb
 
 _ALIGNMENT: Final = 64
@@ -209,9 +210,8 @@ class ActivationAssembler:
                 bytes_to_decode += tensor.decoded_bytes
             cost += cost_of_tensor
             if cost > limits.decoded_bytes:
-                raise MalformedFrame(
-                    f"would take {cost} bytes or more, at most {limits.decoded_bytes} are allowed"
-                )
+                least, most = format_bytes(cost), format_bytes(limits.decoded_bytes)
+                raise MalformedFrame(f"would take {least} or more, at most {most} are allowed")
         if len(tensors) > 1 and len({tensor.name for tensor in tensors}) != len(tensors):
             raise MalformedFrame("two tensors of one name")
         return _Transfer(

@@ -54,13 +54,17 @@ def settings(
     devices: int | None, budget: str | int | Sequence[str | int], enforce: str, work: Path | None
 ) -> Settings:
     """Check the arguments of `pool`. Raises `ValueError`."""
+    if devices is not None and (not isinstance(devices, int) or devices < 1):
+        raise ValueError(f"devices={devices!r} is no number of devices")
+    if work is not None and work.exists() and not work.is_dir():
+        raise ValueError(f"work={str(work)!r} is no folder")
     texts = [budget] if isinstance(budget, str | int) else list(budget)
     sizes = [parse_bytes(str(text)) for text in texts]
     if len(sizes) == 1:
         sizes *= 3 if devices is None else devices
     if not texts:
         raise ValueError("no budgets; give one for each device, or one for all")
-    if not sizes or devices not in (None, len(sizes)):
+    if devices not in (None, len(sizes)):
         raise ValueError(f"{devices} devices, but {len(texts)} budgets; give one for each, or one")
     if enforce not in list(Enforce):
         raise ValueError(f"enforce={enforce!r} is none of {', '.join(Enforce)}")

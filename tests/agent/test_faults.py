@@ -437,4 +437,4 @@ async def test_an_activation_larger_than_the_budget_is_refused(join: Join) -> No
     joined = await join(budget="1Mi")
     answer = await joined.device.give(edge(-1, 0), {"x": np.ones((1025, 256), np.float32)})
     assert answer.outcome == Acknowledgement.REFUSED
-    assert "at most 1048576 are allowed" in answer.message
+    assert "at most 1 MiB are allowed" in answer.message

@@ -92,7 +92,7 @@ def two_rows(made: Arrays) -> Arrays:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (doubled, "tensor y: type double is not float"),
+        (doubled, "tensor y: type float64 is not float32"),
         (flat, "does not fit [1,n]"),
         (two_rows, "does not fit [1,n]"),
     ],

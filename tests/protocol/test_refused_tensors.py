@@ -69,13 +69,13 @@ def test_a_header_that_contradicts_itself_is_refused(change: dict[str, Any], rea
 
 def test_what_is_above_the_limit_is_refused_before_it_is_received() -> None:
     frame, _ = header_of({"x": np.zeros(8), "y": np.zeros(8)})
-    assert_refused(frame, "would take 128 bytes or more, at most 127", Limits(decoded_bytes=127))
+    assert_refused(frame, "would take 128 B or more, at most 127 B", Limits(decoded_bytes=127))
     assert_refused(frame, "2 tensors, at most 1", Limits(tensors=1))
 
 
 def test_strings_are_reckoned_with_what_they_take_in_memory() -> None:
     frame, _ = header_of({"x": np.array([""] * 100, object)})
-    assert_refused(frame, "would take 6800 bytes", Limits(decoded_bytes=1000))
+    assert_refused(frame, "would take 6.6 KiB or more, at most 1000 B", Limits(decoded_bytes=1000))
 
 
 def test_admission_reckons_strings_with_what_they_take_in_memory() -> None:

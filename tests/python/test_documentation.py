@@ -13,7 +13,7 @@ PRINTED = {
     "docs/python.md": (
         r"\(1, 256\)\n(\S+\n){100}",
         r"4\n(\(1, 256\)\n){10}",
-        r"1 InvalidInput item 1: tensor x: type double is not float\n"
+        r"1 InvalidInput item 1: tensor x: type float64 is not float32\n"
         r".*there is no file \S+missing.onnx None None None\n",
     ),
     "docs/follow.md": (r"\['00000007.npy'\] \[\[1. 1.\]\]\n",),

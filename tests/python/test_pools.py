@@ -105,7 +105,9 @@ def test_a_fragment_that_fits_no_device_is_refused_with_need_and_have(folder: Pa
     [
         ({"budget": "24MB"}, "24MB"),
         ({"budget": ["4Mi", "4Mi"], "devices": 3}, "3 devices, but 2 budgets"),
-        ({"devices": 0}, "0 devices"),
+        ({"devices": 0}, "devices=0 is no number"),
+        ({"devices": "3"}, "devices='3' is no number"),
+        ({"work": __file__}, "is no folder"),
         ({"budget": []}, "no budgets"),
         ({"enforce": "maybe"}, "maybe"),
     ],

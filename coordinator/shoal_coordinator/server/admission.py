@@ -25,6 +25,8 @@ from shoal_protocol.v1.tensors_pb2 import (
 DYNAMIC_TENSOR_BYTES: Final = 1 << 27
 """The most that one tensor of a result may have, decoded, where its declared shape does not fix its
 size: a dynamic axis, an unknown rank, or text."""
+_NUMPY_NAMES: Final = {"float": "float32", "double": "float64"}
+"""Of types that ONNX calls otherwise than who made the arrays."""
 
 
 def check_result_given(given: Iterable[object], activation: Activation) -> None:
@@ -80,7 +82,8 @@ def _check_tensor(tensor: TensorHeader, spec: TensorSpec, most_bytes: int) -> No
     # The runtime has no type of its own for bfloat16: devices send its bits.
     known = spec.dtype != "undefined"
     if known and dtype != spec.dtype and (dtype, spec.dtype) != ("uint16", "bfloat16"):
-        raise MalformedFrame(f"tensor {spec.name}: type {dtype} is not {spec.dtype}")
+        given, wanted = (_NUMPY_NAMES.get(name, name) for name in (dtype, spec.dtype))
+        raise MalformedFrame(f"tensor {spec.name}: type {given} is not {wanted}")
     if spec.shape is not None:
         matches = len(tensor.shape) == len(spec.shape) and all(
             declared == size

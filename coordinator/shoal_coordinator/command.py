@@ -14,6 +14,8 @@ from shoal_protocol.arguments import (
     Parser,
     add_log_level,
     add_security,
+    checked,
+    collector_url,
     credentials,
     duration_from,
     set_up_logs,
@@ -85,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     group.add_argument(
         "--otlp",
+        type=checked(collector_url),
         metavar="URL",
         help="export a trace of each item to an OpenTelemetry collector there, http://HOST:4318 "
         "(default: off; needs the extra shoal[otlp])",

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
@@ -79,6 +80,13 @@ def set_up_logs(level: str) -> None:
     """One line for each record on standard error."""
     text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=level.upper(), format=text)
+
+
+def collector_url(text: str) -> str:
+    """Where an OpenTelemetry collector takes traces. `ValueError` says what is off."""
+    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", text):
+        raise ValueError(f"{text!r} is not a URL such as http://localhost:4318")
+    return text
 
 
 def positive_integer(text: str) -> int:

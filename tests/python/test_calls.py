@@ -89,7 +89,7 @@ def test_an_item_that_fails_is_named(model: shoal.Model, whole: Session) -> None
     results = model.map([good, good, {"x": batch(0).astype(np.float64)}, good])
     check(whole, batch(0), next(results))
     check(whole, batch(0), next(results))
-    with pytest.raises(shoal.ItemFailed, match="item 2: .* type float64 is not float32") as e:
+    with pytest.raises(shoal.ItemFailed, match=r"item 2: .* type float64 is not float32") as e:
         next(results)
     assert (e.value.item, e.value.kind) == (2, "InvalidInput")
 

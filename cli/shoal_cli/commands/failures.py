@@ -66,7 +66,7 @@ def title_of(error: Exception) -> str | None:
         orders.OrderRefused: "this cannot be run here",
         ModelRefused: "model refused",
         DocumentRefused: "partition refused",
-        preparation.PreparationRefused: "cannot be cut as asked",
+        preparation.PreparationRefused: "model not prepared",
         steps.StepRefused: "model refused",
         places.TransferRefused: "cannot be carried",
         places.TransferBroken: "carrying broke off",

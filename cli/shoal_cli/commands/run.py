@@ -205,9 +205,14 @@ def _host_port(text: str | None) -> tuple[str, int] | None:
 
 
 def _exportable(url: str | None) -> str | None:
+    from shoal_protocol.arguments import collector_url
+
     if url is not None and find_spec("opentelemetry") is None:
         raise typer.BadParameter("--otlp needs OpenTelemetry: pip install 'shoal[otlp]'")
-    return url
+    try:
+        return None if url is None else collector_url(url)
+    except ValueError as error:
+        raise typer.BadParameter(f"--otlp: {error}") from error
 
 
 def _execute(

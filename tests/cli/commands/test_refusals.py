@@ -89,6 +89,7 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((*RUN, "--policy", "best"), "'best' is not one of 'fifo', 'leastloaded'"),
         ((*RUN, "--fragments", "200"), "cannot make 200 fragments: the finest possible cut"),
         ((*RUN, "--budget", "1Mi"), "by itself, the limit is 1 MiB"),
+        ((*RUN, "--otlp", "localhost:4318"), "'localhost:4318' is not a URL such as http://"),
         ((*RUN, "--report", "empty"), "--report empty: is a folder; name a file"),
         ((*RUN, "--report", "model.onnx/x"), "model.onnx: File exists"),
         ((*RUN, "--html", "empty"), "--html empty: is a folder; name a file"),

@@ -45,6 +45,8 @@ def document(report: RunReport, library: str) -> str:
 
 def _head(report: RunReport, names: str) -> Iterable[str]:
     verdict, kind = ("Succeeded", "good") if report.succeeded else ("Failed", "bad")
+    if report.interrupted:
+        verdict = "Interrupted"
     yield f"<header>\n<h1>Run of {escape(names)}</h1>"
     yield (
         f'<p><span class="{kind}">{verdict}</span> <span class="soft">'

@@ -57,6 +57,15 @@ async def test_every_chart_has_data_and_nothing_complains(
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_headings_of_tables_take_one_line_on_a_phone(page: Page, troubled_page: Path) -> None:
+    await page.show(troubled_page, width=360)
+    heights, line = await page.evaluate("""[[...document.querySelectorAll("thead tr")].map(
+        row => row.offsetHeight), parseFloat(getComputedStyle(document.body).lineHeight)]""")
+    assert heights
+    assert max(heights) < 2 * line
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_device_that_was_killed_is_seen(page: Page, troubled_page: Path) -> None:
     await page.show(troubled_page, width=1280)
     crosses = await page.evaluate(

@@ -90,6 +90,12 @@ def test_everything_that_went_wrong_is_said() -> None:
     assert "over budget" in str(drawn["memory"].spec)
 
 
+def test_a_run_that_was_interrupted_is_not_called_failed() -> None:
+    page = document(replace(troubled(), interrupted=True), LIBRARY)
+    assert '<span class="bad">Interrupted</span>' in page
+    assert '<span class="bad">Failed</span>' in document(troubled(), LIBRARY)
+
+
 def test_a_page_of_the_longest_run_is_small(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     assert write_page(long_run(), path) == path.stat().st_size <= MOST_BYTES

@@ -29,7 +29,7 @@ from shoal_protocol.arguments import credentials as credentials_of
 from shoal_protocol.channels import Credentials, open_channel
 from shoal_protocol.choices import Residency
 from shoal_protocol.identities import COORDINATOR
-from shoal_protocol.join_lines import JoinLine, parse_join_line
+from shoal_protocol.join_lines import read_join_line
 from shoal_protocol.state_folders import state_folder
 from shoal_protocol.units import Bytes, parse_bytes, parse_quantity
 
@@ -185,7 +185,7 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "join",
         nargs="?",
-        type=checked(_join_line),
+        type=checked(read_join_line),
         metavar="JOIN",
         help="a join line, or a file that holds one, in the place of --coordinator",
     )
@@ -339,14 +339,6 @@ def _add_rest(parser: argparse.ArgumentParser) -> None:
         help="default: warning; info with a join line, where no cluster says what goes on",
     )
     group.add_argument("--log-format", choices=("text", "json"), default="text")
-
-
-def _join_line(text: str) -> JoinLine:
-    path = Path(text)
-    try:
-        return parse_join_line(path.read_text() if "://" not in text else text)
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from error
 
 
 def _name(text: str) -> str:

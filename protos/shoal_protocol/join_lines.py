@@ -9,6 +9,7 @@ hexadecimal: whatever shows another one is not believed. TOKEN is good for one k
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 DEFAULT_PORT: Final = 7400
@@ -45,6 +46,16 @@ class JoinLine:
 
     def __str__(self) -> str:
         return f"shoal://{self.target}/{self.fingerprint}/{self.token}"
+
+
+def read_join_line(text: str) -> JoinLine:
+    """A join line, or the one in the file of that name. `ValueError` says what is off."""
+    if "://" in text:
+        return parse_join_line(text)
+    try:
+        return parse_join_line(Path(text).read_text())
+    except OSError as error:
+        raise ValueError(f"{text}: {error.strerror}; a join line begins with shoal://") from error
 
 
 def parse_join_line(text: str) -> JoinLine:

@@ -61,7 +61,7 @@ def test_a_join_line_may_be_in_a_file(tmp_path: Path) -> None:
         ([LINE, "--coordinator", "unix:/c"], "a join line excludes --coordinator"),
         ([LINE, "--insecure"], "a join line excludes --coordinator"),
         (["shoal://10.0.0.1:7400"], "this is no join line"),
-        (["/no/such/file"], "/no/such/file: No such file"),
+        (["/no/such/file"], "/no/such/file: No such file or directory; a join line begins"),
     ],
 )
 def test_a_join_line_that_cannot_be_used_gives_one_line(

@@ -1,10 +1,11 @@
 """A join line is one word that says where to join, whom to believe and who is invited."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
-from shoal_protocol.join_lines import JoinLine, parse_join_line
+from shoal_protocol.join_lines import JoinLine, parse_join_line, read_join_line
 
 FINGERPRINT, TOKEN = "ab" * 32, "k2ju0diBV3TGMr20HyPPD94ALVXYFv-_"
 
@@ -45,3 +46,11 @@ def test_anything_else_is_refused_without_repeating_it(text: str) -> None:
 def test_a_port_has_one_after_it(port: int) -> None:
     with pytest.raises(ValueError, match="from 1 to 65534"):
         parse_join_line(f"shoal://shelf:{port}/{FINGERPRINT}/{TOKEN}")
+
+
+def test_what_is_neither_a_line_nor_a_file_with_one_is_named(tmp_path: Path) -> None:
+    line = JoinLine(host="shelf.local", port=7400, fingerprint=FINGERPRINT, token=TOKEN)
+    (tmp_path / "line").write_text(f"{line}\n")
+    assert read_join_line(str(tmp_path / "line")) == read_join_line(str(line)) == line
+    with pytest.raises(ValueError, match=r"hello: No such file .*; a join line begins with shoal:"):
+        read_join_line("hello")

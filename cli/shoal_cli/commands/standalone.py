@@ -152,10 +152,10 @@ def join(line: Line) -> None:
     coordinator by its address.
     """
     from shoal_cli.transfer import joined
-    from shoal_protocol.join_lines import parse_join_line
+    from shoal_protocol.join_lines import read_join_line
 
     try:
-        parsed = parse_join_line(line if "://" in line else Path(line).read_text())
+        parsed = read_join_line(line)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     joined.join(parsed)

@@ -30,6 +30,8 @@ _VIEWED_WITH: Final = "shoal.dev/viewed-with"
 _ENDS: Final = frozenset({"Complete", "Failed"})
 _BAD: Final = frozenset({"Failed", "Suspended"})
 """Conditions that are bad news when they are True."""
+_KLOG: Final = re.compile(r"^[IWEF]\d{4} .*\n?", re.MULTILINE)
+"""What kubectl logs for its developers beside its message."""
 _FORWARDING: Final = re.compile(rb"Forwarding from 127\.0\.0\.1:(\d+)")
 
 Json = Mapping[str, Any]
@@ -67,7 +69,8 @@ class Kubectl:
                 "`kubectl get namespaces` answer?"
             ) from error
         if done.returncode:
-            raise ClusterRefused(done.stderr.strip() or f"kubectl {arguments[0]} failed")
+            said = _KLOG.sub("", done.stderr).strip()
+            raise ClusterRefused(said or f"kubectl {arguments[0]} failed")
         return done.stdout
 
     def get(self, *arguments: str) -> Json:

@@ -162,7 +162,7 @@ def _pinned(target: str, fingerprint: str) -> bytes:
     try:
         shown = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=_CALL_SECONDS)
     except OSError as error:
-        raise NoAnswer(f"nobody answers at {target}: {error}") from error
+        raise NoAnswer(f"nobody answers at {target}: {error.strerror or error}") from error
     if hashlib.sha256(ssl.PEM_cert_to_DER_cert(shown)).hexdigest() != fingerprint:
         raise Refused(
             f"{target} shows another certificate than the join line names: it is another "

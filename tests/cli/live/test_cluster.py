@@ -32,6 +32,8 @@ if words[0] == "port-forward":
     print("Forwarding from 127.0.0.1:" + (here / "port").read_text() + " -> 7400", flush=True)
     time.sleep(60)
 file = here / ("-".join(words[1:]) + ".json")
+if not file.exists() or not file.read_text():
+    print('E1123 14:03:48.714129 9802 memcache.go:265] "Unhandled Error"', file=sys.stderr)
 if not file.exists():
     sys.exit("Error from server (NotFound): " + " ".join(words[1:]) + " not found")
 if not file.read_text():

@@ -59,6 +59,16 @@ def test_documents_name_only_commands_that_exist(document: Path) -> None:
         assert (ROOT / script).exists(), script
 
 
+def test_an_example_that_is_not_there_is_refused_with_those_that_are() -> None:
+    command = [str(ROOT / "examples" / "run"), "nope"]
+    refused = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert refused.returncode == 2
+    known = sorted(path.parent.name for path in (ROOT / "examples").glob("*/prepare.py"))
+    said = f"examples/run: there is no example nope; known are {' '.join(known)}\n"
+    assert refused.stderr == said
+    assert "examples/run $(EXAMPLE)" in MAKEFILE
+
+
 def options_of(command: typer.core.TyperCommand) -> set[str]:
     return {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
 

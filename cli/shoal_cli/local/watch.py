@@ -104,6 +104,7 @@ class Watch:
         self._client = CoordinatorClient(channel, seconds=CALL_SECONDS)
         self._requests: dict[str, pb.SubmitJobRequest] = {}
         self._tallies: dict[str, JobTally] = {}
+        self._away = False
         self.jobs: dict[str, pb.JobStatus] = {}
         self.devices: dict[str, DeviceTally] = {}
         self.timelines: dict[float, pb.Timeline] = {}
@@ -131,8 +132,10 @@ class Watch:
             devices = await self._client.devices()
         except CallFailed as error:
             if error.unreachable:
+                self._away = True
                 return ()
             raise
+        self._away = False
         for status in devices:
             self.devices.setdefault(status.name, DeviceTally()).add(status)
         return devices
@@ -149,11 +152,14 @@ class Watch:
             if timeline.began_seconds:
                 self.timelines[timeline.began_seconds] = timeline
 
-    async def run(self, on_snapshot: Callable[[], None]) -> None:
-        """Submit every job and watch all of them to their ends."""
+    async def run(
+        self, on_snapshot: Callable[[], None], on_away: Callable[[bool], None] = lambda away: None
+    ) -> None:
+        """Submit every job and watch all of them to their ends. `on_away` is called with True when
+        the coordinator does not answer any more, with False when it does again."""
         try:
             async with asyncio.TaskGroup() as group:
-                poller = group.create_task(self._poll_forever(on_snapshot))
+                poller = group.create_task(self._poll_forever(on_snapshot, on_away))
                 requests = self._requests.values()
                 for follower in [group.create_task(self._follow(each)) for each in requests]:
                     await follower
@@ -197,10 +203,15 @@ class Watch:
     def _take(self, status: pb.JobStatus) -> None:
         self.jobs[status.name] = self._tallies[status.name].add(status)
 
-    async def _poll_forever(self, on_snapshot: Callable[[], None]) -> None:
-        due = monotonic() + TIMELINE_SECONDS
+    async def _poll_forever(
+        self, on_snapshot: Callable[[], None], on_away: Callable[[bool], None]
+    ) -> None:
+        due, away = monotonic() + TIMELINE_SECONDS, False
         while True:
             await self.poll()
+            if self._away != away:
+                away = self._away
+                on_away(away)
             if monotonic() >= due:
                 await self.read_timeline()
                 due = monotonic() + TIMELINE_SECONDS

@@ -283,6 +283,11 @@ class _Run:
             source = Folder(str(sent.order.inputs), sent.order.inputs)
             await copy(source, self._folder(sent, "in", client), show)
 
+    def _note_away(self, away: bool) -> None:
+        target = self.coordinator.target
+        goes_on = f"{target} does not answer; this command waits, its jobs may go on"
+        self.observer.note(goes_on if away else f"{target} answers again")
+
     async def _watch(self, watch: Watch, jobs: Sequence[Sent]) -> None:
         """Phase 3. What devices did before this run is not counted."""
         async with self.coordinator.calling() as client:
@@ -298,7 +303,7 @@ class _Run:
         self._watched = watch
         try:
             async with self._following(jobs):
-                await watch.run(show)
+                await watch.run(show, self._note_away)
         finally:
             self._watched = None
             self._timelines.update(watch.timelines)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +58,8 @@ class Bay:
 
     folder: Path
     request: pb.SubmitJobRequest
+    away: list[bool] = field(default_factory=list)
+    """What the watch has told of its coordinator."""
 
     @property
     def target(self) -> str:
@@ -83,7 +85,7 @@ async def watching(bay: Bay) -> AsyncIterator[tuple[Watch, asyncio.Task[None]]]:
     async with open_channel(bay.target) as channel:
         watch = Watch(channel)
         watch.take([bay.request])
-        running = asyncio.create_task(watch.run(lambda: None))
+        running = asyncio.create_task(watch.run(lambda: None, bay.away.append))
         try:
             yield watch, running
         finally:
@@ -148,8 +150,11 @@ async def test_a_coordinator_that_dies_after_long_silence_is_waited_for(
             await until(lambda: "job" in watch.jobs, running)
             clock.ahead_seconds += QUIET_SECONDS
             await first.aclose()
-            async with bay.coordinator(), device(bay):
-                await asyncio.wait_for(running, 20)
+            await until(lambda: bay.away == [True], running)
+            async with bay.coordinator():
+                await until(lambda: bay.away == [True, False], running)
+                async with device(bay):
+                    await asyncio.wait_for(running, 20)
             assert watch.jobs["job"].state == pb.JobStatus.COMPLETE
 
 

@@ -10,6 +10,7 @@ import pytest
 from agent.conftest import Joined
 from agent.scripted_coordinator import ScriptedCoordinator
 from shoal_agent.calibration import probes
+from shoal_agent.calibration.joining import in_words
 from shoal_agent.telemetry.link import (
     AGE_SECONDS,
     COORDINATOR,
@@ -98,6 +99,11 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def test_a_measurement_is_logged_in_words() -> None:
+    speed = Speed(processors=2.0, product_flops_per_second=39.516e9, disk_bytes_per_second=350e6)
+    assert in_words(speed) == "product flops 39.5 G/s, disk bytes 0.35 G/s"
 
 
 def test_a_link_carries_what_its_fastest_large_transfer_did() -> None:

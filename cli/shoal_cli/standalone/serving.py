@@ -78,7 +78,7 @@ async def serve(
         listener = await listen(standalone, authority)
         supervisor = Supervisor(on_death)
         try:
-            await supervisor.start(_coordinator(standalone))
+            await supervisor.start(coordinator_process(standalone))
             ready()
             await _until_stopped(stop, supervisor, _renew(folder, authority))
         finally:
@@ -133,12 +133,13 @@ async def _renew(folder: Folder, authority: Authority) -> None:
         folder.renew(authority, _now())
 
 
-def _coordinator(standalone: Standalone) -> ProcessSpec:
+def coordinator_process(standalone: Standalone) -> ProcessSpec:
+    """What is started. Its log tells of jobs and devices unless the arguments say otherwise."""
     folder, files = standalone.folder, standalone.folder.credentials
     command = [sys.executable, "-m", "shoal_coordinator", "--exit-with-parent"]
     command += ["--listen", f"{standalone.listen}:{standalone.port}", "--store", str(folder.store)]
     command += ["--tls-ca", str(files.ca), "--tls-certificate", str(files.certificate)]
-    command += ["--tls-key", str(files.key), *standalone.arguments]
+    command += ["--tls-key", str(files.key), "--log-level", "info", *standalone.arguments]
     return ProcessSpec(
         name=_PROCESS,
         title="the coordinator",

@@ -13,6 +13,7 @@ from cli.standalone.conftest import Shelf
 from shoal_agent.enrolment.identity import Enrolment, Identity
 from shoal_cli.standalone.folders import Folder, FolderInUse
 from shoal_cli.standalone.invitations import Kind
+from shoal_cli.standalone.serving import Standalone, coordinator_process
 from shoal_cli.transfer import joined
 from shoal_protocol.join_lines import JoinLine
 from shoal_protocol.pki.authority import Authority, is_issued_by, renewal_time
@@ -173,3 +174,12 @@ def test_a_folder_is_one_coordinators(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "shelf")
     with folder.locked(), pytest.raises(FolderInUse, match="--folder DIR"), folder.locked():
         raise AssertionError("there are two")
+
+
+def test_a_coordinators_log_tells_of_jobs_and_devices_unless_it_is_told_not_to(
+    tmp_path: Path,
+) -> None:
+    standalone = Standalone(folder=Folder(tmp_path), host="127.0.0.1", port=7400)
+    assert coordinator_process(standalone).command[-2:] == ("--log-level", "info")
+    quiet = replace(standalone, arguments=("--log-level", "error"))
+    assert coordinator_process(quiet).command[-2:] == ("--log-level", "error")

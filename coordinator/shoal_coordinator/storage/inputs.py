@@ -402,7 +402,8 @@ def _rows(spec: TensorSpec, header: ArrayHeader) -> tuple[int | None, tuple[int,
         return shape[0], shape[1:]
     if len(shape) != rank:
         misfit = _misfit(spec, header, "has rank", len(shape))
-        raise UnreadableArrays(_wrong_dtype(spec, header) or misfit)
+        letters = _wrong_dtype(spec, header) if header.dtype.kind in "SU" else None
+        raise UnreadableArrays(letters or misfit)
     if rank and spec.shape[0] == 1 and shape[0] != 1:
         return shape[0], (1, *shape[1:])
     return None, shape

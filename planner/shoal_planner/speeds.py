@@ -103,15 +103,9 @@ def measured_device(
         handling_nanoseconds=nanoseconds((overhead or 0.0) / share),
         peers=tuple(_peer_link(name, each) for name, each in link.peers),
         times=_times((each.digest, each.task_seconds) for each in times),
-        loads=_times((each.digest, _lasting(each.load_seconds, share)) for each in times),
+        loads=_times((each.digest, each.load_seconds) for each in times),
         single=single,
     )
-
-
-def _lasting(load_seconds: float | None, share: float) -> float | None:
-    """A load is shorter than the period of a quota, after a rest: it was measured at the speed of a
-    whole thread, and takes its share of one in the long run."""
-    return None if load_seconds is None else load_seconds / share
 
 
 def _times(of: Iterable[tuple[Digest, float | None]]) -> Times:

@@ -47,8 +47,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentTime:
-    """What a fragment takes on a device: one of its tasks while all of it is in memory, and to make
-    it resident from the disk cache."""
+    """What a fragment takes on a device, in the long run under a quota of processor time: a task of
+    it while all of it is in memory, and to make it resident from the disk cache."""
 
     digest: Digest
     task_seconds: float | None = None

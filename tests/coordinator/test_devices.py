@@ -426,6 +426,26 @@ def test_a_load_takes_the_median_of_the_last_ones_with_what_its_first_task_takes
     assert seen == [5.5, 2.5, 2.5, 2.5], "2.1 is much the same"
 
 
+@pytest.mark.parametrize("stretched", [1.0, 2.0], ids=["after a rest", "held by its quota"])
+def test_a_load_takes_as_long_whether_its_quota_held_it_or_not(stretched: float) -> None:
+    """Half a processor: of one second's work the load takes two in the long run, its first task
+    half a second more than its usual second."""
+    digest = "sha256:" + "a" * 64
+    times = FragmentTimes(pb.Hello(device="a", speed=pb.Speed(processors=0.5)))
+    times.loaded(digest, pb.Loaded(seconds=stretched, processor_seconds=1.0))
+    first = pb.Executed(compute_seconds=0.75 * stretched, processor_seconds=0.75, task_seconds=1.0)
+    times.executed(digest, first)
+    assert [each.load_seconds for each in times.read()] == [2.5]
+
+
+def test_a_load_that_waits_for_the_disk_takes_no_less_than_it_took() -> None:
+    digest = "sha256:" + "a" * 64
+    times = FragmentTimes(pb.Hello(device="a", speed=pb.Speed(processors=0.5)))
+    times.loaded(digest, pb.Loaded(seconds=3.0, processor_seconds=0.5))
+    times.executed(digest, pb.Executed(compute_seconds=1.0, task_seconds=1.0))
+    assert [each.load_seconds for each in times.read()] == [3.0]
+
+
 async def test_the_links_of_a_device_are_shown_by_the_other_end(world: World) -> None:
     device = world.device("a")
     async with connected(device):

@@ -409,6 +409,7 @@ class Session:
                 resident_bytes=result.resident_bytes,
                 seconds=result.seconds,
                 fetched_bytes=result.fetched_bytes,
+                processor_seconds=result.processor_seconds,
             )
         )
 

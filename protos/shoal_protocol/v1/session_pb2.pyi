@@ -241,14 +241,16 @@ class Planned(_message.Message):
     def __init__(self) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("resident_bytes", "seconds", "fetched_bytes")
+    __slots__ = ("resident_bytes", "seconds", "fetched_bytes", "processor_seconds")
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROCESSOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     resident_bytes: int
     seconds: float
     fetched_bytes: int
-    def __init__(self, resident_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., fetched_bytes: _Optional[int] = ...) -> None: ...
+    processor_seconds: float
+    def __init__(self, resident_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., fetched_bytes: _Optional[int] = ..., processor_seconds: _Optional[float] = ...) -> None: ...
 
 class Unloaded(_message.Message):
     __slots__ = ("freed_bytes",)
@@ -267,7 +269,7 @@ class Prefetched(_message.Message):
     def __init__(self, fetched_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., dropped: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Executed(_message.Message):
-    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame", "sending_seconds", "batch", "task_seconds")
+    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame", "sending_seconds", "batch", "task_seconds", "processor_seconds")
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +279,7 @@ class Executed(_message.Message):
     SENDING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     TASK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     compute_seconds: float
     total_seconds: float
     output_bytes: int
@@ -286,7 +289,8 @@ class Executed(_message.Message):
     sending_seconds: float
     batch: int
     task_seconds: float
-    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ..., sending_seconds: _Optional[float] = ..., batch: _Optional[int] = ..., task_seconds: _Optional[float] = ...) -> None: ...
+    processor_seconds: float
+    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ..., sending_seconds: _Optional[float] = ..., batch: _Optional[int] = ..., task_seconds: _Optional[float] = ..., processor_seconds: _Optional[float] = ...) -> None: ...
 
 class Forwarded(_message.Message):
     __slots__ = ("sent_bytes", "seconds")

@@ -31,8 +31,9 @@ How a device holds its span follows from its budget (`Holding`):
   serves all items that are admitted, so an item takes a part of a load (`ITEMS_IN_TURN`). Each
   fragment must fit by itself, at least in blocks.
 
-Where no device has anything yet (`cold`), the first item waits until each fragment is fetched,
-prepared and loaded, one after the other: a stage is loaded when the one before it runs.
+Where loads count (`cold`), the first item waits until each fragment is fetched and prepared, unless
+it is on the device's disk, and loaded, one after the other: a stage is loaded when the one before
+it runs.
 
 In each way there is room for the frames in which the next item comes and the one before leaves:
 both go on while a device runs the present one.
@@ -42,7 +43,7 @@ for *balance*, and no time is predicted from them (`known`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -199,6 +200,14 @@ class Costs(SpanCosts):
         """Whether all flops are known, so that computing times can be predicted."""
         return all(fragment.flops is not None for fragment in self.document.fragments)
 
+    def cached_by(self, pool: Iterable[PoolDevice]) -> Mapping[str, frozenset[int]]:
+        """The fragments that each device has on its disk, by its name."""
+        return {
+            device.name: frozenset(f.index for f in self.document.fragments if f.digest in cached)
+            for device in pool
+            if (cached := frozenset(device.cached))
+        }
+
     def predictable(self, pool: Sequence[PoolDevice]) -> bool:
         """Whether times of this pool can be predicted: nothing that matters for them is unknown."""
         sizes = all(edge.bytes_per_item is not None for edge in self.document.edges)
@@ -336,9 +345,12 @@ class Costs(SpanCosts):
         return sums
 
     @cached_property
-    def _sums(self) -> tuple[_SumsOf, _SumsOf]:
-        """Of tasks, and of loads."""
-        return {}, {}
+    def _sums(self) -> tuple[_SumsOf, _SumsOf, _SumsOf]:
+        """Of tasks, of loads, and of what comes before a load where nothing is cached."""
+        return {}, {}, {}
+
+    def _before_cached(self, fragment: int, device: PoolDevice) -> int:
+        return before_cached(self.document.fragments[fragment], device)
 
     def load_by_rate(self, fragment: int, device: PoolDevice) -> int:
         return from_cache(self.document.fragments[fragment], device)
@@ -385,8 +397,8 @@ class Costs(SpanCosts):
                 read = -(-in_turn // ITEMS_IN_TURN)
                 load = in_turn - read
         if self.cold:
-            fragments = self.document.fragments[span.start : span.end]
-            load += sum(before_cached(each, device) for each in fragments)
+            sums = self._known(self._sums[2], device, (), self._before_cached)
+            load += sums[span.end] - sums[span.start]
             load += 0 if holding is Holding.RELOADED else self._load(span, device)
         border = self.crossing(span)
         receive = self._transfer(span, device, homes, border.coming, inward=True)

@@ -49,6 +49,7 @@ class PoolDevice:
     `moved_bytes_per_second` is what its processor sends and receives, and `handling_nanoseconds`
     what it takes besides for each task and transfer. `peers` are the links that differ from its
     own, `times` and `loads` what tasks and loads take there by fragment; see `speeds.refined`.
+    `cached` are fragments on its disk.
     """
 
     name: str
@@ -69,6 +70,7 @@ class PoolDevice:
     loads: Times = ()
     ratios: Ratios = ()
     load_ratios: Ratios = ()
+    cached: tuple[Digest, ...] = ()
     single: bool = False
 
     @classmethod
@@ -77,7 +79,8 @@ class PoolDevice:
         names = ("times", "loads", "ratios", "load_ratios")
         of_fragments = {name: tuple(map(tuple, values[name])) for name in names}
         peers = tuple(PeerLink(**each) for each in values["peers"])
-        return cls(**{**values, **of_fragments, "peers": peers})
+        cached = tuple(values["cached"])
+        return cls(**{**values, **of_fragments, "peers": peers, "cached": cached})
 
     @property
     def rates(self) -> tuple[int, int, int] | None:

@@ -15,7 +15,7 @@ class Goal:
 
     @property
     def cold(self) -> bool:
-        """Whether loading counts: the devices have nothing yet."""
+        """Whether loading counts: the devices have nothing in memory yet."""
         return self.objective is Objective.MAKESPAN
 
     def value(self, period: int, latency: int) -> int:

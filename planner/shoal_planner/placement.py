@@ -74,7 +74,8 @@ def plan(
     refused = _misfit(costs, pool, pins)
     if refused is not None:
         return refused
-    wishes = _wishes(previous, pins)
+    wishes = replace(_wishes(previous, pins), cached=costs.cached_by(pool))
+    pool = _weighed(pool, goal)
     for reloading in (False, True):
         found = divided(costs, pool, wishes, goal, reloading=reloading)
         if found.divisions:
@@ -97,8 +98,11 @@ def replan(
 ) -> Plan:
     """The plan that follows the one in force: the best, or one that moves fewer fragments, where
     what the best gains is not worth the difference (`replanning`)."""
-    goal, devices = Goal(best.objective), {device.name: device for device in pool}
-    costs, wishes = Costs(document, cold=goal.cold), _wishes(None, pins)
+    goal = Goal(best.objective)
+    costs = Costs(document, cold=goal.cold)
+    wishes = replace(_wishes(None, pins), cached=costs.cached_by(pool))
+    pool = _weighed(pool, goal)
+    devices = {device.name: device for device in pool}
     situation = Situation(
         costs=costs,
         pool=pool,
@@ -114,6 +118,12 @@ def replan(
     if (lost := contest.from_scratch(ideal)) is not None:
         rejected = tuple(islice((lost, *contest.rejected(None, ())), MAX_REJECTED))
     return _planned(contest, rejected, best.epoch, best.gap)
+
+
+def _weighed(pool: Sequence[PoolDevice], goal: Goal) -> tuple[PoolDevice, ...]:
+    """The devices as they are weighed. What is on their disks costs nothing but where loads count;
+    else devices are alike that differ in nothing more, and many of them are soon too many."""
+    return tuple(pool) if goal.cold else tuple(replace(each, cached=()) for each in pool)
 
 
 def _divisions(stages: Sequence[Served], devices: Mapping[str, PoolDevice]) -> Divisions:

@@ -126,6 +126,7 @@ def with_room(pool: Sequence[PoolDevice]) -> list[PoolDevice]:
 def choose_cut(table: CutTable, pool: Sequence[PoolDevice], goal: Goal) -> PlannedCut | None:
     """The cut that these devices run best; None: there is none of which every fragment fits one."""
     costs = TableCosts(table, cold=goal.cold)
+    pool = [replace(each, cached=()) for each in pool]  # nothing of a cut that there is not yet
     for devices in (with_room(pool), pool):
         found = divided(costs, devices, _ANY, goal, reloading=False)
         if found.divisions:

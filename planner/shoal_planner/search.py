@@ -40,15 +40,15 @@ _EQUAL: Final = 1e-6
 """Values that differ by less are rounded differently."""
 
 Counts = tuple[int, ...]
+Role = tuple[frozenset[int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceClass:
-    """Devices that are alike, by name. `role` tells apart those that pins or an older plan name."""
+    """Devices that are alike, by name, also in what pins or an older plan say of them."""
 
     like: PoolDevice
     devices: tuple[PoolDevice, ...]
-    role: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,21 +57,22 @@ class Wishes:
 
     `required`: fragment -> device. `preferred`: (fragment, device). `present`: (fragment, device)
     of the plan that is in force: what stays need not move; what has to, counts by its `weights`, or
-    as one. Without `replicas` each stage has one device.
+    as one. `cached`: device -> fragments that it has on its disk; of devices that are alike
+    otherwise, those serve a span that have the most of it. Without `replicas` each stage has one
+    device.
     """
 
     required: Mapping[int, str] = field(default_factory=dict)
     preferred: frozenset[tuple[int, str]] = frozenset()
     present: frozenset[tuple[int, str]] = frozenset()
     weights: Sequence[int] = ()
+    cached: Mapping[str, frozenset[int]] = field(default_factory=dict)
     replicas: bool = True
 
-    def role(self, device: str) -> str:
-        """What is particular about a device; "" if nothing is."""
-        asked = device in self.required.values() or any(
-            device == name for _, name in self.preferred | self.present
-        )
-        return device if asked else ""
+    def role(self, device: str) -> Role:
+        """What is particular about a device: of which fragments these wishes name it."""
+        named = (self.required.items(), self.preferred, self.present)
+        return tuple(frozenset(each for each, name in of if name == device) for of in named)
 
     def allow(self, span: Span, devices: Sequence[str]) -> bool:
         """Whether every pinned fragment of the span is on its device alone."""
@@ -79,6 +80,10 @@ class Wishes:
             return False
         pinned = {self.required[each] for each in span.fragments if each in self.required}
         return not pinned or (len(pinned) == 1 and set(devices) == pinned)
+
+    def cached_of(self, span: Span, device: str) -> int:
+        """How many of a span's fragments a device has on its disk."""
+        return len(self.cached.get(device, frozenset()).intersection(span.fragments))
 
     def penalty(self, span: Span, devices: Sequence[str]) -> int:
         """Wishes that are not followed, pins before moves."""
@@ -145,7 +150,8 @@ def search(
     ordered = nsmallest(MAX_FOUND, labels, key=lambda label: _order(label, goal))
     values = [goal.value(label.period, label.latency) for label in ordered]
     lower = min(values, default=inf) if uncut else None
-    return Found(tuple(named(label.steps, classes) for label in ordered), lower)
+    found = (named(label.steps, classes, wishes) for label in ordered)
+    return Found(tuple(found), lower)
 
 
 def fits(costs: SpanCosts, span: Span, device: PoolDevice, *, reloading: bool) -> bool:
@@ -190,13 +196,12 @@ def _spans(costs: SpanCosts, pool: Sequence[PoolDevice], *, reloading: bool) -> 
 
 def classes_of(pool: Sequence[PoolDevice], wishes: Wishes) -> list[DeviceClass]:
     """The devices by what matters of them."""
-    grouped: dict[tuple[PoolDevice, str], list[PoolDevice]] = {}
+    grouped: dict[tuple[PoolDevice, Role], list[PoolDevice]] = {}
     for device in sorted(pool, key=lambda each: each.name):
         role = wishes.role(device.name)
         grouped.setdefault((_unnamed(device), role), []).append(device)
     return [
-        DeviceClass(like=like, devices=tuple(devices), role=role)
-        for (like, role), devices in grouped.items()
+        DeviceClass(like=like, devices=tuple(devices)) for (like, _), devices in grouped.items()
     ]
 
 
@@ -289,14 +294,31 @@ def _insert(labels: list[Label], new: Label) -> None:
     labels.append(new)
 
 
-def named(steps: Sequence[Step], classes: Sequence[DeviceClass]) -> tuple[Division, ...]:
-    """The division with devices in the place of counts: of a class, by name from the first."""
-    left = [list(each.devices) for each in classes]
-    divisions = []
-    for step in steps:
-        devices = [
-            left[place].pop(0) for place, count in enumerate(step.chosen) for _ in range(count)
-        ]
+def named(
+    steps: Sequence[Step], classes: Sequence[DeviceClass], wishes: Wishes
+) -> tuple[Division, ...]:
+    """The division with devices in the place of counts: of a class those that have the most of the
+    span on their disks, then by name from the first."""
+    wanted = {
+        (number, place): count
+        for number, step in enumerate(steps)
+        for place, count in enumerate(step.chosen)
+        if count
+    }
+    pairs = sorted(
+        (-wishes.cached_of(steps[number].span, device.name), number, place, rank)
+        for number, place in wanted
+        for rank, device in enumerate(classes[place].devices)
+    )
+    chosen: list[list[PoolDevice]] = [[] for _ in steps]
+    taken = set[tuple[int, int]]()
+    for _, number, place, rank in pairs:
+        if wanted[number, place] and (place, rank) not in taken:
+            wanted[number, place] -= 1
+            taken.add((place, rank))
+            chosen[number].append(classes[place].devices[rank])
+    for devices in chosen:
         devices.sort(key=lambda each: (-each.flops_per_second, each.name))
-        divisions.append(Division(step.span, tuple(devices)))
-    return tuple(divisions)
+    return tuple(
+        Division(step.span, tuple(devices)) for step, devices in zip(steps, chosen, strict=True)
+    )

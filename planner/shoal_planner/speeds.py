@@ -104,6 +104,7 @@ def measured_device(
         peers=tuple(_peer_link(name, each) for name, each in link.peers),
         times=_times((each.digest, each.task_seconds) for each in times),
         loads=_times((each.digest, each.load_seconds) for each in times),
+        cached=tuple(each.digest for each in times if each.cached),
         single=single,
     )
 
@@ -142,8 +143,11 @@ def _unlike(device: PoolDevice) -> Iterator[PeerLink]:
 
 
 def refined(document: PartitionDocument, pool: Sequence[PoolDevice]) -> tuple[PoolDevice, ...]:
-    """The devices, corrected for this document by the times that tasks and loads took. Ratios of
-    devices that differ as measurements do are equal."""
+    """The devices as this document sees them: corrected by the times that tasks and loads took, and
+    with those of its fragments that they have. Ratios of devices that differ as measurements do are
+    equal."""
+    its = {fragment.digest for fragment in document.fragments}
+    pool = [replace(each, cached=tuple(sorted(its.intersection(each.cached)))) for each in pool]
     if not any(device.times or device.loads for device in pool):
         return tuple(pool)
     costs = Costs(document)

@@ -94,7 +94,7 @@ def _times(
 
 def _divisions(times: SpanTimes, best: Best) -> Divisions:
     steps = [Step(times.span(each.start, each.end), each.group) for each in best.stages]
-    return named(steps, times.classes)
+    return named(steps, times.classes, times.wishes)
 
 
 def _of_all_groups(times: SpanTimes, goal: Goal) -> list[Best] | None:

@@ -18,10 +18,11 @@ from shoal_coordinator.server.excesses import Excesses
 from shoal_coordinator.server.fragment_times import FragmentTimes
 from shoal_coordinator.server.sessions import UNASKED_AT_ONCE, UNASKED_PER_SECOND
 from shoal_protocol import PROTOCOL
+from shoal_protocol.digests import Digest
 from shoal_protocol.files import FileReceiver
 from shoal_protocol.pacing import BATCHED_MESSAGES
 from shoal_protocol.services import SessionClient
-from shoal_protocol.speeds import Link, link_of
+from shoal_protocol.speeds import FragmentTime, Link, fragment_times_of, link_of
 from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
@@ -408,6 +409,21 @@ def test_what_tasks_take_on_a_device_is_what_it_said_last() -> None:
     times.executed(other, pb.Executed(task_seconds=1.0))
     times.executed(other, pb.Executed(task_seconds=float("inf")))
     assert [each.seconds for each in times.read()] == [3.0, 1.0]
+
+
+def test_what_is_on_a_devices_disk_is_known_whether_it_ran_there_or_not() -> None:
+    ran, kept, many = ("sha256:" + letter * 64 for letter in "abc")
+    times = FragmentTimes(pb.Hello(device="a"))
+    times.executed(ran, pb.Executed(task_seconds=3.0))
+    last = [f"{many[:-4]}{number:04x}" for number in range(255)]
+    read = times.read({many: None, kept: None, **dict.fromkeys(last)})
+    assert [(each.digest, each.seconds, each.cached) for each in read] == [
+        (ran, 3.0, False),
+        (kept, 0.0, True),
+        *((each, 0.0, True) for each in last),
+    ]
+    (known,) = fragment_times_of(api.DeviceStatus(times=read[1:2]))
+    assert known == FragmentTime(digest=Digest(kept), cached=True)
 
 
 def test_a_load_takes_the_median_of_the_last_ones_with_what_its_first_task_takes_more() -> None:

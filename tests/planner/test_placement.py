@@ -26,7 +26,7 @@ from shoal_planner.explanation import explain, explain_refusal, sentences, summa
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective, PinPolicy
-from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.partition import Fragment, PartitionDocument
 
 # ---- brute force: every division, weighed in the plainest way ------------------------------------
 
@@ -55,7 +55,7 @@ def weigh(document: PartitionDocument, division: Division, cold: bool) -> tuple[
             ]
             delays = each.latency_nanoseconds * (bool(into) + bool(out))
             rates.append(max(compute, *times, 1))
-            loads = sum(cold_load(document.fragments[i].weight_bytes, each) for i in span)
+            loads = sum(cold_load(document.fragments[i], each) for i in span)
             latencies.append(compute + sum(times) + delays + cold * loads)
         scale = 10**24
         together = rates[0] if len(rates) == 1 else max(1, scale // sum(scale // r for r in rates))
@@ -64,10 +64,10 @@ def weigh(document: PartitionDocument, division: Division, cold: bool) -> tuple[
     return period, latency
 
 
-def cold_load(weights: int, on: PoolDevice) -> int:
+def cold_load(fragment: Fragment, on: PoolDevice) -> int:
     """Weights of less than 4 MiB are not prepared."""
-    link = on.link_bytes_per_second
-    fetched = ceil(weights * SECOND, link) if link else 0
+    weights, link = fragment.weight_bytes, on.link_bytes_per_second
+    fetched = ceil(weights * SECOND, link) if link and fragment.digest not in on.cached else 0
     return fetched + ceil(weights * SECOND, RELOAD_BYTES_PER_SECOND)
 
 
@@ -84,9 +84,11 @@ def questions(draw: st.DrawFn) -> tuple[PartitionDocument, list[PoolDevice]]:
         [(0, count - 1, 10**5)] if count > 2 and draw(st.booleans()) else [],
         [size * draw(st.integers(1, 4)) // 4 for size in resident] if swappable else None,
     )
+    digests = [each.digest for each in document.fragments]
     pool = [
         device(
             f"d{index}",
+            cached=tuple(draw(st.sets(st.sampled_from(digests)))),
             budget=draw(st.integers(1, 9)) * MIB,
             flops=draw(st.integers(1, 3)) * SECOND,
             link_bytes_per_second=draw(st.sampled_from([None, 10**6, 10**7])),
@@ -125,6 +127,19 @@ def test_no_division_beats_the_plan(
             assert (latency, period) == min((b, a) for a, b in values)
         case Objective.MAKESPAN:
             assert latency + 49 * period == min(b + 49 * a for a, b in values)
+
+
+@pytest.mark.parametrize("objective", Objective)
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_of_equal_devices_each_serves_what_it_has_on_its_disk(
+    objective: Objective, first: str
+) -> None:
+    document = partition([SECOND, SECOND], [20 * MIB, 20 * MIB])
+    on_disk = [(each.digest,) for each in document.fragments]
+    cached = dict(zip(("a", "b") if first == "a" else ("b", "a"), on_disk, strict=True))
+    pool = [device(name, link_bytes_per_second=10**7, cached=held) for name, held in cached.items()]
+    answer = placed(plan(document, pool, objective))
+    assert [stage.devices for stage in answer.stages] == [(name,) for name in cached]
 
 
 @settings(max_examples=100, deadline=None)

@@ -228,3 +228,14 @@ def test_a_large_pool_that_loses_a_device_moves_few_fragments() -> None:
     assert value(Costs(document), Goal(Objective.THROUGHPUT), new) * (1 - GAIN) <= value(
         Costs(document), Goal(Objective.THROUGHPUT), ideal
     )
+
+
+def test_what_a_lost_device_served_goes_to_the_one_that_has_it_on_its_disk() -> None:
+    document = partition([SECOND] * 2, [20 * MIB] * 2)
+    second = document.fragments[1].digest
+    pool = [device(name, cached=(second,) * (name == "d")) for name in "abcd"]
+    best = placed(plan(document, pool[:2], Objective.LATENCY))
+    left = [each for each in pool if each.name != "b"]
+    ideal = placed(plan(document, [left[0], left[1]], Objective.LATENCY))
+    after = replan(document, left, ideal, best.stages)
+    assert [stage.devices for stage in after.stages] == [("a",), ("d",)]

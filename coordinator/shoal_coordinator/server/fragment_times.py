@@ -14,7 +14,9 @@ done that itself.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import median_low
 from typing import Final
 
@@ -44,6 +46,9 @@ class _Known:
         now, before = median_low(self.loads), self.load_seconds
         if before is None or not before / _CHANGE < now < before * _CHANGE:
             self.load_seconds = now
+
+
+_UNKNOWN: Final = _Known()
 
 
 class FragmentTimes:
@@ -76,14 +81,19 @@ class FragmentTimes:
             took = self._lasting_seconds(message.seconds, message.processor_seconds)
             self._of(digest).loading = took
 
-    def read(self) -> list[pb.FragmentTime]:
-        """What is known, by digest."""
+    def read(self, cached: Collection[str] = ()) -> list[pb.FragmentTime]:
+        """What is known, by digest; also of what is in the cache, the last to come at the end."""
+        ran = {digest for digest, each in self._known.items() if each.task_seconds is not None}
+        on_disk = set(islice(reversed([*cached]), _MOST_FRAGMENTS))
         return [
             pb.FragmentTime(
-                digest=digest, seconds=known.task_seconds or 0.0, load_seconds=known.load_seconds
+                digest=digest,
+                seconds=known.task_seconds or 0.0,
+                load_seconds=known.load_seconds,
+                cached=digest in cached,
             )
-            for digest, known in sorted(self._known.items())
-            if known.task_seconds is not None
+            for digest in sorted(ran | on_disk)
+            for known in (self._known.get(digest, _UNKNOWN),)
         ]
 
     def _lasting_seconds(self, seconds: float, processor_seconds: float) -> float:

@@ -22,6 +22,10 @@ page cache faster."""
 PREPARING_NANOSECONDS: Final = Nanoseconds(300_000_000)
 """What the process that prepares a fragment takes of one core, besides its weights."""
 
+LOADING_NANOSECONDS: Final = Nanoseconds(60_000_000)
+"""What a load takes of one core, besides the fragment's weights: its files are looked at, its graph
+is read and made ready."""
+
 PAGE_BYTES_PER_SECOND: Final = 1_000_000_000
 """Weights that one core maps again. A limit at the budget leaves no page cache for them: they come
 from an SSD."""
@@ -61,6 +65,7 @@ class PoolDevice:
     page_bytes_per_second: int = PAGE_BYTES_PER_SECOND
     reload_bytes_per_second: int = RELOAD_BYTES_PER_SECOND
     preparing_nanoseconds: Nanoseconds = PREPARING_NANOSECONDS
+    loading_nanoseconds: Nanoseconds = LOADING_NANOSECONDS
     link_bytes_per_second: int | None = None
     latency_nanoseconds: Nanoseconds = Nanoseconds(0)
     moved_bytes_per_second: int | None = None

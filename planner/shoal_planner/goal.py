@@ -18,6 +18,11 @@ class Goal:
         """Whether loading counts: the devices have nothing in memory yet."""
         return self.objective is Objective.MAKESPAN
 
+    @property
+    def loading_items(self) -> int:
+        """Of a job of so many items loads count; 0: they do not."""
+        return self.items if self.cold else 0
+
     def value(self, period: int, latency: int) -> int:
         """Nanoseconds; less is better."""
         match self.objective:

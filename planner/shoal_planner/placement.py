@@ -16,7 +16,8 @@ from itertools import islice
 from typing import Final, Protocol
 
 from shoal_planner.alternatives import Contest
-from shoal_planner.costs import Costs, Division, Holding, Span, homes_of
+from shoal_planner.costs import Costs, Division, Span, homes_of
+from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.dividing import divided
 from shoal_planner.goal import Goal
@@ -70,7 +71,7 @@ def plan(
     goes on from it. `items` matters to Makespan only.
     """
     goal = Goal(objective, items)
-    costs, pool = Costs(document, cold=goal.cold), refined(document, pool)
+    costs, pool = Costs(document, goal.loading_items), refined(document, pool)
     refused = _misfit(costs, pool, pins)
     if refused is not None:
         return refused
@@ -99,7 +100,7 @@ def replan(
     """The plan that follows the one in force: the best, or one that moves fewer fragments, where
     what the best gains is not worth the difference (`replanning`)."""
     goal = Goal(best.objective)
-    costs = Costs(document, cold=goal.cold)
+    costs = Costs(document, goal.loading_items)
     wishes = replace(_wishes(None, pins), cached=costs.cached_by(pool))
     pool = _weighed(pool, goal)
     devices = {device.name: device for device in pool}

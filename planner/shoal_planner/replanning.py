@@ -128,7 +128,7 @@ class _Weighing:
                 self._held[device.name].update(division.span.fragments)
         self._unfit = cache(self._excess)
         self._times = cache(lambda division: situation.costs.totals((division,)))
-        self._by_pairs = any(device.peers for device in situation.pool)
+        self._together = situation.costs.cold or any(each.peers for each in situation.pool)
 
     def moves(self, divisions: Divisions) -> int:
         """Bytes of weights that devices have to get."""
@@ -146,7 +146,7 @@ class _Weighing:
         return sum(map(self._unfit, divisions))
 
     def value(self, divisions: Divisions) -> int:
-        if self._by_pairs:  # what a stage costs depends on the others
+        if self._together:  # what a stage costs depends on the others
             return self._of.goal.value(*self._of.costs.totals(divisions))
         times = [self._times(division) for division in divisions]
         return self._of.goal.value(max(each for each, _ in times), sum(each for _, each in times))

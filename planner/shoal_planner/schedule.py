@@ -1,9 +1,9 @@
 """What every device does when, as a plan predicts it: the bars of a Gantt chart. Pure.
 
 The items are there from the beginning, and each goes through the stages in order. A device receives
-an item, reads weights again and computes, and sends; its first item waits for loads as well. Each
-of the three does one item at a time, and they overlap between items, as the cost model says. Of the
-devices of a stage, an item goes to the one that would be done with it first.
+an item, reads weights again and computes, and sends; its first item waits for fetches and loads as
+well. Each of the three does one item at a time, and they overlap between items, as the cost model
+says. Of the devices of a stage, an item goes to the one that would be done with it first.
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,8 @@ class _Lanes:
 
     def __init__(self, device: DeviceFigures) -> None:
         self._device = device
-        self._receiver = self._processor = self._sender = 0.0
+        self._receiver = self._sender = 0.0
+        self._processor = device.fetch_seconds or 0.0
         self._load = device.load_seconds or 0.0
 
     def bars(self, item: int, ready: float) -> Iterator[Bar]:

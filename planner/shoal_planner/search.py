@@ -3,8 +3,8 @@
 Theory. A division cuts the fragments, in topological order, into spans, and gives each span a
 non-empty set of devices of its own. Its period is the largest of its spans', its latency the sum.
 The best one of a prefix with given devices used is made of best ones of shorter prefixes, if "best"
-keeps every *label* (period, latency, penalty) that no other label beats in all three: maximum and
-sum both grow with their parts. So
+keeps every *label* (period, latency, penalty) that no other label beats in all three: each of them
+grows with its parts. So
 
     labels(end, used) = union over start, chosen of labels(start, used - chosen) + (span, chosen)
 
@@ -28,7 +28,8 @@ from itertools import product
 from math import inf
 from typing import Final
 
-from shoal_planner.costs import DeviceCost, Division, Span, SpanCosts, shared_period
+from shoal_planner.costs import Division, Span, SpanCosts
+from shoal_planner.device_costs import DeviceCost, Waits, after
 from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.layers.arcs import number_of_subsets
@@ -103,6 +104,16 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What a span with the devices chosen for it adds to a division."""
+
+    period: int
+    waits: Waits
+    penalty: int
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
 class Label:
     """A division of a prefix."""
 
@@ -146,7 +157,7 @@ def search(
     if len(spans) * number_of_subsets([len(each.devices) for each in classes]) > MAX_STEPS:
         return None
     choices = {span: _choices(costs, span, classes, wishes, reloading) for span in spans}
-    labels, uncut = _all_labels(costs.count, spans, choices, classes, goal)
+    labels, uncut = _all_labels(costs.count, choices, [len(each.devices) for each in classes], goal)
     ordered = nsmallest(MAX_FOUND, labels, key=lambda label: _order(label, goal))
     values = [goal.value(label.period, label.latency) for label in ordered]
     lower = min(values, default=inf) if uncut else None
@@ -216,36 +227,35 @@ def _choices(
     classes: Sequence[DeviceClass],
     wishes: Wishes,
     reloading: bool,
-) -> dict[Counts, Label]:
+) -> dict[Counts, Part]:
     """The vectors of devices that can serve a span, each with what the span then adds."""
     able = [each for each in classes if fits(costs, span, each.like, reloading=reloading)]
     cost = {id(each): costs.on(span, each.like) for each in able}
     ranges = [range(len(each.devices) + 1) if each in able else range(1) for each in classes]
-    choices: dict[Counts, Label] = {}
+    choices: dict[Counts, Part] = {}
     for chosen in product(*ranges):
         taken = [(each, count) for each, count in zip(classes, chosen, strict=True) if count]
         names = [device.name for each, count in taken for device in each.devices[:count]]
         if not taken or not wishes.allow(span, names):
             continue
         mine: list[DeviceCost] = [cost[id(each)] for each, count in taken for _ in range(count)]
-        choices[chosen] = Label(
-            period=shared_period([each.period for each in mine]),
-            latency=costs.latency_of([each.latency for each in mine]),
+        choices[chosen] = Part(
+            period=costs.together(mine),
+            waits=costs.waits(mine),
             penalty=wishes.penalty(span, names),
-            steps=(Step(span, chosen),),
+            step=Step(span, chosen),
         )
     return choices
 
 
 def _all_labels(
     count: int,
-    spans: Sequence[Span],
-    choices: dict[Span, dict[Counts, Label]],
-    classes: Sequence[DeviceClass],
+    choices: Mapping[Span, Mapping[Counts, Part]],
+    sizes: Sequence[int],
     goal: Goal,
 ) -> tuple[list[Label], bool]:
-    """The labels of whole divisions, and whether none was dropped for want of room."""
-    sizes = tuple(len(each.devices) for each in classes)
+    """The labels of whole divisions of so many fragments, and whether none was dropped for want of
+    room. The choices are in the order of the ends of their spans."""
 
     @cache
     def left(used: Counts) -> tuple[tuple[Counts, Counts], ...]:
@@ -256,8 +266,8 @@ def _all_labels(
     reached: list[dict[Counts, list[Label]]] = [{} for _ in range(count + 1)]
     reached[0][tuple(0 for _ in sizes)] = [Label(0, 0, 0, ())]
     uncut = True
-    for span in spans:
-        here, serving = reached[span.end], choices[span]
+    for span, serving in choices.items():
+        here = reached[span.end]
         for used, before in reached[span.start].items():
             for chosen, total in left(used):
                 part = serving.get(chosen)
@@ -273,13 +283,13 @@ def _all_labels(
     return [label for labels in reached[count].values() for label in labels], uncut
 
 
-def _extended(before: Sequence[Label], part: Label) -> Iterator[Label]:
+def _extended(before: Sequence[Label], part: Part) -> Iterator[Label]:
     for label in before:
         yield Label(
             max(label.period, part.period),
-            label.latency + part.latency,
+            after(label.latency, part.waits),
             label.penalty + part.penalty,
-            label.steps + part.steps,
+            (*label.steps, part.step),
         )
 
 

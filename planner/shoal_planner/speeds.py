@@ -27,6 +27,7 @@ from shoal_planner.costs import Costs
 from shoal_planner.devices import (
     ASSUMED_FLOPS_PER_CPU,
     COORDINATOR,
+    LOADING_NANOSECONDS,
     PAGE_BYTES_PER_SECOND,
     PER_MILLE,
     PREPARING_NANOSECONDS,
@@ -58,6 +59,7 @@ _LEVELLED: Final = (
     "link_bytes_per_second",
     "moved_bytes_per_second",
     "preparing_nanoseconds",
+    "loading_nanoseconds",
     "handling_nanoseconds",
     "latency_nanoseconds",
 )
@@ -97,6 +99,7 @@ def measured_device(
         page_bytes_per_second=_whole(again),
         reload_bytes_per_second=_whole(reload if disk is None else _in_turn(reload, disk)),
         preparing_nanoseconds=Nanoseconds(int(PREPARING_NANOSECONDS / share)),
+        loading_nanoseconds=Nanoseconds(int(LOADING_NANOSECONDS / share)),
         link_bytes_per_second=_known(link.bytes_per_second),
         latency_nanoseconds=_part(link.round_trip_seconds, 2),
         moved_bytes_per_second=None if moving is None else _whole(processors / moving),

@@ -45,7 +45,7 @@ def situation(
     document: PartitionDocument, pool: Sequence[PoolDevice], goal: Goal, before: Divisions
 ) -> Situation:
     return Situation(
-        costs=Costs(document, cold=goal.cold),
+        costs=Costs(document, goal.loading_items),
         pool=pool,
         goal=goal,
         wishes=Wishes(),
@@ -100,7 +100,7 @@ def test_the_next_plan_is_near_the_best_and_moves_no_more_than_that(
     if isinstance(first, Infeasible) or isinstance(found, Infeasible):
         return
     goal = Goal(objective)
-    costs = Costs(document, cold=goal.cold)
+    costs = Costs(document, goal.loading_items)
     before, best = divisions(first, pool), divisions(found, pool)
     if not fits(costs, best):
         return
@@ -130,7 +130,7 @@ def test_after_a_loss_no_plan_near_the_best_moves_fewer_bytes(
     if not (is_at_once(first) and is_at_once(found)):
         return
     goal = Goal(objective)
-    costs = Costs(document, cold=goal.cold)
+    costs = Costs(document, goal.loading_items)
     before, best = divisions(placed(first), pool), divisions(placed(found), pool)
     after = next_plan(situation(document, pool, goal, before), best)
     enough = value(costs, goal, best) / (1 - GAIN)

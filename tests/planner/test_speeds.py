@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from fragment_pools import MIB, SECOND, device, partition, placed
-from shoal_planner.costs import Costs, Holding, Span
+from shoal_planner.costs import Costs, Span
+from shoal_planner.device_costs import Holding
 from shoal_planner.devices import ASSUMED_FLOPS_PER_CPU, PAGE_BYTES_PER_SECOND, PoolDevice
 from shoal_planner.placement import plan
 from shoal_planner.speeds import levelled, measured_device, refined

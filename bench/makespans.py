@@ -6,6 +6,8 @@ steps together: what waits for what, and what goes on at once.
 
 - *Makespans*, as planned, on devices that have nothing yet: with room for what they serve, and on
   one to three that are too small for the model, so that they load fragments in turn.
+- *Stages in turn*: a chain divided between two devices that both load their fragments in turn. The
+  time from one item to the next.
 """
 
 import random
@@ -15,6 +17,8 @@ from dataclasses import replace
 from measurement import VALUE, Measurement, Report, measured, parse_arguments
 from virtual_runs import MIB, Shelf, VirtualRun, random_shelf
 
+from shoal_planner.costs import Costs, Division, Span
+from shoal_planner.device_costs import Holding
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan
@@ -24,6 +28,8 @@ from shoal_protocol.units import Bytes, Nanoseconds, seconds
 SMALL = Bytes(44 * MIB)
 """Any fragment fits, most chains do not."""
 ITEMS = (4, 16, 100)
+_FEW, _MANY = 40, 120
+"""Items of two jobs: what the second takes more is the steady time of the others."""
 
 
 def makespans(shelves: Iterator[Shelf], items: int) -> Iterator[float]:
@@ -37,6 +43,20 @@ def makespans(shelves: Iterator[Shelf], items: int) -> Iterator[float]:
         assert placed.latency_nanoseconds is not None
         value = goal.value(placed.period_nanoseconds, placed.latency_nanoseconds)
         yield _error(value, VirtualRun(shelf, placed.homes()).run(items))
+
+
+def turns(shelves: Iterator[Shelf]) -> Iterator[float]:
+    """The errors of the predicted period, as parts of what was measured."""
+    for shelf in shelves:
+        costs, (one, other, *_) = Costs(shelf.document), shelf.pool
+        for border in range(1, costs.count):
+            parts = (Span(0, border), one), (Span(border, costs.count), other)
+            if any(costs.holding(*part) is not Holding.RELOADED for part in parts):
+                continue
+            homes = tuple((device.name,) for span, device in parts for _ in span.fragments)
+            few, many = (VirtualRun(shelf, homes).run(items) for items in (_FEW, _MANY))
+            period, _ = costs.totals([Division(span, (device,)) for span, device in parts])
+            yield _error(period, (many - few) / (_MANY - _FEW))
 
 
 def _error(predicted: int, took: float) -> float:
@@ -67,6 +87,9 @@ def main() -> None:
         ]
         report.add(_measured(f"{items} items on small devices: error of the makespan", small))
         report.add(_within(f"{items} items on small devices", small))
+    found = list(turns(small_shelves(count // 3, 2)))
+    report.add(_measured("stages in turn: error of the period", found))
+    report.add(_within("stages in turn", found))
     report.finish()
 
 

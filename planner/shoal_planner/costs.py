@@ -29,8 +29,9 @@ How a device holds its span follows from its budget (`Holding`):
   The bytes that remain go where each saves the most reading (`grants`), which is the best there
   is, since the saving grows in proportion; room for the activations of two items is left;
 - else it *reloads* them: fragments are loaded and unloaded in turn. A fragment that is loaded
-  serves all items that are admitted, so an item takes a part of a load (`ITEMS_IN_TURN`). Each
-  fragment must fit by itself, at least in blocks.
+  serves all items that are admitted, so an item takes a part of a load (`ITEMS_IN_TURN`). These
+  items come and go together, so that computing, receiving and sending do not overlap. Each fragment
+  must fit by itself, at least in blocks.
 
 Where loads count (`cold`), the first item waits for those of each stage, one after the other: a
 stage is loaded when the one before it has its first task. What a device does not have on its disk

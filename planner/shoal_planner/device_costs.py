@@ -56,6 +56,10 @@ class DeviceCost:
 
     @property
     def period(self) -> Nanoseconds:
+        """Where fragments are loaded in turn, items come and go together: none is computed while
+        those before it are sent."""
+        if self.holding is Holding.RELOADED:
+            return Nanoseconds(max(self.busy + self.receive + self.send, 1))
         return Nanoseconds(max(self.busy, self.link, 1))
 
     @property

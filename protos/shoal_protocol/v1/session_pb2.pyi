@@ -313,7 +313,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ..., need_bytes: _Optional[int] = ..., have_bytes: _Optional[int] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "load", "unload", "prefetch", "execute", "forward", "release", "cancel", "probe", "batch", "peer_lost", "plan")
+    __slots__ = ("welcome", "load", "unload", "prefetch", "execute", "forward", "release", "cancel", "probe", "batch", "peer_lost", "plan", "neighbours")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +326,7 @@ class CoordinatorMessage(_message.Message):
     BATCH_FIELD_NUMBER: _ClassVar[int]
     PEER_LOST_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     load: Load
     unload: Unload
@@ -338,7 +339,8 @@ class CoordinatorMessage(_message.Message):
     batch: CoordinatorBatch
     peer_lost: PeerLost
     plan: Plan
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., batch: _Optional[_Union[CoordinatorBatch, _Mapping]] = ..., peer_lost: _Optional[_Union[PeerLost, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
+    neighbours: Neighbours
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., batch: _Optional[_Union[CoordinatorBatch, _Mapping]] = ..., peer_lost: _Optional[_Union[PeerLost, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., neighbours: _Optional[_Union[Neighbours, _Mapping]] = ...) -> None: ...
 
 class CoordinatorBatch(_message.Message):
     __slots__ = ("messages",)
@@ -513,6 +515,20 @@ class Probe(_message.Message):
     NONCE_FIELD_NUMBER: _ClassVar[int]
     nonce: int
     def __init__(self, nonce: _Optional[int] = ...) -> None: ...
+
+class Neighbours(_message.Message):
+    __slots__ = ("devices",)
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedCompositeFieldContainer[Neighbour]
+    def __init__(self, devices: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ...) -> None: ...
+
+class Neighbour(_message.Message):
+    __slots__ = ("device", "address")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    address: str
+    def __init__(self, device: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class PeerLost(_message.Message):
     __slots__ = ("device",)

@@ -203,14 +203,14 @@ class _Runner:
     async def _run_cold(self, divisions: Divisions) -> None:
         """A job on devices that have nothing of the model yet, from its submission to its end."""
         goal = Goal(Objective.MAKESPAN, COLD_ITEMS)
-        costs = Costs(self._document, cold=goal.cold)
-        _, status = await self._job(divisions, goal.items)
+        costs = Costs(self._document, goal.loading_items)
+        _, took, _ = await self._job(divisions, goal.items)
         run = {
             "model": self._model,
             "placement": COLD,
             "described": _in_words(divisions),
             "predicted": seconds(Nanoseconds(goal.value(*costs.totals(divisions)))),
-            "measured": status.seconds,
+            "measured": took,
         }
         print(json.dumps(run), flush=True)
 
@@ -234,7 +234,7 @@ class _Runner:
         period = seconds(self._costs.totals(divisions)[0])
         wanted = max(LEAST_ITEMS, round(self._request.seconds / period))
         before, loads = self._processor_seconds(), await self._loads()
-        taken, status = await self._job(divisions, wanted)
+        taken, _, status = await self._job(divisions, wanted)
         used, loaded = self._processor_seconds(), await self._loads()
         return Run(
             model=self._model,
@@ -290,8 +290,9 @@ class _Runner:
             for index in each.span.fragments
         )
 
-    async def _job(self, divisions: Divisions, items: int) -> tuple[float, pb.JobStatus]:
-        """Seconds from item to item, in the middle of the job; and its last status."""
+    async def _job(self, divisions: Divisions, items: int) -> tuple[float, float, pb.JobStatus]:
+        """Seconds from item to item, in the middle of the job; from its submission to its end, with
+        the loads before its first task; and its last status."""
         number = next(self._numbers)
         folder = Path(self._request.folder) / str(number)
         distinct = [self._items[each % len(self._items)] for each in range(items)]
@@ -315,6 +316,7 @@ class _Runner:
             epoch=1,
             backoff_limit=1,
         )
+        began = time.perf_counter()
         await self._client.submit(request)
         seen, status = [(0.0, 0)], pb.JobStatus()
         watching = self._client.watch(request.name, WATCH_SECONDS, seconds=LONGEST_SECONDS)
@@ -323,9 +325,10 @@ class _Runner:
                 seen.append((time.perf_counter(), status.succeeded))
             if status.state in ENDED:
                 break
+        took = time.perf_counter() - began
         assert status.state == pb.JobStatus.COMPLETE, status.message
         await self._client.remove(request.name)
-        return _between(seen, items), status
+        return _between(seen, items), took, status
 
 
 def _processor_seconds(process: int) -> float:

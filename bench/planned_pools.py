@@ -63,7 +63,7 @@ def cuts(devices: int, objective: Objective, pools: int) -> Iterator[Measurement
         assert found is not None
         assert found.gap is not None
         gaps.append(found.gap)
-        costs = TableCosts(table, cold=goal.cold)
+        costs = TableCosts(table, goal.loading_items)
         splits = [each for each in simple_splits(costs, with_room(pool), goal) if fits(costs, each)]
         least = min((goal.value(*costs.totals(each)) for each in splits), default=None)
         if least is not None:

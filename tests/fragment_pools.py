@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, permutations, product
 
-from shoal_planner.costs import Holding
+from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_protocol.cut_table import Candidate, CutTable

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal_planner.costs import Costs, Holding, Span
+from shoal_planner.costs import Costs, Span
+from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.explanation import Table, rate
 from shoal_planner.figures import Rates, predicted

@@ -8,6 +8,7 @@ alone. Computing, receiving and sending overlap between items, so that
 
     period  = max(compute + read + move, receive, send)   one item every so often, at length
     latency = compute + read + load + move + receive + send + delays             of one item
+    after   = max(before, fetch) + latency                             of the first item, by stages
 
 where `read` is weights that are read again, `load` what the first item waits for until fragments
 are loaded, and `move` what the processor does to handle tasks and transfers. Where the rate between
@@ -28,11 +29,15 @@ How a device holds its span follows from its budget (`Holding`):
   The bytes that remain go where each saves the most reading (`grants`), which is the best there
   is, since the saving grows in proportion; room for the activations of two items is left;
 - else it *reloads* them: fragments are loaded and unloaded in turn. A fragment that is loaded
-  serves all items that are admitted, so an item takes a part of a load (`ITEMS_IN_TURN`). Each
-  fragment must fit by itself, at least in blocks.
+  serves all items that are admitted, so an item takes a part of a load (`ITEMS_IN_TURN`). These
+  items come and go together, so that computing, receiving and sending do not overlap. Each fragment
+  must fit by itself, at least in blocks.
 
-Where no device has anything yet (`cold`), the first item waits until each fragment is fetched,
-prepared and loaded, one after the other: a stage is loaded when the one before it runs.
+Where loads count (`cold`), the first item waits for those of each stage, one after the other: a
+stage is loaded when the one before it has its first task. What a device does not have on its disk
+is fetched and prepared before. It is fetched while the device has nothing else to do, so from the
+beginning on, whatever the stages before it do. A replica takes items from when it has loaded, and
+the period is the mean of the job's items.
 
 In each way there is room for the frames in which the next item comes and the one before leaves:
 both go on while a device runs the present one.
@@ -42,18 +47,18 @@ for *balance*, and no time is predicted from them (`known`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
 from shoal_planner.borders import Border, Borders
+from shoal_planner.device_costs import DeviceCost, Holding, Waits, after, mean_period, shared_period
 from shoal_planner.devices import PER_MILLE, PoolDevice, Ratios
 from shoal_planner.links import NOWHERE, Homes, Transfer, between, over
-from shoal_planner.loads import before_cached, from_cache, paged_bytes, read_bytes, time_of
+from shoal_planner.loads import fetched, from_cache, paged_bytes, prepared, read_bytes, time_of
 from shoal_protocol.choices import ITEMS_IN_TURN
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.partition import Fragment, PartitionDocument
@@ -66,18 +71,8 @@ _NOISE: Final = 16
 """One part in so many of a budget is not granted to weights: what the transport takes varies,
 by 0.6 MiB under load."""
 
-_SCALE: Final = 10**24
-
 _SumsOf = dict[PoolDevice, list[int]]
 _ByRate = Callable[[int, PoolDevice], int]
-
-
-class Holding(StrEnum):
-    """How a device holds the fragments of a span; the module's text says when it is which."""
-
-    WHOLE = "whole"
-    IN_BLOCKS = "in blocks"
-    RELOADED = "reloaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,49 +95,16 @@ class Division:
     devices: tuple[PoolDevice, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceCost:
-    """What one item of a span costs on one device. `read` is weights from the page cache or, where
-    fragments are reloaded, an item's part of their loads; `load` is what the first item waits for
-    besides, until its fragments are there. `move` is processor time for tasks and transfers;
-    `delay` is the links' latency."""
-
-    holding: Holding
-    compute: Nanoseconds
-    read: Nanoseconds
-    load: Nanoseconds
-    move: Nanoseconds
-    receive: Nanoseconds
-    send: Nanoseconds
-    delay: Nanoseconds
-
-    @property
-    def busy(self) -> Nanoseconds:
-        """How long the processor has to do with an item."""
-        return Nanoseconds(self.compute + self.read + self.move)
-
-    @property
-    def link(self) -> Nanoseconds:
-        """How long an item takes the device's link, in the direction that it takes longer."""
-        return Nanoseconds(max(self.receive, self.send))
-
-    @property
-    def transfer(self) -> Nanoseconds:
-        return Nanoseconds(self.move + self.receive + self.send + self.delay)
-
-    @property
-    def period(self) -> Nanoseconds:
-        return Nanoseconds(max(self.busy, self.link, 1))
-
-    @property
-    def latency(self) -> Nanoseconds:
-        return Nanoseconds(self.compute + self.read + self.load + self.transfer)
-
-
 class SpanCosts(ABC):
-    """What a search asks: how a device would hold a span, and what the span costs there."""
+    """What a search asks: how a device would hold a span, and what the span costs there. Of a job
+    of `loading_items` loads count; 0: they do not."""
 
-    cold: bool
+    loading_items: int
+
+    @property
+    def cold(self) -> bool:
+        """Whether loads count."""
+        return self.loading_items > 0
 
     @property
     @abstractmethod
@@ -167,19 +129,28 @@ class SpanCosts(ABC):
 
     def period(self, division: Division, homes: Homes = NOWHERE) -> Nanoseconds:
         """One item every so often, from all the devices of a division together."""
-        on = [self.on(division.span, each, homes) for each in division.devices]
-        return shared_period([each.period for each in on])
+        return self.together([self.on(division.span, each, homes) for each in division.devices])
 
-    def latency_of(self, replicas: Iterable[int]) -> int:
-        """The slowest one's; but the first item goes to the one that has loaded first."""
-        return min(replicas) if self.cold else max(replicas)
+    def together(self, replicas: Sequence[DeviceCost]) -> Nanoseconds:
+        """The period of replicas, by what a stage costs each."""
+        if self.cold and len(replicas) > 1:
+            return mean_period(replicas, self.loading_items)
+        return shared_period([each.period for each in replicas])
+
+    def waits(self, replicas: Sequence[DeviceCost]) -> Waits:
+        """Of a stage, for the first item. Any of its devices may have it; but where loads count, it
+        goes to the one that has loaded first."""
+        if self.cold:
+            return tuple({(each.fetch, each.latency) for each in replicas})
+        return ((0, max(each.latency for each in replicas)),)
 
     def totals(self, divisions: Sequence[Division]) -> tuple[Nanoseconds, Nanoseconds]:
         """Period and latency of a whole pipeline."""
-        homes = homes_of(divisions)
-        on = [[self.on(each.span, device, homes) for device in each.devices] for each in divisions]
-        period = max(shared_period([each.period for each in costs]) for costs in on)
-        latency = sum(self.latency_of([each.latency for each in costs]) for costs in on)
+        homes, period, latency = homes_of(divisions), 0, 0
+        for each in divisions:
+            replicas = [self.on(each.span, device, homes) for device in each.devices]
+            period = max(period, self.together(replicas))
+            latency = after(latency, self.waits(replicas))
         return Nanoseconds(period), Nanoseconds(latency)
 
 
@@ -188,7 +159,7 @@ class Costs(SpanCosts):
     """The costs of a partition's spans."""
 
     document: PartitionDocument
-    cold: bool = False
+    loading_items: int = 0
 
     @property
     def count(self) -> int:
@@ -198,6 +169,14 @@ class Costs(SpanCosts):
     def known(self) -> bool:
         """Whether all flops are known, so that computing times can be predicted."""
         return all(fragment.flops is not None for fragment in self.document.fragments)
+
+    def cached_by(self, pool: Iterable[PoolDevice]) -> Mapping[str, frozenset[int]]:
+        """The fragments that each device has on its disk, by its name."""
+        return {
+            device.name: frozenset(f.index for f in self.document.fragments if f.digest in cached)
+            for device in pool
+            if (cached := frozenset(device.cached))
+        }
 
     def predictable(self, pool: Sequence[PoolDevice]) -> bool:
         """Whether times of this pool can be predicted: nothing that matters for them is unknown."""
@@ -323,6 +302,16 @@ class Costs(SpanCosts):
         sums = self._known(self._sums[1], device, device.load_ratios, self.load_by_rate)
         return sums[span.end] - sums[span.start]
 
+    def _before_loads(self, span: Span, device: PoolDevice) -> tuple[int, int]:
+        """Nanoseconds to fetch what the device does not have, and to prepare it."""
+        _, _, *kinds = self._sums
+        fetch, preparing = (
+            self._known(known, device, (), by_rate)
+            for known, by_rate in zip(kinds, (self._fetched, self._prepared), strict=True)
+        )
+        end, start = span.end, span.start
+        return fetch[end] - fetch[start], preparing[end] - preparing[start]
+
     def _known(
         self, known: _SumsOf, device: PoolDevice, ratios: Ratios, by_rate: _ByRate
     ) -> list[int]:
@@ -336,9 +325,15 @@ class Costs(SpanCosts):
         return sums
 
     @cached_property
-    def _sums(self) -> tuple[_SumsOf, _SumsOf]:
-        """Of tasks, and of loads."""
-        return {}, {}
+    def _sums(self) -> tuple[_SumsOf, _SumsOf, _SumsOf, _SumsOf]:
+        """Of tasks, of loads, and of fetching and preparing before them."""
+        return {}, {}, {}, {}
+
+    def _fetched(self, fragment: int, device: PoolDevice) -> int:
+        return fetched(self.document.fragments[fragment], device)
+
+    def _prepared(self, fragment: int, device: PoolDevice) -> int:
+        return prepared(self.document.fragments[fragment], device)
 
     def load_by_rate(self, fragment: int, device: PoolDevice) -> int:
         return from_cache(self.document.fragments[fragment], device)
@@ -376,7 +371,7 @@ class Costs(SpanCosts):
         compute = self._compute(span, device)
         holding = self.holding(span, device)
         assert holding is not None, f"{span} has no room on {device.name}"
-        read, load = 0, 0
+        read, load, fetch = 0, 0, 0
         match holding:
             case Holding.IN_BLOCKS:
                 read = time_of(self._paged(span, device), device.page_bytes_per_second)
@@ -385,9 +380,8 @@ class Costs(SpanCosts):
                 read = -(-in_turn // ITEMS_IN_TURN)
                 load = in_turn - read
         if self.cold:
-            fragments = self.document.fragments[span.start : span.end]
-            load += sum(before_cached(each, device) for each in fragments)
-            load += 0 if holding is Holding.RELOADED else self._load(span, device)
+            fetch, preparing = self._before_loads(span, device)
+            load += preparing + (0 if holding is Holding.RELOADED else self._load(span, device))
         border = self.crossing(span)
         receive = self._transfer(span, device, homes, border.coming, inward=True)
         send = self._transfer(span, device, homes, border.going, inward=False)
@@ -395,6 +389,7 @@ class Costs(SpanCosts):
             holding=holding,
             compute=Nanoseconds(compute),
             read=Nanoseconds(read),
+            fetch=Nanoseconds(fetch),
             load=Nanoseconds(load),
             move=self._move(span, device),
             receive=receive.duration,
@@ -423,13 +418,6 @@ class Costs(SpanCosts):
         """What crosses the ends of a span. Where an edge of unknown size matters, `predictable` is
         False."""
         return self._borders.of(span.start, span.end)
-
-
-def shared_period(periods: Sequence[int]) -> Nanoseconds:
-    """The period of replicas that share the items as fast as each can: their rates added."""
-    if len(periods) == 1:
-        return Nanoseconds(periods[0])
-    return Nanoseconds(max(1, _SCALE // sum(_SCALE // period for period in periods)))
 
 
 def homes_of(divisions: Sequence[Division]) -> Homes:

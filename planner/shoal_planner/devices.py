@@ -22,6 +22,10 @@ page cache faster."""
 PREPARING_NANOSECONDS: Final = Nanoseconds(300_000_000)
 """What the process that prepares a fragment takes of one core, besides its weights."""
 
+LOADING_NANOSECONDS: Final = Nanoseconds(60_000_000)
+"""What a load takes of one core, besides the fragment's weights: its files are looked at, its graph
+is read and made ready."""
+
 PAGE_BYTES_PER_SECOND: Final = 1_000_000_000
 """Weights that one core maps again. A limit at the budget leaves no page cache for them: they come
 from an SSD."""
@@ -49,6 +53,7 @@ class PoolDevice:
     `moved_bytes_per_second` is what its processor sends and receives, and `handling_nanoseconds`
     what it takes besides for each task and transfer. `peers` are the links that differ from its
     own, `times` and `loads` what tasks and loads take there by fragment; see `speeds.refined`.
+    `cached` are fragments on its disk.
     """
 
     name: str
@@ -60,6 +65,7 @@ class PoolDevice:
     page_bytes_per_second: int = PAGE_BYTES_PER_SECOND
     reload_bytes_per_second: int = RELOAD_BYTES_PER_SECOND
     preparing_nanoseconds: Nanoseconds = PREPARING_NANOSECONDS
+    loading_nanoseconds: Nanoseconds = LOADING_NANOSECONDS
     link_bytes_per_second: int | None = None
     latency_nanoseconds: Nanoseconds = Nanoseconds(0)
     moved_bytes_per_second: int | None = None
@@ -69,6 +75,7 @@ class PoolDevice:
     loads: Times = ()
     ratios: Ratios = ()
     load_ratios: Ratios = ()
+    cached: tuple[Digest, ...] = ()
     single: bool = False
 
     @classmethod
@@ -77,7 +84,8 @@ class PoolDevice:
         names = ("times", "loads", "ratios", "load_ratios")
         of_fragments = {name: tuple(map(tuple, values[name])) for name in names}
         peers = tuple(PeerLink(**each) for each in values["peers"])
-        return cls(**{**values, **of_fragments, "peers": peers})
+        cached = tuple(values["cached"])
+        return cls(**{**values, **of_fragments, "peers": peers, "cached": cached})
 
     @property
     def rates(self) -> tuple[int, int, int] | None:

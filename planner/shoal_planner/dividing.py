@@ -9,7 +9,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from shoal_planner.costs import Division, Holding, Span, SpanCosts
+from shoal_planner.costs import Division, Span, SpanCosts
+from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions, by_memory, evenly, packed, with_spares

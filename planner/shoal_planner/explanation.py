@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal_planner.costs import Holding
+from shoal_planner.device_costs import Holding
 from shoal_planner.figures import item_shares
 from shoal_planner.outcome import (
     SHORTEST_PERIOD,

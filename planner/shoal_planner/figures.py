@@ -8,7 +8,7 @@ devices of its stages and `MAX_REJECTED` alternatives.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from shoal_planner.costs import DeviceCost
+from shoal_planner.device_costs import DeviceCost
 from shoal_planner.outcome import Infeasible, Plan, Rejected, Share, StagePlan
 from shoal_protocol.units import Nanoseconds, seconds
 
@@ -26,9 +26,10 @@ class DeviceFigures:
     """What an item of a stage takes one of its devices, in seconds, and what it holds at once.
 
     `share` is its part of the stage's items, `read_seconds` the reading of weights again or, where
-    they are loaded in turn, an item's part of that; `load_seconds` is what the first item waits for
-    besides, and `move_seconds` the processor's work to receive and send. Times are None where a
-    shape is unknown, `budget_bytes` where any model fits.
+    they are loaded in turn, an item's part of that; `move_seconds` is the processor's work to
+    receive and send. The first item waits besides until the fragments are fetched, `fetch_seconds`
+    from the beginning, and for their `load_seconds`. Times are None where a shape is unknown,
+    `budget_bytes` where any model fits.
     """
 
     device: str
@@ -36,6 +37,7 @@ class DeviceFigures:
     share: float | None
     compute_seconds: float | None
     read_seconds: float | None
+    fetch_seconds: float | None
     load_seconds: float | None
     move_seconds: float | None
     receive_seconds: float | None
@@ -197,6 +199,7 @@ def _device(share: Share, part: float | None) -> DeviceFigures:
         share=part,
         compute_seconds=None if cost is None else known_seconds(cost.compute),
         read_seconds=None if cost is None else known_seconds(cost.read),
+        fetch_seconds=None if cost is None else known_seconds(cost.fetch),
         load_seconds=None if cost is None else known_seconds(cost.load),
         move_seconds=None if cost is None else known_seconds(cost.move),
         receive_seconds=None if cost is None else known_seconds(cost.receive),

@@ -15,8 +15,13 @@ class Goal:
 
     @property
     def cold(self) -> bool:
-        """Whether loading counts: the devices have nothing yet."""
+        """Whether loading counts: the devices have nothing in memory yet."""
         return self.objective is Objective.MAKESPAN
+
+    @property
+    def loading_items(self) -> int:
+        """Of a job of so many items loads count; 0: they do not."""
+        return self.items if self.cold else 0
 
     def value(self, period: int, latency: int) -> int:
         """Nanoseconds; less is better."""

@@ -3,7 +3,8 @@
 from collections.abc import Container, Sequence
 from itertools import accumulate, pairwise
 
-from shoal_planner.costs import Division, Holding, Span, SpanCosts, shared_period
+from shoal_planner.costs import Division, Span, SpanCosts
+from shoal_planner.device_costs import Holding, shared_period
 from shoal_planner.devices import PoolDevice
 from shoal_planner.search import Wishes
 

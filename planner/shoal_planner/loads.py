@@ -17,16 +17,25 @@ _PREPARED_BYTES: Final = 4 << 20
 
 def from_cache(fragment: Fragment, device: PoolDevice) -> int:
     """Nanoseconds."""
-    return time_of(read_bytes(fragment), device.reload_bytes_per_second)
+    mapped = time_of(read_bytes(fragment), device.reload_bytes_per_second)
+    return device.loading_nanoseconds + mapped
 
 
-def before_cached(fragment: Fragment, device: PoolDevice) -> int:
-    """Nanoseconds until the device has the fragment, prepared."""
-    size, rate = fragment.weight_bytes, device.link_bytes_per_second
-    fetched = time_of(size, rate) if rate else 0
-    if size < _PREPARED_BYTES:
-        return fetched
-    return fetched + device.preparing_nanoseconds + time_of(size, device.reload_bytes_per_second)
+def fetched(fragment: Fragment, device: PoolDevice) -> int:
+    """Nanoseconds until it is on the device's disk, over a link that carries nothing else."""
+    if fragment.digest in device.cached:
+        return 0
+    rates = (device.link_bytes_per_second, device.moved_bytes_per_second)
+    return max((time_of(fragment.weight_bytes, rate) for rate in rates if rate), default=0)
+
+
+def prepared(fragment: Fragment, device: PoolDevice) -> int:
+    """Nanoseconds of the process that prepares it. What is on the disk has most often been loaded
+    before, and is prepared."""
+    size = fragment.weight_bytes
+    if fragment.digest in device.cached or size < _PREPARED_BYTES:
+        return 0
+    return device.preparing_nanoseconds + time_of(size, device.reload_bytes_per_second)
 
 
 def read_bytes(fragment: Fragment) -> int:

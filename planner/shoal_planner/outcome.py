@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_planner.costs import DeviceCost, Holding, shared_period
+from shoal_planner.device_costs import DeviceCost, Holding, shared_period
 from shoal_protocol.choices import Objective
 from shoal_protocol.units import (
     NANOSECONDS_PER_SECOND,

@@ -16,7 +16,8 @@ from itertools import islice
 from typing import Final, Protocol
 
 from shoal_planner.alternatives import Contest
-from shoal_planner.costs import Costs, Division, Holding, Span, homes_of
+from shoal_planner.costs import Costs, Division, Span, homes_of
+from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.dividing import divided
 from shoal_planner.goal import Goal
@@ -70,11 +71,12 @@ def plan(
     goes on from it. `items` matters to Makespan only.
     """
     goal = Goal(objective, items)
-    costs, pool = Costs(document, cold=goal.cold), refined(document, pool)
+    costs, pool = Costs(document, goal.loading_items), refined(document, pool)
     refused = _misfit(costs, pool, pins)
     if refused is not None:
         return refused
-    wishes = _wishes(previous, pins)
+    wishes = replace(_wishes(previous, pins), cached=costs.cached_by(pool))
+    pool = _weighed(pool, goal)
     for reloading in (False, True):
         found = divided(costs, pool, wishes, goal, reloading=reloading)
         if found.divisions:
@@ -97,8 +99,11 @@ def replan(
 ) -> Plan:
     """The plan that follows the one in force: the best, or one that moves fewer fragments, where
     what the best gains is not worth the difference (`replanning`)."""
-    goal, devices = Goal(best.objective), {device.name: device for device in pool}
-    costs, wishes = Costs(document, cold=goal.cold), _wishes(None, pins)
+    goal = Goal(best.objective)
+    costs = Costs(document, goal.loading_items)
+    wishes = replace(_wishes(None, pins), cached=costs.cached_by(pool))
+    pool = _weighed(pool, goal)
+    devices = {device.name: device for device in pool}
     situation = Situation(
         costs=costs,
         pool=pool,
@@ -114,6 +119,12 @@ def replan(
     if (lost := contest.from_scratch(ideal)) is not None:
         rejected = tuple(islice((lost, *contest.rejected(None, ())), MAX_REJECTED))
     return _planned(contest, rejected, best.epoch, best.gap)
+
+
+def _weighed(pool: Sequence[PoolDevice], goal: Goal) -> tuple[PoolDevice, ...]:
+    """The devices as they are weighed. What is on their disks costs nothing but where loads count;
+    else devices are alike that differ in nothing more, and many of them are soon too many."""
+    return tuple(pool) if goal.cold else tuple(replace(each, cached=()) for each in pool)
 
 
 def _divisions(stages: Sequence[Served], devices: Mapping[str, PoolDevice]) -> Divisions:

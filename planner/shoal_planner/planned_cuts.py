@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from shoal_planner.costs import Costs, DeviceCost, Holding, Span, SpanCosts
+from shoal_planner.costs import Costs, Span, SpanCosts
 from shoal_planner.cuts import comfortable
+from shoal_planner.device_costs import DeviceCost, Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.dividing import divided
 from shoal_planner.goal import Goal
@@ -62,8 +63,8 @@ class PlannedCut:
 class TableCosts(SpanCosts):
     """The costs of stages of one fragment each, between the cuts of a table."""
 
-    def __init__(self, table: CutTable, *, cold: bool = False) -> None:
-        self.table, self.cold = table, cold
+    def __init__(self, table: CutTable, loading_items: int = 0) -> None:
+        self.table, self.loading_items = table, loading_items
         self._alone = lru_cache(None)(self._made)
         self._on = lru_cache(None)(self._weighed)
 
@@ -115,7 +116,7 @@ class TableCosts(SpanCosts):
             inputs=(),
             outputs=(),
         )
-        return Costs(document, cold=self.cold)
+        return Costs(document, self.loading_items)
 
 
 def with_room(pool: Sequence[PoolDevice]) -> list[PoolDevice]:
@@ -125,7 +126,8 @@ def with_room(pool: Sequence[PoolDevice]) -> list[PoolDevice]:
 
 def choose_cut(table: CutTable, pool: Sequence[PoolDevice], goal: Goal) -> PlannedCut | None:
     """The cut that these devices run best; None: there is none of which every fragment fits one."""
-    costs = TableCosts(table, cold=goal.cold)
+    costs = TableCosts(table, goal.loading_items)
+    pool = [replace(each, cached=()) for each in pool]  # nothing of a cut that there is not yet
     for devices in (with_room(pool), pool):
         found = divided(costs, devices, _ANY, goal, reloading=False)
         if found.divisions:

@@ -3,7 +3,7 @@
 Each fragment that a device has to get costs a transfer, a preparation and items that start over. So
 the best plan takes the place of the one in force only where that is worse by `GAIN`. Where it is,
 or where devices were lost, the next plan is the one that moves the fewest bytes of weights among
-those that the best one does not beat by `GAIN`:
+those that the best one does not beat by `GAIN`. What a device has on its disk need not move:
 
 - of *all* divisions, where the search can weigh them all, with what moves as its penalty;
 - else of those that *local moves* lead to (Asteroid, "lightweight pipeline replay"): a border
@@ -72,12 +72,14 @@ def next_plan(situation: Situation, best: Divisions) -> Divisions:
 def _sparing(situation: Situation, enough: float) -> Sequence[Divisions]:
     """What moves the least and is good enough; empty where not all can be weighed."""
     of, costs = situation, situation.costs
-    present = frozenset(
+    in_force = {
         (fragment, device.name)
         for division in of.before
         for fragment in division.span.fragments
         for device in division.devices
-    )
+    }
+    cached = {(fragment, name) for name, its in of.wishes.cached.items() for fragment in its}
+    present = frozenset(in_force | cached)
     wishes = Wishes(required=of.wishes.required, present=present, weights=costs.weights)
     goal = of.goal.sparing(enough)
     found = search(costs, of.pool, wishes, goal, reloading=of.reloading)
@@ -119,13 +121,14 @@ class _Weighing:
 
     def __init__(self, situation: Situation) -> None:
         self._of = situation
-        self._held = {device.name: set[int]() for device in situation.pool}
+        cached = situation.wishes.cached
+        self._held = {each.name: set(cached.get(each.name, ())) for each in situation.pool}
         for division in situation.before:
             for device in division.devices:
                 self._held[device.name].update(division.span.fragments)
         self._unfit = cache(self._excess)
         self._times = cache(lambda division: situation.costs.totals((division,)))
-        self._by_pairs = any(device.peers for device in situation.pool)
+        self._together = situation.costs.cold or any(each.peers for each in situation.pool)
 
     def moves(self, divisions: Divisions) -> int:
         """Bytes of weights that devices have to get."""
@@ -143,7 +146,7 @@ class _Weighing:
         return sum(map(self._unfit, divisions))
 
     def value(self, divisions: Divisions) -> int:
-        if self._by_pairs:  # what a stage costs depends on the others
+        if self._together:  # what a stage costs depends on the others
             return self._of.goal.value(*self._of.costs.totals(divisions))
         times = [self._times(division) for division in divisions]
         return self._of.goal.value(max(each for each, _ in times), sum(each for _, each in times))

@@ -1,15 +1,17 @@
 """What every device does when, as a plan predicts it: the bars of a Gantt chart. Pure.
 
 The items are there from the beginning, and each goes through the stages in order. A device receives
-an item, reads weights again and computes, and sends; its first item waits for loads as well. Each
-of the three does one item at a time, and they overlap between items, as the cost model says. Of the
-devices of a stage, an item goes to the one that would be done with it first.
+an item, reads weights again and computes, and sends; its first item waits for fetches and loads as
+well. Each of the three does one item at a time, and they overlap between items, as the cost model
+says; where fragments are loaded in turn, they do not. Of the devices of a stage, an item goes to
+the one that would be done with it first.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shoal_planner.device_costs import Holding
 from shoal_planner.figures import DeviceFigures, PlanFigures
 
 
@@ -55,7 +57,8 @@ class _Lanes:
 
     def __init__(self, device: DeviceFigures) -> None:
         self._device = device
-        self._receiver = self._processor = self._sender = 0.0
+        self._receiver = self._sender = 0.0
+        self._processor = device.fetch_seconds or 0.0
         self._load = device.load_seconds or 0.0
 
     def bars(self, item: int, ready: float) -> Iterator[Bar]:
@@ -76,4 +79,6 @@ class _Lanes:
     def take(self, bars: tuple[Bar, ...]) -> None:
         receive, _, compute, send = bars
         self._receiver, self._processor, self._sender = receive.end, compute.end, send.end
+        if self._device.holding == Holding.RELOADED:
+            self._receiver = self._processor = send.end
         self._load = 0.0

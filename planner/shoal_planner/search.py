@@ -3,8 +3,8 @@
 Theory. A division cuts the fragments, in topological order, into spans, and gives each span a
 non-empty set of devices of its own. Its period is the largest of its spans', its latency the sum.
 The best one of a prefix with given devices used is made of best ones of shorter prefixes, if "best"
-keeps every *label* (period, latency, penalty) that no other label beats in all three: maximum and
-sum both grow with their parts. So
+keeps every *label* (period, latency, penalty) that no other label beats in all three: each of them
+grows with its parts. So
 
     labels(end, used) = union over start, chosen of labels(start, used - chosen) + (span, chosen)
 
@@ -28,7 +28,8 @@ from itertools import product
 from math import inf
 from typing import Final
 
-from shoal_planner.costs import DeviceCost, Division, Span, SpanCosts, shared_period
+from shoal_planner.costs import Division, Span, SpanCosts
+from shoal_planner.device_costs import DeviceCost, Waits, after
 from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.layers.arcs import number_of_subsets
@@ -40,15 +41,15 @@ _EQUAL: Final = 1e-6
 """Values that differ by less are rounded differently."""
 
 Counts = tuple[int, ...]
+Role = tuple[frozenset[int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceClass:
-    """Devices that are alike, by name. `role` tells apart those that pins or an older plan name."""
+    """Devices that are alike, by name, also in what pins or an older plan say of them."""
 
     like: PoolDevice
     devices: tuple[PoolDevice, ...]
-    role: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,21 +58,22 @@ class Wishes:
 
     `required`: fragment -> device. `preferred`: (fragment, device). `present`: (fragment, device)
     of the plan that is in force: what stays need not move; what has to, counts by its `weights`, or
-    as one. Without `replicas` each stage has one device.
+    as one. `cached`: device -> fragments that it has on its disk; of devices that are alike
+    otherwise, those serve a span that have the most of it. Without `replicas` each stage has one
+    device.
     """
 
     required: Mapping[int, str] = field(default_factory=dict)
     preferred: frozenset[tuple[int, str]] = frozenset()
     present: frozenset[tuple[int, str]] = frozenset()
     weights: Sequence[int] = ()
+    cached: Mapping[str, frozenset[int]] = field(default_factory=dict)
     replicas: bool = True
 
-    def role(self, device: str) -> str:
-        """What is particular about a device; "" if nothing is."""
-        asked = device in self.required.values() or any(
-            device == name for _, name in self.preferred | self.present
-        )
-        return device if asked else ""
+    def role(self, device: str) -> Role:
+        """What is particular about a device: of which fragments these wishes name it."""
+        named = (self.required.items(), self.preferred, self.present)
+        return tuple(frozenset(each for each, name in of if name == device) for of in named)
 
     def allow(self, span: Span, devices: Sequence[str]) -> bool:
         """Whether every pinned fragment of the span is on its device alone."""
@@ -79,6 +81,10 @@ class Wishes:
             return False
         pinned = {self.required[each] for each in span.fragments if each in self.required}
         return not pinned or (len(pinned) == 1 and set(devices) == pinned)
+
+    def cached_of(self, span: Span, device: str) -> int:
+        """How many of a span's fragments a device has on its disk."""
+        return len(self.cached.get(device, frozenset()).intersection(span.fragments))
 
     def penalty(self, span: Span, devices: Sequence[str]) -> int:
         """Wishes that are not followed, pins before moves."""
@@ -95,6 +101,16 @@ class Step:
 
     span: Span
     chosen: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a span with the devices chosen for it adds to a division."""
+
+    period: int
+    waits: Waits
+    penalty: int
+    step: Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +157,12 @@ def search(
     if len(spans) * number_of_subsets([len(each.devices) for each in classes]) > MAX_STEPS:
         return None
     choices = {span: _choices(costs, span, classes, wishes, reloading) for span in spans}
-    labels, uncut = _all_labels(costs.count, spans, choices, classes, goal)
+    labels, uncut = _all_labels(costs.count, choices, [len(each.devices) for each in classes], goal)
     ordered = nsmallest(MAX_FOUND, labels, key=lambda label: _order(label, goal))
     values = [goal.value(label.period, label.latency) for label in ordered]
     lower = min(values, default=inf) if uncut else None
-    return Found(tuple(named(label.steps, classes) for label in ordered), lower)
+    found = (named(label.steps, classes, wishes) for label in ordered)
+    return Found(tuple(found), lower)
 
 
 def fits(costs: SpanCosts, span: Span, device: PoolDevice, *, reloading: bool) -> bool:
@@ -190,13 +207,12 @@ def _spans(costs: SpanCosts, pool: Sequence[PoolDevice], *, reloading: bool) -> 
 
 def classes_of(pool: Sequence[PoolDevice], wishes: Wishes) -> list[DeviceClass]:
     """The devices by what matters of them."""
-    grouped: dict[tuple[PoolDevice, str], list[PoolDevice]] = {}
+    grouped: dict[tuple[PoolDevice, Role], list[PoolDevice]] = {}
     for device in sorted(pool, key=lambda each: each.name):
         role = wishes.role(device.name)
         grouped.setdefault((_unnamed(device), role), []).append(device)
     return [
-        DeviceClass(like=like, devices=tuple(devices), role=role)
-        for (like, role), devices in grouped.items()
+        DeviceClass(like=like, devices=tuple(devices)) for (like, _), devices in grouped.items()
     ]
 
 
@@ -211,36 +227,35 @@ def _choices(
     classes: Sequence[DeviceClass],
     wishes: Wishes,
     reloading: bool,
-) -> dict[Counts, Label]:
+) -> dict[Counts, Part]:
     """The vectors of devices that can serve a span, each with what the span then adds."""
     able = [each for each in classes if fits(costs, span, each.like, reloading=reloading)]
     cost = {id(each): costs.on(span, each.like) for each in able}
     ranges = [range(len(each.devices) + 1) if each in able else range(1) for each in classes]
-    choices: dict[Counts, Label] = {}
+    choices: dict[Counts, Part] = {}
     for chosen in product(*ranges):
         taken = [(each, count) for each, count in zip(classes, chosen, strict=True) if count]
         names = [device.name for each, count in taken for device in each.devices[:count]]
         if not taken or not wishes.allow(span, names):
             continue
         mine: list[DeviceCost] = [cost[id(each)] for each, count in taken for _ in range(count)]
-        choices[chosen] = Label(
-            period=shared_period([each.period for each in mine]),
-            latency=costs.latency_of([each.latency for each in mine]),
+        choices[chosen] = Part(
+            period=costs.together(mine),
+            waits=costs.waits(mine),
             penalty=wishes.penalty(span, names),
-            steps=(Step(span, chosen),),
+            step=Step(span, chosen),
         )
     return choices
 
 
 def _all_labels(
     count: int,
-    spans: Sequence[Span],
-    choices: dict[Span, dict[Counts, Label]],
-    classes: Sequence[DeviceClass],
+    choices: Mapping[Span, Mapping[Counts, Part]],
+    sizes: Sequence[int],
     goal: Goal,
 ) -> tuple[list[Label], bool]:
-    """The labels of whole divisions, and whether none was dropped for want of room."""
-    sizes = tuple(len(each.devices) for each in classes)
+    """The labels of whole divisions of so many fragments, and whether none was dropped for want of
+    room. The choices are in the order of the ends of their spans."""
 
     @cache
     def left(used: Counts) -> tuple[tuple[Counts, Counts], ...]:
@@ -251,8 +266,8 @@ def _all_labels(
     reached: list[dict[Counts, list[Label]]] = [{} for _ in range(count + 1)]
     reached[0][tuple(0 for _ in sizes)] = [Label(0, 0, 0, ())]
     uncut = True
-    for span in spans:
-        here, serving = reached[span.end], choices[span]
+    for span, serving in choices.items():
+        here = reached[span.end]
         for used, before in reached[span.start].items():
             for chosen, total in left(used):
                 part = serving.get(chosen)
@@ -268,13 +283,13 @@ def _all_labels(
     return [label for labels in reached[count].values() for label in labels], uncut
 
 
-def _extended(before: Sequence[Label], part: Label) -> Iterator[Label]:
+def _extended(before: Sequence[Label], part: Part) -> Iterator[Label]:
     for label in before:
         yield Label(
             max(label.period, part.period),
-            label.latency + part.latency,
+            after(label.latency, part.waits),
             label.penalty + part.penalty,
-            label.steps + part.steps,
+            (*label.steps, part.step),
         )
 
 
@@ -289,14 +304,31 @@ def _insert(labels: list[Label], new: Label) -> None:
     labels.append(new)
 
 
-def named(steps: Sequence[Step], classes: Sequence[DeviceClass]) -> tuple[Division, ...]:
-    """The division with devices in the place of counts: of a class, by name from the first."""
-    left = [list(each.devices) for each in classes]
-    divisions = []
-    for step in steps:
-        devices = [
-            left[place].pop(0) for place, count in enumerate(step.chosen) for _ in range(count)
-        ]
+def named(
+    steps: Sequence[Step], classes: Sequence[DeviceClass], wishes: Wishes
+) -> tuple[Division, ...]:
+    """The division with devices in the place of counts: of a class those that have the most of the
+    span on their disks, then by name from the first."""
+    wanted = {
+        (number, place): count
+        for number, step in enumerate(steps)
+        for place, count in enumerate(step.chosen)
+        if count
+    }
+    pairs = sorted(
+        (-wishes.cached_of(steps[number].span, device.name), number, place, rank)
+        for number, place in wanted
+        for rank, device in enumerate(classes[place].devices)
+    )
+    chosen: list[list[PoolDevice]] = [[] for _ in steps]
+    taken = set[tuple[int, int]]()
+    for _, number, place, rank in pairs:
+        if wanted[number, place] and (place, rank) not in taken:
+            wanted[number, place] -= 1
+            taken.add((place, rank))
+            chosen[number].append(classes[place].devices[rank])
+    for devices in chosen:
         devices.sort(key=lambda each: (-each.flops_per_second, each.name))
-        divisions.append(Division(step.span, tuple(devices)))
-    return tuple(divisions)
+    return tuple(
+        Division(step.span, tuple(devices)) for step, devices in zip(steps, chosen, strict=True)
+    )

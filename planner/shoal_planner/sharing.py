@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal_planner.costs import Holding
+from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PeerLink, PoolDevice
 from shoal_planner.figures import item_shares
 from shoal_planner.outcome import Infeasible, Plan, StagePlan

@@ -27,6 +27,7 @@ from shoal_planner.costs import Costs
 from shoal_planner.devices import (
     ASSUMED_FLOPS_PER_CPU,
     COORDINATOR,
+    LOADING_NANOSECONDS,
     PAGE_BYTES_PER_SECOND,
     PER_MILLE,
     PREPARING_NANOSECONDS,
@@ -58,6 +59,7 @@ _LEVELLED: Final = (
     "link_bytes_per_second",
     "moved_bytes_per_second",
     "preparing_nanoseconds",
+    "loading_nanoseconds",
     "handling_nanoseconds",
     "latency_nanoseconds",
 )
@@ -97,21 +99,17 @@ def measured_device(
         page_bytes_per_second=_whole(again),
         reload_bytes_per_second=_whole(reload if disk is None else _in_turn(reload, disk)),
         preparing_nanoseconds=Nanoseconds(int(PREPARING_NANOSECONDS / share)),
+        loading_nanoseconds=Nanoseconds(int(LOADING_NANOSECONDS / share)),
         link_bytes_per_second=_known(link.bytes_per_second),
         latency_nanoseconds=_part(link.round_trip_seconds, 2),
         moved_bytes_per_second=None if moving is None else _whole(processors / moving),
         handling_nanoseconds=nanoseconds((overhead or 0.0) / share),
         peers=tuple(_peer_link(name, each) for name, each in link.peers),
         times=_times((each.digest, each.task_seconds) for each in times),
-        loads=_times((each.digest, _lasting(each.load_seconds, share)) for each in times),
+        loads=_times((each.digest, each.load_seconds) for each in times),
+        cached=tuple(each.digest for each in times if each.cached),
         single=single,
     )
-
-
-def _lasting(load_seconds: float | None, share: float) -> float | None:
-    """A load is shorter than the period of a quota, after a rest: it was measured at the speed of a
-    whole thread, and takes its share of one in the long run."""
-    return None if load_seconds is None else load_seconds / share
 
 
 def _times(of: Iterable[tuple[Digest, float | None]]) -> Times:
@@ -148,8 +146,11 @@ def _unlike(device: PoolDevice) -> Iterator[PeerLink]:
 
 
 def refined(document: PartitionDocument, pool: Sequence[PoolDevice]) -> tuple[PoolDevice, ...]:
-    """The devices, corrected for this document by the times that tasks and loads took. Ratios of
-    devices that differ as measurements do are equal."""
+    """The devices as this document sees them: corrected by the times that tasks and loads took, and
+    with those of its fragments that they have. Ratios of devices that differ as measurements do are
+    equal."""
+    its = {fragment.digest for fragment in document.fragments}
+    pool = [replace(each, cached=tuple(sorted(its.intersection(each.cached)))) for each in pool]
     if not any(device.times or device.loads for device in pool):
         return tuple(pool)
     costs = Costs(document)

@@ -17,15 +17,16 @@ among the devices, and that is at least the shortest way through all spans. The 
 step by step: a device that is busy on the shortest way counts more in the next.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import repeat
 from math import exp, inf, sqrt
 from operator import add, mul
-from typing import Final
+from typing import Final, NamedTuple
 
-from shoal_planner.costs import DeviceCost, Span, SpanCosts
+from shoal_planner.costs import Span, SpanCosts
+from shoal_planner.device_costs import DeviceCost
 from shoal_planner.goal import Goal
 from shoal_planner.layers.arcs import Arcs, Group, Stage, Stages
 from shoal_planner.search import DeviceClass, Wishes, fits
@@ -42,6 +43,26 @@ Row = list[float]
 Values = Sequence[Row]
 """Nanoseconds by end (from the first border on), then by start; infinite where it cannot be."""
 Join = Callable[[float, float], float]
+Way = Callable[[Row, int, Group], Iterable[float]]
+"""What the spans to an end give, by start, with what was best before each of them."""
+
+
+class Times(NamedTuple):
+    """Of the devices of a group together: one item every so often; when the first device has
+    fetched, and how long it takes then (`DeviceCost`)."""
+
+    periods: Values
+    fetches: Values
+    latencies: Values
+
+
+class Sharing(NamedTuple):
+    """Of the devices of a group, where loads count: the items that they do in a nanosecond, those
+    that they miss until they have loaded, and when the first one has."""
+
+    rates: Values
+    missed: Values
+    begins: Values
 
 
 class SpanTimes:
@@ -60,6 +81,7 @@ class SpanTimes:
         self.wishes, self.reloading = wishes, reloading
         self.sizes = tuple(len(each.devices) for each in classes)
         self.group = lru_cache(_REMEMBERED // self.steps)(self._of_group)
+        self._sharing = lru_cache(_REMEMBERED // self.steps)(self._sharing_of)
 
     @property
     def count(self) -> int:
@@ -79,17 +101,21 @@ class SpanTimes:
         return Span(self.ends[start], self.ends[end])
 
     @cached_property
-    def own(self) -> list[tuple[Values, Values]]:
+    def own(self) -> list[Times]:
         """Of each class, what one device by itself takes."""
+        return [times for times, _ in self._alone]
+
+    @cached_property
+    def _alone(self) -> list[tuple[Times, Sharing]]:
         return [self._of_class(each) for each in self.classes]
 
-    def _of_class(self, each: DeviceClass) -> tuple[Values, Values]:
-        periods, latencies = [], []
+    def _of_class(self, each: DeviceClass) -> tuple[Times, Sharing]:
+        rows: list[list[Row]] = [[] for _ in range(6)]
         for end in range(1, self.count + 1):
             costs = [self._cost(each, self.span(start, end)) for start in range(end)]
-            periods.append([inf if cost is None else float(cost.period) for cost in costs])
-            latencies.append([inf if cost is None else float(cost.latency) for cost in costs])
-        return periods, latencies
+            for row, values in zip(rows, zip(*map(_values, costs), strict=True), strict=True):
+                row.append(list(values))
+        return Times(*rows[:3]), Sharing(*rows[3:])
 
     def _cost(self, each: DeviceClass, span: Span) -> DeviceCost | None:
         if not fits(self.costs, span, each.like, reloading=self.reloading):
@@ -98,22 +124,29 @@ class SpanTimes:
             return None
         return self.costs.on(span, each.like)
 
-    def _of_group(self, group: Group) -> tuple[Values, Values]:
+    def _of_group(self, group: Group) -> Times:
         """As of the group without one device, and that one beside it. Where one cannot serve a
         span, the group cannot."""
         if not any(group) or (sum(group) > 1 and not self.wishes.replicas):
-            return self._never, self._never
-        last = max(place for place, count in enumerate(group) if count)
-        rest = (*group[:last], group[last] - 1, *group[last + 1 :])
+            return Times(self._never, self._never, self._never)
+        rest, last = _without_one(group)
+        its = self.own[last]
         if not any(rest):
-            return self.own[last]
-        periods, latencies = (
-            list(zip(*both, strict=True))
-            for both in zip(self.group(rest), self.own[last], strict=True)
-        )
-        together = [list(map(_shared, *each)) for each in periods]
-        of_both = min if self.costs.cold else max
-        return together, [list(map(of_both, *each)) for each in latencies]
+            return its
+        others = self.group(rest)
+        if self.costs.cold:
+            periods = _mean_periods(self._sharing(group), self.costs.loading_items)
+            return Times(periods, *_first(others, its))
+        periods = _joined(_shared, others.periods, its.periods)
+        return Times(periods, its.fetches, _joined(max, others.latencies, its.latencies))
+
+    def _sharing_of(self, group: Group) -> Sharing:
+        rest, last = _without_one(group)
+        _, its = self._alone[last]
+        if not any(rest):
+            return its
+        rates, missed, begins = zip(self._sharing(rest), its, strict=True)
+        return Sharing(_joined(add, *rates), _joined(add, *missed), _joined(min, *begins))
 
     @cached_property
     def _never(self) -> Values:
@@ -121,11 +154,59 @@ class SpanTimes:
 
     def totals(self, stages: Stages) -> tuple[float, float]:
         """Period and latency of a whole division."""
-        times = [
-            [values[each.end - 1][each.start] for values in self.group(each.group)]
-            for each in stages
+        period, latency = 0.0, 0.0
+        for each in stages:
+            times = self.group(each.group)
+            own, fetched, took = (values[each.end - 1][each.start] for values in times)
+            period, latency = max(period, own), max(latency, fetched) + took
+        return period, latency
+
+
+def _values(cost: DeviceCost | None) -> tuple[float, ...]:
+    """As in Times and in Sharing."""
+    if cost is None:
+        return inf, inf, inf, 0.0, inf, inf
+    begin, rate = float(cost.fetch + cost.load), 1 / cost.period
+    return float(cost.period), float(cost.fetch), float(cost.latency), rate, begin * rate, begin
+
+
+def _without_one(group: Group) -> tuple[Group, int]:
+    """The group without one of its last class, and that class."""
+    last = max(place for place, count in enumerate(group) if count)
+    return (*group[:last], group[last] - 1, *group[last + 1 :]), last
+
+
+def _joined(join: Join, one: Values, other: Values) -> Values:
+    return [list(map(join, *rows)) for rows in zip(one, other, strict=True)]
+
+
+def _first(one: Times, other: Times) -> tuple[Values, Values]:
+    """Fetches and latencies of the one that is done first with an item that waits for it."""
+    fetches, latencies = [], []
+    for rows in zip(*one[1:], *other[1:], strict=True):
+        chosen = list(map(_sooner, *rows))
+        fetches.append([fetched for fetched, _ in chosen])
+        latencies.append([took for _, took in chosen])
+    return fetches, latencies
+
+
+def _sooner(fetched: float, took: float, its_fetched: float, it_took: float) -> tuple[float, float]:
+    """Of one device and another; where one cannot, they cannot."""
+    one, other = fetched + took, its_fetched + it_took
+    if max(one, other) == inf:
+        return inf, inf
+    return (fetched, took) if one <= other else (its_fetched, it_took)
+
+
+def _mean_periods(sharing: Sharing, items: int) -> Values:
+    """As `device_costs.mean_period`, if all of them have loaded before the items are done."""
+    return [
+        [
+            ((items + lost) / rate - first) / items if lost < inf else inf
+            for rate, lost, first in zip(*rows, strict=True)
         ]
-        return max(period for period, _ in times), sum(latency for _, latency in times)
+        for rows in zip(*sharing, strict=True)
+    ]
 
 
 def _shared(one: float, other: float) -> float:
@@ -195,14 +276,19 @@ def value_of(goal: Goal, period: float, latency: float) -> float:
 
 def least_period(times: SpanTimes, arcs: Arcs) -> Stages | None:
     """The division whose slowest stage is the fastest."""
-    return _way(times.count, arcs, max, lambda group: times.group(group)[0])
+
+    def way(before: Row, end: int, group: Group) -> Iterable[float]:
+        return map(max, before, times.group(group).periods[end])
+
+    return _way(times.count, arcs, way)
 
 
 def least_latency(times: SpanTimes, arcs: Arcs, bound: float) -> Stages | None:
     """The division with the least latency among those with a period of at most `bound`."""
 
-    def values(group: Group) -> Values:
-        periods, latencies = times.group(group)
+    @lru_cache(None)
+    def latencies(group: Group) -> Values:
+        periods, _, latencies = times.group(group)
         if bound == inf:
             return latencies
         return [
@@ -210,10 +296,16 @@ def least_latency(times: SpanTimes, arcs: Arcs, bound: float) -> Stages | None:
             for both in zip(latencies, periods, strict=True)
         ]
 
-    return _way(times.count, arcs, add, lru_cache(None)(values))
+    def way(before: Row, end: int, group: Group) -> Iterable[float]:
+        ready: Iterable[float] = before
+        if times.costs.cold:
+            ready = map(max, before, times.group(group).fetches[end])
+        return map(add, ready, latencies(group)[end])
+
+    return _way(times.count, arcs, way)
 
 
-def _way(count: int, arcs: Arcs, join: Join, values: Callable[[Group], Values]) -> Stages | None:
+def _way(count: int, arcs: Arcs, way: Way) -> Stages | None:
     best = {0: [0.0] + [inf] * count}
     came: dict[int, list[int]] = {}
     for number, (state, group, after) in enumerate(arcs.arcs):
@@ -221,16 +313,16 @@ def _way(count: int, arcs: Arcs, join: Join, values: Callable[[Group], Values]) 
             continue
         here = best.setdefault(after, [inf] * (count + 1))
         last = came.setdefault(after, [0] * (count + 1))
-        for end, parts in enumerate(values(group), 1):
-            if (found := min(map(join, before, parts))) < here[end]:
-                here[end], last[end] = found, number
+        for end in range(count):
+            if (found := min(way(before, end, group))) < here[end + 1]:
+                here[end + 1], last[end + 1] = found, number
     state = min(best, key=lambda each: best[each][count])
     if best[state][count] == inf:
         return None
     stages, end = [], count
     while end:
         before_state, group, _ = arcs.arcs[came[state][end]]
-        joined = list(map(join, best[before_state], values(group)[end - 1]))
+        joined = list(way(best[before_state], end - 1, group))
         start = joined.index(min(joined))
         stages.append(Stage(start, end, group))
         state, end = before_state, start
@@ -243,11 +335,14 @@ def _way(count: int, arcs: Arcs, join: Join, values: Callable[[Group], Values]) 
 def lower_bound(times: SpanTimes, goal: Goal) -> float:
     """Of the goal's value; infinite where not even a device that served all stages could."""
     per_period = {Objective.THROUGHPUT: 1, Objective.LATENCY: 0}.get(goal.objective, goal.items - 1)
-    periods, latencies = zip(*times.own, strict=True)
+    periods = [each.periods for each in times.own]
     ends = range(times.count)
     fixed = [[0.0] * (end + 1) for end in ends]
     if goal.objective is not Objective.THROUGHPUT:
+        latencies = [each.latencies for each in times.own]
         fixed = [list(map(min, *(of[end] for of in latencies), repeat(inf))) for end in ends]
+        for end in ends:  # the first stage waits until it has fetched
+            fixed[end][0] = min(of.fetches[end][0] + of.latencies[end][0] for of in times.own)
     logs, best = [0.0] * len(times.sizes), 0.0
     for number in range(1, _ROUNDS + 1 if per_period else 2):
         scale = [exp(each - max(logs)) for each in logs]
@@ -287,7 +382,7 @@ def _shortest(
     busy, end = [0.0] * len(weights), times.count
     while end and reached[-1] < inf:
         start = came[end]
-        taken = [periods[end - 1][start] for periods, _ in times.own]
+        taken = [each.periods[end - 1][start] for each in times.own]
         place = min(range(len(taken)), key=lambda each: weights[each] * taken[each])
         busy[place] += taken[place] / times.sizes[place]
         end = start

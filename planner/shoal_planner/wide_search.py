@@ -1,6 +1,7 @@
 """Divisions on pools of many unequal devices, where there are too many groups to weigh them all.
 
-1. Where the pool is not too large, the best way by all groups of devices (`ways`): exact as well.
+1. Where the pool is not too large, the best way by all groups of devices (`ways`): exact as well,
+   but for makespans, of which it knows only one device of a group that may have loaded first.
 2. Else the devices stand in rows, by memory, by speed and by their links, and each row is divided
    into consecutive groups in the best way (Asteroid, "Dynamic Programming HPP Planning", has the
    row by memory). Then the best is improved by small moves: a device goes to another stage, to one
@@ -65,7 +66,7 @@ def search_widely(
     if not times.whole:
         better = [_with_better_borders(times, each, goal) for each in divisions[:1]]
         return Found((*better, *divisions[1:]), None)
-    exact = len(found) == 1 and found[0].lower is not None
+    exact = len(found) == 1 and found[0].lower is not None and not costs.cold
     return Found(divisions, found[0].lower if exact else lower_bound(times, goal))
 
 
@@ -94,7 +95,7 @@ def _times(
 
 def _divisions(times: SpanTimes, best: Best) -> Divisions:
     steps = [Step(times.span(each.start, each.end), each.group) for each in best.stages]
-    return named(steps, times.classes)
+    return named(steps, times.classes, times.wishes)
 
 
 def _of_all_groups(times: SpanTimes, goal: Goal) -> list[Best] | None:

@@ -47,12 +47,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentTime:
-    """What a fragment takes on a device: one of its tasks while all of it is in memory, and to make
-    it resident from the disk cache."""
+    """What a fragment takes on a device, in the long run under a quota of processor time: a task of
+    it while all of it is in memory, and to make it resident from the disk cache. `cached`: it is
+    there."""
 
     digest: Digest
     task_seconds: float | None = None
     load_seconds: float | None = None
+    cached: bool = False
 
 
 FragmentTimes = tuple[FragmentTime, ...]
@@ -98,6 +100,7 @@ def fragment_times_of(status: coordinator.DeviceStatus) -> FragmentTimes:
             digest=Digest(each.digest),
             task_seconds=each.seconds if 0 < each.seconds < _LARGEST else None,
             load_seconds=sane(each, "load_seconds"),
+            cached=each.cached,
         )
         for each in status.times
         if is_digest(each.digest)

@@ -1,10 +1,13 @@
 """Probes of links, over a pipe that two real ends of a stream share."""
 
+from typing import Any
+
 from protocol.test_bulk import Pipe, Taker, serving
 from shoal_agent.telemetry.link import COORDINATOR, LARGE_BYTES, LinkMeters
-from shoal_agent.transport.probing import PROBES, probe
+from shoal_agent.transport.probing import PROBES, Neighbours, probe
 from shoal_protocol.bulk.link import BulkLink
 from shoal_protocol.bulk.receiving import Intake
+from shoal_protocol.v1 import session_pb2 as pb
 
 
 def ends() -> tuple[Pipe, BulkLink, Pipe, BulkLink]:
@@ -73,3 +76,46 @@ async def test_an_end_that_is_held_for_a_while_does_not_make_a_slow_link_look_fa
     rate = meters.to("jetson").read().bytes_per_second
     assert rate is not None
     assert rate < 1.1 * LARGE_BYTES / 0.2
+
+
+class Links:
+    """Links that are there as soon as they are opened."""
+
+    def __init__(self) -> None:
+        self.opened: list[tuple[str, str]] = []
+
+    def link(self, device: str, address: str) -> "Links":
+        self.opened.append((device, address))
+        return self
+
+    def open(self) -> Any:
+        return {device: None for device, _ in self.opened}
+
+
+def told(neighbours: Neighbours, *names: str) -> None:
+    devices = [pb.Neighbour(device=name, address=f"{name}:7400") for name in names]
+    neighbours.told(pb.Neighbours(devices=devices))
+
+
+def test_links_that_a_plan_counts_on_are_opened_once_and_one_at_a_time() -> None:
+    links, meters = Links(), LinkMeters()
+    neighbours = Neighbours(links, meters)
+    meters.to("known").transferred(LARGE_BYTES, 0.1)
+    told(neighbours, "known", "jetson", "pi-4", "pi-5")
+    seen = [list(neighbours.open()) for _ in range(5)]
+    assert seen == [
+        ["jetson"],
+        ["jetson", "pi-4"],
+        *[["jetson", "pi-4", "pi-5"]] * 3,
+    ]
+    assert links.opened[0] == ("jetson", "jetson:7400")
+
+
+def test_a_coordinator_that_tells_of_devices_without_end_takes_no_memory() -> None:
+    links = Links()
+    neighbours = Neighbours(links, LinkMeters())
+    for number in range(1000):
+        told(neighbours, f"d{number}")
+    for _ in range(1000):
+        neighbours.open()
+    assert len(links.opened) == 64

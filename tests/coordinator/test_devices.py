@@ -15,7 +15,6 @@ from coordinator.world import World, refusal
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.server import CoordinatorSettings, serving, wire
 from shoal_coordinator.server.excesses import Excesses
-from shoal_coordinator.server.fragment_times import FragmentTimes
 from shoal_coordinator.server.sessions import UNASKED_AT_ONCE, UNASKED_PER_SECOND
 from shoal_protocol import PROTOCOL
 from shoal_protocol.files import FileReceiver
@@ -397,33 +396,6 @@ async def test_a_batch_beyond_the_bound_ends_the_session(world: World) -> None:
     code, details = await refusal(running)
     assert code == grpc.StatusCode.ABORTED
     assert details == "65 messages in a batch, at most 64"
-
-
-def test_what_tasks_take_on_a_device_is_what_it_said_last() -> None:
-    one, other = "sha256:" + "a" * 64, "sha256:" + "b" * 64
-    cached = [pb.CachedFragment(digest=one, task_seconds=2.0), pb.CachedFragment(digest=other)]
-    times = FragmentTimes(pb.Hello(device="a", cached=cached))
-    assert [(each.digest, each.seconds) for each in times.read()] == [(one, 2.0)]
-    times.executed(one, pb.Executed(task_seconds=3.0))
-    times.executed(other, pb.Executed(task_seconds=1.0))
-    times.executed(other, pb.Executed(task_seconds=float("inf")))
-    assert [each.seconds for each in times.read()] == [3.0, 1.0]
-
-
-def test_a_load_takes_the_median_of_the_last_ones_with_what_its_first_task_takes_more() -> None:
-    """The first load prepares the fragment, and one that fetches it does not count."""
-    digest = "sha256:" + "a" * 64
-    times = FragmentTimes(pb.Hello(device="a"))
-    usual, seen = pb.Executed(compute_seconds=1.0, task_seconds=1.0), []
-    times.loaded(digest, pb.Loaded(seconds=9.0, fetched_bytes=1))
-    times.executed(digest, usual)
-    assert not times.read()[0].HasField("load_seconds")
-    for took, computed in ((5.0, 1.5), (2.0, 1.5), (2.0, 0.5), (2.1, 1.0)):
-        times.loaded(digest, pb.Loaded(seconds=took))
-        times.executed(digest, pb.Executed(compute_seconds=computed, task_seconds=1.0))
-        times.executed(digest, usual)
-        seen += [each.load_seconds for each in times.read()]
-    assert seen == [5.5, 2.5, 2.5, 2.5], "2.1 is much the same"
 
 
 async def test_the_links_of_a_device_are_shown_by_the_other_end(world: World) -> None:

@@ -3,14 +3,17 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from coordinator.dispatch.driving import chain, job
 from shoal_coordinator.server import exchange
 from shoal_coordinator.server.deliveries import ByteBudget
 from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
-from shoal_coordinator.server.routes import MAXIMUM_PAIRS, RelayedPairs
+from shoal_coordinator.server.routes import MAXIMUM_PAIRS, Relay, RelayedPairs, Routes
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.bulk.link import OutboundActivation, Undelivered
 from shoal_protocol.bulk.transport import Payload, Received, read_message
@@ -18,6 +21,7 @@ from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import Frame, TransferError, acknowledgement, ping, split_frame
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.units import nanoseconds
+from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, FrameHeader, Items
 
 
@@ -318,3 +322,23 @@ async def test_bytes_in_flight_are_bounded_and_given_in_order() -> None:
     gates[3].set()
     await asyncio.gather(*tasks[2:])
     assert (order, budget.used) == ([0, 2, 3], 0)
+
+
+def test_devices_are_told_whom_they_will_send_to_by_a_plan() -> None:
+    """Not of themselves, not of those who cannot be reached, and not over links within a host."""
+    addresses = {"a": "a:7400", "b": "b:7400", "c": "unix:/c", "d": "", "e": "e:7400"}
+    sessions: Any = {
+        name: SimpleNamespace(hello=pb.Hello(address=address), ticket_key=b"")
+        for name, address in addresses.items()
+    }
+    routes = Routes(sessions, Relay.AUTO, named_peers=True)
+    homes = {"first": ("a", "b"), "next": ("b",), "last": ("c", "d", "e")}
+    planned = job(chain(*homes, homes=homes))
+    sent = dict(routes.introductions(planned, nanoseconds(0)))
+    named = {name: list(message.neighbours.devices) for name, message in sent.items()}
+    assert named == {
+        "a": [pb.Neighbour(device="b", address="b:7400")],
+        "b": [pb.Neighbour(device="e", address="e:7400")],
+    }
+    always = Routes(sessions, Relay.ALWAYS, named_peers=True)
+    assert not list(always.introductions(planned, nanoseconds(0)))

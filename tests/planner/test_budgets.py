@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from fragment_pools import MIB, device, partition, placed
 from shoal_planner.budgets import explain_budgets, smallest_budget, with_other_budgets
-from shoal_planner.costs import Costs, Holding
+from shoal_planner.costs import Costs
+from shoal_planner.device_costs import Holding
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective

@@ -63,7 +63,7 @@ def test_the_way_by_all_groups_is_as_good_as_the_best_of_all_divisions(
     data: st.DataObject,
 ) -> None:
     goal = Goal(objective)
-    costs = Costs(document, cold=goal.cold)
+    costs = Costs(document, goal.loading_items)
     last = len(document.fragments) - 1
     required = {data.draw(st.integers(0, last)): pool[0].name} if data.draw(st.booleans()) else {}
     wishes = Wishes(required=required, replicas=data.draw(st.booleans()))
@@ -101,7 +101,7 @@ def test_no_division_goes_below_the_bound_whatever_the_links_between_pairs(
         for each in pool
     ]
     goal = Goal(objective)
-    costs = Costs(document, cold=goal.cold)
+    costs = Costs(document, goal.loading_items)
     exact = search(costs, linked, ANY, goal, reloading=False)
     bound = bound_over_pairs(costs, linked, ANY, goal, reloading=False)
     assert exact is not None

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragment_pools import MIB, SECOND, ceil, device, partition, placed, read_again
-from shoal_planner.costs import Costs, Holding, Span
+from shoal_planner.costs import Costs, Division, Span
+from shoal_planner.device_costs import DeviceCost, Holding, mean_period
 from shoal_planner.devices import PAGE_BYTES_PER_SECOND
 from shoal_planner.explanation import explain, summary
 from shoal_planner.outcome import Infeasible
@@ -67,31 +68,62 @@ def test_a_device_of_residency_single_loads_in_turn_what_would_fit_in_blocks_tog
 
 
 def test_a_fragment_loaded_in_turn_serves_several_items_and_the_first_waits_for_it() -> None:
-    """Two loads of 50 ms each, which four items share."""
+    """Two loads of 110 ms each, which four items share."""
     document = partition([10**8] * 2, [20 * 10**6] * 2)
     (stage,) = placed(plan(document, [device("a", budget=24 * MIB)], Objective.THROUGHPUT)).stages
     (cost,) = stage.costs
-    assert (cost.read, cost.load) == (25_000_000, 75_000_000)
-    assert cost.period == cost.compute + 25_000_000
-    assert cost.latency == cost.compute + 100_000_000
+    assert (cost.read, cost.load) == (55_000_000, 165_000_000)
+    assert cost.period == cost.compute + 55_000_000
+    assert cost.latency == cost.compute + 220_000_000
 
 
 def test_what_loads_were_measured_to_take_takes_the_place_of_what_rates_predict() -> None:
     """Of the first fragment. The second takes the ratio that the device has."""
     document = partition([10**8] * 2, [20 * 10**6] * 2)
-    loads = ((document.fragments[0].digest, Nanoseconds(10_000_000)),)
+    loads = ((document.fragments[0].digest, Nanoseconds(11_000_000)),)
     (known,) = refined(document, [replace(device("a", budget=24 * MIB), loads=loads)])
-    assert Costs(document).on(Span(0, 2), known).latency == 2 * (10**8 + 10_000_000)
+    assert Costs(document).on(Span(0, 2), known).latency == 2 * (10**8 + 11_000_000)
 
 
 def test_a_makespan_counts_fetching_and_preparing_too() -> None:
-    """Of 5 MB over 10 MB/s, prepared in 300 ms and 25 ms, and mapped in 25 ms; and of 1 MB, which
-    is not prepared."""
+    """Of 5 MB over 10 MB/s, prepared in 300 ms and 25 ms, and loaded in 60 ms and 25 ms; and of
+    1 MB, which is not prepared."""
     document = partition([10**8] * 2, [10 * 10**6, 2 * 10**6])
     linked = device("a", link_bytes_per_second=10**7)
-    cold, warm = (Costs(document, cold=each).on(Span(0, 2), linked) for each in (True, False))
-    assert cold.latency - warm.latency == 10**6 * (500 + 300 + 25 + 25 + 100 + 5)
+    cold, warm = (Costs(document, items).on(Span(0, 2), linked) for items in (1, 0))
+    assert cold.fetch - warm.fetch == 10**6 * (500 + 100)
+    assert cold.latency - warm.latency == 10**6 * (300 + 25 + 60 + 25 + 60 + 5)
     assert cold.period == warm.period
+
+
+def test_weights_come_over_a_link_no_faster_than_the_processor_takes_them() -> None:
+    slow = device("a", link_bytes_per_second=10**7, moved_bytes_per_second=5 * 10**6)
+    cost = Costs(partition([1], [10**6]), loading_items=1).on(Span(0, 1), slow)
+    assert cost.fetch == 10**8
+
+
+def test_stages_fetch_at_the_same_time() -> None:
+    """Each of two devices fetches for a second; the second one's is done when it has its turn."""
+    document = partition([10**8] * 2, [20 * 10**6] * 2)
+    pool = [device(name, link_bytes_per_second=10**7) for name in "ab"]
+    costs = Costs(document, loading_items=1)
+    spans = [Span(0, 1), Span(1, 2)]
+    divisions = [Division(span, (each,)) for span, each in zip(spans, pool, strict=True)]
+    one = costs.on(spans[0], pool[0])
+    assert one.fetch == 10**9
+    assert costs.totals(divisions)[1] == one.fetch + 2 * one.latency
+
+
+def test_a_replica_takes_items_from_when_it_has_loaded() -> None:
+    """Of eleven items a second each: one device has loaded five seconds before the other, so it has
+    done five when they share the others."""
+    alike = {"compute": SECOND, "read": 0, "move": 0, "receive": 0, "send": 0, "delay": 0}
+    costs = [
+        DeviceCost(holding=Holding.WHOLE, fetch=fetch, load=load, **alike)  # type: ignore[arg-type]
+        for fetch, load in ((4 * SECOND, SECOND), (0, 0))
+    ]
+    assert mean_period(costs, 11) == 8 * SECOND // 11 + 1
+    assert mean_period(costs, 3) == SECOND, "the second one comes too late"
 
 
 def test_a_refusal_says_what_a_fragment_needs_at_least_and_to_be_resident() -> None:

@@ -1,5 +1,10 @@
 """Placement against brute force, and what it says of plans and of refusals."""
 
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import combinations
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,13 +25,18 @@ from fragment_pools import (
 from shoal_api.kinds.placement import Pin
 from shoal_planner import advice
 from shoal_planner.advice import CutAdvice
-from shoal_planner.costs import Holding
-from shoal_planner.devices import PAGE_BYTES_PER_SECOND, RELOAD_BYTES_PER_SECOND, PoolDevice
+from shoal_planner.device_costs import Holding
+from shoal_planner.devices import (
+    LOADING_NANOSECONDS,
+    PAGE_BYTES_PER_SECOND,
+    RELOAD_BYTES_PER_SECOND,
+    PoolDevice,
+)
 from shoal_planner.explanation import explain, explain_refusal, sentences, summary
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective, PinPolicy
-from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.partition import Fragment, PartitionDocument
 
 # ---- brute force: every division, weighed in the plainest way ------------------------------------
 
@@ -36,10 +46,11 @@ def fits(document: PartitionDocument, span: range, on: PoolDevice) -> bool:
     return needed <= on.budget_bytes and not (on.single and len(span) > 1)
 
 
-def weigh(document: PartitionDocument, division: Division, cold: bool) -> tuple[int, int]:
+def weigh(document: PartitionDocument, division: Division, items: int) -> tuple[int, int]:
+    """Of so many items loads count; of none they do not."""
     period, latency = 0, 0
     for span, devices in division:
-        rates, latencies = [], []
+        rates, latencies, begins = [], [], []
         work = sum(document.fragments[i].flops or 0 for i in span)
         into = [e for e in document.edges if e.consumer in span and e.producer not in span]
         out = [e for e in document.edges if e.producer in span and e.consumer not in span]
@@ -55,20 +66,39 @@ def weigh(document: PartitionDocument, division: Division, cold: bool) -> tuple[
             ]
             delays = each.latency_nanoseconds * (bool(into) + bool(out))
             rates.append(max(compute, *times, 1))
-            loads = sum(cold_load(document.fragments[i].weight_bytes, each) for i in span)
-            latencies.append(compute + sum(times) + delays + cold * loads)
+            fetch, load = cold_load([document.fragments[i] for i in span], each)
+            load, fetch = load * bool(items), fetch * bool(items)
+            begins.append(fetch + load)
+            latencies.append(max(latency, fetch) + compute + sum(times) + delays + load)
         scale = 10**24
         together = rates[0] if len(rates) == 1 else max(1, scale // sum(scale // r for r in rates))
-        latency += min(latencies) if cold else max(latencies)
+        if items and len(rates) > 1:
+            together = mean_period(items, begins, rates)
+        latency = min(latencies) if items else max(latencies)
         period = max(period, together)
     return period, latency
 
 
-def cold_load(weights: int, on: PoolDevice) -> int:
-    """Weights of less than 4 MiB are not prepared."""
+def cold_load(fragments: Sequence[Fragment], on: PoolDevice) -> tuple[int, int]:
+    """To fetch them, and to load them: weights of less than 4 MiB are not prepared."""
     link = on.link_bytes_per_second
-    fetched = ceil(weights * SECOND, link) if link else 0
-    return fetched + ceil(weights * SECOND, RELOAD_BYTES_PER_SECOND)
+    absent = [each.weight_bytes for each in fragments if each.digest not in on.cached]
+    fetch = sum(ceil(weights * SECOND, link) for weights in absent) if link else 0
+    mapped = [ceil(each.weight_bytes * SECOND, RELOAD_BYTES_PER_SECOND) for each in fragments]
+    return fetch, sum(mapped) + LOADING_NANOSECONDS * len(fragments)
+
+
+def mean_period(items: int, begins: Sequence[int], periods: Sequence[int]) -> int:
+    """The time from the first begin to the end of so many items, by the devices that end soonest
+    together."""
+    devices = list(zip(begins, periods, strict=True))
+    ends = [
+        (items + sum(Fraction(begin, period) for begin, period in some))
+        / sum(Fraction(1, period) for _, period in some)
+        for count in range(1, len(devices) + 1)
+        for some in combinations(devices, count)
+    ]
+    return max(1, math.ceil((min(ends) - min(begins)) / items))
 
 
 @st.composite
@@ -84,9 +114,11 @@ def questions(draw: st.DrawFn) -> tuple[PartitionDocument, list[PoolDevice]]:
         [(0, count - 1, 10**5)] if count > 2 and draw(st.booleans()) else [],
         [size * draw(st.integers(1, 4)) // 4 for size in resident] if swappable else None,
     )
+    digests = [each.digest for each in document.fragments]
     pool = [
         device(
             f"d{index}",
+            cached=tuple(draw(st.sets(st.sampled_from(digests)))),
             budget=draw(st.integers(1, 9)) * MIB,
             flops=draw(st.integers(1, 3)) * SECOND,
             link_bytes_per_second=draw(st.sampled_from([None, 10**6, 10**7])),
@@ -105,7 +137,7 @@ def test_no_division_beats_the_plan(
 ) -> None:
     document, pool = question
     values = [
-        weigh(document, division, cold=objective is Objective.MAKESPAN)
+        weigh(document, division, 50 if objective is Objective.MAKESPAN else 0)
         for division in every_division(document, pool)
         if all(fits(document, span, each) for span, devices in division for each in devices)
     ]
@@ -125,6 +157,19 @@ def test_no_division_beats_the_plan(
             assert (latency, period) == min((b, a) for a, b in values)
         case Objective.MAKESPAN:
             assert latency + 49 * period == min(b + 49 * a for a, b in values)
+
+
+@pytest.mark.parametrize("objective", Objective)
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_of_equal_devices_each_serves_what_it_has_on_its_disk(
+    objective: Objective, first: str
+) -> None:
+    document = partition([SECOND, SECOND], [20 * MIB, 20 * MIB])
+    on_disk = [(each.digest,) for each in document.fragments]
+    cached = dict(zip(("a", "b") if first == "a" else ("b", "a"), on_disk, strict=True))
+    pool = [device(name, link_bytes_per_second=10**7, cached=held) for name, held in cached.items()]
+    answer = placed(plan(document, pool, objective))
+    assert [stage.devices for stage in answer.stages] == [(name,) for name in cached]
 
 
 @settings(max_examples=100, deadline=None)

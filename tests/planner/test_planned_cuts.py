@@ -72,7 +72,7 @@ def test_no_cut_on_no_devices_beats_the_planned_one(
 ) -> None:
     of, pool = question
     goal = Goal(objective, 50)
-    costs = TableCosts(of, cold=goal.cold)
+    costs = TableCosts(of, goal.loading_items)
     chosen = choose_cut(of, pool, goal)
     # Devices that are filled to the brim are avoided as long as there is another way.
     with_room = [

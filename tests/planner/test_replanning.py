@@ -45,7 +45,7 @@ def situation(
     document: PartitionDocument, pool: Sequence[PoolDevice], goal: Goal, before: Divisions
 ) -> Situation:
     return Situation(
-        costs=Costs(document, cold=goal.cold),
+        costs=Costs(document, goal.loading_items),
         pool=pool,
         goal=goal,
         wishes=Wishes(),
@@ -100,7 +100,7 @@ def test_the_next_plan_is_near_the_best_and_moves_no_more_than_that(
     if isinstance(first, Infeasible) or isinstance(found, Infeasible):
         return
     goal = Goal(objective)
-    costs = Costs(document, cold=goal.cold)
+    costs = Costs(document, goal.loading_items)
     before, best = divisions(first, pool), divisions(found, pool)
     if not fits(costs, best):
         return
@@ -130,7 +130,7 @@ def test_after_a_loss_no_plan_near_the_best_moves_fewer_bytes(
     if not (is_at_once(first) and is_at_once(found)):
         return
     goal = Goal(objective)
-    costs = Costs(document, cold=goal.cold)
+    costs = Costs(document, goal.loading_items)
     before, best = divisions(placed(first), pool), divisions(placed(found), pool)
     after = next_plan(situation(document, pool, goal, before), best)
     enough = value(costs, goal, best) / (1 - GAIN)
@@ -228,3 +228,14 @@ def test_a_large_pool_that_loses_a_device_moves_few_fragments() -> None:
     assert value(Costs(document), Goal(Objective.THROUGHPUT), new) * (1 - GAIN) <= value(
         Costs(document), Goal(Objective.THROUGHPUT), ideal
     )
+
+
+def test_what_a_lost_device_served_goes_to_the_one_that_has_it_on_its_disk() -> None:
+    document = partition([SECOND] * 2, [20 * MIB] * 2)
+    second = document.fragments[1].digest
+    pool = [device(name, cached=(second,) * (name == "d")) for name in "abcd"]
+    best = placed(plan(document, pool[:2], Objective.LATENCY))
+    left = [each for each in pool if each.name != "b"]
+    ideal = placed(plan(document, [left[0], left[1]], Objective.LATENCY))
+    after = replan(document, left, ideal, best.stages)
+    assert [stage.devices for stage in after.stages] == [("a",), ("d",)]

@@ -164,7 +164,10 @@ class Batches:
         if result.peak_bytes > self._ledger.budget:
             fragment.most = max(1, len(items) // 2)
         result = replace(
-            result, compute_seconds=result.compute_seconds / len(items), batch=len(items)
+            result,
+            compute_seconds=result.compute_seconds / len(items),
+            processor_seconds=result.processor_seconds / len(items),
+            batch=len(items),
         )
         return [replace(result, outputs=each) for each in outputs]
 

@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from time import perf_counter
+from time import perf_counter, process_time
 
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetched, Fetcher, Source
@@ -95,14 +95,15 @@ class Fragments:
         Raises `OverBudget`, `SpillFull`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,
         `RuntimeFailed`, `OSError`.
         """
-        started = perf_counter()
+        started, used = perf_counter(), process_time()
         while True:
             async with self._turn:
                 admitted = await self._admit(digest, need_bytes)
             if admitted:
                 break
             if digest in self.ledger.resident:
-                return LoadResult(self.ledger.resident[digest], perf_counter() - started, 0)
+                waited = perf_counter() - started
+                return LoadResult(self.ledger.resident[digest], waited, 0.0, 0)
             # Somebody else loads it. Where that fails, this load is one of its own.
             await self._loading[digest].wait()
         self._loading[digest] = asyncio.Event()
@@ -120,9 +121,10 @@ class Fragments:
         if digest not in self.ledger.resident:
             have = self.ledger.free_for_fragments
             raise OverBudget(need_bytes, have, f"{short(digest)} was given up while it was loaded")
-        seconds = perf_counter() - started
+        seconds, processor_seconds = perf_counter() - started, process_time() - used
         self._counters.load.observe(seconds)
-        result = LoadResult(self.ledger.resident[digest], seconds, opened.fetched_bytes)
+        resident_bytes = self.ledger.resident[digest]
+        result = LoadResult(resident_bytes, seconds, processor_seconds, opened.fetched_bytes)
         self._carry_out(self.ledger.lend())
         return result
 

@@ -61,10 +61,12 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """A fragment became resident: what the ledger reckons, time, and bytes fetched for it."""
+    """A fragment became resident: what the ledger reckons, time, that of this process's threads on
+    processors meanwhile, and bytes fetched for it."""
 
     resident_bytes: int
     seconds: float
+    processor_seconds: float
     fetched_bytes: int
 
 

@@ -30,7 +30,7 @@ from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import ActivationStore
 from shoal_agent.transport.intake import InlineInputs, open_intake
 from shoal_agent.transport.links import PeerLinks
-from shoal_agent.transport.probing import probe_idle
+from shoal_agent.transport.probing import Neighbours, probe_idle
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
 from shoal_protocol.bulk.local import connect
@@ -89,6 +89,7 @@ class Session:
         self._bulk: BulkLink | None = None
         self._draining = False
         self._lost_peers: set[str] = set()
+        self._neighbours = Neighbours(device.links, device.link_meters)
         self.round_trip_seconds: float | None = None
         """To the coordinator and back, as the last ping saw it."""
         self.number = 0
@@ -258,13 +259,10 @@ class Session:
             await asyncio.sleep(interval_seconds)
 
     async def _probe(self, bulk: BulkLink) -> None:
-        def links() -> dict[str, BulkLink]:
-            return {COORDINATOR: bulk, **self._device.links.open()}
-
         def idle() -> bool:
             return self.tasks.idle and not self._work
 
-        await probe_idle(links, self._device.link_meters, idle)
+        await probe_idle(bulk, self._neighbours, self._device.link_meters, idle)
 
     def _send_telemetry(self) -> None:
         """Send the present readings, unless the outbox is full; the last ones make the sums of a
@@ -298,7 +296,7 @@ class Session:
 
     # ---- instructions ------------------------------------------------------------------------
 
-    def _take(self, message: pb.CoordinatorMessage) -> None:  # noqa: C901 - one case for each kind
+    def _take(self, message: pb.CoordinatorMessage) -> None:  # noqa: C901, PLR0912 - one for each kind
         match message.WhichOneof("message"):
             case "probe":
                 answer = pb.ProbeReply(nonce=message.probe.nonce)
@@ -325,6 +323,8 @@ class Session:
             case "peer_lost":
                 self._lost_peers.add(message.peer_lost.device)
                 self._device.links.hang_up(message.peer_lost.device)
+            case "neighbours":
+                self._neighbours.told(message.neighbours)
             case "welcome":
                 self.end("the coordinator welcomed twice")
             case _:
@@ -409,6 +409,7 @@ class Session:
                 resident_bytes=result.resident_bytes,
                 seconds=result.seconds,
                 fetched_bytes=result.fetched_bytes,
+                processor_seconds=result.processor_seconds,
             )
         )
 

@@ -128,6 +128,7 @@ class Outputs:
         reply = pb.Reply()  # filled in place: a message that is given to another is copied
         executed = reply.executed
         executed.compute_seconds = result.compute_seconds
+        executed.processor_seconds = result.processor_seconds
         if (usual := self._fragments.processor.times.read(message.digest)) is not None:
             executed.task_seconds = usual
         executed.output_bytes = output_bytes

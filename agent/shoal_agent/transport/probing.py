@@ -9,10 +9,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import process_time
-from typing import Final
+from typing import Final, Protocol
 
-from shoal_agent.telemetry.link import LARGE_BYTES, LinkMeters
+from shoal_agent.telemetry.link import COORDINATOR, LARGE_BYTES, LinkMeters
 from shoal_protocol.bulk.link import BulkLink, Undelivered
+from shoal_protocol.v1 import session_pb2 as pb
 
 _PINGS: Final = 3
 """Before a probe. Under a quota of processor time one may find an end that is held for a while. Of
@@ -21,8 +22,23 @@ PROBES: Final = 2
 """In a row: the second finds the connection awake."""
 _EVERY_SECONDS: Final = 1.0
 """How often links are looked for that should be measured."""
+_MOST_WAITING: Final = 64
+"""Peers of which it was told, and whose links were not looked at yet."""
 _LEAST_SHARE: Final = 0.1
 """Of a probe's time, what its bytes take at the least: round trips vary."""
+
+
+class PeerLinks(Protocol):
+    """As in `links`."""
+
+    def link(self, device: str, address: str) -> "PeerLink": ...
+    def open(self) -> Mapping[str, BulkLink]: ...
+
+
+class PeerLink(Protocol):
+    """As in `links`."""
+
+    def open(self) -> BulkLink: ...
 
 
 async def probe(link: BulkLink, meters: LinkMeters, peer: str, answer_bytes: int = 0) -> None:
@@ -39,14 +55,44 @@ async def probe(link: BulkLink, meters: LinkMeters, peer: str, answer_bytes: int
         meter.transferred(size, max(took - round_trip, _LEAST_SHARE * took))
 
 
+class Neighbours:
+    """The links to peers: those that there are, and one that has to be opened to be measured.
+
+    A plan counts on links over which nothing went yet. The coordinator says which, and each is
+    opened once for a probe, where nothing is known of it."""
+
+    def __init__(self, links: PeerLinks, meters: LinkMeters) -> None:
+        self._links, self._meters = links, meters
+        self._waiting: dict[str, str] = {}
+
+    def told(self, message: pb.Neighbours) -> None:
+        """Of peers that this device will send to."""
+        for each in message.devices[:_MOST_WAITING]:
+            self._waiting.pop(each.device, None)
+            self._waiting[each.device] = each.address
+        while len(self._waiting) > _MOST_WAITING:
+            del self._waiting[next(iter(self._waiting))]
+
+    def open(self) -> Mapping[str, BulkLink]:
+        """The streams that there are, with one more if any is to be measured first."""
+        while self._waiting:
+            name = next(iter(self._waiting))
+            address = self._waiting.pop(name)
+            if self._meters.to(name).ages:
+                with suppress(Undelivered):
+                    self._links.link(name, address).open()
+                break
+        return self._links.open()
+
+
 async def probe_idle(
-    links: Callable[[], Mapping[str, BulkLink]], meters: LinkMeters, idle: Callable[[], bool]
+    own: BulkLink, neighbours: Neighbours, meters: LinkMeters, idle: Callable[[], bool]
 ) -> None:
-    """Measure links, by peer, that no large transfer has measured of late, one at a time, while
-    there is nothing to do; for ever."""
+    """Measure the link to the coordinator and those to peers that no large transfer has measured of
+    late, one at a time, while there is nothing to do; for ever."""
     while True:
         await asyncio.sleep(_EVERY_SECONDS)
-        for name, link in links().items():
+        for name, link in {COORDINATOR: own, **(neighbours.open() if idle() else {})}.items():
             if link.probed and meters.to(name).ages and idle():
                 with suppress(Undelivered):
                     await probe(link, meters, name, 0 if name else LARGE_BYTES)

@@ -162,6 +162,9 @@ class Driver:
                 self.fail(error)  # it cannot even be withdrawn: begin with a state that is sound
             return
         self._metrics.step_seconds.observe(perf_counter() - started)
+        if isinstance(event, ev.JobSubmitted):
+            for name, message in self._routes.introductions(event.job, event.at):
+                self._send(name, message)
         debug = logger.isEnabledFor(logging.DEBUG)
         if debug and not isinstance(event, ev.Tick):
             logger.debug("event %s", event)
@@ -313,7 +316,6 @@ class Driver:
         return self._routes.relayed_from(device, self._now())
 
     def _addresses(self, device: str) -> wire.Addresses:
-        """How a device reaches others."""
         return lambda target: self._routes.address(device, target, self._now())
 
     def _instruct(self, order: wire.Answerable, message: pb.CoordinatorMessage) -> None:
@@ -354,8 +356,7 @@ class Driver:
         self.feed(ev.InputUnreadable(at=self._now(), job=job, item=item, failure=failure))
 
     def _instruction_failed(self, order: ins.Execute | ins.Plan, failure: ev.Failure) -> None:
-        number = order.instruction
-        event = ev.InstructionFailed(at=self._now(), instruction=number, failure=failure)
+        event = ev.InstructionFailed(at=self._now(), instruction=order.instruction, failure=failure)
         self.feed(event, order.job, order.device)
 
     # ---- messages of sessions --------------------------------------------------------------------

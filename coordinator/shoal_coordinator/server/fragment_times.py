@@ -5,14 +5,23 @@ cache, with what its first task takes beyond the usual: weights are mapped, and 
 them. One of the loads prepares the fragment for the device, and tries it, which later ones need
 not; so a load takes the median of the last few. What is known changes only when it has changed
 much: plans are made anew for it.
+
+All of this is time in the long run. Under a quota of processor time a device that has rested does a
+load at the speed of a whole thread, and one that has not is held meanwhile. So a load, and its
+first task, take the processor time that was counted, by the device's part of a processor, and no
+less than they took: the disk may have been slower (`_lasting_seconds`). Of tasks the device has
+done that itself.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import median_low
 from typing import Final
 
 from shoal_protocol.digests import is_digest
+from shoal_protocol.speeds import sane
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.session_pb2 import CachedFragment, Executed, Hello, Loaded, MeasuredTask
 
@@ -39,12 +48,16 @@ class _Known:
             self.load_seconds = now
 
 
+_UNKNOWN: Final = _Known()
+
+
 class FragmentTimes:
     """In one session: what the device knew before, and what it says with each answer. Of the
     fragments that it ran or loaded last."""
 
     def __init__(self, hello: Hello) -> None:
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._processors = sane(hello.speed, "processors") or 1.0
         for cached in hello.cached:
             self.ran(cached.digest, cached)
 
@@ -58,23 +71,36 @@ class FragmentTimes:
         self.ran(digest, message)
         known = self._of(digest)
         if known.loading is not None and known.task_seconds is not None:
-            known.loaded(known.loading + max(0.0, message.compute_seconds - known.task_seconds))
+            took = self._lasting_seconds(message.compute_seconds, message.processor_seconds)
+            known.loaded(known.loading + max(0.0, took - known.task_seconds))
         known.loading = None
 
     def loaded(self, digest: str, message: Loaded) -> None:
         """A fragment has become resident."""
         if not message.fetched_bytes and _is_time(message.seconds):
-            self._of(digest).loading = message.seconds
+            took = self._lasting_seconds(message.seconds, message.processor_seconds)
+            self._of(digest).loading = took
 
-    def read(self) -> list[pb.FragmentTime]:
-        """What is known, by digest."""
+    def read(self, cached: Collection[str] = ()) -> list[pb.FragmentTime]:
+        """What is known, by digest; also of what is in the cache, the last to come at the end."""
+        ran = {digest for digest, each in self._known.items() if each.task_seconds is not None}
+        on_disk = set(islice(reversed([*cached]), _MOST_FRAGMENTS))
         return [
             pb.FragmentTime(
-                digest=digest, seconds=known.task_seconds or 0.0, load_seconds=known.load_seconds
+                digest=digest,
+                seconds=known.task_seconds or 0.0,
+                load_seconds=known.load_seconds,
+                cached=digest in cached,
             )
-            for digest, known in sorted(self._known.items())
-            if known.task_seconds is not None
+            for digest in sorted(ran | on_disk)
+            for known in (self._known.get(digest, _UNKNOWN),)
         ]
+
+    def _lasting_seconds(self, seconds: float, processor_seconds: float) -> float:
+        """What took so long takes in the long run."""
+        if not _is_time(processor_seconds):  # of an agent that does not say
+            return seconds
+        return max(seconds, processor_seconds / self._processors)
 
     def _of(self, digest: str) -> _Known:
         if not is_digest(digest):

@@ -6,7 +6,7 @@ What a job is never changes while it runs. How it is done may: by a newer plan, 
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import zip_longest
 from time import monotonic
 from typing import Final
@@ -265,7 +265,7 @@ def device_status(
         tasks=tally.tasks,
         budget_excess=excess,
     )
-    on_disk: Iterable[Digest] = ()
+    on_disk: Collection[Digest] = ()
     if device is not None:
         status.resident_bytes = device.memory.resident_bytes
         status.resident.extend(sorted(device.memory.resident))
@@ -293,5 +293,5 @@ def device_status(
         if telemetry.HasField("handling_seconds"):
             status.handling_seconds = telemetry.handling_seconds
         status.links.extend(telemetry.links[:_MOST_LINKS])
-        status.times.extend(known.times.read())
+        status.times.extend(known.times.read(on_disk))
     return status

@@ -1,8 +1,9 @@
 """How devices reach one another: directly, or through the coordinator."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from itertools import islice
 from typing import Final
 
 from shoal_coordinator.dispatch import events as ev
@@ -10,11 +11,15 @@ from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.units import Nanoseconds, nanoseconds
+from shoal_protocol.v1 import session_pb2 as pb
 
 RELAYED: Final = nanoseconds(60)
 """How long activations between two devices are relayed after one could not reach the other."""
 MAXIMUM_PAIRS: Final = 4096
 """Beyond these, the pair that failed longest ago tries the direct way again."""
+
+MAXIMUM_NEIGHBOURS: Final = 16
+"""That a device is told of at once."""
 
 
 class RelayedPairs:
@@ -90,10 +95,37 @@ class Routes:
             if session is not None and session.hello.address
         )
 
+    def introductions(
+        self, job: ev.JobSpec, now: Nanoseconds
+    ) -> Iterator[tuple[str, pb.CoordinatorMessage]]:
+        """What devices are told of those that they will send to by the plan of a job. A link that
+        stays on a host needs no probe."""
+        for device, targets in _pairs(job).items():
+            found = ((target, self.address(device, target, now)) for target in targets)
+            known = [
+                pb.Neighbour(device=target, address=address.target)
+                for target, address in islice(found, MAXIMUM_NEIGHBOURS)
+                if address is not None and not address.target.startswith("unix:")
+            ]
+            if known:
+                message = pb.Neighbours(devices=known)
+                yield device, pb.CoordinatorMessage(neighbours=message)
+
     def note(self, order: wire.Answerable, event: ev.Event, at: Nanoseconds) -> None:
         """Where a device could not reach another, the coordinator relays for a while."""
         for source, target in _missed(order, event):
             self._relayed.add(source, target, at)
+
+
+def _pairs(job: ev.JobSpec) -> dict[str, list[str]]:
+    """By device the others that it will send to, the nearest stages first."""
+    found: dict[str, dict[str, None]] = {}
+    for stage in job.stages:
+        for before in stage.predecessors:
+            for source in job.stages[before].homes:
+                others = (home for home in stage.homes if home != source)
+                found.setdefault(source, {}).update(dict.fromkeys(others))
+    return {device: list(targets) for device, targets in found.items()}
 
 
 def _missed(order: ins.Instruction, event: ev.Event) -> list[tuple[str, str]]:

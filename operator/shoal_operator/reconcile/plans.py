@@ -29,6 +29,7 @@ from shoal_operator.reconcile.conditions import shortened
 from shoal_planner.costs import Costs, Division, Span
 from shoal_planner.devices import PoolDevice
 from shoal_planner.figures import known_seconds, stage_figures
+from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
 from shoal_planner.placement import MAX_REJECTED, plan, replan, stage_plans
 from shoal_planner.sharing import Taken, Use, added, beside, is_at_once, left_over
@@ -38,6 +39,7 @@ from shoal_protocol.units import Nanoseconds, seconds
 
 _REMEMBERED: Final = 32
 """Plans: a thousand jobs of one partition on one pool need the same."""
+_NOTHING: Final = frozenset[int]()
 
 
 TakenParts = tuple[tuple[str, Taken], ...]
@@ -170,7 +172,12 @@ def with_fewest_moves(site: Site, best: Plan, previous: Stages, pinned: frozense
     """
     if not previous or assignment(best.stages) == assignment(previous):
         return best
-    kinds = {each.name: replace(each, name="") for each in site.devices if each.name not in pinned}
+    cached, loads_count = Costs(site.document).cached_by(site.devices), Goal(best.objective).cold
+    kinds = {
+        each.name: replace(each, name="", cached=each.cached if loads_count else ())
+        for each in site.devices
+        if each.name not in pinned
+    }
     served = {name: frozenset(stage.fragments) for stage in previous for name in stage.devices}
     names_of: dict[PoolDevice, list[str]] = {}
     for name, kind in kinds.items():
@@ -183,7 +190,8 @@ def with_fewest_moves(site: Site, best: Plan, previous: Stages, pinned: frozense
                 free.setdefault((place, kinds[name]), deque()).append(slot)
     pairs = sorted(
         (
-            -len(served.get(name, frozenset()).intersection(best.stages[place].fragments)),
+            -len(served.get(name, _NOTHING).intersection(best.stages[place].fragments)),
+            -len(cached.get(name, _NOTHING).intersection(best.stages[place].fragments)),
             place,
             name,
         )
@@ -191,7 +199,7 @@ def with_fewest_moves(site: Site, best: Plan, previous: Stages, pinned: frozense
         for name in names_of[kind]
     )
     placed: set[str] = set()
-    for _, place, name in pairs:
+    for _, _, place, name in pairs:
         left = free[place, kinds[name]]
         if left and name not in placed:
             placed.add(name)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from shoal_planner.costs import Holding
+from shoal_planner.device_costs import Holding
 from shoal_planner.explanation import Table, rate
 from shoal_planner.figures import (
     AlternativeFigures,
@@ -194,6 +194,7 @@ def _stage_figures(stage: StagePlan) -> StageFigures:
                 compute_seconds=part.seconds - part.reading_seconds,
                 move_seconds=0.0,
                 read_seconds=part.reading_seconds,
+                fetch_seconds=0.0,
                 load_seconds=0.0,
                 receive_seconds=stage.transfer_seconds,
                 send_seconds=0.0,

@@ -241,14 +241,16 @@ class Planned(_message.Message):
     def __init__(self) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("resident_bytes", "seconds", "fetched_bytes")
+    __slots__ = ("resident_bytes", "seconds", "fetched_bytes", "processor_seconds")
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROCESSOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     resident_bytes: int
     seconds: float
     fetched_bytes: int
-    def __init__(self, resident_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., fetched_bytes: _Optional[int] = ...) -> None: ...
+    processor_seconds: float
+    def __init__(self, resident_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., fetched_bytes: _Optional[int] = ..., processor_seconds: _Optional[float] = ...) -> None: ...
 
 class Unloaded(_message.Message):
     __slots__ = ("freed_bytes",)
@@ -267,7 +269,7 @@ class Prefetched(_message.Message):
     def __init__(self, fetched_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., dropped: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Executed(_message.Message):
-    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame", "sending_seconds", "batch", "task_seconds")
+    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame", "sending_seconds", "batch", "task_seconds", "processor_seconds")
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +279,7 @@ class Executed(_message.Message):
     SENDING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     TASK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     compute_seconds: float
     total_seconds: float
     output_bytes: int
@@ -286,7 +289,8 @@ class Executed(_message.Message):
     sending_seconds: float
     batch: int
     task_seconds: float
-    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ..., sending_seconds: _Optional[float] = ..., batch: _Optional[int] = ..., task_seconds: _Optional[float] = ...) -> None: ...
+    processor_seconds: float
+    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ..., sending_seconds: _Optional[float] = ..., batch: _Optional[int] = ..., task_seconds: _Optional[float] = ..., processor_seconds: _Optional[float] = ...) -> None: ...
 
 class Forwarded(_message.Message):
     __slots__ = ("sent_bytes", "seconds")
@@ -309,7 +313,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ..., need_bytes: _Optional[int] = ..., have_bytes: _Optional[int] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "load", "unload", "prefetch", "execute", "forward", "release", "cancel", "probe", "batch", "peer_lost", "plan")
+    __slots__ = ("welcome", "load", "unload", "prefetch", "execute", "forward", "release", "cancel", "probe", "batch", "peer_lost", "plan", "neighbours")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +326,7 @@ class CoordinatorMessage(_message.Message):
     BATCH_FIELD_NUMBER: _ClassVar[int]
     PEER_LOST_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     load: Load
     unload: Unload
@@ -334,7 +339,8 @@ class CoordinatorMessage(_message.Message):
     batch: CoordinatorBatch
     peer_lost: PeerLost
     plan: Plan
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., batch: _Optional[_Union[CoordinatorBatch, _Mapping]] = ..., peer_lost: _Optional[_Union[PeerLost, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
+    neighbours: Neighbours
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., batch: _Optional[_Union[CoordinatorBatch, _Mapping]] = ..., peer_lost: _Optional[_Union[PeerLost, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., neighbours: _Optional[_Union[Neighbours, _Mapping]] = ...) -> None: ...
 
 class CoordinatorBatch(_message.Message):
     __slots__ = ("messages",)
@@ -509,6 +515,20 @@ class Probe(_message.Message):
     NONCE_FIELD_NUMBER: _ClassVar[int]
     nonce: int
     def __init__(self, nonce: _Optional[int] = ...) -> None: ...
+
+class Neighbours(_message.Message):
+    __slots__ = ("devices",)
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedCompositeFieldContainer[Neighbour]
+    def __init__(self, devices: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ...) -> None: ...
+
+class Neighbour(_message.Message):
+    __slots__ = ("device", "address")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    address: str
+    def __init__(self, device: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class PeerLost(_message.Message):
     __slots__ = ("device",)

@@ -12,6 +12,7 @@ from shoal_protocol.units import (
     MOST_BYTES,
     QUANTITY_LENGTH,
     counted,
+    format_apart,
     format_bytes,
     format_upwards,
     parse_bytes,
@@ -103,3 +104,13 @@ def test_bytes_written_upwards_are_at_least_as_many_by_less_than_a_tenth(size: i
 )
 def test_a_count_and_its_noun_agree(number: int, noun: str, text: str) -> None:
     assert counted(number, noun) == text
+
+
+@given(st.integers(0, MOST_BYTES), st.integers(0, MOST_BYTES))
+@example(20 * 1024**2, 20 * 1024**2 - 1)
+@example(2**40, 2**40 + 1)
+def test_two_sizes_that_differ_are_written_differently(one: int, other: int) -> None:
+    texts = format_apart(one, other)
+    assert (texts[0] == texts[1]) == (one == other)
+    if format_bytes(one) != format_bytes(other) or one == other:
+        assert texts == (format_bytes(one), format_bytes(other))

@@ -68,11 +68,10 @@ class Cold:
 @pytest.fixture
 def cold(tmp_path: Path) -> Iterator[Cold]:
     path = tmp_path / "weights"
-    with path.open("wb") as file:
-        file.write(os.urandom(SIZE))
+    path.write_bytes(os.urandom(SIZE))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
         os.fsync(file)
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
         address = ctypes.c_char.from_buffer(mapped)
         found = Cold(mapped, ctypes.addressof(address))
         if cached(found.part(0, SIZE)):

@@ -122,8 +122,9 @@ class MemoryMeter:
         """So much is the agent's own from now on, as library pages are that have returned, if the
         reserve of those has room for it."""
         with self._lock:
+            self._counted_at_bytes = 0
             before, self._apart_bytes = self._apart_bytes, max(self._apart_bytes, size_bytes)
-            self._record_mark()  # of what was, without either
+            self._record_mark()  # what is in memory now, or was until now, is no use
             self._apart_bytes = size_bytes
             if size_bytes < before:
                 self._reset_mark()

@@ -32,6 +32,7 @@ from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import (
+    LIBRARY_RESERVE_BYTES,
     MemoryMeter,
     drop_library_pages,
     tune_allocator,
@@ -204,7 +205,7 @@ class _Device:
     async def begin(self) -> None:
         """Take the floor when each model has run: what that needs of libraries belongs to it."""
         for _ in range(2):
-            self.meter.settle()
+            self.meter.settle(LIBRARY_RESERVE_BYTES)
             for each in self._models:
                 await self.fragments.load(each.digest, each.least_bytes, [])
                 await self.run(each, self.most)

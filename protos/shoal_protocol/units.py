@@ -20,6 +20,8 @@ MOST_BYTES: Final = 2**63 - 1
 
 _EXACT: Final = Context(prec=2 * QUANTITY_LENGTH)
 _SHOWN: Final = 40
+_MOST_DIGITS: Final = 14
+"""After the point: a byte of a TiB has twelve."""
 _NEARLY: Final = re.compile(r"([0-9.]+) *([kKmMgGtTpPeE])(i?b?|I?B?|ib|iB)", re.ASCII)
 _BINARY: Final[dict[str, int]] = {
     f"{prefix}i": 1024**power for power, prefix in enumerate("KMGTPE", start=1)
@@ -81,14 +83,26 @@ def format_upwards(count: int) -> str:
     return _format_bytes(count, ROUND_CEILING)
 
 
-def _format_bytes(count: int, rounding: str) -> str:
+def format_apart(one: int, other: int) -> tuple[str, str]:
+    """Two numbers of bytes, for people, with as many digits as it takes to tell them apart."""
+    for digits in range(1, _MOST_DIGITS):
+        texts = (
+            _format_bytes(one, ROUND_HALF_EVEN, digits),
+            _format_bytes(other, ROUND_HALF_EVEN, digits),
+        )
+        if texts[0] != texts[1]:
+            return texts
+    return format_bytes(one), format_bytes(other)
+
+
+def _format_bytes(count: int, rounding: str, digits: int = 1) -> str:
     size = Decimal(count)
     unit, *larger = ("B", "KiB", "MiB", "GiB", "TiB")
     while abs(size) >= 1024 and larger:
         size /= 1024
         unit = larger.pop(0)
-    rounded = size.quantize(Decimal("0.1"), rounding)
-    return f"{rounded}".removesuffix(".0") + f" {unit}"
+    rounded = size.quantize(Decimal(1).scaleb(-digits), rounding)
+    return f"{rounded}".rstrip("0").removesuffix(".") + f" {unit}"
 
 
 def format_number(value: float) -> str:

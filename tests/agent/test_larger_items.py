@@ -10,7 +10,7 @@ from typing import Any, Final
 import onnx
 import pytest
 
-from agent.fragment_making import write_fragment
+from agent.fragment_making import MadeFragment, write_fragment
 from made_models import Made, weight
 
 PROBE = Path(__file__).with_name("larger_item_probe.py")
@@ -100,7 +100,21 @@ def test_a_trial_takes_no_more_than_is_left_beside_what_is_in_memory(
     values = {"count": (rows_mib * 256, 1024)}
     model = onnx.load(GROWING.save(tmp_path))
     made = write_fragment(tmp_path, model, BUDGET, largest={"count": [2]}, values=values)
-    command = [sys.executable, TRIAL, made.folder, BUDGET]
-    found = json.loads(subprocess.check_output(list(map(str, command)), text=True))
+    found = tried(made, BUDGET, BUDGET)
     assert found["stopped"] == stopped, found
     assert found["peak"] <= BUDGET
+
+
+def test_a_trial_takes_no_more_where_the_agent_began_with_a_larger_budget(tmp_path: Path) -> None:
+    """The arena's tables of what it must not have then are no use of the fragment."""
+    model, values = onnx.load(GROWING.save(tmp_path)), {"count": (256, 1024)}
+    made = write_fragment(tmp_path, model, BUDGET, largest={"count": [2]}, values=values)
+    same, larger = (tried(made, BUDGET, began) for began in (BUDGET, 7 * BUDGET))
+    assert larger["taken"] - same["taken"] < 2 * MIB, (same, larger)
+    assert larger["peak"] <= BUDGET
+
+
+def tried(made: MadeFragment, limit: int, began: int) -> dict[str, Any]:
+    command = [sys.executable, TRIAL, made.folder, limit, began]
+    found: dict[str, Any] = json.loads(subprocess.check_output(list(map(str, command)), text=True))
+    return found

@@ -12,6 +12,7 @@ from shoal_protocol.units import (
     MOST_BYTES,
     QUANTITY_LENGTH,
     counted,
+    format_apart,
     format_bytes,
     format_number,
     format_upwards,
@@ -118,3 +119,13 @@ def test_a_count_and_its_noun_agree(number: int, noun: str, text: str) -> None:
 )
 def test_numbers_for_people_have_three_digits_and_no_exponent(value: float, written: str) -> None:
     assert format_number(value) == written
+
+
+@given(st.integers(0, MOST_BYTES), st.integers(0, MOST_BYTES))
+@example(20 * 1024**2, 20 * 1024**2 - 1)
+@example(2**40, 2**40 + 1)
+def test_two_sizes_that_differ_are_written_differently(one: int, other: int) -> None:
+    texts = format_apart(one, other)
+    assert (texts[0] == texts[1]) == (one == other)
+    if format_bytes(one) != format_bytes(other) or one == other:
+        assert texts == (format_bytes(one), format_bytes(other))

@@ -42,7 +42,7 @@ from enum import Enum, auto
 from typing import Final, TypeVar
 
 from shoal_agent.memory.allocation import Delay, Point, Share, share_out
-from shoal_protocol.units import Bytes, format_bytes
+from shoal_protocol.units import Bytes, format_apart, format_bytes
 
 NOTHING: Final = Bytes(0)
 _NOISE: Final = 32
@@ -437,8 +437,8 @@ class Ledger:
         return [Spill(size=self.excess, digest=digest)] if self.excess else []
 
     def _short_of(self, need: Bytes, have: Bytes) -> str:
-        budget = format_bytes(self.budget)
-        return f"{format_bytes(need)}, have {format_bytes(have)} of a budget of {budget}"
+        needed, had = format_apart(need, have)
+        return f"{needed}, have {had} of a budget of {format_bytes(self.budget)}"
 
 
 def _without(held: Mapping[str, Held], digest: str) -> Mapping[str, Held]:

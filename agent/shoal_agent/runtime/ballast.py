@@ -4,6 +4,10 @@ The arena's own limit is fixed when the process starts, and allows all of the bu
 is in memory. So what a run must not take is taken before it: values that nobody reads. Their pages
 are given back at once, only the arena reckons with them. A node that asks for more than what is
 left fails before it has touched it, which no watching from outside can see to.
+
+The arena keeps a table for each of its regions, which is in memory: one byte for 32. Those of what
+is held are the agent's own, and no use of the fragment that runs. An agent whose budget has become
+a twelfth of what it was has 7 MiB of them beside 19.
 """
 
 import mmap
@@ -15,8 +19,13 @@ import numpy as np
 import onnxruntime
 
 from shoal_agent.runtime.mapped_pages import PageRange, drop
+from shoal_agent.runtime.process_memory import MemoryMeter, trim
+from shoal_protocol.arena_regions import REGION_BYTES
 
+_SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
 _NUMBER_BYTES: Final = 4
+_TABLE_BYTES: Final = REGION_BYTES // 32
+"""Of the region that a run needs anyway."""
 _PIECE_BYTES: Final = 1 << 20
 _MOST_PIECES: Final = 32
 """Each is in memory for a moment."""
@@ -25,28 +34,37 @@ _MOST_PIECES: Final = 32
 class Ballast:
     """Of the arena that a session of `rehearsal_model.tiny_model` uses."""
 
-    def __init__(self, session: onnxruntime.InferenceSession) -> None:
+    def __init__(self, session: onnxruntime.InferenceSession, meter: MemoryMeter) -> None:
         self._session = session
+        self._meter = meter
         self._size_bytes = 0
         self._held: list[onnxruntime.OrtValue] = []
 
     @contextmanager
     def hold(self, size_bytes: int) -> Iterator[None]:
-        """Leave the arena so much less, in whole pages."""
+        """Leave the arena, which is empty, so much less, in whole pages."""
+        if size_bytes <= 0:
+            yield
+            return
         self._size_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        before = self._meter.used_bytes()
         self._take()
+        self._meter.set_apart(max(0, self._meter.used_bytes() - before - _TABLE_BYTES))
         try:
             yield
         finally:
             self._size_bytes = 0
-            self._held.clear()
+            self.empty_arena()
+            self._meter.set_apart(0)
 
-    @contextmanager
-    def lifted(self) -> Iterator[None]:
-        """Hold nothing for a moment, so that the arena can be emptied."""
+    def empty_arena(self) -> None:
+        """Give back what is not in use of the arena, but for what is held."""
+        options = onnxruntime.RunOptions()
+        options.add_run_config_entry(*_SHRINK)
         self._held.clear()
         try:
-            yield
+            self._session.run(None, {"count": np.ones(1, np.int64)}, options)
+            trim()
         finally:
             self._take()
 

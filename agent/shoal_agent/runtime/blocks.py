@@ -10,7 +10,8 @@ Before a block that empties the arena, they are moved out of it, so that nothing
 takes time, so it is done within grants only that have no room for an arena that is kept.
 
 Where weights would come from the disk and not from the page cache, the next block's are read in a
-thread while one runs. From the page cache that gains nothing, and costs what could be kept.
+thread while one runs. From the page cache that gains nothing, and costs what could be kept. Where
+the device has no room for what the kernel would read ahead, each block's are read by themselves.
 
 Each session has threads of its own: the pool that sessions could share spins while it waits, and
 burns processor time that the other agents of a machine need.
@@ -46,6 +47,8 @@ from shoal_agent.runtime.mapped_pages import (
     mapped_files,
     mapped_ranges,
     populate,
+    populate_in_pieces,
+    read_nothing_ahead,
     size_of,
 )
 from shoal_agent.runtime.mapped_weights import Weights, map_weights
@@ -55,7 +58,7 @@ from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, Recipe
 from shoal_protocol.blocks import Block, Join, blocks_from_json, joins_from_json, least_bytes
 from shoal_protocol.manifest import BLOCKS, IN_ORDER, JOINS, MANIFEST, FragmentDamaged
 from shoal_protocol.tensors import Array
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import format_apart
 
 OpenSession = Callable[[bytes | str, Path | None, Recipe, Weights], onnxruntime.InferenceSession]
 """Opens a model, whose weights are in files of a folder, beside it where that is None, but for
@@ -76,9 +79,8 @@ class GrantTooSmall(RuntimeFailed):
     """A fragment cannot run in what it was granted, not even in blocks."""
 
     def __init__(self, need_bytes: int, have_bytes: int) -> None:
-        super().__init__(
-            f"would need {format_bytes(need_bytes)} even in blocks, have {format_bytes(have_bytes)}"
-        )
+        need, have = format_apart(need_bytes, have_bytes)
+        super().__init__(f"would need {need} even in blocks, have {have}")
         self.need_bytes = need_bytes
         self.have_bytes = have_bytes
 
@@ -245,8 +247,11 @@ class BlockFragment:
             for index, (block, described) in enumerate(zip(self._open, source.blocks, strict=True))
             if size_of(block.weights) > described.weight_bytes * 9 // 8 + _UNREAD_BYTES
         }
+        self._reads_ahead = source.spare_bytes >= READ_AHEAD_BYTES
         for index, block in enumerate(self._open):
-            if index not in self._rows and source.spare_bytes >= READ_AHEAD_BYTES:
+            if not self._reads_ahead:
+                read_nothing_ahead(block.weights)
+            elif index not in self._rows:
                 cache_in_huge_pages(block.weights)
         self._prefetcher = ThreadPoolExecutor(1, "prefetch")
         self._prefetches: dict[int, Future[None]] = {}
@@ -289,6 +294,7 @@ class BlockFragment:
                 if self._empties[index]:
                     move_out(values, feed.keys() | placed.keys())
                     self._empty_arena()
+                self._bring(index)
                 if adopted.plan.prefetches:
                     self._prefetch(index + 1)
                 try:
@@ -348,11 +354,20 @@ class BlockFragment:
             prefetch.result()
         drop(adopted.streamed[index])
 
+    def _bring(self, index: int) -> None:
+        """Where nothing is read ahead, a block would read its weights page by page."""
+        if self._reads_ahead:
+            return
+        self._prefetch(index)
+        if (prefetch := self._prefetches.pop(index, None)) is not None:
+            prefetch.result()
+
     def _prefetch(self, index: int) -> None:
-        if index < len(self._open) and index not in self._rows:
+        if index < len(self._open) and index not in self._rows | self._prefetches.keys():
             weights = self._open[index].weights
             if are_cold(weights):
-                self._prefetches[index] = self._prefetcher.submit(populate, weights)
+                bring = populate if self._reads_ahead else populate_in_pieces
+                self._prefetches[index] = self._prefetcher.submit(bring, weights)
 
 
 def _open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[OpenBlock]:

@@ -43,7 +43,7 @@ from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.frame_sizes import FETCH_BYTES, MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
-from shoal_protocol.units import Bytes, format_bytes
+from shoal_protocol.units import Bytes, format_apart, format_bytes
 
 
 class Fragments:
@@ -157,7 +157,7 @@ class Fragments:
         if digest in self.cache:
             return Fetched(0, 0.0)
         if not self.request_move(FETCH_BYTES):
-            have, need = format_bytes(self.ledger.free), format_bytes(FETCH_BYTES)
+            need, have = format_apart(FETCH_BYTES, self.ledger.free)
             reason = f"{short(digest)} is not fetched now: needs {need} on its way, have {have}"
             raise OverBudget(FETCH_BYTES, self.ledger.free, reason)
         try:
@@ -272,12 +272,9 @@ class Fragments:
         if digest not in self.ledger.resident:
             await asyncio.gather(*self._evicting, return_exceptions=True)
             have = self.ledger.free_for_fragments
-            raise OverBudget(
-                measured,
-                have,
-                f"{short(digest)} was measured: would need {format_bytes(measured)}, "
-                f"have {format_bytes(have)}",
-            )
+            needed, had = format_apart(measured, have)
+            reason = f"{short(digest)} was measured: would need {needed}, have {had}"
+            raise OverBudget(measured, have, reason)
 
     def planned_bytes(self, digest: str) -> int:
         """What a fragment was loaded for, without what has gathered or was lent since."""

@@ -11,7 +11,7 @@ ONNX Runtime writes to no weights that it has mapped (a test sees to that).
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,9 +21,14 @@ from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
 READ_AHEAD_BYTES: Final = 8 << 20
 """What the kernel may hold for a process that reads a file in huge pages: those that it reads ahead
 cannot be taken back until they have come from the disk. MiniLM was killed for it in 18 MiB."""
+_MADV_RANDOM: Final = 1
+_MADV_WILLNEED: Final = 3
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_READ: Final = 22
 _PIECE_BYTES: Final = 1 << 20
+_REQUEST_BYTES: Final = 128 << 10
+"""The kernel cuts longer ones to what a disk takes at once, which is no less than that."""
+_SAMPLES: Final = 4
 _MADV_DONTNEED: Final = 4
 
 
@@ -111,6 +116,23 @@ def populate(ranges: Iterable[PageRange]) -> None:
         _madvise(each, _MADV_POPULATE_READ)
 
 
+def populate_in_pieces(ranges: Iterable[PageRange]) -> None:
+    """The same, where the kernel reads nothing ahead: no more than a piece is on its way."""
+    for each in ranges:
+        for piece in _pieces(each, _PIECE_BYTES):
+            for request in _pieces(piece, _REQUEST_BYTES):
+                _madvise(request, _MADV_WILLNEED)
+            _madvise(piece, _MADV_POPULATE_READ)
+
+
+def read_nothing_ahead(ranges: Iterable[PageRange]) -> None:
+    """Have the kernel read a page that is missing, and no others around it: what is on its way
+    from the disk cannot be taken back, and a disk may be set up to read 8 MiB and more at once. A
+    kernel that finds no room for it then ends the process."""
+    for each in ranges:
+        _madvise(each, _MADV_RANDOM)
+
+
 def cache_in_huge_pages(ranges: Iterable[PageRange]) -> None:
     """What comes from the disk from now on is cached in huge pages, where the file system can."""
     for each in ranges:
@@ -142,15 +164,21 @@ def read_in_huge_pages(path: Path) -> None:
                 mapped.madvise(_MADV_DONTNEED, start, min(HUGE_PAGE_BYTES, size - start))
 
 
-def are_cold(ranges: Iterable[PageRange]) -> bool:
-    """Whether reading them would wait for the disk, judged by the beginning of each range."""
+def are_cold(ranges: Sequence[PageRange]) -> bool:
+    """Whether reading them would wait for the disk, judged by some of their pages."""
+    present = ctypes.c_ubyte(1)
+    step = max(_REQUEST_BYTES, size_of(ranges) // _SAMPLES // mmap.PAGESIZE * mmap.PAGESIZE)
     for each in ranges:
-        size = min(each.size, _PIECE_BYTES)
-        present = (ctypes.c_ubyte * (size // mmap.PAGESIZE))()
-        failed = _LIBC.mincore(ctypes.c_void_p(each.start), ctypes.c_size_t(size), present)
-        if not failed and b"\0" in bytes(present):
-            return True
+        for start in range(each.start, each.end, step):
+            _LIBC.mincore(ctypes.c_void_p(start), ctypes.c_size_t(1), ctypes.byref(present))
+            if not present.value:
+                return True
     return False
+
+
+def _pieces(pages: PageRange, size: int) -> Iterator[PageRange]:
+    for start in range(pages.start, pages.end, size):
+        yield PageRange(start, min(pages.end, start + size))
 
 
 def _madvise(pages: PageRange, advice: int) -> None:

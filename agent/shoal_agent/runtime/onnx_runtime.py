@@ -32,7 +32,6 @@ from pathlib import Path
 from time import perf_counter, process_time, thread_time
 from typing import Final
 
-import numpy as np
 import onnxruntime
 
 from shoal_agent.memory.allocation import Point
@@ -60,7 +59,7 @@ from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
 from shoal_agent.runtime.mapped_weights import Weights
 from shoal_agent.runtime.open_block import as_value
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
-from shoal_agent.runtime.process_memory import MemoryMeter, clean_pages, trim
+from shoal_agent.runtime.process_memory import MemoryMeter, clean_pages
 from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
 from shoal_agent.runtime.results import Ran, RunResult, kept, result_of
 from shoal_agent.telemetry.logs import log
@@ -68,7 +67,6 @@ from shoal_protocol.manifest import MODEL, weight_files
 from shoal_protocol.tensors import Array
 
 _EXTERNAL_DATA: Final = "session.model_external_initializers_file_folder_path"
-_SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
 _NONE_MAPPED: Final[Weights] = {}
 """The arena refuses every region that is not a multiple of it, as half of `20M` is not."""
 
@@ -123,8 +121,7 @@ class Runtime:
         self._passing = InPassing(meter)
         onnxruntime.set_default_logger_severity(4)
         self._limit_bytes = register_arena(limit_bytes)
-        self._tiny = self._session(rehearsal_model.tiny_model())  # runs of it shrink the arena
-        self._ballast = Ballast(self._tiny)
+        self._ballast = Ballast(self._session(rehearsal_model.tiny_model()), meter)
         self.shrink()
 
     def rehearse(self) -> None:
@@ -384,11 +381,7 @@ class Runtime:
 
     def shrink(self) -> None:
         """Give back what neither fragments nor activations hold."""
-        options = onnxruntime.RunOptions()
-        options.add_run_config_entry(*_SHRINK)
-        with self._ballast.lifted():
-            self._tiny.run(None, {"count": np.ones(1, np.int64)}, options)
-        trim()
+        self._ballast.empty_arena()
 
     def _session(
         self,

@@ -24,7 +24,7 @@ from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.manifest import UNKNOWN_SIZES, FragmentDamaged
-from shoal_protocol.units import Bytes, format_bytes
+from shoal_protocol.units import Bytes, format_apart, format_bytes
 
 _FETCHES_AFTER_DAMAGE: Final = 2
 _KNOWN_TRIALS: Final = 1024
@@ -224,20 +224,21 @@ def _taken(trial: Trial) -> int:
 
 
 def _too_large(digest: str, trial: Trial, room: Bytes) -> str:
-    took = "more than" if trial.stopped else "up to"
-    return (
-        f"{short(digest)} was tried with the largest inputs of the plan: takes {took} "
-        f"{format_bytes(trial.taken)}, have {format_bytes(room)}"
-    )
+    tried = f"{short(digest)} was tried with the largest inputs of the plan"
+    if trial.stopped and trial.taken <= room + 1:
+        return f"{tried}: takes more than the {format_bytes(room)} that there are"
+    taken, had = format_apart(trial.taken, room)
+    return f"{tried}: takes {'more than' if trial.stopped else 'up to'} {taken}, have {had}"
 
 
 def limit_of_larger(trial: Trial, input_bytes: int, budget: Bytes) -> Bytes:
     """What an item may take that is larger than planned. One that is too large is refused before it
     takes anything: raises `Exceeded`."""
     if (need := trial.need(input_bytes)) > budget:
+        needed, had = format_apart(need, budget)
         reason = (
-            f"its input of {format_bytes(input_bytes)} makes it need about {format_bytes(need)}, "
-            f"have {format_bytes(budget)}; {MORE_OR_SMALLER}"
+            f"its input of {format_bytes(input_bytes)} makes it need about {needed}, "
+            f"have {had}; {MORE_OR_SMALLER}"
         )
         raise Exceeded(reason, need)
     return Bytes(budget - budget // _RESERVE)

@@ -71,6 +71,7 @@ class MemoryMeter:
         self._libraries: LibraryPages | None = None
         self._reserve_bytes = 0
         self._returned_bytes = 0
+        self._apart_bytes = 0
         self._counted_at_bytes = 0
         self._seen = (0, 0)
 
@@ -115,6 +116,17 @@ class MemoryMeter:
             if not still_in_use or 4 * self._returned_bytes > 3 * self._reserve_bytes:
                 self._libraries.drop()
                 self._counted_at_bytes = 0
+                self._reset_mark()
+
+    def set_apart(self, size_bytes: int) -> None:
+        """So much is the agent's own from now on, as library pages are that have returned, if the
+        reserve of those has room for it."""
+        with self._lock:
+            self._counted_at_bytes = 0
+            before, self._apart_bytes = self._apart_bytes, max(self._apart_bytes, size_bytes)
+            self._record_mark()  # what is in memory now, or was until now, is no use
+            self._apart_bytes = size_bytes
+            if size_bytes < before:
                 self._reset_mark()
 
     def used_bytes(self) -> int:
@@ -183,7 +195,8 @@ class MemoryMeter:
         if self._libraries is not None and resident_bytes > self._counted_at_bytes:
             self._returned_bytes = min(self._libraries.resident_bytes(), self._reserve_bytes)
             self._counted_at_bytes = resident_bytes
-        return max(0, resident_bytes - self._idle_bytes - self._returned_bytes)
+        own_bytes = min(self._returned_bytes + self._apart_bytes, self._reserve_bytes)
+        return max(0, resident_bytes - self._idle_bytes - own_bytes)
 
     def _record_mark(self) -> None:
         self._highest_bytes = max(self._highest_bytes, self._above(self._read()[0]))

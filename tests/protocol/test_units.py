@@ -14,6 +14,7 @@ from shoal_protocol.units import (
     counted,
     format_bytes,
     format_number,
+    format_need,
     format_upwards,
     parse_bytes,
     parse_quantity,
@@ -118,3 +119,12 @@ def test_a_count_and_its_noun_agree(number: int, noun: str, text: str) -> None:
 )
 def test_numbers_for_people_have_three_digits_and_no_exponent(value: float, written: str) -> None:
     assert format_number(value) == written
+
+
+def test_a_need_is_written_as_more_than_a_budget_that_is_too_little_for_it() -> None:
+    budget = 60 << 20
+    assert format_bytes(budget) == "60 MiB"
+    assert format_need(budget + 1, budget + 1) == "60.1 MiB resident"
+    assert format_need(budget + 1, 2 * budget + 1) == (
+        "at least 60.1 MiB by swapping, 120.1 MiB to be resident"
+    )

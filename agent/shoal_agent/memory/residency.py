@@ -42,7 +42,7 @@ from enum import Enum, auto
 from typing import Final, TypeVar
 
 from shoal_agent.memory.allocation import Delay, Point, Share, share_out
-from shoal_protocol.units import Bytes, format_bytes
+from shoal_protocol.units import Bytes, format_bytes, format_upwards
 
 NOTHING: Final = Bytes(0)
 _NOISE: Final = 32
@@ -438,7 +438,7 @@ class Ledger:
 
     def _short_of(self, need: Bytes, have: Bytes) -> str:
         budget = format_bytes(self.budget)
-        return f"{format_bytes(need)}, have {format_bytes(have)} of a budget of {budget}"
+        return f"{format_upwards(need)}, have {format_bytes(have)} of a budget of {budget}"
 
 
 def _without(held: Mapping[str, Held], digest: str) -> Mapping[str, Held]:

@@ -55,7 +55,7 @@ from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, Recipe
 from shoal_protocol.blocks import Block, Join, blocks_from_json, joins_from_json, least_bytes
 from shoal_protocol.manifest import BLOCKS, IN_ORDER, JOINS, MANIFEST, FragmentDamaged
 from shoal_protocol.tensors import Array
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import format_bytes, format_upwards
 
 OpenSession = Callable[[bytes | str, Path | None, Recipe, Weights], onnxruntime.InferenceSession]
 """Opens a model, whose weights are in files of a folder, beside it where that is None, but for
@@ -77,7 +77,8 @@ class GrantTooSmall(RuntimeFailed):
 
     def __init__(self, need_bytes: int, have_bytes: int) -> None:
         super().__init__(
-            f"would need {format_bytes(need_bytes)} even in blocks, have {format_bytes(have_bytes)}"
+            f"would need {format_upwards(need_bytes)} even in blocks, "
+            f"have {format_bytes(have_bytes)}"
         )
         self.need_bytes = need_bytes
         self.have_bytes = have_bytes

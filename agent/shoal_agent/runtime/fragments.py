@@ -43,7 +43,7 @@ from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.frame_sizes import FETCH_BYTES, MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
-from shoal_protocol.units import Bytes, format_bytes
+from shoal_protocol.units import Bytes, format_bytes, format_upwards
 
 
 class Fragments:
@@ -275,7 +275,7 @@ class Fragments:
             raise OverBudget(
                 measured,
                 have,
-                f"{short(digest)} was measured: would need {format_bytes(measured)}, "
+                f"{short(digest)} was measured: would need {format_upwards(measured)}, "
                 f"have {format_bytes(have)}",
             )
 

@@ -24,7 +24,7 @@ from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.manifest import UNKNOWN_SIZES, FragmentDamaged
-from shoal_protocol.units import Bytes, format_bytes
+from shoal_protocol.units import Bytes, format_bytes, format_upwards
 
 _FETCHES_AFTER_DAMAGE: Final = 2
 _KNOWN_TRIALS: Final = 1024
@@ -227,7 +227,7 @@ def _too_large(digest: str, trial: Trial, room: Bytes) -> str:
     took = "more than" if trial.stopped else "up to"
     return (
         f"{short(digest)} was tried with the largest inputs of the plan: takes {took} "
-        f"{format_bytes(trial.taken)}, have {format_bytes(room)}"
+        f"{format_upwards(trial.taken)}, have {format_bytes(room)}"
     )
 
 

@@ -155,4 +155,4 @@ def test_an_item_for_which_no_budget_is_enough_fails_alone_where_others_have_run
     second = only(table.answer(only(table.answer(first), FinishItem)), Execute)
     table.fail(second, FailureKind.BUDGET, need_mib=33, have_mib=32)
     ended = table.state.ended["job"]
-    assert (ended.succeeded, ended.failed, ended.outgrown) == (1, 1, True)
+    assert (ended.succeeded, ended.failed, ended.outgrown) == (1, 1, {0: 33 * MIB})

@@ -45,14 +45,15 @@ async def test_what_made_up_inputs_would_take_is_no_reason_to_refuse_a_fragment(
     made = write_fragment(
         coordinator.store,
         GROWING.proto(),
-        20 * MIB,
+        7 * MIB,
         largest={"count": (2,)},
         values={"count": (64 * 256, 1024)},
         unknown_sizes=True,
     )
     joined = await join(budget="24Mi")
-    assert (await joined.device.load(made.digest, 20 * MIB)).HasField("loaded")
-    assert (await run(joined.device, made.digest, 1, item=0)).HasField("executed")
+    assert (await joined.device.load(made.digest, 7 * MIB)).HasField("loaded")
+    reply = await run(joined.device, made.digest, 12, item=0)
+    assert 12 * MIB < reply.executed.resident_bytes <= 24 * MIB, reply
     assert "in a trial" not in joined.agent.errors.read_text()
 
 

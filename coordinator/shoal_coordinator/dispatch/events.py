@@ -234,11 +234,13 @@ class FragmentEvicted(DeviceReport):
 class TaskFinished(Answer):
     """Answers Execute. For a stage that gives results they have arrived, and wait for FinishItem.
 
-    `delivered` are the consumers that the activation reached on the routes of Execute.
+    `delivered` are the consumers that the activation reached on the routes of Execute. `resident`
+    is what the fragment counts on the device from now on; 0: it says nothing.
     """
 
     compute: Nanoseconds
     delivered: tuple[int, ...] = ()
+    resident: Bytes = Bytes(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

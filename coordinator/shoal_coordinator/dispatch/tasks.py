@@ -55,6 +55,7 @@ def finished(state: State, running: Running, event: TaskFinished) -> None:
         _note_time(state, task.queue, device, event.compute)
     vacate(task, device)
     _note_success(state, task.queue, device)
+    device.memory.grow(task.queue.service.digest, event.resident)
     if task.item.ended:
         _discard_output(state, running)
     else:

@@ -40,15 +40,16 @@ from shoal_protocol.shared_files import SharedFiles
 class Cut:
     """A model cut into fragments: what they are, and the means to write them.
 
-    `profile` is of the same source, `cuts` are what `shoal_planner.cuts` chose. Raises
+    `profile` is of the same source, `cuts` are the `positions` that `shoal_planner` chose. Raises
     `ModelRefused`: the model is not the one that was profiled, or cannot be cut there.
     """
 
     def __init__(self, source: Source, profile: Profile, cuts: Sequence[int]) -> None:
+        self.positions = tuple(cuts)
         layout = Layout(profile)
         _check_cuts(layout, cuts)
         _check_same(source.graph, profile, source.path)
-        pieces = layout.pieces(tuple(cuts))
+        pieces = layout.pieces(self.positions)
         with closing(Sources()) as sources:
             builder = _Builder(source.graph, profile, pieces, sources)
             self._files = [builder.files(piece) for piece in pieces]

@@ -1,20 +1,32 @@
 """What follows when devices have measured that a fragment takes more than was planned, and it fits
-on none of them: the model is cut again, as if each device had less.
+on none of them: that fragment is divided, and the others stay as they are.
 
-By how much an estimate is wrong is often not known: a trial is stopped where it exceeds the budget.
-So each further cut is for three quarters of what the one before was for, or of its largest
-fragment: that one is in no cut for less.
+What it took beyond its estimate is laid on its nodes in equal parts: where it came from, nobody
+knows. It is divided in two whose larger part is as small as can be by that measure, or nearly so:
+then where the fewest bytes cross. A part of it that is too large still is divided in four, and so
+are its parts: a run is stopped where it takes more than there is, so nobody knows how much more it
+needs. That leads down to nodes that no cut parts: then nothing helps.
+
+Where sizes are unknown, a run shows one fragment that is too large, and those behind it have not
+run. So those of them that have no fewer nodes are divided with it.
+
+The divisions of a cut are a list that grows: each entry counts in the cut that those before it
+have made. So the same model, cut in the same way, with the same list, gives the same fragments.
 """
 
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Final
 
-from shoal_planner.costs import Costs, Span
-from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import Bytes, format_bytes
+from shoal_planner.cuts import Refusal, crossing_bytes
+from shoal_planner.profile import Profile, Role
+from shoal_planner.segments import Layout
+from shoal_protocol.partition import Fragment, Outgrown, PartitionDocument
+from shoal_protocol.units import format_bytes
 
-MOST_CUTS: Final = 4
-"""Of one model for one job: the last is for two fifths of the budgets."""
+NEAR: Final = 4
+"""The larger part may be so much of its least larger, one part of so many, for fewer bytes."""
 _TOO_LARGE: Final = "Budget"
 """The coordinator's reason of a job that failed because a fragment fits on no device."""
 
@@ -24,21 +36,118 @@ def is_too_large(reason: str) -> bool:
     return reason == _TOO_LARGE
 
 
-def finer(limit: Bytes) -> Bytes:
-    """What the next cut is for, where the one before was for this."""
-    return Bytes(limit * 3 // 4)
+def to_divide(document: PartitionDocument, found: Iterable[Outgrown]) -> tuple[Outgrown, ...]:
+    """What is divided where these fragments of a cut fit on no device; the last fragment first, so
+    that the numbers of the others stay."""
+    fragments = document.fragments
+    known = [each for each in found if each.fragment < len(fragments)]
+    needs = {each.fragment: each.need_bytes for each in known}
+    for each in known:
+        larger = (other.index for other in fragments if _is_larger(other, fragments[each.fragment]))
+        needs = {**dict.fromkeys(larger, each.need_bytes), **needs}
+    return tuple(
+        Outgrown(fragment=fragment, need_bytes=need)
+        for fragment, need in sorted(needs.items(), reverse=True)
+    )
 
 
-def kept_limit(document: PartitionDocument, limit: Bytes) -> Bytes:
-    """The smallest limit that a cut keeps which was made for this one, with the frames that carry
-    other items meanwhile."""
-    costs = Costs(document)
-    spans = [Span(each.index, each.index + 1) for each in document.fragments]
-    return min(limit, max(map(costs.resident, spans)))
+def _is_larger(other: Fragment, outgrown: Fragment) -> bool:
+    """Whether a fragment behind one that is too large must be expected to be so, too: where sizes
+    are unknown in both, and it has no fewer nodes."""
+    unknown = other.activation_bytes is None and outgrown.activation_bytes is None
+    return unknown and other.index > outgrown.index and other.nodes >= outgrown.nodes
 
 
-def in_words(failure: str, limits: Collection[Bytes]) -> str:
-    """What happened, and what is done about it: the model is cut for these limits."""
-    least, most = format_bytes(min(limits)), format_bytes(max(limits))
-    shown = least if least == most else f"{least} to {most}"
-    return f"{failure}; now it is cut for {shown} on each device"
+def in_words(failure: str, found: Iterable[Outgrown]) -> str:
+    """What happened, and what is done about it."""
+    numbers = sorted(each.fragment for each in found)
+    *others, last = map(str, numbers)
+    named = f"fragments {', '.join(others)} and {last} are" if others else f"fragment {last} is"
+    return f"{failure}; now {named} divided"
+
+
+def divide(
+    profile: Profile, cuts: tuple[int, ...], outgrown: Sequence[Outgrown]
+) -> tuple[int, ...] | Refusal:
+    """The positions to cut at where a cut's fragments are divided, one after the other. The last of
+    them must be: `to_divide` begins with those that have not run."""
+    layout = Layout(profile)
+    crossing = crossing_bytes(layout)
+    times = [1] * (len(cuts) + 1)  # that each fragment is to be halved
+    for number, each in enumerate(outgrown, 1):
+        borders = list(pairwise((0, *cuts, len(profile.nodes))))
+        if each.fragment >= len(borders):
+            return Refusal(reason=f"there is no fragment {each.fragment} to be divided")
+        parts = _Parts(layout, *borders[each.fragment], each.need_bytes)
+        found = parts.halve(crossing, times[each.fragment])
+        if not found and number == len(outgrown):
+            return _indivisible(layout, each, *borders[each.fragment])
+        times[each.fragment : each.fragment + 1] = [2] * (len(found) + 1)
+        cuts = tuple(sorted((*cuts, *found)))
+    return cuts
+
+
+class _Parts:
+    """Where a fragment can be divided, and what its parts take. Both sizes are monotone: the left
+    part grows with the position, and the right one shrinks."""
+
+    def __init__(self, layout: Layout, start: int, end: int, need_bytes: int) -> None:
+        self._layout, self._start, self._end = layout, start, end
+        self.positions = tuple(each for each in layout.legal if start < each < end)
+        estimate = layout.segment(start, end).resident_bytes
+        self._excess = max(0, need_bytes - estimate)
+        runs = [node.role is not Role.CONSTANT for node in layout.profile.nodes]
+        self._before = list(accumulate(runs, initial=0))
+
+    def halve(self, crossing: Sequence[int], times: int) -> tuple[int, ...]:
+        """Where it is divided, and its halves in turn, so many times; empty: it cannot be."""
+        if not times or not self.positions:
+            return ()
+        middle = self.best(crossing)
+        halves = ((self._start, middle), (middle, self._end))
+        left, right = (
+            _Parts(self._layout, start, end, self._size(start, end)).halve(crossing, times - 1)
+            for start, end in halves
+        )
+        return (*left, middle, *right)
+
+    def best(self, crossing: Sequence[int]) -> int:
+        """Of the positions near the middle, by size, that over which the fewest bytes cross."""
+        number = bisect_left(self.positions, True, key=lambda at: self._left(at) >= self._right(at))
+        middle = min(self.positions[max(0, number - 1) : number + 1], key=self._larger)
+        most = self._larger(middle) * (NEAR + 1) // NEAR
+        first = bisect_left(self.positions, True, key=lambda at: self._right(at) <= most)
+        last = bisect_left(self.positions, True, key=lambda at: self._left(at) > most)
+        near = self.positions[first:last] or (middle,)
+        return min(near, key=lambda at: (crossing[at], abs(at - middle), at))
+
+    def _larger(self, position: int) -> int:
+        return max(self._left(position), self._right(position))
+
+    def _left(self, position: int) -> int:
+        return self._size(self._start, position)
+
+    def _right(self, position: int) -> int:
+        return self._size(position, self._end)
+
+    def _size(self, start: int, end: int) -> int:
+        share = self._excess * self._nodes(start, end) // self._nodes(self._start, self._end)
+        return self._layout.segment(start, end).resident_bytes + share
+
+    def _nodes(self, start: int, end: int) -> int:
+        return self._before[end] - self._before[start]
+
+
+def _indivisible(layout: Layout, each: Outgrown, start: int, end: int) -> Refusal:
+    nodes = [node for node in layout.profile.nodes[start:end] if node.role is not Role.CONSTANT]
+    obstacle = next((layout.obstacles[at] for at in layout.obstacles if start < at < end), None)
+    node = nodes[-1].label
+    why = f" ({obstacle})" if obstacle else ""
+    return Refusal(
+        reason=(
+            f"fragment {each.fragment} took {format_bytes(each.need_bytes)}, and it cannot be "
+            f"divided: no cut parts its nodes, of which {node} is the last{why}"
+        ),
+        node=node,
+        need_bytes=each.need_bytes,
+    )

@@ -90,6 +90,14 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outgrown:
+    """A fragment, by its number, that fits on no device: as measured it takes at least so much."""
+
+    fragment: int
+    need_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionDocument:
     """What `partition.json` in the fragment store says."""
 

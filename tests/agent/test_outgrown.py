@@ -39,6 +39,24 @@ async def test_activations_that_wait_make_room_for_an_item_that_takes_more_than_
     assert await peak_bytes(joined.device) <= 32 * MIB
 
 
+async def test_what_made_up_inputs_would_take_is_no_reason_to_refuse_a_fragment(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    made = write_fragment(
+        coordinator.store,
+        GROWING.proto(),
+        7 * MIB,
+        largest={"count": (2,)},
+        values={"count": (64 * 256, 1024)},
+        unknown_sizes=True,
+    )
+    joined = await join(budget="24Mi")
+    assert (await joined.device.load(made.digest, 7 * MIB)).HasField("loaded")
+    reply = await run(joined.device, made.digest, 12, item=0)
+    assert 12 * MIB < reply.executed.resident_bytes <= 24 * MIB, reply
+    assert "in a trial" not in joined.agent.errors.read_text()
+
+
 async def test_an_item_that_all_of_the_budget_is_too_little_for_fails_alone(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:

@@ -14,6 +14,7 @@ from shoal_protocol.units import (
     counted,
     format_apart,
     format_bytes,
+    format_need,
     format_number,
     format_upwards,
     parse_bytes,
@@ -129,3 +130,12 @@ def test_two_sizes_that_differ_are_written_differently(one: int, other: int) -> 
     assert (texts[0] == texts[1]) == (one == other)
     if format_bytes(one) != format_bytes(other) or one == other:
         assert texts == (format_bytes(one), format_bytes(other))
+
+
+def test_a_need_is_written_as_more_than_a_budget_that_is_too_little_for_it() -> None:
+    budget = 60 << 20
+    assert format_bytes(budget) == "60 MiB"
+    assert format_need(budget + 1, budget + 1) == "60.1 MiB resident"
+    assert format_need(budget + 1, 2 * budget + 1) == (
+        "at least 60.1 MiB by swapping, 120.1 MiB to be resident"
+    )

@@ -1,8 +1,9 @@
 """From a digest to a fragment that can run: fetched, verified, prepared, opened, tried.
 
 The trial comes before any work: what it measures replaces the estimate. It is left out where the
-estimate is small beside what is free, and where it was made before. A fragment that takes more than
-there is is tried again: as it was cut, if it was prepared, then in blocks (`memory.trials`).
+estimate is small beside what is free, where it was made before, and where sizes follow from what
+the inputs hold: made-up ones would say nothing, and each run is guarded. A fragment that takes more
+than there is is tried again: as it was cut, if it was prepared, then in blocks (`memory.trials`).
 """
 
 import asyncio
@@ -173,7 +174,7 @@ class Opening:
         arguments = (digest, folder, granted, prepared)
         is_wanted = number > 1 or as_cut or is_worth_a_trial(granted, granted + room.free)
         try:
-            if key in self._trials or not is_wanted:
+            if key in self._trials or not is_wanted or not self.is_known(digest):
                 curve = await self._processor.call(self._runtime.open, *arguments)
             else:
                 curve, tried = await self._processor.call(

@@ -300,6 +300,8 @@ class Tasks:
                 total = seconds(Nanoseconds(ended - order.since))
                 reply.executed.total_seconds = total
                 reply.executed.sending_seconds = seconds(Nanoseconds(ended - began))
+                if message.digest in self._fragments.ledger.resident:
+                    reply.executed.resident_bytes = self._fragments.planned_bytes(message.digest)
                 self._counters.compute.observe(result.compute_seconds)
                 self._counters.task.observe(total)
             self._answer(reply)

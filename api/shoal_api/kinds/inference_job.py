@@ -17,6 +17,7 @@ from shoal_api.fields import (
     Status,
     uri,
 )
+from shoal_api.kinds.partition import OUTGROWN, OutgrownFragment
 from shoal_api.rules import ended, exactly_one, immutable, stays_true
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Flag, Items, Number, Text, Whole
@@ -263,15 +264,20 @@ class ItemFailure:
 class FinerCut:
     """The job's own Partition was cut again: a fragment, as measured, fitted on no device."""
 
-    cuts: int = member(COUNT, "Cuts so far, with the first one; at most four.", example=2)
+    cuts: int = member(COUNT, "Cuts so far, with the first one.", example=2)
     max_fragment_size_bytes: int = member(
-        COUNT, "What the newest cut is for.", unit="bytes", example=50331648
+        COUNT, "What the first cut was for.", unit="bytes", example=67108864
+    )
+    outgrown: tuple[OutgrownFragment, ...] = member(
+        OUTGROWN,
+        "What was divided, one after the other, as in the Partition's spec.outgrown.",
+        default=[],
+        example=[{"fragment": 0, "needBytes": 73400320}],
     )
     message: str = member(
         MESSAGE,
         "What did not fit.",
-        example="fragment 0 of ocr needs 70 MiB; pi-4 has 64 MiB; now it is cut for 48 MiB on "
-        "each device",
+        example="fragment 0 of ocr needs 70 MiB; pi-4 has 64 MiB; now fragment 0 is divided",
     )
 
 
@@ -331,7 +337,7 @@ class InferenceJobStatus(Status):
     )
     finer_cut: FinerCut | None = member(
         Object(FinerCut),
-        "The newest cut for less; absent: the first cut did.",
+        "The newest cut, with fragments divided; absent: the first cut did.",
         default=None,
     )
     retry: RetryStatus | None = member(

@@ -1,5 +1,7 @@
 """Partition: how a Model is cut into fragments."""
 
+from typing import Final
+
 from shoal_api.fields import (
     COLUMN,
     COLUMNS,
@@ -23,7 +25,24 @@ from shoal_protocol.choices import Cutting
 from shoal_protocol.units import Bytes
 
 
-@record(at_most_one("fragments", "maxFragmentSize", "cuts", "cutting"), immutable("modelRef"))
+@record()
+class OutgrownFragment:
+    """A fragment that took more than any device of its pool has."""
+
+    fragment: int = member(FRAGMENT, "Its place in topological order.", example=3)
+    need_bytes: int = member(
+        COUNT, "What it was measured to take, at least.", unit="bytes", example=73400320
+    )
+
+
+OUTGROWN: Final = Items(of=Object(OutgrownFragment), max_items=MAX_FRAGMENTS)
+
+
+@record(
+    at_most_one("fragments", "maxFragmentSize", "cuts", "cutting"),
+    at_most_one("cutting", "outgrown"),
+    immutable("modelRef"),
+)
 class PartitionSpec:
     """How a model is cut; with none of fragments, maxFragmentSize, cuts and cutting, into as few
     fragments as the smallest device holds."""
@@ -57,6 +76,15 @@ class PartitionSpec:
         "finished stays unless another one gains more than a tenth.",
         default=None,
         example="Planned",
+    )
+    outgrown: tuple[OutgrownFragment, ...] = member(
+        OUTGROWN,
+        "Fragments that are divided where that helps most, one after the other: in two, a part of "
+        "such a one in four. Each is counted in the cut that those before it have made. "
+        "A job writes them into the Partition that it has made, when devices have measured that a "
+        "fragment takes more than they have.",
+        default=[],
+        example=[{"fragment": 3, "needBytes": 73400320}],
     )
 
 

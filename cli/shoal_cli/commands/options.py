@@ -18,6 +18,7 @@ import typer
 
 from shoal_cli.local import cgroups
 from shoal_protocol import choices
+from shoal_protocol import partition as partitions
 from shoal_protocol.digests import is_digest
 from shoal_protocol.units import parse_bytes
 
@@ -148,6 +149,13 @@ MaxBytes = Annotated[
 Cuts = Annotated[
     str | None, typer.Option(metavar="TENSOR,...", help="Cut where these tensors are made.")
 ]
+Outgrown = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FRAGMENT=BYTES,...",
+        help="Divide these fragments, one after the other, which were measured to take so much.",
+    ),
+]
 Shapes = Annotated[
     list[str] | None,
     typer.Option(
@@ -253,6 +261,17 @@ def parse_volumes(texts: list[str] | None) -> dict[str, Path]:
             raise typer.BadParameter(f"--volume {claim} is given twice")
         volumes[claim] = Path(folder)
     return volumes
+
+
+def parse_outgrown(text: str | None) -> tuple[partitions.Outgrown, ...]:
+    """Fragments with what they were measured to take, such as `3=73400320`."""
+    found = []
+    for each in text.split(",") if text else ():
+        number, _, need = each.partition("=")
+        if not (number.isdecimal() and need.isdecimal()):
+            raise typer.BadParameter(f"--outgrown {each}: give FRAGMENT=BYTES, such as 3=73400320")
+        found.append(partitions.Outgrown(fragment=int(number), need_bytes=int(need)))
+    return tuple(found)
 
 
 def parse_size(text: str, option: str) -> int:

@@ -30,6 +30,7 @@ def partition(
     fragments: options.Count = None,
     max_bytes: options.MaxBytes = None,
     cuts: options.Cuts = None,
+    outgrown: options.Outgrown = None,
     shape: options.Shapes = None,
     digest: options.Digest = None,
     volume: options.Volumes = None,
@@ -67,6 +68,7 @@ def partition(
         fragments=fragments,
         max_bytes=size,
         tensors=tuple(cuts.split(",")) if cuts else (),
+        outgrown=options.parse_outgrown(outgrown),
     )
     with tempfile.TemporaryDirectory(prefix="shoal-partition-") as folder:
         store, kept = out or Path(folder), out is not None or to is not None

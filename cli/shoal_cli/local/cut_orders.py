@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shoal_planner.devices import PoolDevice
 from shoal_protocol.choices import Objective
-from shoal_protocol.units import Bytes
+from shoal_protocol.partition import Outgrown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +17,8 @@ class CutOrder:
     `objective`. `planned`: cuts and devices are chosen together. `pinned`: fragments are tied to
     devices by their numbers. `beside` is what other models leave of the devices; empty where none
     runs on them. `shapes` are those of inputs with dynamic axes, by default those that
-    cover every item in `sample`. `finer_than`: a cut for this limit has failed; where there is none
-    for the devices, the finest is taken.
+    cover every item in `sample`. `outgrown` are divided afterwards, one after the other: see
+    `shoal_planner.finer_cuts`.
     """
 
     name: str
@@ -35,4 +35,4 @@ class CutOrder:
     objective: Objective = Objective.THROUGHPUT
     planned: bool = False
     pinned: bool = False
-    finer_than: Bytes | None = None
+    outgrown: tuple[Outgrown, ...] = ()

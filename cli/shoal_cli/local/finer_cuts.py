@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Final
 
 from shoal_cli.local.orders import JobOrder
+from shoal_cli.local.planned_jobs import PlannedJob
 from shoal_cli.local.report import DeviceReport, JobReport
 from shoal_planner import finer_cuts
-from shoal_protocol.partition import PartitionDocument
 
 _SUMMED: Final = (
     *("loads", "evictions", "tasks", "sent_bytes", "received_bytes", "fetched_bytes"),
@@ -20,25 +20,21 @@ def is_too_large(report: JobReport) -> bool:
     return report.state == "Failed" and finer_cuts.is_too_large(report.reason)
 
 
-def cut_finer(order: JobOrder, document: PartitionDocument) -> JobOrder | None:
-    """The job with a model cut for less than in the `document`; None where the manifests say how it
-    is cut."""
-    cut = order.plan.cut
-    if cut.tensors or cut.fragments or cut.max_bytes or cut.pinned:
+def cut_finer(job: PlannedJob, report: JobReport) -> JobOrder | None:
+    """The job, with the fragments divided for which it failed; None where the manifests say how it
+    is cut, or nobody knows what to divide."""
+    cut = job.prepared.order
+    found = finer_cuts.to_divide(job.prepared.document, report.outgrown)
+    if cut.tensors or cut.fragments or cut.max_bytes or cut.pinned or not found:
         return None
-    limits = [finer_cuts.kept_limit(document, device.budget_bytes) for device in cut.devices]
-    devices = tuple(
-        replace(device, budget_bytes=finer_cuts.finer(limit))
-        for device, limit in zip(cut.devices, limits, strict=True)
-    )
-    finer = replace(cut, devices=devices, finer_than=max(limits))
-    return replace(order, plan=replace(order.plan, cut=finer))
+    finer = replace(cut, outgrown=(*cut.outgrown, *found))
+    return replace(job.order, plan=replace(job.order.plan, cut=finer))
 
 
-def in_words(order: JobOrder, report: JobReport) -> str:
+def in_words(job: PlannedJob, report: JobReport) -> str:
     """What happened, and what is done about it."""
-    limits = [device.budget_bytes for device in order.plan.cut.devices]
-    return f"{order.name}: {finer_cuts.in_words(report.message, limits)}"
+    found = finer_cuts.to_divide(job.prepared.document, report.outgrown)
+    return f"{job.order.name}: {finer_cuts.in_words(report.message, found)}"
 
 
 def merged(reports: Iterable[DeviceReport]) -> tuple[DeviceReport, ...]:

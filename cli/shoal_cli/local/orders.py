@@ -19,6 +19,7 @@ from shoal_cli.transfer.addresses import AddressRefused, claim_of, resolve_uri
 from shoal_planner.devices import PoolDevice
 from shoal_planner.speeds import measured_device
 from shoal_protocol.choices import Cutting, Mode, Objective, Policy, Precision, Residency
+from shoal_protocol.partition import Outgrown
 from shoal_protocol.speeds import UNKNOWN_SPEED, Link, Speed
 
 BARE_POOL: Final = "local"
@@ -274,6 +275,12 @@ class _Reader:
             max_bytes=None if spec is None else spec.max_fragment_size,
             tensors=() if spec is None else spec.cuts or (),
             planned=spec is not None and spec.cutting is Cutting.PLANNED,
+            outgrown=()
+            if spec is None
+            else tuple(
+                Outgrown(fragment=each.fragment, need_bytes=each.need_bytes)
+                for each in spec.outgrown
+            ),
         )
 
     def _readable(self, uri: str, base: Path) -> Path:

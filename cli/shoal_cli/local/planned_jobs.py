@@ -22,7 +22,7 @@ from shoal_planner.batches import batch_sentences
 from shoal_planner.explanation import sentences
 from shoal_planner.figures import PlanFigures, Rates, figures
 from shoal_planner.outcome import Plan
-from shoal_protocol.partition import document_to_json
+from shoal_protocol.partition import Outgrown, document_to_json
 from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -113,6 +113,10 @@ class PlannedJob:
             verification_error="",
             cut=cut_report(self.plan, self.prepared.document, label),
             plan=self._plan_report(status, label),
+            outgrown=tuple(
+                Outgrown(fragment=each.index, need_bytes=each.need_bytes)
+                for each in status.outgrown
+            ),
         )
 
     def _plan_report(self, status: pb.JobStatus, label: Callable[[str], str]) -> PlanFigures:

@@ -24,7 +24,10 @@ def find_plan(
 
 
 def cut_beside(order: PlanOrder, others: Iterable[Plan]) -> CutOrder:
-    """How a partition is to be cut beside other plans: for what those leave of the devices."""
+    """How a partition is to be cut beside other plans: for what those leave of the devices. A cut
+    of which fragments are divided is as it was."""
+    if order.cut.outgrown:
+        return order.cut
     taken = taken_by(others)
     left = left_over(order.cut.devices, taken) if taken else ()
     return replace(order.cut, beside=left)

@@ -28,6 +28,7 @@ from shoal_planner.advice import advise, in_words, largest
 from shoal_planner.cut_tables import table_of
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
 from shoal_planner.devices import PoolDevice
+from shoal_planner.finer_cuts import divide
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan, Rejected
 from shoal_planner.placement import plan
@@ -38,6 +39,7 @@ from shoal_protocol.choices import Objective
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import (
+    Outgrown,
     PartitionDocument,
     TensorSpec,
     document_from_json,
@@ -62,8 +64,10 @@ class PreparationRefused(Exception):
 class Prepared:
     """A partition in the store, whose `partition.json` is `path`. `advice`: what to do where a
     fragment is larger than every budget. `note`: which inputs are larger than it was cut for.
-    `files`: the model's, with their digests. `rejected`: other cuts that were weighed."""
+    `files`: the model's, with their digests. `rejected`: other cuts that were weighed. `order` is
+    how it was cut."""
 
+    order: CutOrder
     document: PartitionDocument
     path: Path
     advice: str
@@ -85,7 +89,7 @@ async def prepare(
     document = document_from_json(path.read_bytes())
     told = {name: result[name] for name in ("advice", "note", "files")}
     rejected = tuple(Rejected(**each) for each in result["rejected"])
-    return Prepared(document=document, path=path, rejected=rejected, **told)
+    return Prepared(order=order, document=document, path=path, rejected=rejected, **told)
 
 
 def partition_path(store: Path, name: str) -> Path:
@@ -123,6 +127,7 @@ def _order_from_json(values: Json) -> CutOrder:
         "devices": tuple(PoolDevice.from_json(device) for device in values["devices"]),
         "beside": tuple(PoolDevice.from_json(device) for device in values["beside"]),
         "objective": Objective(values["objective"]),
+        "outgrown": tuple(Outgrown(**each) for each in values["outgrown"]),
     }
     return CutOrder(**{**values, **made})
 
@@ -147,8 +152,8 @@ def cut_into_store(
     profile, choices = suited.profile, suited.choices
     path = partition_path(store, order.name)
     source: dict[str, object] = {"model": profile.digest, "cuts": choices, "shapes": suited.shapes}
-    source |= {"version": VERSION}
-    if len(choices) > 1 or order.finer_than is not None or _is_planned(order):
+    source |= {"version": VERSION, "outgrown": list(map(dataclasses.asdict, order.outgrown))}
+    if len(choices) > 1 or _is_planned(order):
         source |= {"devices": list(map(dataclasses.asdict, order.devices))}
         source |= {"beside": list(map(dataclasses.asdict, order.beside))}
         source |= {"objective": order.objective, "planned": _is_planned(order)}
@@ -163,6 +168,8 @@ def cut_into_store(
         answer["rejected"] = json.loads(lost.read_bytes()) if lost.is_file() else []
     else:
         cut, rejected = _best(order, model, suited)
+        if order.outgrown:
+            cut = _divided(order, model, profile, cut)
         if fragments:
             cut.write(store, on_progress)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +189,7 @@ def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
     """
     fine = _as_asked(order, profile)
     free = not (order.tensors or order.fragments or order.max_bytes or order.pinned)
-    if not free or order.finer_than is not None or len(fine) < len(order.devices):
+    if not free or len(fine) < len(order.devices):
         return [fine]
     coarse = choose_cuts(profile, CutRequest(fragments=len(order.devices)))
     return [fine] if isinstance(coarse, Refusal) else [coarse, fine]
@@ -198,6 +205,16 @@ def _best(order: CutOrder, model: "Source", suited: "_Suited") -> tuple["Cut", l
             return cut, rejected
     cut, rejected, _ = _best_on(order.devices, order, model, suited)
     return cut, rejected
+
+
+def _divided(order: CutOrder, model: "Source", profile: Profile, cut: "Cut") -> "Cut":
+    """The cut, of which those fragments are divided that took more than a device has."""
+    from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
+
+    positions = divide(profile, cut.positions, order.outgrown)
+    if isinstance(positions, Refusal):
+        raise PreparationRefused(f"{order.name}: {positions.reason}")
+    return Cut(model, profile, positions)
 
 
 def _best_on(
@@ -222,7 +239,7 @@ def _best_on(
 
 def _is_planned(order: CutOrder) -> bool:
     """Whether cuts and devices are chosen together: one device has all fragments anyway."""
-    return order.planned and order.finer_than is None and len(order.devices) > 1
+    return order.planned and len(order.devices) > 1
 
 
 def _planned(
@@ -256,9 +273,7 @@ def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
         cuts = choose_cuts(profile, request)
         if not isinstance(cuts, Refusal):
             return cuts
-        refused, need = cuts, cuts.need_bytes
-        if not requests and need is not None and need < (order.finer_than or 0):
-            requests.append(replace(request, max_bytes=need))
+        refused = cuts
     raise PreparationRefused(f"{order.name}: {refused.reason}{todo}")
 
 

@@ -12,6 +12,7 @@ from typing import Final
 from shoal_cli.local.run_record import CutReport, Death, Timeline
 from shoal_planner.figures import PlanFigures
 from shoal_protocol.durable_files import replace_file
+from shoal_protocol.partition import Outgrown
 
 VERSION: Final = 2
 REPORT_NAME: Final = "report.json"
@@ -169,7 +170,8 @@ class JobReport:
 
     `state` is Complete only if every item succeeded; with failed items it is Failed, and `reason`
     ItemsFailed. `reason` is one word, `message` the same for people. `verification_error` says why
-    it could not be verified. `plan` is the one that it ran by, with what was predicted and what was
+    it could not be verified. `outgrown` are the fragments for which it failed that fit on no
+    device. `plan` is the one that it ran by, with what was predicted and what was
     measured; None where nothing ran.
     """
 
@@ -196,6 +198,7 @@ class JobReport:
     verification_error: str = ""
     cut: CutReport | None = None
     plan: PlanFigures | None = None
+    outgrown: tuple[Outgrown, ...] = ()
 
     def verified(self, found: Verification | str | None) -> "JobReport":
         """With the comparison, or why it failed; None where none was asked for."""

@@ -48,7 +48,6 @@ from shoal_cli.local.workspace import Workspace
 from shoal_cli.transfer.feeds import Feeds
 from shoal_coordinator.storage.inputs import SUFFIXES
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
-from shoal_planner.finer_cuts import MOST_CUTS
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_protocol.units import counted
 
@@ -209,9 +208,7 @@ class _Run:
         left = [order for order in orders if not await self._is_finished(order)]
         if left:
             await self._run_pools(left)
-        for _ in range(MOST_CUTS - 1):
-            if self._interrupted or not (left := self._cut_finer(left)):
-                return
+        while not self._interrupted and (left := self._cut_finer(left)):
             self._supervisor = Supervisor(self._on_death)
             try:
                 await self._run_pools(left)
@@ -244,14 +241,14 @@ class _Run:
         return tuple(reports)
 
     def _cut_finer(self, orders: Sequence[JobOrder]) -> list[JobOrder]:
-        """The jobs of which a fragment turned out too large for every device, cut for less."""
+        """The jobs of which fragments turned out too large for every device, with those divided."""
         finer = []
         for pool, job in (self._places[order.name] for order in orders):
             report = pool.job_report(job)
             if not is_too_large(report):
                 continue
-            if (order := cut_finer(job.order, job.prepared.document)) is not None:
-                self._note(in_words(order, report))
+            if (order := cut_finer(job, report)) is not None:
+                self._note(in_words(job, report))
                 finer.append(order)
         return finer
 

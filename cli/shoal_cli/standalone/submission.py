@@ -38,12 +38,14 @@ from shoal_cli.local.report import DeviceReport, Enforcement, JobReport, RunRepo
 from shoal_cli.local.run_record import timeline_of
 from shoal_cli.local.runner import (
     Interrupted,
+    NoPlan,
     check_folders,
     plan_on_pool,
     prepare_once,
     verify_job,
 )
 from shoal_cli.local.signals import ENDING, handling
+from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_cli.standalone.carrying import Carried
@@ -55,7 +57,6 @@ from shoal_cli.transfer.joined import Reachable
 from shoal_cli.transfer.places import PAUSE_SECONDS, with_tries
 from shoal_coordinator.storage.inputs import InputsRefused, scan_inputs
 from shoal_planner.devices import PoolDevice
-from shoal_planner.finer_cuts import MOST_CUTS
 from shoal_planner.speeds import levelled, measured_device
 from shoal_protocol.choices import Residency
 from shoal_protocol.coordinator_client import CoordinatorClient
@@ -220,19 +221,20 @@ class _Run:
         for order in orders:
             check_folders(order)
         jobs = await self._plan_jobs(orders)
-        for _ in range(MOST_CUTS - 1):
+        while jobs:
             await self._run_planned(jobs)
             finer = []
             for sent in jobs:
                 report = self._reports[sent.order.name]
-                recut = cut_finer(sent.order, sent.job.prepared.document)
+                recut = cut_finer(sent.job, report)
                 if is_too_large(report) and recut is not None:
-                    self._note(in_words(recut, report))
+                    self._note(in_words(sent.job, report))
                     finer.append(recut)
-            if not finer:
+            try:
+                jobs = await self._plan_jobs(finer)
+            except (StepRefused, StepCrashed, NoPlan) as error:
+                self._note(f"it cannot be cut finer: {error}")
                 return
-            jobs = await self._plan_jobs(finer)
-        await self._run_planned(jobs)
 
     async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[Sent]:
         prepared: dict[str, Prepared] = {}

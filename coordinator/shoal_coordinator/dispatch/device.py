@@ -103,6 +103,19 @@ class DeviceMemory:
         self.loaded_at = now
         self.load_took = Nanoseconds(now - loading.since)
 
+    def grow(self, digest: Digest, size: int) -> None:
+        """A run has measured that a fragment takes so much, and found room for it. It counts that
+        much from now on, as far as there is room by what is known here."""
+        if (known := self.resident.get(digest, size)) >= size:
+            return
+        excess = size - self.granted.get(digest, size)
+        if excess > self.excess.get(digest, 0):
+            self.excess[digest] = excess
+        reserved = 0 if self.loading is None else self.loading.size
+        further = max(0, min(size - known, self.budget - self.resident_bytes - reserved))
+        self.resident[digest] = Bytes(known + further)
+        self.resident_bytes += further
+
     def drop(self, digest: Digest) -> bool:
         """The fragment is not resident any more; whether it was."""
         self.loaded_as.pop(digest, None)

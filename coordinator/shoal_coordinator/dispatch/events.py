@@ -9,6 +9,7 @@ from typing import Final
 from shoal_protocol.choices import Mode as Mode  # noqa: PLC0414 (offered from here as well)
 from shoal_protocol.choices import Policy as Policy  # noqa: PLC0414 (offered from here as well)
 from shoal_protocol.digests import Digest
+from shoal_protocol.partition import Outgrown
 from shoal_protocol.units import Bytes, Nanoseconds
 
 
@@ -31,13 +32,15 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A failure as a value; `need` and `have` are set for BUDGET, `device` if one reported it."""
+    """A failure as a value; `need` and `have` are set for BUDGET, `device` if one reported it.
+    `outgrown` are the job's fragments that fit on no device."""
 
     kind: FailureKind
     message: str
     need: Bytes | None = None
     have: Bytes | None = None
     device: str = ""
+    outgrown: tuple[Outgrown, ...] = ()
 
 
 Failures = Mapping[int, Failure]
@@ -231,11 +234,13 @@ class FragmentEvicted(DeviceReport):
 class TaskFinished(Answer):
     """Answers Execute. For a stage that gives results they have arrived, and wait for FinishItem.
 
-    `delivered` are the consumers that the activation reached on the routes of Execute.
+    `delivered` are the consumers that the activation reached on the routes of Execute. `resident`
+    is what the fragment counts on the device from now on; 0: it says nothing.
     """
 
     compute: Nanoseconds
     delivered: tuple[int, ...] = ()
+    resident: Bytes = Bytes(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from shoal_coordinator.dispatch.services import (
     can_host,
     end_preemption,
     impossible,
+    of_fragment,
     record_failure,
     request_provisioning,
     size_on,
@@ -230,10 +231,10 @@ def load_failed(state: State, loading: Loading, failure: Failure) -> None:
     record_failure(state, device, digest, failure, free=retries)
     for service in services:
         request_provisioning(state, service)
-        for job in list(dict.fromkeys(queue.job for queue in service.queues)):
-            final = impossible(state, job) or _out_of_tries(state, service)
-            if final is not None and job.ended_at is None:
-                end_job(state, job, final)
+        for queue in list(service.queues):
+            final = impossible(state, queue.job) or _out_of_tries(state, service)
+            if final is not None and queue.job.ended_at is None:
+                end_job(state, queue.job, final if final.outgrown else of_fragment(queue, final))
 
 
 def _clear_disk(state: State, device: Device, digest: Digest) -> bool:

@@ -295,7 +295,9 @@ def unreadable(state: State, event: ev.InputUnreadable) -> None:
 def fail_item(state: State, item: Item, failure: ev.Failure) -> None:
     job = item.job
     job.failed += 1
-    job.outgrown |= failure.kind is ev.FailureKind.BUDGET and failure.need is not None
+    for each in failure.outgrown:
+        known = job.outgrown.get(each.fragment, 0)
+        job.outgrown[each.fragment] = max(known, each.need_bytes)
     if len(job.failures) < SHOWN_FAILURES:
         job.failures.append((item.index, failure))
     attempts = item.retries + (item.started_at is not None)

@@ -5,11 +5,14 @@ lost, any device that fits serves, until a home joins again. Homes that have not
 awaited for `Limits.homes_grace`.
 """
 
+from dataclasses import replace
+
 from shoal_coordinator.dispatch.device import Backoff, Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind
 from shoal_coordinator.dispatch.servers import review
 from shoal_coordinator.dispatch.state import Job, Service, StageQueue, State
 from shoal_protocol.digests import Digest
+from shoal_protocol.partition import Outgrown
 from shoal_protocol.units import Bytes, Nanoseconds, format_bytes, format_need
 
 
@@ -160,9 +163,10 @@ def count_all_homes(state: State, device: Device, digest: Digest | None = None) 
 
 
 def impossible(state: State, job: Job) -> Failure | None:
-    """A fragment larger than every budget known: say what it would need, and what each has."""
+    """Fragments larger than every budget known: what the first would need, and what each has."""
     if not state.devices:
         return None
+    failures: list[Failure] = []
     for queue in job.queues:
         service = queue.service
         if awaits_homes(state, service):
@@ -173,8 +177,17 @@ def impossible(state: State, job: Job) -> Failure | None:
             for name in budgets
         ]
         if all(need > budget for need, budget in zip(needs, budgets.values(), strict=True)):
-            return _too_large(queue, max(needs), budgets)
-    return None
+            failures.append(_too_large(queue, max(needs), budgets))
+    if not failures:
+        return None
+    return replace(failures[0], outgrown=tuple(each.outgrown[0] for each in failures))
+
+
+def of_fragment(queue: StageQueue, failure: Failure) -> Failure:
+    """The failure, with the fragment that took too much, where one did."""
+    if failure.kind is not FailureKind.BUDGET or failure.need is None:
+        return failure
+    return replace(failure, outgrown=(Outgrown(fragment=queue.stage, need_bytes=failure.need),))
 
 
 def _too_large(queue: StageQueue, need: int, budgets: dict[str, Bytes]) -> Failure:
@@ -187,4 +200,5 @@ def _too_large(queue: StageQueue, need: int, budgets: dict[str, Bytes]) -> Failu
         f"{have}; cut finer or raise the budget"
     )
     most = Bytes(max(budgets.values()))
-    return Failure(kind=FailureKind.BUDGET, message=message, need=Bytes(need), have=most)
+    failure = Failure(kind=FailureKind.BUDGET, message=message, need=Bytes(need), have=most)
+    return of_fragment(queue, failure)

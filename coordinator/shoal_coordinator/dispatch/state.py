@@ -213,8 +213,8 @@ class Job:
     `succeeded` those of this run; `latency` of an item
     lasts from its first task's start to its result. There are new `routes` not before
     `route_after`, which is later with each of `route_failures`; `travelling` items are on routes.
-    Stages up to `open_stages` may begin: all of them, unless the mode is Barrier. `outgrown`: an
-    item that the plan covers fitted on no device.
+    Stages up to `open_stages` may begin: all of them, unless the mode is Barrier. `outgrown`:
+    fragments that an item needed more for than any device has, with the most that was measured.
     """
 
     spec: JobSpec
@@ -233,7 +233,7 @@ class Job:
     served: int = 0
     succeeded: int = 0
     failed: int = 0
-    outgrown: bool = False
+    outgrown: dict[int, int] = field(default_factory=dict)
     retries: int = 0
     tiers: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     started_at: Nanoseconds | None = None

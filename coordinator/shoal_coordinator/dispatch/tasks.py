@@ -21,7 +21,7 @@ from shoal_coordinator.dispatch.readiness import (
     release_inputs,
 )
 from shoal_coordinator.dispatch.servers import note_time, review, vacate
-from shoal_coordinator.dispatch.services import count_all_homes, record_failure
+from shoal_coordinator.dispatch.services import count_all_homes, of_fragment, record_failure
 from shoal_coordinator.dispatch.state import (
     FINISHED,
     RUNNING,
@@ -55,6 +55,7 @@ def finished(state: State, running: Running, event: TaskFinished) -> None:
         _note_time(state, task.queue, device, event.compute)
     vacate(task, device)
     _note_success(state, task.queue, device)
+    device.memory.grow(task.queue.service.digest, event.resident)
     if task.item.ended:
         _discard_output(state, running)
     else:
@@ -356,7 +357,7 @@ def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
     item = task.item
     item.failures += 1
     if item.failures > item.job.spec.backoff_limit:
-        fail_item(state, item, failure)
+        fail_item(state, item, of_fragment(task.queue, failure))
     if failure.kind is FailureKind.DEADLINE:
         _give_up_endless(state, task.queue, failure)
     if item.ended:

@@ -5,6 +5,8 @@ from enum import Enum, StrEnum, auto
 from itertools import zip_longest
 from typing import Final
 
+from shoal_protocol.partition import Outgrown
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -113,11 +115,13 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """`reason` is one word for a condition, `message` is for people."""
+    """`reason` is one word for a condition, `message` is for people. `outgrown` are the fragments
+    for which it failed that fit on no device."""
 
     outcome: Outcome
     reason: str = ""
     message: str = ""
+    outgrown: tuple[Outgrown, ...] = ()
 
 
 class Refusal(Enum):

@@ -21,7 +21,7 @@ from shoal_coordinator.server import wire
 from shoal_coordinator.server.runs import Earlier
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.digests import Digest
-from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.partition import Outgrown, PartitionDocument
 from shoal_protocol.units import Nanoseconds, counted, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -187,12 +187,23 @@ def with_tally(status: pb.JobStatus, tally: Tally) -> pb.JobStatus:
 def with_end(status: pb.JobStatus, end: End) -> pb.JobStatus:
     status.state = getattr(pb.JobStatus, end.outcome.name)
     status.reason, status.message = end.reason, end.message
+    status.outgrown.extend(
+        pb.OutgrownFragment(index=each.fragment, need_bytes=each.need_bytes)
+        for each in end.outgrown
+    )
     return status
 
 
 def end_of(status: pb.JobStatus) -> End:
     outcome = Outcome[pb.JobStatus.State.Name(status.state)]
-    return End(outcome=outcome, reason=status.reason, message=status.message)
+    return End(
+        outcome=outcome,
+        reason=status.reason,
+        message=status.message,
+        outgrown=tuple(
+            Outgrown(fragment=each.index, need_bytes=each.need_bytes) for each in status.outgrown
+        ),
+    )
 
 
 def run_tally(job: Job, now: Nanoseconds, now_seconds: float) -> Tally:
@@ -216,7 +227,7 @@ def run_end(job: Job, status: pb.JobStatus, *, follows: bool) -> End:
     """How a run has ended, whose last status this is. As with a `batch/v1` Job, one failed item
     fails the whole; but only once all have ended, and the results of the others stay. Where an item
     that the plan covers fitted on no device, the reason is that of a fragment that fits on none,
-    for which the model is cut finer; a run that `follows` its inputs is not made again for it.
+    which is divided then; a run that `follows` its inputs is not made again for it.
     """
     if job.failure is not None:
         return _failed(job.failure)
@@ -226,8 +237,12 @@ def run_end(job: Job, status: pb.JobStatus, *, follows: bool) -> End:
     for failure in status.failures[:1]:
         where, why = failure.input, failure.reason
         message += f"; first: {why}" if why.startswith(where) else f"; first: {where}: {why}"
-    reason = _BUDGET if job.outgrown and not follows else "ItemsFailed"
-    return End(outcome=Outcome.FAILED, reason=reason, message=message)
+    if not job.outgrown or follows:
+        return End(outcome=Outcome.FAILED, reason="ItemsFailed", message=message)
+    outgrown = tuple(
+        Outgrown(fragment=fragment, need_bytes=need) for fragment, need in job.outgrown.items()
+    )
+    return End(outcome=Outcome.FAILED, reason=_BUDGET, message=message, outgrown=outgrown)
 
 
 _BUDGET: Final = FailureKind.BUDGET.value
@@ -240,6 +255,7 @@ def _failed(failure: Failure) -> End:
         outcome=Outcome.CANCELLED if cancelled else Outcome.FAILED,
         reason=_REASONS.get(failure.kind, failure.kind.value),
         message=wire.failure_text(failure),
+        outgrown=failure.outgrown,
     )
 
 

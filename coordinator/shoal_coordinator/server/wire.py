@@ -136,6 +136,7 @@ def answer(  # noqa: PLR0911 - one for each kind
                 instruction=number,
                 compute=duration(reply.executed.compute_seconds),
                 delivered=tuple(reply.executed.delivered[:MAXIMUM_FRAGMENTS]),
+                resident=size(reply.executed.resident_bytes),
             )
         case "forwarded", ins.Forward():
             return ev.ActivationForwarded(at=at, instruction=number)

@@ -25,6 +25,7 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Unreachable,
 )
+from shoal_protocol.partition import Outgrown
 from shoal_protocol.speeds import FragmentTimes, Link, Speed, fragment_times_of, link_of, speed_of
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -79,6 +80,9 @@ def run_of(status: pb.JobStatus) -> Run:
         retry=status.retry,
         fragment_seconds=tuple(
             (each.index, each.compute_seconds) for each in status.stages if each.finished
+        ),
+        outgrown=tuple(
+            Outgrown(fragment=each.index, need_bytes=each.need_bytes) for each in status.outgrown
         ),
     )
 

@@ -1,11 +1,11 @@
 """A fragment of a job's own Partition fits on no device, as measured: it is cut again, finer. Pure.
 
-The coordinator fails the run then. As long as another cut may help, that is no verdict on the job:
-its Partition is edited to be cut for less, the Placement plans the new fragments in a new epoch,
-and the job is submitted again. Items that have finished stay so, because results belong to the
-model and not to its cut.
+The coordinator fails the run then, and says which fragments those are. As long as dividing them may
+help, that is no verdict on the job: they are written into its Partition, the Placement plans the
+new fragments in a new epoch, and the job is submitted again. Items that have finished stay so,
+because results belong to the model and not to its cut.
 
-What the cut is to be is in the status, which is written before the Partition; so an operator that
+What is to be divided is in the status, which is written before the Partition; so an operator that
 dies in between, or decides twice, asks for the same cut. The next step follows only when what is in
 force, cut and planned as the status says, has failed. A plan that is newer than that of the failed
 run is run first. A Partition that the user has made is the user's, and stays as it is.
@@ -14,11 +14,14 @@ run is run first. A Partition that the user has made is the user's, and stays as
 from dataclasses import replace
 from typing import Final
 
+from shoal_api.fields import MAX_FRAGMENTS
 from shoal_api.kinds.inference_job import FinerCut
+from shoal_api.kinds.partition import OutgrownFragment
 from shoal_operator.reconcile.conditions import FALSE, MAX_MESSAGE, shortened
 from shoal_operator.reconcile.decision import Note
 from shoal_operator.reconcile.job_preparation import (
     Ready,
+    is_asked,
     is_cut_as_wanted,
     is_ours,
     plan_for,
@@ -33,12 +36,10 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Unreachable,
 )
-from shoal_planner.finer_cuts import MOST_CUTS, finer, in_words, is_too_large
-from shoal_protocol.units import format_bytes
+from shoal_planner.finer_cuts import in_words, is_too_large, to_divide
+from shoal_protocol.partition import Outgrown
 
 CUTTING_FINER: Final = "CuttingFiner"
-_SMALLEST: Final = 1 << 20
-"""What a Partition's maxFragmentSize may be at least."""
 
 
 def too_large_run(snapshot: InferenceJobSnapshot) -> Run | None:
@@ -59,14 +60,18 @@ def with_finer_cut(snapshot: InferenceJobSnapshot) -> InferenceJobSnapshot:
     ended = has_ended(before) or pending_verdict(before) is not None
     if ended or run is None or partition is None or not _is_in_force(snapshot, run):
         return snapshot
-    size = partition.spec.max_fragment_size
-    cuts = 1 if before.finer_cut is None else before.finer_cut.cuts
-    if size is None or cuts >= MOST_CUTS or finer(size) < _SMALLEST:
+    size, known, stored = partition.spec.max_fragment_size, before.finer_cut, snapshot.document
+    if size is None or stored is None:
+        return snapshot
+    found = to_divide(stored.document, run.outgrown)
+    outgrown = (*(() if known is None else known.outgrown), *map(_shown, found))
+    if not found or len(outgrown) > MAX_FRAGMENTS:
         return snapshot
     wanted = FinerCut(
-        cuts=cuts + 1,
-        max_fragment_size_bytes=finer(size),
-        message=shortened(in_words(run.message, [finer(size)]), MAX_MESSAGE),
+        cuts=2 if known is None else known.cuts + 1,
+        max_fragment_size_bytes=size,
+        outgrown=outgrown,
+        message=shortened(in_words(run.message, found), MAX_MESSAGE),
     )
     return replace(snapshot, job=replace(snapshot.job, status=replace(before, finer_cut=wanted)))
 
@@ -78,15 +83,14 @@ def nothing_finer(snapshot: InferenceJobSnapshot, run: Run) -> str | None:
     known, partition = snapshot.before.finer_cut, snapshot.partition
     if known is None or partition is None:
         return "" if _is_in_force(snapshot, run) else None
-    size = format_bytes(known.max_fragment_size_bytes)
     if _is_in_force(snapshot, run):
-        return f"it was cut {known.cuts} times, the last for {size}"
-    if partition.spec.max_fragment_size == known.max_fragment_size_bytes:
+        return f"it was cut {known.cuts} times"
+    if is_asked(partition, known):
         refusal = refusal_of(partition)
         if refusal is not None:
-            return f"it cannot be cut for {size}: {refusal}"
+            return f"it cannot be cut finer: {refusal}"
     if (problem := _misplaced(snapshot)) is not None:
-        return f"cut for {size}, it cannot be placed: {problem}"
+        return f"cut finer, it cannot be placed: {problem}"
     return None
 
 
@@ -98,6 +102,10 @@ def finer_note(snapshot: InferenceJobSnapshot) -> tuple[Note, ...]:
     if known is None or too_large_run(snapshot) is None:
         return ()
     return (Note("CutFiner", known.message, warning=True, since=f"cut {known.cuts}"),)
+
+
+def _shown(each: Outgrown) -> OutgrownFragment:
+    return OutgrownFragment(fragment=each.fragment, need_bytes=each.need_bytes)
 
 
 def _is_in_force(snapshot: InferenceJobSnapshot, run: Run) -> bool:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Final, assert_never
 
 from shoal_api.kinds import InferenceJob, Partition, Placement
+from shoal_api.kinds.inference_job import FinerCut
 from shoal_api.kinds.placement import StageStatus
+from shoal_api.writing import write
 from shoal_operator.reconcile.addresses import offline, unsuitable
 from shoal_operator.reconcile.conditions import (
     FALSE,
@@ -103,7 +105,10 @@ def own_children(snapshot: InferenceJobSnapshot) -> tuple[Manifest, ...]:
         if size is None:
             return ()
         model_ref = {"name": job.spec.model_ref.name}
-        children.append(_child(job, "Partition", modelRef=model_ref, maxFragmentSize=size))
+        how: dict[str, object] = {"modelRef": model_ref, "maxFragmentSize": size}
+        if (finer := snapshot.before.finer_cut) is not None and finer.outgrown:
+            how["outgrown"] = [write(each) for each in finer.outgrown]
+        children.append(_child(job, "Partition", **how))
     if job.spec.placement_ref is None and is_ours(job, snapshot.placement):
         if snapshot.pool is None:
             return ()
@@ -119,8 +124,7 @@ def own_children(snapshot: InferenceJobSnapshot) -> tuple[Manifest, ...]:
 
 def _cut_for(snapshot: InferenceJobSnapshot) -> int | None:
     """What the job's own Partition is cut for: fragments that every device of the pool can hold;
-    where there is no such cut, those that the largest can. Once it is cut, it stays as it is,
-    unless a fragment turns out too large for every device.
+    where there is no such cut, those that the largest can. Once it is cut, that stays as it is.
     """
     there, finer = snapshot.partition, snapshot.before.finer_cut
     if finer is not None:
@@ -283,8 +287,14 @@ def is_cut_as_wanted(snapshot: InferenceJobSnapshot) -> bool:
         return True
     if partition is None or snapshot.model is None or stored is None:
         return False
-    is_asked = partition.spec.max_fragment_size == finer.max_fragment_size_bytes
-    return is_asked and stored.recipe == recipe_of(partition, snapshot.model)
+    return is_asked(partition, finer) and stored.recipe == recipe_of(partition, snapshot.model)
+
+
+def is_asked(partition: Partition, finer: FinerCut) -> bool:
+    """Whether a Partition says what the job's status does."""
+    spec = partition.spec
+    size = spec.max_fragment_size
+    return (size, spec.outgrown) == (finer.max_fragment_size_bytes, finer.outgrown)
 
 
 # ---- its turn ------------------------------------------------------------------------------------

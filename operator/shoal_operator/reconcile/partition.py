@@ -112,6 +112,8 @@ def recipe_of(partition: Partition, model: Model) -> str:
     how: list[object] = [spec.fragments, spec.max_fragment_size, list(spec.cuts or ())]
     if spec.cutting is not None:
         how.append(spec.cutting.value)
+    if spec.outgrown:
+        how.append([[each.fragment, each.need_bytes] for each in spec.outgrown])
     return fingerprint([given_digest(model), *shape_arguments(model), *how])
 
 
@@ -248,6 +250,9 @@ def _arguments(
         if not budgets:
             return None
         how = ["--max-bytes", str(min(budgets))]
+    if spec.outgrown:
+        pairs = (f"{each.fragment}={each.need_bytes}" for each in spec.outgrown)
+        how += ["--outgrown", ",".join(pairs)]
     return (*how, *_source_arguments(model))
 
 

@@ -18,7 +18,7 @@ from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.planned_cuts import PlannedCut
 from shoal_protocol.cut_table import CutTable
-from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.partition import Outgrown, PartitionDocument
 from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, FragmentTimes, Link, Speed
 from shoal_protocol.units import Bytes
 
@@ -219,7 +219,7 @@ class Run:
     being completed. `following`: more items may come. `started_seconds`: when its first task
     started, by the coordinator's clock, since 1970; 0: none has. `fragment_seconds`: of those that
     ran, their index and the median time of a task in ONNX Runtime. `retry`: which retry of the job
-    it is.
+    it is. `outgrown`: fragments for which it failed that fit on no device.
     """
 
     job: str
@@ -242,6 +242,7 @@ class Run:
     started_seconds: float = 0.0
     fragment_seconds: tuple[tuple[int, float], ...] = ()
     retry: int = 0
+    outgrown: tuple[Outgrown, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

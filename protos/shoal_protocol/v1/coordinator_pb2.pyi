@@ -251,7 +251,7 @@ class ListFragmentsResponse(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("name", "state", "message", "items", "active", "succeeded", "failed", "resumed", "seconds", "items_per_second", "latency", "stages", "tier_hits", "failures", "epoch", "retries", "reason", "plan", "terms", "completing", "started_seconds", "retry", "following")
+    __slots__ = ("name", "state", "message", "items", "active", "succeeded", "failed", "resumed", "seconds", "items_per_second", "latency", "stages", "tier_hits", "failures", "epoch", "retries", "reason", "plan", "terms", "completing", "started_seconds", "retry", "following", "outgrown")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PENDING: _ClassVar[JobStatus.State]
@@ -287,6 +287,7 @@ class JobStatus(_message.Message):
     STARTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     FOLLOWING_FIELD_NUMBER: _ClassVar[int]
+    OUTGROWN_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: JobStatus.State
     message: str
@@ -310,7 +311,16 @@ class JobStatus(_message.Message):
     started_seconds: float
     retry: int
     following: bool
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[JobStatus.State, str]] = ..., message: _Optional[str] = ..., items: _Optional[int] = ..., active: _Optional[int] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., resumed: _Optional[int] = ..., seconds: _Optional[float] = ..., items_per_second: _Optional[float] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[ItemFailure, _Mapping]]] = ..., epoch: _Optional[int] = ..., retries: _Optional[int] = ..., reason: _Optional[str] = ..., plan: _Optional[int] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., completing: _Optional[bool] = ..., started_seconds: _Optional[float] = ..., retry: _Optional[int] = ..., following: _Optional[bool] = ...) -> None: ...
+    outgrown: _containers.RepeatedCompositeFieldContainer[OutgrownFragment]
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[JobStatus.State, str]] = ..., message: _Optional[str] = ..., items: _Optional[int] = ..., active: _Optional[int] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., resumed: _Optional[int] = ..., seconds: _Optional[float] = ..., items_per_second: _Optional[float] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[ItemFailure, _Mapping]]] = ..., epoch: _Optional[int] = ..., retries: _Optional[int] = ..., reason: _Optional[str] = ..., plan: _Optional[int] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., completing: _Optional[bool] = ..., started_seconds: _Optional[float] = ..., retry: _Optional[int] = ..., following: _Optional[bool] = ..., outgrown: _Optional[_Iterable[_Union[OutgrownFragment, _Mapping]]] = ...) -> None: ...
+
+class OutgrownFragment(_message.Message):
+    __slots__ = ("index", "need_bytes")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NEED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    need_bytes: int
+    def __init__(self, index: _Optional[int] = ..., need_bytes: _Optional[int] = ...) -> None: ...
 
 class Terms(_message.Message):
     __slots__ = ("priority", "parallelism", "active_deadline_seconds", "end")

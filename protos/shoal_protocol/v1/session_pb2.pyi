@@ -269,7 +269,7 @@ class Prefetched(_message.Message):
     def __init__(self, fetched_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., dropped: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Executed(_message.Message):
-    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame", "sending_seconds", "batch", "task_seconds", "processor_seconds")
+    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame", "sending_seconds", "batch", "task_seconds", "processor_seconds", "resident_bytes")
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +280,7 @@ class Executed(_message.Message):
     BATCH_FIELD_NUMBER: _ClassVar[int]
     TASK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PROCESSOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     compute_seconds: float
     total_seconds: float
     output_bytes: int
@@ -290,7 +291,8 @@ class Executed(_message.Message):
     batch: int
     task_seconds: float
     processor_seconds: float
-    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ..., sending_seconds: _Optional[float] = ..., batch: _Optional[int] = ..., task_seconds: _Optional[float] = ..., processor_seconds: _Optional[float] = ...) -> None: ...
+    resident_bytes: int
+    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ..., sending_seconds: _Optional[float] = ..., batch: _Optional[int] = ..., task_seconds: _Optional[float] = ..., processor_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ...) -> None: ...
 
 class Forwarded(_message.Message):
     __slots__ = ("sent_bytes", "seconds")

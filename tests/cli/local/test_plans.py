@@ -5,6 +5,7 @@ from pathlib import Path
 import yaml
 
 from fragment_pools import MIB, partition, placed
+from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.manifests import manifests_of
 from shoal_cli.local.orders import PlanOrder, read_orders
 from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
@@ -56,7 +57,8 @@ def orders(folder: Path) -> list[PlanOrder]:
 
 def prepared(folder: Path, size_mib: int) -> Prepared:
     document = partition([10**8], [size_mib * MIB])
-    return Prepared(document=document, path=folder, advice="")
+    order = CutOrder(name="faces", model="faces", path=folder)
+    return Prepared(order=order, document=document, path=folder, advice="")
 
 
 def planned(folder: Path, *sizes_mib: int) -> list[Plan]:

@@ -19,11 +19,10 @@ from shoal_cli.local.preparation import (
     prepare,
 )
 from shoal_compiler.profile import digest_at
-from shoal_planner import finer_cuts
 from shoal_planner.devices import PoolDevice
 from shoal_protocol.choices import Objective
 from shoal_protocol.fragment_store import FragmentStore
-from shoal_protocol.partition import PartitionDocument, document_from_json
+from shoal_protocol.partition import Outgrown, PartitionDocument, document_from_json
 from shoal_protocol.units import Bytes
 
 MIB = 1 << 20
@@ -139,39 +138,34 @@ def test_a_cut_of_which_anything_has_changed_is_looked_at_anew(
     assert not find_known(path, change(order, tmp_path), store)
 
 
-def finer(model: Path, folder: Path, size: int, before: int) -> PartitionDocument:
-    devices = (PoolDevice(name="d", budget_bytes=Bytes(size)),)
+def divided(model: Path, folder: Path, *outgrown: int) -> PartitionDocument:
+    """Cut for a device of 12 MiB, where fragments took more."""
     order = CutOrder(
-        name="deep", model="deep", path=model, devices=devices, finer_than=Bytes(before)
+        name="deep",
+        model="deep",
+        path=model,
+        devices=(PoolDevice(name="d", budget_bytes=Bytes(12 * MIB)),),
+        outgrown=tuple(Outgrown(fragment=each, need_bytes=13 * MIB) for each in outgrown),
     )
     cut_into_store(order, folder, lambda done, total: None)
     return document_from_json(partition_path(folder, "deep").read_bytes())
 
 
-def test_a_model_that_is_cut_finer_is_not_taken_as_one_fragment_again(
+def test_a_fragment_that_took_too_much_is_divided_and_the_others_stay(
     model: Path, tmp_path: Path
 ) -> None:
-    assert len(cut(model, tmp_path, 12).fragments) == 1
-    fragments = finer(model, tmp_path, 12 * MIB, 16 * MIB).fragments
-    assert len(fragments) > 1
-    assert all(each.resident_bytes <= 12 * MIB for each in fragments)
+    whole = divided(model, tmp_path)
+    halves = divided(model, tmp_path, 0)
+    again = divided(model, tmp_path, 0, 1)
+    assert [len(each.fragments) for each in (whole, halves, again)] == [1, 2, 5]
+    assert again.fragments[0].digest == halves.fragments[0].digest
+    assert again.fragments[1].digest != halves.fragments[1].digest
+    assert divided(model, tmp_path) == whole, "what was divided is no part of the next cut"
 
 
-def test_a_finer_cut_that_is_too_fine_is_the_finest_there_is(model: Path, tmp_path: Path) -> None:
-    fragments = finer(model, tmp_path, 3 * MIB, 6 * MIB).fragments
-    assert all(3 * MIB < each.resident_bytes < 6 * MIB for each in fragments)
-    with pytest.raises(PreparationRefused, match="the smallest limit that some cut keeps"):
-        finer(model, tmp_path, 2 * MIB, 3 * MIB)
-
-
-def test_a_finer_cut_is_another_cut_though_the_limit_allowed_more(
-    model: Path, tmp_path: Path
-) -> None:
-    before = cut(model, tmp_path, 12, pinned=True)
-    ample = Bytes(1000 * MIB)
-    limit = finer_cuts.finer(finer_cuts.kept_limit(before, ample))
-    after = finer(model, tmp_path, limit, ample)
-    assert len(after.fragments) > len(before.fragments)
+def test_what_cannot_be_divided_is_refused_with_its_need(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(PreparationRefused, match="took 13 MiB, and it cannot be divided"):
+        divided(model, tmp_path, *([0] * 64))
 
 
 WIDE = Made(

@@ -46,7 +46,8 @@ def order(tmp_path: Path) -> JobOrder:
 def planned(order: JobOrder, store: Path) -> PlannedJob:
     cut_into_store(order.plan.cut, store, lambda done, total: None)
     path = partition_path(store, order.plan.cut.name)
-    prepared = Prepared(document=document_from_json(path.read_bytes()), path=path, advice="")
+    document = document_from_json(path.read_bytes())
+    prepared = Prepared(order=order.plan.cut, document=document, path=path, advice="")
     return PlannedJob(order=order, prepared=prepared, plan=plan_on_pool(order.plan, prepared))
 
 

@@ -207,6 +207,7 @@ class Table:
                         instruction=number,
                         compute=Nanoseconds(int(milliseconds * MILLISECOND)),
                         delivered=tuple(stage for stage, _ in routes) if delivered else (),
+                        resident=Bytes(int((resident_mib or 0) * MIB)),
                     )
                 )
             case _:

@@ -147,6 +147,15 @@ def test_an_item_that_takes_more_room_than_others_leave_gets_it() -> None:
     assert table.state.ended["job"].succeeded == 1
 
 
+def test_what_a_first_run_measures_counts_before_the_next_load() -> None:
+    table = Table()
+    table.join("d1", 32)
+    first = only(table.answer(only(table.submit(job(chain("a", mib=12))), Load)), Execute)
+    table.play(table.answer(first, resident_mib=24))
+    assert brief(table.submit(job(chain("b", mib=12), name="other"))) == ["d1 unloads a"]
+    assert table.state.devices["d1"].memory.excess == {digest("a"): 12 * MIB}
+
+
 def test_an_item_for_which_no_budget_is_enough_fails_alone_where_others_have_run() -> None:
     table = Table()
     table.join("d1", 32)
@@ -155,4 +164,4 @@ def test_an_item_for_which_no_budget_is_enough_fails_alone_where_others_have_run
     second = only(table.answer(only(table.answer(first), FinishItem)), Execute)
     table.fail(second, FailureKind.BUDGET, need_mib=33, have_mib=32)
     ended = table.state.ended["job"]
-    assert (ended.succeeded, ended.failed, ended.outgrown) == (1, 1, True)
+    assert (ended.succeeded, ended.failed, ended.outgrown) == (1, 1, {0: 33 * MIB})

@@ -156,7 +156,7 @@ def test_a_fragment_larger_than_every_budget_is_refused_at_once() -> None:
     table.join("pi-zero", 24)
     table.join("pi-4", 24)
     table.join("jetson", 32)
-    stages = (*chain("a"), *chain("b", mib=41.2))
+    stages = (*chain("a"), *chain("b", mib=41.2), *chain("c"), *chain("d", mib=50))
     failure = only(table.submit(job(stages, name="ppocr-rec-3")), FinishJob).failure
     assert failure is not None
     assert failure.kind is FailureKind.BUDGET
@@ -164,6 +164,8 @@ def test_a_fragment_larger_than_every_budget_is_refused_at_once() -> None:
         "fragment 1 of ppocr-rec-3 needs 41.2 MiB resident; pi-zero has 24 MiB, pi-4 24 MiB, "
         "jetson 32 MiB; cut finer or raise the budget"
     )
+    assert [each.fragment for each in failure.outgrown] == [1, 3]
+    assert failure.outgrown[1].need_bytes == 50 << 20
 
 
 def test_without_a_device_a_job_waits() -> None:

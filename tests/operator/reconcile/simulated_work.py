@@ -10,15 +10,15 @@ from shoal_operator.reconcile.decision import Manifest, SubmitJob, Terms
 from shoal_operator.reconcile.names import TEMPLATE
 from shoal_operator.reconcile.snapshot import RunState, WorkerPhase, Workload
 from shoal_protocol.cut_table import CutTable, table_to_json
-from shoal_protocol.partition import PartitionDocument, document_to_json
+from shoal_protocol.partition import Outgrown, PartitionDocument, document_to_json
 
 ITEMS = 6
 
 
 @dataclass(slots=True)
 class SimulatedJob:
-    """A job in the coordinator; `finished` are the items in its journal. `too_large`: a fragment of
-    it, as measured, fits on no device; other fragments may have made results before.
+    """A job in the coordinator; `finished` are the items in its journal. `too_large`: fragments of
+    it that, as measured, fit on no device; other fragments may have made results before.
     """
 
     state: RunState
@@ -30,7 +30,7 @@ class SimulatedJob:
     started_seconds: float = 0.0
     message: str = ""
     reason: str = ""
-    too_large: bool = False
+    too_large: tuple[Outgrown, ...] = ()
     retry: int = 0
 
     @staticmethod
@@ -58,7 +58,7 @@ class SimulatedJob:
         self.failed.update(set(ended) - set(good))
         if self.too_large:
             self.state, self.reason = RunState.FAILED, "Budget"
-            self.message = "fragment 0 needs 70 MiB; n1 has 64 MiB"
+            self.message = f"fragment {self.too_large[0].fragment} needs 70 MiB; n1 has 64 MiB"
         elif len(self.finished) + len(self.failed) == ITEMS:
             self.state = RunState.FAILED if self.failed else RunState.COMPLETE
             self.reason = "ItemsFailed" if self.failed else ""

@@ -67,7 +67,7 @@ from shoal_operator.reconcile.snapshot import (
 )
 from shoal_operator.reconcile.times import as_time, instant
 from shoal_protocol.cut_table import CutTable
-from shoal_protocol.partition import PartitionDocument, document_from_json
+from shoal_protocol.partition import Outgrown, PartitionDocument, document_from_json
 from shoal_protocol.units import Bytes
 
 MIB = 1 << 20
@@ -77,8 +77,8 @@ START = instant("2026-03-01T12:00:00Z")
 @dataclass(slots=True)
 class Cluster:
     """Everything there is. `cut`: what a worker's command cuts; `table`: what its model can be cut
-    into; `too_large`: whether a fragment, as
-    measured, fits on no device; `finished`: how often each item was finished anew.
+    into; `too_large`: the fragments that,
+    as measured, fit on no device; `finished`: how often each item was finished anew.
     """
 
     chance: Random
@@ -86,7 +86,7 @@ class Cluster:
     bad_items: frozenset[int] = frozenset()
     cut: Callable[[tuple[str, ...]], PartitionDocument] = lambda _: document()
     table: CutTable | None = None
-    too_large: Callable[[PartitionDocument], bool] = lambda _: False
+    too_large: Callable[[PartitionDocument], tuple[Outgrown, ...]] = lambda _: ()
     now: float = START
     models: dict[str, Model] = field(default_factory=dict)
     partitions: dict[str, Partition] = field(default_factory=dict)
@@ -141,6 +141,7 @@ class Cluster:
             state=job.state,
             message=job.message,
             reason=job.reason,
+            outgrown=job.too_large if job.reason == "Budget" else (),
             plan=job.plan,
             terms=job.terms,
             items=ITEMS,

@@ -14,9 +14,10 @@ from reconcile.test_walks import check_the_end, disturb, heal, reconcile_all, se
 from reconcile.values import MIB, NOW, condition, document, word
 from shoal_api.fields import Condition, ConditionStatus
 from shoal_api.kinds.inference_job import FinerCut, InferenceJobStatus
-from shoal_api.kinds.partition import PartitionStatus
+from shoal_api.kinds.partition import OutgrownFragment, PartitionStatus
 from shoal_operator.reconcile.decision import SubmitJob
 from shoal_operator.reconcile.names import job_id
+from shoal_operator.reconcile.partition import recipe_of
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
     DeviceState,
@@ -24,18 +25,31 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
 )
 from shoal_protocol.digests import Digest
-from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import Bytes
+from shoal_protocol.partition import Outgrown, PartitionDocument
 
 TOO_LARGE = "fragment 0 of ocr needs 70 MiB; n1 has 64 MiB; cut finer or raise the budget"
-NOW_CUT = f"{TOO_LARGE}; now it is cut for 48 MiB on each device"
+NOW_CUT = f"{TOO_LARGE}; now fragment 0 is divided"
+MEASURED = (OutgrownFragment(fragment=0, need_bytes=70 * MIB),)
 
 
 def cut_for(command: tuple[str, ...]) -> PartitionDocument:
-    """A model of 60 MiB in as few equal fragments as the limit allows."""
+    """A model of 60 MiB in as few equal fragments as the limit allows, some of them halved."""
     limit = int(command[command.index("--max-bytes") + 1]) if "--max-bytes" in command else 0
     count = -(-60 * MIB // limit) if limit else int(command[command.index("--fragments") + 1])
-    return renamed(document(fragments=count, resident=60 * MIB // count), f"{count:02x}")
+    sizes = [60 * MIB // count] * count
+    divided = command[command.index("--outgrown") + 1] if "--outgrown" in command else ""
+    for each in divided.split(",") if divided else ():
+        number = int(each.partition("=")[0])
+        sizes[number : number + 1] = [sizes[number] // 2] * 2
+    made = document(fragments=len(sizes))
+    fragments = zip(made.fragments, sizes, strict=True)
+    made = replace(
+        made,
+        fragments=tuple(
+            replace(each, resident_bytes=size, least_bytes=size) for each, size in fragments
+        ),
+    )
+    return renamed(made, f"{len(sizes):02x}")
 
 
 def renamed(of: PartitionDocument, prefix: str) -> PartitionDocument:
@@ -47,9 +61,13 @@ def renamed(of: PartitionDocument, prefix: str) -> PartitionDocument:
     )
 
 
-def above(mib: int) -> Callable[[PartitionDocument], bool]:
+def above(mib: int) -> Callable[[PartitionDocument], tuple[Outgrown, ...]]:
     """What no device can run, though its budget is 64 MiB."""
-    return lambda of: any(each.resident_bytes > mib * MIB for each in of.fragments)
+    return lambda of: tuple(
+        Outgrown(fragment=each.index, need_bytes=70 * MIB)
+        for each in of.fragments
+        if each.resident_bytes > mib * MIB
+    )
 
 
 def lab(seed: int, most_mib: int, jobs: int = 1, failures: float = 0.0) -> Cluster:
@@ -74,49 +92,43 @@ def told(cluster: Cluster) -> set[str]:
     return {message for _, reason, message in cluster.notes if reason == "CutFiner"}
 
 
-def test_a_model_whose_fragment_is_too_large_is_cut_finer_and_its_job_succeeds() -> None:
+def numbers_of(finer: FinerCut) -> list[int]:
+    return [each.fragment for each in finer.outgrown]
+
+
+def test_a_model_whose_fragment_is_too_large_is_divided_and_its_job_succeeds() -> None:
     cluster = lab(1, most_mib=40)
     settle(cluster)
     check_the_end(cluster)
     status = status_of(cluster)
     assert word(status, "Complete") == "True AllItemsSucceeded"
     assert status.finer_cut is not None
-    assert (status.finer_cut.cuts, status.finer_cut.max_fragment_size_bytes) == (2, 48 * MIB)
+    assert (status.finer_cut.cuts, numbers_of(status.finer_cut)) == (2, [0])
     assert told(cluster) == {status.finer_cut.message}
-    assert cluster.partitions["job-0"].spec.max_fragment_size == 48 * MIB
+    spec = cluster.partitions["job-0"].spec
+    assert (spec.max_fragment_size, spec.outgrown) == (64 * MIB, status.finer_cut.outgrown)
     assert set(cluster.partitions) == {"job-0"}
     assert set(cluster.finished.values()) == {1}, "items that had finished ran again"
 
 
-def test_a_finer_limit_that_changes_no_cut_is_not_run() -> None:
-    """For 36 MiB the model is cut as for 48 MiB."""
-    cluster = lab(2, most_mib=25)
+def test_it_is_divided_until_every_part_fits() -> None:
+    cluster = lab(2, most_mib=10)
     settle(cluster)
     status = status_of(cluster)
     assert word(status, "Complete") == "True AllItemsSucceeded"
     assert status.finer_cut is not None
-    assert (status.finer_cut.cuts, status.finer_cut.max_fragment_size_bytes) == (4, 27 * MIB)
+    assert status.finer_cut.cuts == 4
+    assert numbers_of(status.finer_cut) == [0, 1, 0, 3, 2, 1, 0], "the last of a run comes first"
     (of,) = cluster.placements.values()
     assert of.status is not None
-    assert of.status.epoch == 3
-
-
-def test_a_model_that_no_finer_cut_helps_fails_with_need_and_have() -> None:
-    cluster = lab(3, most_mib=10)
-    settle(cluster)
-    check_the_end(cluster)
-    status = status_of(cluster)
-    assert word(status, "Failed") == "True Budget"
-    text = "fragment 0 needs 70 MiB; n1 has 64 MiB; it was cut 4 times, the last for 27 MiB"
-    assert condition(status, "Failed").message == text
-    assert cluster.transferred, "what had finished is transferred"
+    assert of.status.epoch == 4
 
 
 SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.minutes) for seed in range(3, 30))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_it_is_cut_at_most_four_times_whatever_dies_meanwhile(seed: int) -> None:
+def test_it_is_cut_no_finer_than_it_takes_whatever_dies_meanwhile(seed: int) -> None:
     cluster = lab(seed, most_mib=(40, 25, 10)[seed % 3], jobs=2, failures=0.05)
     for _ in range(60):
         if cluster.chance.random() < 0.3:
@@ -138,44 +150,58 @@ def test_it_is_cut_at_most_four_times_whatever_dies_meanwhile(seed: int) -> None
 
 def failed(succeeded: int = 3) -> InferenceJobSnapshot:
     """A job whose run failed since a fragment is too large."""
-    return knows(
-        PLANNED, run(RunState.FAILED, succeeded=succeeded, reason="Budget", message=TOO_LARGE)
+    outgrown = (Outgrown(fragment=0, need_bytes=70 * MIB),)
+    ended = run(
+        RunState.FAILED,
+        succeeded=succeeded,
+        reason="Budget",
+        message=TOO_LARGE,
+        outgrown=outgrown,
     )
+    return knows(PLANNED, ended)
 
 
-def finer(mib: int = 48, cuts: int = 2) -> FinerCut:
-    return FinerCut(cuts=cuts, max_fragment_size_bytes=mib * MIB, message=NOW_CUT)
+FINER = FinerCut(cuts=2, max_fragment_size_bytes=64 * MIB, outgrown=MEASURED, message=NOW_CUT)
 
 
-def cutting(snapshot: InferenceJobSnapshot, mib: int = 48, cuts: int = 2) -> InferenceJobSnapshot:
-    """The same while the finer cut is asked for."""
+def cutting(snapshot: InferenceJobSnapshot, *, asked: bool = False) -> InferenceJobSnapshot:
+    """The same while the finer cut is in the status; `asked`: in the Partition too."""
     decision = decide(failed())
     assert isinstance(decision.status, InferenceJobStatus)
-    status = replace(decision.status, finer_cut=finer(mib, cuts))
-    return replace(snapshot, job=replace(snapshot.job, status=status))
+    status = replace(decision.status, finer_cut=FINER)
+    partition = snapshot.partition
+    assert partition is not None
+    if asked:
+        partition = replace(partition, spec=replace(partition.spec, outgrown=MEASURED))
+    job = replace(snapshot.job, status=status)
+    return replace(snapshot, job=job, partition=partition)
 
 
-def refused(
-    snapshot: InferenceJobSnapshot, mib: int, reason: str = "Refused"
-) -> InferenceJobSnapshot:
-    """The Partition cannot be cut for this."""
+def cut_finer(snapshot: InferenceJobSnapshot) -> InferenceJobSnapshot:
+    """The same when the finer cut is made."""
+    asked = cutting(snapshot, asked=True)
+    assert asked.partition is not None
+    assert asked.model is not None
+    assert asked.document is not None
+    stored = replace(asked.document, recipe=recipe_of(asked.partition, asked.model))
+    return replace(asked, document=stored)
+
+
+def refused(snapshot: InferenceJobSnapshot, reason: str = "Refused") -> InferenceJobSnapshot:
+    """The Partition, as it is asked for, cannot be cut."""
     partition = snapshot.partition
     assert partition is not None
     cut = Condition(
         type="Cut",
         status=ConditionStatus.FALSE,
         reason=reason,
-        message="node conv1 needs 50 MiB, the limit is 48 MiB",
+        message="fragment 0 took 70 MiB, and it cannot be divided",
         observed_generation=partition.generation,
         last_transition_time=NOW,
     )
     return replace(
         snapshot,
-        partition=replace(
-            partition,
-            spec=replace(partition.spec, max_fragment_size=Bytes(mib * MIB)),
-            status=PartitionStatus(conditions=(cut,)),
-        ),
+        partition=replace(partition, status=PartitionStatus(conditions=(cut,))),
         document=None,
     )
 
@@ -184,14 +210,18 @@ def test_the_failed_run_is_no_verdict_while_the_model_is_cut_finer() -> None:
     before = failed()
     decision = decide(before)
     assert isinstance(decision.status, InferenceJobStatus)
-    assert decision.status.finer_cut == finer()
+    assert decision.status.finer_cut == FINER
     assert word(decision.status, "Failed") == "False NotFailed"
     assert word(decision.status, "Complete") == "False CuttingFiner"
     assert condition(decision.status, "Complete").message.startswith(NOW_CUT)
     assert decision.status.items is not None
     assert decision.status.items.succeeded == 3
     (partition, _) = decision.children
-    assert partition["spec"] == {"modelRef": {"name": "rec"}, "maxFragmentSize": 48 * MIB}
+    assert partition["spec"] == {
+        "modelRef": {"name": "rec"},
+        "maxFragmentSize": 64 * MIB,
+        "outgrown": [{"fragment": 0, "needBytes": 70 * MIB}],
+    }
     assert decision.calls == ()
     assert [note.reason for note in decision.notes] == ["StartedJob", "CutFiner"]
     again = decide(written(before, decision))
@@ -199,7 +229,7 @@ def test_the_failed_run_is_no_verdict_while_the_model_is_cut_finer() -> None:
 
 
 def test_the_next_operator_says_that_the_model_was_cut_finer_if_the_last_one_died_before() -> None:
-    before = cutting(failed(), mib=64)
+    before = cut_finer(failed())
     of = before.placement
     assert of is not None
     assert of.status is not None
@@ -210,8 +240,10 @@ def test_the_next_operator_says_that_the_model_was_cut_finer_if_the_last_one_die
 
 
 def test_what_a_coordinator_says_at_length_is_cut_to_what_a_status_takes() -> None:
-    long = run(RunState.FAILED, message="x" * 40_000, reason="Budget")
-    status = decide(knows(failed(), long)).status
+    before = failed()
+    assert isinstance(before.view, CoordinatorView)
+    (long,) = [replace(each, message="x" * 40_000) for each in before.view.runs.values()]
+    status = decide(knows(before, long)).status
     assert isinstance(status, InferenceJobStatus)
     assert status.finer_cut is not None
     assert status.finer_cut.message == "x" * 4093 + "..."
@@ -232,20 +264,20 @@ def test_a_newer_plan_runs_before_the_model_is_cut_finer() -> None:
 
 def test_a_finer_cut_that_is_refused_fails_the_job_with_need_have_and_the_refusal() -> None:
     for reason in ("Refused", "TooManyFragments"):
-        decision = decide(refused(cutting(failed(0)), 48, reason))
+        decision = decide(refused(cutting(failed(0), asked=True), reason))
         assert word(decision.status, "Failed") == "True Budget"
-        text = f"{TOO_LARGE}; it cannot be cut for 48 MiB: node conv1 needs 50 MiB, the limit is"
+        text = f"{TOO_LARGE}; it cannot be cut finer: fragment 0 took 70 MiB, and it cannot be"
         assert condition(decision.status, "Failed").message.startswith(text)
 
 
 def test_a_refusal_of_the_cut_before_is_not_one_of_the_finer_cut() -> None:
-    decision = decide(refused(cutting(failed()), 64))
+    decision = decide(refused(cutting(failed())))
     assert word(decision.status, "Complete") == "False CuttingFiner"
 
 
 def test_a_finer_cut_that_has_no_place_fails_the_job_once_every_device_is_there() -> None:
     """With `residency: Single` each fragment needs a device of its own."""
-    before = cutting(failed(0), mib=64)
+    before = cut_finer(failed(0))
     of = before.placement
     assert of is not None
     assert of.status is not None
@@ -262,7 +294,7 @@ def test_a_finer_cut_that_has_no_place_fails_the_job_once_every_device_is_there(
     infeasible = replace(before, placement=of)
     decision = decide(infeasible)
     assert word(decision.status, "Failed") == "True Budget"
-    text = f"{TOO_LARGE}; cut for 64 MiB, it cannot be placed: 5 fragments, 3 devices"
+    text = f"{TOO_LARGE}; cut finer, it cannot be placed: 5 fragments, 3 devices"
     assert condition(decision.status, "Failed").message == text
     lost = device("n9", state=DeviceState.LOST)
     view = replace(before.view, devices=(*before.view.devices, lost))
@@ -286,19 +318,18 @@ def test_items_that_failed_by_themselves_cut_nothing() -> None:
     assert decision.status.finer_cut is None
 
 
-def test_a_limit_below_the_smallest_that_a_partition_may_have_is_not_asked_for() -> None:
-    before = failed(0)
-    assert before.partition is not None
-    tiny = replace(before.partition.spec, max_fragment_size=Bytes(MIB))
-    decision = decide(replace(before, partition=replace(before.partition, spec=tiny)))
+def test_what_no_coordinator_says_how_to_divide_fails_the_job() -> None:
+    """One of an earlier version says that a fragment is too large, and not which."""
+    decision = decide(knows(PLANNED, run(RunState.FAILED, reason="Budget", message=TOO_LARGE)))
     assert word(decision.status, "Failed") == "True Budget"
+    assert condition(decision.status, "Failed").message == TOO_LARGE
 
 
 def test_a_lost_run_is_made_again_with_the_cut_that_was_found() -> None:
-    before = cutting(knows(PLANNED), mib=64)
+    before = cut_finer(knows(PLANNED))
     decision = decide(before)
     assert isinstance(decision.status, InferenceJobStatus)
-    assert decision.status.finer_cut == finer(64)
+    assert decision.status.finer_cut == FINER
 
 
 def test_other_fragments_are_another_plan_even_if_they_are_as_many() -> None:

@@ -1,0 +1,139 @@
+"""A fragment that fits on no device, as measured, is divided where that helps."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fragment_pools import partition
+from random_profiles import chain, profiles
+from shoal_planner.cuts import Refusal
+from shoal_planner.finer_cuts import NEAR, divide, in_words, to_divide
+from shoal_planner.profile import Profile
+from shoal_planner.segments import Layout
+from shoal_protocol.partition import Outgrown
+
+MIB = 1 << 20
+
+
+def outgrown(fragment: int, mib: int = 64) -> Outgrown:
+    return Outgrown(fragment=fragment, need_bytes=mib * MIB)
+
+
+def unknown(nodes: int) -> Profile:
+    """A chain of which no size is known: cuts by bytes have nothing to go by."""
+    profile = chain(*([10] * nodes))
+    tensors = {name: replace(each, bytes=None) for name, each in profile.tensors.items()}
+    return replace(profile, tensors=tensors)
+
+
+def test_a_few_cuts_lead_down_to_the_node_that_takes_too_much() -> None:
+    """Its estimate is a tenth of what it takes, whichever part of it is tried."""
+    profile, peak = unknown(780), 555
+    cuts: tuple[int, ...] = (100,)
+    found = [outgrown(1)]
+    while {peak, peak + 1} - set(cuts):
+        made = divide(profile, (100,), found)
+        assert not isinstance(made, Refusal)
+        assert set(cuts) < set(made), "other fragments stay as they are"
+        cuts = made
+        borders = pairwise((0, *cuts, 780))
+        number = next(place for place, (start, end) in enumerate(borders) if start <= peak < end)
+        found.append(outgrown(number))
+    assert len(found) <= 7
+    assert len(cuts) <= 2 + 3 * 5
+    refusal = divide(profile, (100,), found)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.node, refusal.need_bytes) == (f"layer {peak} (MatMul)", 64 * MIB)
+    assert refusal.reason.startswith(f"fragment {number} took 64 MiB, and it cannot be divided")
+
+
+def test_what_was_not_estimated_is_divided_by_nodes_and_what_was_by_bytes() -> None:
+    profile = chain(*([40 * MIB] + [MIB] * 40))
+    by_bytes = divide(profile, (), [outgrown(0, mib=80)])
+    by_nodes = divide(profile, (), [outgrown(0, mib=1000)])
+    assert isinstance(by_bytes, tuple)
+    assert isinstance(by_nodes, tuple)
+    assert by_bytes[0] <= 10 < by_nodes[0]
+
+
+def test_near_the_middle_it_is_divided_where_the_fewest_bytes_cross() -> None:
+    profile = unknown(40)
+    crossing = {name: replace(each, bytes=MIB) for name, each in profile.tensors.items()}
+    narrow = replace(crossing["t23"], bytes=1000)
+    found = divide(replace(profile, tensors=crossing | {"t23": narrow}), (), [outgrown(0, 500)])
+    assert found == (23,)
+
+
+def test_divisions_count_in_the_cut_that_those_before_them_made() -> None:
+    profile = unknown(64)
+    first = divide(profile, (), [outgrown(0)])
+    assert isinstance(first, tuple)
+    cuts = divide(profile, (), [outgrown(0), outgrown(1), outgrown(0)])
+    assert isinstance(cuts, tuple)
+    assert len(cuts) == 7
+    assert cuts[3] == first[0], "each half is divided in four"
+    assert isinstance(divide(profile, (), [outgrown(1)]), Refusal)
+
+
+def test_what_was_only_expected_to_be_too_large_need_not_be_divisible() -> None:
+    profile, cuts = unknown(40), (38, 39)
+    made = divide(profile, cuts, [outgrown(1), outgrown(0)])
+    assert isinstance(made, tuple)
+    assert len(made) == 3
+    assert isinstance(divide(profile, cuts, [outgrown(0), outgrown(2)]), Refusal)
+
+
+def numbers(nodes: Sequence[int], known: Collection[int], *found: int) -> list[int]:
+    """Which fragments of so many nodes are divided; sizes are known in some of them."""
+    document = partition([1] * len(nodes), [MIB] * len(nodes))
+    fragments = tuple(
+        replace(each, nodes=count, activation_bytes=1 if each.index in known else None)
+        for each, count in zip(document.fragments, nodes, strict=True)
+    )
+    divided = to_divide(replace(document, fragments=fragments), map(outgrown, found))
+    return [each.fragment for each in divided]
+
+
+def test_with_a_fragment_those_behind_it_are_divided_of_which_no_more_is_known() -> None:
+    assert numbers([50, 40, 39, 60, 40], (), 1) == [4, 3, 1]
+    assert numbers([50, 40, 39, 60, 40], (3,), 1) == [4, 1]
+    assert numbers([50, 40, 39, 60, 40], (1,), 1) == [1], "its size was estimated"
+    assert numbers([50, 40, 39, 60, 40], range(5), 0, 2) == [2, 0], "the last one comes first"
+    assert numbers([50], (), 7) == [], "of another cut"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [((3,), "fragment 3 is"), ((7, 3), "fragments 3 and 7 are"), ((1, 5, 2), "fragments 1, 2 and")],
+)
+def test_what_is_divided_is_said(numbers: tuple[int, ...], words: str) -> None:
+    assert in_words("too much", map(outgrown, numbers)).startswith(f"too much; now {words}")
+
+
+@settings(max_examples=60, deadline=None)
+@given(profile=profiles(), need=st.integers(0, 100))
+def test_the_larger_part_is_nearly_as_small_as_can_be(profile: Profile, need: int) -> None:
+    layout = Layout(profile)
+    found = divide(profile, (), [outgrown(0, need)])
+    if isinstance(found, Refusal):
+        assert not layout.legal
+        return
+    excess = max(0, need * MIB - layout.segment(0, len(profile.nodes)).resident_bytes)
+    before = [0]
+    for node in profile.nodes:
+        before.append(before[-1] + (node.role != "constant"))
+
+    def larger(position: int) -> int:
+        borders = ((0, position), (position, len(profile.nodes)))
+        return max(
+            layout.segment(start, end).resident_bytes
+            + excess * (before[end] - before[start]) // before[-1]
+            for start, end in borders
+        )
+
+    (position,) = found
+    assert larger(position) <= min(map(larger, layout.legal)) * (NEAR + 1) // NEAR

@@ -10,6 +10,7 @@ before becomes the new one, and is given only the layers that it does not have.
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import shutil
 import subprocess
@@ -25,6 +26,9 @@ from shoal_cluster.processes import Process
 _LAYERS = "layers.json"
 """Of a store: the digests of the layers of each image in it."""
 _OCI = "application/vnd.oci.image"
+_IMAGES = ("--namespace=k8s.io", "image")
+_KEPT = "kept.invalid"
+"""Where images of the store of before have another name, until the new ones are there."""
 
 
 def fill(root: Path, images: Sequence[Image], home: Path) -> None:
@@ -44,7 +48,7 @@ def fill(root: Path, images: Sequence[Image], home: Path) -> None:
 
 def import_image(socket: Path, image: Image) -> None:
     """Import an image into a containerd that runs. Raises `OSError`."""
-    ctr(socket, "--namespace=k8s.io", "image", "import", str(image.archive))
+    ctr(socket, *_IMAGES, "import", str(image.archive))
 
 
 def ctr(socket: Path, *arguments: str) -> str:
@@ -91,18 +95,23 @@ def _bring_to(root: Path, images: Sequence[Image], home: Path) -> None:
     """Have a store hold these images, and no other ones."""
     record = root / _LAYERS
     held: dict[str, list[str]] = json.loads(record.read_bytes()) if record.exists() else {}
-    wanted = {image.name for image in images}
+    layers: dict[str, list[str]] = {}
+    known = set(itertools.chain.from_iterable(held.values()))
     with running(root, home) as socket:
+        # What no image has any more containerd removes, when it likes: also what the image that
+        # takes the place of another has in common with it, until it is unpacked.
+        kept = {name: f"{_KEPT}/{number}:latest" for number, name in enumerate(held)}
+        for name, other in kept.items():
+            ctr(socket, *_IMAGES, "tag", name, other)
         for image in images:
-            # Only these: what no image has any more containerd removes, when it likes.
-            known = {layer for layers in held.values() for layer in layers}
             with tempfile.TemporaryDirectory(prefix="shoal-thin-", dir=root.parent) as folder:
                 thin = Path(folder, "thin.tar")
-                held[image.name] = write_thin(image, known, thin)
+                layers[image.name] = write_thin(image, known, thin)
                 import_image(socket, Image(image.name, thin))
-        for name in held.keys() - wanted:
-            ctr(socket, "--namespace=k8s.io", "image", "remove", name)
-    record.write_text(json.dumps({name: held[name] for name in wanted}))
+            known.update(layers[image.name])
+        for name in (*(held.keys() - layers.keys()), *kept.values()):
+            ctr(socket, *_IMAGES, "remove", name)
+    record.write_text(json.dumps(layers))
 
 
 def write_thin(image: Image, known: Collection[str], to: Path) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from operator_processes import RunningOperator, model, operators, wait_until
 from shoal_cluster import ControlPlane
-from shoal_cluster.connection import RequestFailed
+from shoal_cluster.access import CommandFailed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.real, pytest.mark.slow]
 
@@ -211,7 +211,7 @@ def test_an_object_that_says_what_no_schema_knows_is_told_what_is_wrong(
 
         def let_through() -> bool:
             # The API server answers by the old schema until its own informer has the new one.
-            with contextlib.suppress(RequestFailed):
+            with contextlib.suppress(CommandFailed):
                 plane.access.apply(odd, namespace=namespace)
                 return True
             return False
@@ -226,5 +226,7 @@ def test_an_object_that_says_what_no_schema_knows_is_told_what_is_wrong(
         told = condition(plane, namespace, "placement", "odd", "Ready")
         assert "spec.partitionRef" in told["message"]
     finally:
-        plane.kubectl("delete", "placement", "odd", f"--namespace={namespace}")
+        plane.kubectl(
+            "delete", "placement", "odd", f"--namespace={namespace}", "--ignore-not-found"
+        )
         plane.kubectl(*schema, json.dumps([{"op": "replace", "path": place, "value": before}]))

@@ -150,22 +150,6 @@ def planned(state: State, planning: Planning, number: int) -> None:
     state.worklist.stored.append(planning.route.job)
 
 
-def awaits_routes(state: State, job: Job) -> bool:
-    """Whether items may soon travel: all legs of its routes answer, or the tasks of others that
-    will travel as well end. Routes that nothing can travel on for long are closed."""
-    unanswered = [route for route in job.routes if route.unanswered]
-    if unanswered:
-        return any(state.now - route.since < state.limits.planning for route in unanswered)
-    others = list(_others(job))
-    if not any(map(_has_tasks, others)) or not all(_travels_beside(job, each) for each in others):
-        state.obstructed.pop(job, None)
-        return False
-    if state.now - state.obstructed.setdefault(job, state.now) < state.limits.planning:
-        return True
-    close(state, job.routes[0])
-    return False
-
-
 def close(state: State, route: Route) -> None:
     """Items do not travel on the routes of a job any more, because of one of them; there may be
     others after a while."""
@@ -182,14 +166,22 @@ def close(state: State, route: Route) -> None:
 # ---- items ---------------------------------------------------------------------------------------
 
 
-def open_routes(job: Job) -> tuple[Route, ...]:
-    """The routes that items of a job may travel on now; all of them, or none."""
-    if any(route.unanswered for route in job.routes):
-        return ()
-    for each in _others(job):
-        if _has_tasks(each) or not _travels_beside(job, each):
-            return ()
-    return job.routes
+def open_routes(state: State, job: Job) -> tuple[Route, ...] | None:
+    """The routes that items of a job may travel on now: all of them, or none. None: items wait, for
+    they may travel soon. Routes that nothing can travel on for long are closed."""
+    unanswered = [route for route in job.routes if route.unanswered]
+    if unanswered:
+        soon = any(state.now - route.since < state.limits.planning for route in unanswered)
+        return None if soon else ()
+    others = list(_others(job))
+    beside = all(_travels_beside(job, each) for each in others)
+    if not beside or not any(map(_has_tasks, others)):
+        state.obstructed.pop(job, None)
+        return job.routes if beside else ()
+    if state.now - state.obstructed.setdefault(job, state.now) < state.limits.planning:
+        return None
+    close(state, job.routes[0])
+    return ()
 
 
 def _others(job: Job) -> Iterator[StageQueue]:

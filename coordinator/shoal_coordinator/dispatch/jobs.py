@@ -213,9 +213,9 @@ def admit(state: State) -> None:
 def _fill_window(state: State, job: Job) -> None:
     storing = 0 if job.spec.parallelism else min(job.storing, _STORING)
     itineraries.plan(state, job)
-    if itineraries.awaits_routes(state, job):
+    routes = itineraries.open_routes(state, job)
+    if routes is None:
         return
-    routes = itineraries.open_routes(job)
     entering: list[Item] = []
     while len(job.active) - storing < job.window:
         if job.again:

@@ -5,9 +5,12 @@ as long for each step as the planner's model says. What is compared is thus how 
 steps together: what waits for what, and what goes on at once.
 
 - *Makespans*, as planned, on devices that have nothing yet: with room for what they serve, and on
-  one to three that are too small for the model, so that they load fragments in turn.
+  one to three that are too small for the model, so that they load fragments in turn; and on one
+  or two that hold one fragment at a time.
 - *Stages in turn*: a chain divided between two devices that both load their fragments in turn. The
   time from one item to the next.
+- *Replicas in turn*: the same of two devices that share the items of the whole chain; and how that
+  compares with the better one of the two by itself.
 """
 
 import random
@@ -15,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from measurement import VALUE, Measurement, Report, measured, parse_arguments
-from virtual_runs import MIB, Shelf, VirtualRun, random_shelf
+from virtual_runs import MIB, Homes, Shelf, VirtualRun, random_shelf
 
 from shoal_planner.costs import Costs, Division, Span
 from shoal_planner.device_costs import Holding
@@ -54,9 +57,29 @@ def turns(shelves: Iterator[Shelf]) -> Iterator[float]:
             if any(costs.holding(*part) is not Holding.RELOADED for part in parts):
                 continue
             homes = tuple((device.name,) for span, device in parts for _ in span.fragments)
-            few, many = (VirtualRun(shelf, homes).run(items) for items in (_FEW, _MANY))
             period, _ = costs.totals([Division(span, (device,)) for span, device in parts])
-            yield _error(period, (many - few) / (_MANY - _FEW))
+            yield _error(period, _steady(shelf, homes))
+
+
+def replicas(shelves: Iterator[Shelf]) -> Iterator[tuple[float, float]]:
+    """The errors of the predicted period, and the period as a part of that of the better one."""
+    for shelf in shelves:
+        costs, pair = Costs(shelf.document), shelf.pool[:2]
+        whole = Span(0, costs.count)
+        if any(costs.holding(whole, each) is not Holding.RELOADED for each in pair):
+            continue
+        better = min(pair, key=lambda device: costs.on(whole, device).period)
+        together, alone = (
+            _steady(shelf, (tuple(each.name for each in devices),) * costs.count)
+            for devices in (pair, (better,))
+        )
+        yield _error(costs.period(Division(whole, pair)), together), together / alone
+
+
+def _steady(shelf: Shelf, homes: Homes) -> float:
+    """Seconds from one item to the next."""
+    few, many = (VirtualRun(shelf, homes).run(items) for items in (_FEW, _MANY))
+    return (many - few) / (_MANY - _FEW)
 
 
 def _error(predicted: int, took: float) -> float:
@@ -74,6 +97,13 @@ def small_shelves(count: int, devices: int) -> Iterator[Shelf]:
         yield replace(shelf, pool=small)
 
 
+def single_shelves(count: int, devices: int) -> Iterator[Shelf]:
+    """With so many devices, each with residency Single."""
+    for shelf in random_shelves(count):
+        single = tuple(replace(each, single=True) for each in shelf.pool[:devices])
+        yield replace(shelf, pool=single)
+
+
 def main() -> None:
     """Over so many random pools."""
     report = Report(parse_arguments(__doc__))
@@ -87,9 +117,22 @@ def main() -> None:
         ]
         report.add(_measured(f"{items} items on small devices: error of the makespan", small))
         report.add(_within(f"{items} items on small devices", small))
+        single = [
+            error for n in (1, 2) for error in makespans(single_shelves(count // 2, n), items)
+        ]
+        report.add(
+            _measured(f"{items} items, one fragment at a time: error of the makespan", single)
+        )
+        report.add(_within(f"{items} items, one fragment at a time", single))
     found = list(turns(small_shelves(count // 3, 2)))
     report.add(_measured("stages in turn: error of the period", found))
     report.add(_within("stages in turn", found))
+    shared = list(replicas(small_shelves(count // 3, 2)))
+    found = [error for error, _ in shared]
+    report.add(_measured("replicas in turn: error of the period", found))
+    report.add(_within("replicas in turn", found))
+    name = "replicas in turn: their period, of that of the better one alone"
+    report.add(measured(name, [ratio for _, ratio in shared], unit="", goal=VALUE <= 1.0))
     report.finish()
 
 

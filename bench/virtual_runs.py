@@ -6,7 +6,7 @@ the dispatcher's.
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from heapq import heappop, heappush
 from itertools import count
@@ -98,7 +98,7 @@ class VirtualRun:
     there: dict[tuple[str, Digest], int] = field(default_factory=dict)
     prepared: set[tuple[str, Digest]] = field(default_factory=set)
     made: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
-    event_router: list[tuple[int, int, ev.Event]] = field(default_factory=list)
+    events: list[tuple[int, int, ev.Event]] = field(default_factory=list)
     order: Iterator[int] = field(default_factory=count)
     finished: ins.FinishJob | None = None
 
@@ -113,12 +113,13 @@ class VirtualRun:
 
         for number, device in enumerate(self.shelf.pool):
             budget = Bytes(device.budget_bytes)
-            tell(ev.DeviceJoined(at=at, device=device.name, session=number, budget=budget))
+            joined = ev.DeviceJoined(at=at, device=device.name, session=number, budget=budget)
+            tell(replace(joined, single=device.single))
         tell(ev.JobSubmitted(at=at, job=self._spec(items)))
         tick = 0
         while self.finished is None:
-            if self.event_router and self.event_router[0][0] <= tick:
-                self.now, _, event = heappop(self.event_router)
+            if self.events and self.events[0][0] <= tick:
+                self.now, _, event = heappop(self.events)
                 tell(event)
                 continue
             self.now = tick
@@ -225,4 +226,4 @@ class VirtualRun:
         return end
 
     def _later(self, event: ev.Event) -> None:
-        heappush(self.event_router, (event.at, next(self.order), event))
+        heappush(self.events, (event.at, next(self.order), event))

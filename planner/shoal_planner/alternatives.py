@@ -9,7 +9,7 @@ from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions, by_memory, evenly
 from shoal_planner.outcome import EVEN_SPLIT, Rejected, duration
 from shoal_protocol.choices import Objective
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import counted, format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,8 @@ class Contest:
         match self.goal.objective:
             case Objective.MAKESPAN if self._value(lost) > self._value(self.best):
                 times = [duration(self._value(each)) for each in (lost, self.best)]
-                return f"{self.goal.items} items would take {times[0]}, against {times[1]}"
+                items = counted(self.goal.items, "item")
+                return f"{items} would take {times[0]}, against {times[1]}"
             case Objective.LATENCY if latency > best_latency:
                 return _item_takes(latency, best_latency)
         if period > best_period:

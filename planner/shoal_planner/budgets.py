@@ -13,9 +13,9 @@ from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.explanation import Table, rate
 from shoal_planner.figures import Rates, predicted
+from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan, duration
 from shoal_planner.placement import plan
-from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, format_upwards
 
@@ -66,7 +66,7 @@ class OtherBudgets:
 
 
 def with_other_budgets(
-    document: PartitionDocument, pool: Sequence[PoolDevice], objective: Objective
+    document: PartitionDocument, pool: Sequence[PoolDevice], goal: Goal
 ) -> OtherBudgets:
     """What these fragments would do on devices that differ in their budget alone."""
     costs, fragments, count = Costs(document), len(document.fragments), len(pool)
@@ -78,7 +78,7 @@ def with_other_budgets(
     plans = []
     for budget in _steps(ample, in_turn):
         devices = [replace(device, budget_bytes=budget) for device in pool]
-        answer = plan(document, devices, objective)
+        answer = plan(document, devices, goal.objective, items=goal.known_items)
         if not isinstance(answer, Infeasible):
             plans.append(_at_budget(budget, answer))
     return OtherBudgets(

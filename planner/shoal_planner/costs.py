@@ -30,8 +30,8 @@ How a device holds its span follows from its budget (`Holding`):
   is, since the saving grows in proportion; room for the activations of two items is left;
 - else it *reloads* them: fragments are loaded and unloaded in turn. A fragment that is loaded
   serves all items that are admitted, so an item takes a part of a load (`ITEMS_IN_TURN`). These
-  items come and go together, so that computing, receiving and sending do not overlap. Each fragment
-  must fit by itself, at least in blocks.
+  items come and go together: receiving overlaps with what the span's first fragment computes, and
+  sending with the last one. Each fragment must fit by itself, at least in blocks.
 
 Where loads count (`cold`), the first item waits for those of each stage, one after the other: a
 stage is loaded when the one before it has its first task. What a device does not have on its disk
@@ -49,19 +49,19 @@ for *balance*, and no time is predicted from them (`known`).
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
+from shoal_planner import loads
 from shoal_planner.borders import Border, Borders
 from shoal_planner.device_costs import DeviceCost, Holding, Waits, after, mean_period, shared_period
 from shoal_planner.devices import PER_MILLE, PoolDevice, Ratios
 from shoal_planner.links import NOWHERE, Homes, Transfer, between, over
-from shoal_planner.loads import fetched, from_cache, paged_bytes, prepared, read_bytes, time_of
-from shoal_protocol.choices import ITEMS_IN_TURN
+from shoal_planner.loads import paged_bytes, read_bytes, time_of
+from shoal_protocol.choices import ITEMS_IN_TURN, ITEMS_IN_TURN_SINGLE
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
-from shoal_protocol.partition import Fragment, PartitionDocument
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes, Nanoseconds
 
 _ITEMS_WAITING: Final = 2
@@ -219,7 +219,7 @@ class Costs(SpanCosts):
     @cached_property
     def _order_of_grants(self) -> list[int]:
         """The place of each fragment when spare bytes are granted: who saves most goes first."""
-        savers = sorted(self.document.fragments, key=_saving_per_byte, reverse=True)
+        savers = sorted(self.document.fragments, key=loads.saving_per_byte, reverse=True)
         places = {each.index: place for place, each in enumerate(savers)}
         return [places[index] for index in range(len(places))]
 
@@ -330,13 +330,13 @@ class Costs(SpanCosts):
         return {}, {}, {}, {}
 
     def _fetched(self, fragment: int, device: PoolDevice) -> int:
-        return fetched(self.document.fragments[fragment], device)
+        return loads.fetched(self.document.fragments[fragment], device)
 
     def _prepared(self, fragment: int, device: PoolDevice) -> int:
-        return prepared(self.document.fragments[fragment], device)
+        return loads.prepared(self.document.fragments[fragment], device)
 
     def load_by_rate(self, fragment: int, device: PoolDevice) -> int:
-        return from_cache(self.document.fragments[fragment], device)
+        return loads.from_cache(self.document.fragments[fragment], device)
 
     def by_rates(self, fragment: int, device: PoolDevice) -> int:
         """What a task of a fragment takes by the device's rates alone."""
@@ -362,7 +362,7 @@ class Costs(SpanCosts):
             self.document.fragments[span.start : span.end], granted, strict=True
         ):
             time = self._compute(Span(fragment.index, fragment.index + 1), device)
-            if holding is Holding.IN_BLOCKS:
+            if holding is not Holding.WHOLE:
                 time += time_of(paged_bytes(fragment, grant), device.page_bytes_per_second)
             times.append(Nanoseconds(time))
         return tuple(times)
@@ -377,14 +377,20 @@ class Costs(SpanCosts):
                 read = time_of(self._paged(span, device), device.page_bytes_per_second)
             case Holding.RELOADED:
                 in_turn = self._load(span, device)
-                read = -(-in_turn // ITEMS_IN_TURN)
+                read = self._part_of_a_load(in_turn, device)
                 load = in_turn - read
+                read += time_of(self._paged(span, device), device.page_bytes_per_second)
         if self.cold:
             fetch, preparing = self._before_loads(span, device)
             load += preparing + (0 if holding is Holding.RELOADED else self._load(span, device))
         border = self.crossing(span)
         receive = self._transfer(span, device, homes, border.coming, inward=True)
         send = self._transfer(span, device, homes, border.going, inward=False)
+        overlap = 0
+        if holding is Holding.RELOADED:
+            first, last = Span(span.start, span.start + 1), Span(span.end - 1, span.end)
+            overlap += min(receive.duration, self._compute(first, device))
+            overlap += min(send.duration, self._compute(last, device))
         return DeviceCost(
             holding=holding,
             compute=Nanoseconds(compute),
@@ -395,7 +401,17 @@ class Costs(SpanCosts):
             receive=receive.duration,
             send=send.duration,
             delay=Nanoseconds(receive.delay + send.delay),
+            overlap=Nanoseconds(overlap),
         )
+
+    def _part_of_a_load(self, in_turn: int, device: PoolDevice) -> int:
+        """What an item takes of the loads of all fragments, which several items share. Of a job
+        that begins with them, those that share the first ones wait for them as one."""
+        together = ITEMS_IN_TURN_SINGLE if device.single else ITEMS_IN_TURN
+        if not self.cold:
+            return -(-in_turn // together)
+        further = -(-self.loading_items // together) - 1
+        return -(-in_turn * further // max(1, self.loading_items - 1))
 
     def _move(self, span: Span, device: PoolDevice) -> Nanoseconds:
         """What the processor does besides computing."""
@@ -425,12 +441,6 @@ def homes_of(divisions: Sequence[Division]) -> Homes:
     if not any(device.peers for division in divisions for device in division.devices):
         return NOWHERE
     return {index: each.devices for each in divisions for index in each.span.fragments}
-
-
-def _saving_per_byte(fragment: Fragment) -> Fraction:
-    """Weights that need not be read again, for each byte that is granted beyond the least."""
-    swapped = fragment.resident_bytes - fragment.least_bytes
-    return Fraction(read_bytes(fragment), swapped) if swapped else Fraction(0)
 
 
 def _sums(amounts: list[int]) -> list[int]:

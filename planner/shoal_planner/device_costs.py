@@ -28,7 +28,8 @@ class DeviceCost:
     """What one item of a span costs on one device. `read` is weights from the page cache or, where
     fragments are reloaded, an item's part of their loads. The first item waits besides until they
     are fetched, with which the device begins at once, and for their `load`. `move` is processor
-    time for tasks and transfers; `delay` is the links' latency."""
+    time for tasks and transfers; `delay` is the links' latency. `overlap` is what of receiving and
+    sending goes on while the first and the last fragment compute, where fragments are reloaded."""
 
     holding: Holding
     compute: Nanoseconds
@@ -39,6 +40,7 @@ class DeviceCost:
     receive: Nanoseconds
     send: Nanoseconds
     delay: Nanoseconds
+    overlap: Nanoseconds
 
     @property
     def busy(self) -> Nanoseconds:
@@ -56,10 +58,10 @@ class DeviceCost:
 
     @property
     def period(self) -> Nanoseconds:
-        """Where fragments are loaded in turn, items come and go together: none is computed while
-        those before it are sent."""
+        """Where fragments are loaded in turn, items come and go together: only while the first
+        fragment computes do they come, and while the last one does, go."""
         if self.holding is Holding.RELOADED:
-            return Nanoseconds(max(self.busy + self.receive + self.send, 1))
+            return Nanoseconds(max(self.busy + self.receive + self.send - self.overlap, 1))
         return Nanoseconds(max(self.busy, self.link, 1))
 
     @property

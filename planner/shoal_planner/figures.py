@@ -79,9 +79,20 @@ class AlternativeFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MakespanFigures:
+    """What a job takes from cold devices on. `assumed`: how many items it has is not known.
+    `seconds` are None where a shape is unknown."""
+
+    items: int
+    assumed: bool
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFigures:
     """A plan. `gap`: by what part of the best one another could be better at most, by the
-    prediction; None where the search was cut short and does not know."""
+    prediction; None where the search was cut short and does not know. `makespan` is there where
+    that is the objective."""
 
     objective: str
     gap: float | None
@@ -89,6 +100,7 @@ class PlanFigures:
     stages: tuple[StageFigures, ...]
     rejected: tuple[AlternativeFigures, ...]
     measured: Rates | None = None
+    makespan: MakespanFigures | None = None
 
     def with_measured(self, rates: Rates, fragments: Mapping[int, float]) -> "PlanFigures":
         """Beside what a run measured: `fragments` are seconds of a task in ONNX Runtime."""
@@ -126,6 +138,18 @@ def figures(plan: Plan) -> PlanFigures:
             )
             for each in plan.rejected
         ),
+        makespan=makespan(plan),
+    )
+
+
+def makespan(plan: Plan) -> MakespanFigures | None:
+    """None where another objective was planned for."""
+    if not plan.goal.cold:
+        return None
+    return MakespanFigures(
+        items=plan.goal.items,
+        assumed=plan.items is None,
+        seconds=known_seconds(plan.makespan_nanoseconds),
     )
 
 

@@ -1,17 +1,26 @@
 """What a plan makes small."""
 
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from shoal_protocol.choices import Objective
+
+ASSUMED_ITEMS: Final = 100
+"""Of a job of which nobody knows how many it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """An objective; `items` matter to a makespan only."""
+    """An objective, and how many items a job has, which matters to a makespan only; None: that is
+    not known, and `ASSUMED_ITEMS` are reckoned with."""
 
     objective: Objective
-    items: int = 100
+    known_items: int | None = None
+
+    @property
+    def items(self) -> int:
+        """What is reckoned with; a job without any is as one of one item."""
+        return ASSUMED_ITEMS if self.known_items is None else max(1, self.known_items)
 
     @property
     def cold(self) -> bool:
@@ -37,7 +46,7 @@ class Goal:
 
     def sparing(self, enough: float) -> "Sparing":
         """Penalties count alone where a value is below `enough`."""
-        return Sparing(self.objective, self.items, enough)
+        return Sparing(self.objective, self.known_items, enough)
 
     def order(self, period: int, latency: int, penalty: int = 0) -> tuple[int, int, int]:
         """What is compared: of equal values fewer penalties win, then the other time."""

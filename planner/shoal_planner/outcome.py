@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal_planner.device_costs import DeviceCost, Holding, shared_period
+from shoal_planner.goal import Goal
 from shoal_protocol.choices import Objective
 from shoal_protocol.units import (
     NANOSECONDS_PER_SECOND,
@@ -119,7 +120,8 @@ class Plan:
     """Stages in order, what they give, and what else there was.
 
     `gap`: by what part of the best possible value this one is larger at most; 0: none is better,
-    None: that is not known. `beside`: what other models leave of the devices; "" where none runs on
+    None: that is not known. `items` are those of the job that a makespan is planned for; None: not
+    known. `beside`: what other models leave of the devices; "" where none runs on
     the pool. Predictions are None
     where a shape is unknown.
     """
@@ -131,7 +133,21 @@ class Plan:
     latency_nanoseconds: Nanoseconds | None
     rejected: tuple[Rejected, ...]
     gap: float | None
+    items: int | None = None
     beside: str = ""
+
+    @property
+    def goal(self) -> Goal:
+        """What it was made for."""
+        return Goal(self.objective, self.items)
+
+    @property
+    def makespan_nanoseconds(self) -> Nanoseconds | None:
+        """What all items take with cold loads; None where that is not the objective, or unknown."""
+        period, latency = self.period_nanoseconds, self.latency_nanoseconds
+        if not self.goal.cold or period is None or latency is None:
+            return None
+        return Nanoseconds(self.goal.value(period, latency))
 
     @property
     def items_per_second(self) -> float | None:

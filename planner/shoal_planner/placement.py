@@ -63,12 +63,12 @@ def plan(
     objective: Objective,
     previous: Plan | None = None,
     pins: Sequence[Pin] = (),
-    items: int = 100,
+    items: int | None = None,
 ) -> Plan | Infeasible:
     """The best placement of a partition on a pool; ties go to fewer stages, then smaller names.
 
     `previous` is the plan in force: of equal plans the one that moves least wins, and the epoch
-    goes on from it. `items` matters to Makespan only.
+    goes on from it. `items` matters to Makespan only: how many a job has; None: not known.
     """
     goal = Goal(objective, items)
     costs, pool = Costs(document, goal.loading_items), refined(document, pool)
@@ -99,7 +99,7 @@ def replan(
 ) -> Plan:
     """The plan that follows the one in force: the best, or one that moves fewer fragments, where
     what the best gains is not worth the difference (`replanning`)."""
-    goal = Goal(best.objective)
+    goal = best.goal
     costs = Costs(document, goal.loading_items)
     wishes = replace(_wishes(None, pins), cached=costs.cached_by(pool))
     pool = _weighed(pool, goal)
@@ -243,6 +243,7 @@ def _planned(
     return Plan(
         epoch=epoch,
         objective=contest.goal.objective,
+        items=contest.goal.known_items,
         stages=stage_plans(costs, best, predictable=predictable),
         period_nanoseconds=period if predictable else None,
         latency_nanoseconds=latency if predictable else None,

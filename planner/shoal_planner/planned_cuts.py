@@ -33,7 +33,7 @@ from shoal_planner.sharing import is_at_once
 from shoal_protocol.choices import Objective
 from shoal_protocol.cut_table import CutTable
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
-from shoal_protocol.units import Bytes, Nanoseconds
+from shoal_protocol.units import Bytes, Nanoseconds, counted
 
 _ANY: Final = Wishes()
 _ALONE: Final = Span(0, 1)
@@ -168,13 +168,13 @@ def _kept(now: PlannedCut, current: Sequence[str]) -> PlannedCut:
     return replace(now, tensors=tuple(current))
 
 
-def cut_order(found: Plan | Infeasible, objective: Objective) -> tuple[int, int]:
+def cut_order(found: Plan | Infeasible, goal: Goal) -> tuple[int, int]:
     """Of the plans of several cuts the least is the best: what each device holds at once, then what
     is loaded in turn, then what fits in no way."""
     if isinstance(found, Infeasible):
         return 2, 0
     period, latency = found.period_nanoseconds or 0, found.latency_nanoseconds or 0
-    return int(not is_at_once(found)), Goal(objective).value(period, latency)
+    return int(not is_at_once(found)), goal.value(period, latency)
 
 
 def rejected_cut(fragments: int, lost: Plan | Infeasible, best: Plan | Infeasible) -> Rejected:
@@ -184,8 +184,11 @@ def rejected_cut(fragments: int, lost: Plan | Infeasible, best: Plan | Infeasibl
         return Rejected(alternative=name, reason="its fragments fit these devices in no way")
     if not is_at_once(lost) and is_at_once(best):
         reason = "devices would load its fragments in turn"
-    elif cut_order(lost, best.objective) == cut_order(best, best.objective):
+    elif cut_order(lost, best.goal) == cut_order(best, best.goal):
         reason = "is as good"
+    elif best.goal.cold:
+        times = _times(lost.makespan_nanoseconds, best.makespan_nanoseconds)
+        reason = f"{counted(best.goal.items, 'item')} would take {times}"
     elif best.objective is Objective.LATENCY:
         reason = f"an item would take {_times(lost.latency_nanoseconds, best.latency_nanoseconds)}"
     else:

@@ -3,8 +3,8 @@
 The items are there from the beginning, and each goes through the stages in order. A device receives
 an item, reads weights again and computes, and sends; its first item waits for fetches and loads as
 well. Each of the three does one item at a time, and they overlap between items, as the cost model
-says; where fragments are loaded in turn, they do not. Of the devices of a stage, an item goes to
-the one that would be done with it first.
+says; where fragments are loaded in turn, they are drawn one after the other. Of the devices of a
+stage, an item goes to the one that would be done with it first.
 """
 
 from collections.abc import Iterator

@@ -17,10 +17,10 @@ among the devices, and that is at least the shortest way through all spans. The 
 step by step: a device that is busy on the shortest way counts more in the next.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import repeat
+from functools import cached_property, lru_cache, partial
+from itertools import islice, repeat
 from math import exp, inf, sqrt
 from operator import add, mul
 from typing import Final, NamedTuple
@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 from shoal_planner.costs import Span, SpanCosts
 from shoal_planner.device_costs import DeviceCost
 from shoal_planner.goal import Goal
-from shoal_planner.layers.arcs import Arcs, Group, Stage, Stages
+from shoal_planner.layers.arcs import Arcs, Group, Stage, Stages, fixed
 from shoal_planner.search import DeviceClass, Wishes, fits
 from shoal_protocol.choices import Objective
 
@@ -38,13 +38,15 @@ _FRONT: Final = 8
 _EQUAL: Final = 1e-9
 _REMEMBERED: Final = 1 << 19
 """Times of groups, 32 bytes each."""
+_BEGINNINGS: Final = 1 << 10
+"""Rows that are remembered: those of a few dozen orders."""
 
 Row = list[float]
 Values = Sequence[Row]
 """Nanoseconds by end (from the first border on), then by start; infinite where it cannot be."""
 Join = Callable[[float, float], float]
-Way = Callable[[Row, int, Group], Iterable[float]]
-"""What the spans to an end give, by start, with what was best before each of them."""
+Way = Callable[[Row, Group], Iterable[Iterable[float]]]
+"""What the spans on a group give, by end and by start, with what was best before each of them."""
 
 
 class Times(NamedTuple):
@@ -276,16 +278,44 @@ def value_of(goal: Goal, period: float, latency: float) -> float:
 
 def least_period(times: SpanTimes, arcs: Arcs) -> Stages | None:
     """The division whose slowest stage is the fastest."""
-
-    def way(before: Row, end: int, group: Group) -> Iterable[float]:
-        return map(max, before, times.group(group).periods[end])
-
-    return _way(times.count, arcs, way)
+    return _best_of(times.count, arcs, _by_period(times))
 
 
 def least_latency(times: SpanTimes, arcs: Arcs, bound: float) -> Stages | None:
     """The division with the least latency among those with a period of at most `bound`."""
+    return _best_of(times.count, arcs, _by_latency(times, bound))
 
+
+class Lines:
+    """The best ways by groups in a given order, or by the first few of them: of one time alone, for
+    a makespan the period. What orders that begin alike have in common is worked out once."""
+
+    def __init__(self, times: SpanTimes, goal: Goal) -> None:
+        self._count = times.count
+        by_latency = goal.objective is Objective.LATENCY
+        self._way = _by_latency(times, inf) if by_latency else _by_period(times)
+        self._row = lru_cache(_BEGINNINGS)(self._row_after)
+
+    def best(self, groups: tuple[Group, ...]) -> Stages | None:
+        """None: no division of these groups fits."""
+        best = {place: self._row(groups[:place]) for place in range(len(groups) + 1)}
+        came = {place + 1: [place] * (self._count + 1) for place in range(len(groups))}
+        return _stages(self._count, fixed(groups), self._way, best, came)
+
+    def _row_after(self, groups: tuple[Group, ...]) -> Row:
+        if not groups:
+            return _start(self._count)
+        return [inf, *map(min, self._way(self._row(groups[:-1]), groups[-1]))]
+
+
+def _by_period(times: SpanTimes) -> Way:
+    def way(before: Row, group: Group) -> Iterable[Iterable[float]]:
+        return map(partial(map, max, before), times.group(group).periods)
+
+    return way
+
+
+def _by_latency(times: SpanTimes, bound: float) -> Way:
     @lru_cache(None)
     def latencies(group: Group) -> Values:
         periods, _, latencies = times.group(group)
@@ -296,33 +326,46 @@ def least_latency(times: SpanTimes, arcs: Arcs, bound: float) -> Stages | None:
             for both in zip(latencies, periods, strict=True)
         ]
 
-    def way(before: Row, end: int, group: Group) -> Iterable[float]:
-        ready: Iterable[float] = before
-        if times.costs.cold:
-            ready = map(max, before, times.group(group).fetches[end])
-        return map(add, ready, latencies(group)[end])
+    def way(before: Row, group: Group) -> Iterable[Iterable[float]]:
+        if not times.costs.cold:
+            return map(partial(map, add, before), latencies(group))
+        ready = map(partial(map, max, before), times.group(group).fetches)
+        return map(partial(map, add), ready, latencies(group))
 
-    return _way(times.count, arcs, way)
+    return way
 
 
-def _way(count: int, arcs: Arcs, way: Way) -> Stages | None:
-    best = {0: [0.0] + [inf] * count}
+def _best_of(count: int, arcs: Arcs, way: Way) -> Stages | None:
+    best = {0: _start(count)}
     came: dict[int, list[int]] = {}
     for number, (state, group, after) in enumerate(arcs.arcs):
         if (before := best.get(state)) is None:
             continue
         here = best.setdefault(after, [inf] * (count + 1))
         last = came.setdefault(after, [0] * (count + 1))
-        for end in range(count):
-            if (found := min(way(before, end, group))) < here[end + 1]:
-                here[end + 1], last[end + 1] = found, number
+        for end, found in enumerate(map(min, way(before, group)), 1):
+            if found < here[end]:
+                here[end], last[end] = found, number
+    return _stages(count, arcs, way, best, came)
+
+
+def _start(count: int) -> Row:
+    """What is best where no device is used."""
+    return [0.0] + [inf] * count
+
+
+def _stages(
+    count: int, arcs: Arcs, way: Way, best: Mapping[int, Row], came: Mapping[int, Sequence[int]]
+) -> Stages | None:
+    """The way back from the best state in which all spans are served; `came` by state and end: the
+    number of the arc."""
     state = min(best, key=lambda each: best[each][count])
     if best[state][count] == inf:
         return None
     stages, end = [], count
     while end:
         before_state, group, _ = arcs.arcs[came[state][end]]
-        joined = list(way(best[before_state], end - 1, group))
+        joined = list(next(islice(way(best[before_state], group), end - 1, None)))
         start = joined.index(min(joined))
         stages.append(Stage(start, end, group))
         state, end = before_state, start

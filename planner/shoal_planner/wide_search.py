@@ -33,6 +33,7 @@ from shoal_planner.search import (
 )
 from shoal_planner.ways import (
     Best,
+    Lines,
     SpanTimes,
     best_way,
     least_latency,
@@ -114,9 +115,11 @@ def _of_rows(times: SpanTimes, goal: Goal) -> list[Best]:
     if not found:
         return []
 
+    lines = Lines(times, goal)
+
     def worth(groups: Groups) -> float:
-        best = _quickly(times, fixed(groups), goal)
-        return inf if best is None else best.value
+        stages = lines.best(groups)
+        return inf if stages is None else value_of(goal, *times.totals(stages))
 
     groups = tuple(stage.group for stage in found[0].stages)
     most = (len(groups) + sum(times.sizes)) * times.steps

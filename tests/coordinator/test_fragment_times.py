@@ -63,6 +63,23 @@ def test_a_load_takes_as_long_whether_its_quota_held_it_or_not(stretched: float)
     assert [each.load_seconds for each in times.read()] == [2.5]
 
 
+def test_a_load_takes_also_what_the_unload_before_it_took() -> None:
+    """By processor time and quota as the load does: half a second more on half a processor."""
+    digest = "sha256:" + "a" * 64
+    times = FragmentTimes(pb.Hello(device="a", speed=pb.Speed(processors=0.5)))
+    for _ in range(2):
+        times.moved(digest, pb.Reply(loaded=pb.Loaded(seconds=2.0, processor_seconds=1.0)))
+        times.executed(digest, pb.Executed(compute_seconds=1.0, task_seconds=1.0))
+        seen = [each.load_seconds for each in times.read()]
+        gone = pb.Unloaded(freed_bytes=1, seconds=0.6, processor_seconds=0.5)
+        times.moved(digest, pb.Reply(unloaded=gone))
+        times.moved("sha256:" + "b" * 64, pb.Reply(unloaded=gone))
+    assert seen == [2.0], "of two loads the lower one"
+    times.moved(digest, pb.Reply(loaded=pb.Loaded(seconds=2.0, processor_seconds=1.0)))
+    times.executed(digest, pb.Executed(compute_seconds=1.0, task_seconds=1.0))
+    assert times.read()[0].load_seconds == 3.0
+
+
 def test_a_load_that_waits_for_the_disk_takes_no_less_than_it_took() -> None:
     digest = "sha256:" + "a" * 64
     times = FragmentTimes(pb.Hello(device="a", speed=pb.Speed(processors=0.5)))

@@ -9,6 +9,7 @@ from fragment_pools import MIB, device, partition, placed
 from shoal_planner.budgets import explain_budgets, smallest_budget, with_other_budgets
 from shoal_planner.costs import Costs
 from shoal_planner.device_costs import Holding
+from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective
@@ -40,7 +41,7 @@ def test_with_the_smallest_budget_there_is_a_plan_and_with_a_byte_less_only_one_
 def test_the_table_goes_from_all_resident_to_the_smallest_and_says_what_each_costs() -> None:
     document = partition([10**9] * 4, [20 * MIB] * 4, least=[7 * MIB, 5 * MIB, 6 * MIB, 8 * MIB])
     pool = [device("a"), device("b")]
-    table = explain_budgets(with_other_budgets(document, pool, Objective.THROUGHPUT))
+    table = explain_budgets(with_other_budgets(document, pool, Goal(Objective.THROUGHPUT)))
     assert table.title == (
         "Smallest budget that works, cut as it is: 14 MiB on each of 2 devices; "
         "8 MiB where fragments are loaded in turn"
@@ -52,7 +53,7 @@ def test_the_table_goes_from_all_resident_to_the_smallest_and_says_what_each_cos
 
 def test_a_model_that_needs_all_it_needs_has_one_budget() -> None:
     document = partition([10**8], [20 * MIB])
-    table = explain_budgets(with_other_budgets(document, [device("a")], Objective.LATENCY))
+    table = explain_budgets(with_other_budgets(document, [device("a")], Goal(Objective.LATENCY)))
     assert table.title.endswith("20 MiB on the device")
     assert [row[0] for row in table.rows] == ["20 MiB"]
 
@@ -60,7 +61,7 @@ def test_a_model_that_needs_all_it_needs_has_one_budget() -> None:
 def test_a_budget_that_is_printed_suffices() -> None:
     least = 20 * MIB + 1
     table = explain_budgets(
-        with_other_budgets(partition([10**8], [least]), [device("a")], Objective.LATENCY)
+        with_other_budgets(partition([10**8], [least]), [device("a")], Goal(Objective.LATENCY))
     )
     assert table.title.endswith("20.1 MiB on the device")
     assert [row[0] for row in table.rows] == ["20.1 MiB"]

@@ -248,6 +248,10 @@ def test_a_profile_of_pipedream_is_put_in_order_and_loads_its_data_in_no_time(
     assert graph.tensors == (Tensor(producer=0, consumers=(1,), bytes=moved),)
 
 
+def profile_of(seconds: str) -> str:
+    return f"""{{"layers": [{{"name": "a", "seconds": {{"pi": {seconds}}}}}], "tensors": []}}"""
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -268,9 +272,31 @@ def test_a_profile_of_pipedream_is_put_in_order_and_loads_its_data_in_no_time(
             '{"machines": {"x": [[0, 1, 0.5, 8]], "y": [[0, 0, 0.5, 8]]}}',
             "y was measured in other blocks than the others",
         ),
+        (profile_of("NaN"), "seconds of pi is not from 0 to 1e+30"),
+        (profile_of("1e999"), "seconds of pi is not from 0 to 1e+30"),
+        (profile_of("-1"), "seconds of pi is not from 0 to 1e+30"),
+        (profile_of("true"), "seconds of pi is no number"),
+        (profile_of('"1"'), "seconds of pi is no number"),
+        ('{"machines": {"x": [[0, 0, NaN, 8]]}}', "seconds of x is not from 0 to 1e+30"),
+        ("{" * 9 + "[" * 200_000, "Expecting property name"),
+        ('{"layers": ' + "[" * 200_000, "is nested too deeply"),
         ("node1 -- what", "neither a node nor an edge of a PipeDream profile: 'node1 -- what'"),
     ],
 )
 def test_what_is_no_profile_is_refused_in_words(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=re.escape(problem)):
         read_profile(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"devices": [{"name": "a", "budget_bytes": NaN}]}', "budget_bytes is not from 0 to"),
+        ('{"devices": [{"name": "a", "flops_per_second": 0}]}', "flops_per_second is 0"),
+        ('{"devices": [], "link": {"bytes_per_second": null}}', "bytes_per_second is no number"),
+        ('{"devices": [], "link": {"latency_seconds": -1}}', "latency_seconds is not from 0 to"),
+    ],
+)
+def test_devices_with_numbers_that_are_none_are_refused(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        read_pool(text)

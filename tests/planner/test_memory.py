@@ -2,14 +2,20 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fragment_pools import MIB, SECOND, ceil, device, partition, placed, read_again
 from shoal_planner.costs import Costs, Division, Span
 from shoal_planner.device_costs import DeviceCost, Holding, mean_period
-from shoal_planner.devices import PAGE_BYTES_PER_SECOND
+from shoal_planner.devices import (
+    PAGE_BYTES_PER_SECOND,
+    PREPARING_NANOSECONDS,
+    RELOAD_BYTES_PER_SECOND,
+)
 from shoal_planner.explanation import explain, summary
+from shoal_planner.loads import paged_bytes, prepared
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
 from shoal_planner.speeds import refined
@@ -77,6 +83,44 @@ def test_a_fragment_loaded_in_turn_serves_several_items_and_the_first_waits_for_
     assert cost.latency == cost.compute + 220_000_000
 
 
+def test_with_residency_single_a_load_serves_four_times_as_many_items() -> None:
+    document, whole = partition([10**8] * 2, [20 * 10**6] * 2), Span(0, 2)
+    cost = Costs(document).on(whole, device("a", single=True))
+    assert (cost.read, cost.load) == (13_750_000, 206_250_000)
+
+
+@pytest.mark.parametrize(("items", "turns"), [(1, 1), (4, 1), (5, 2), (100, 25)])
+def test_a_makespan_in_turn_takes_as_many_turns_as_there_are_items_to_share_them(
+    items: int, turns: int
+) -> None:
+    """Of 220 ms each; the fragments are on the disk."""
+    document = partition([10**8] * 2, [20 * 10**6] * 2)
+    cached = tuple(each.digest for each in document.fragments)
+    alone = device("a", budget=24 * MIB, cached=cached)
+    period, latency = Costs(document, items).totals([Division(Span(0, 2), (alone,))])
+    took = latency + (items - 1) * period
+    assert took == pytest.approx(items * 2 * 10**8 + turns * 220_000_000, abs=items)
+
+
+def test_what_runs_in_blocks_while_it_is_loaded_in_turn_reads_weights_for_each_item() -> None:
+    """With a disk of 100 MB/s each byte takes 10 ns."""
+    document = partition([10**8] * 2, [40 * MIB] * 2, least=[20 * MIB] * 2)
+    tight = device("a", budget=32 * MIB, page_bytes_per_second=10**8)
+    costs, whole = Costs(document), Span(0, 2)
+    assert costs.holding(whole, tight) is Holding.RELOADED
+    paged = sum(
+        paged_bytes(each, granted)
+        for each, granted in zip(document.fragments, costs.grants(whole, tight), strict=True)
+    )
+    assert paged > 0
+    fast = replace(tight, page_bytes_per_second=10**18)
+    with_disk, without = costs.on(whole, tight), costs.on(whole, fast)
+    assert with_disk.read - without.read == pytest.approx(10 * paged, abs=10)
+    assert sum(costs.times(whole, tight)) - sum(costs.times(whole, fast)) == pytest.approx(
+        10 * paged, abs=10
+    )
+
+
 def test_what_loads_were_measured_to_take_takes_the_place_of_what_rates_predict() -> None:
     """Of the first fragment. The second takes the ratio that the device has."""
     document = partition([10**8] * 2, [20 * 10**6] * 2)
@@ -89,11 +133,34 @@ def test_a_makespan_counts_fetching_and_preparing_too() -> None:
     """Of 5 MB over 10 MB/s, prepared in 300 ms and 25 ms, and loaded in 60 ms and 25 ms; and of
     1 MB, which is not prepared."""
     document = partition([10**8] * 2, [10 * 10**6, 2 * 10**6])
-    linked = device("a", link_bytes_per_second=10**7)
+    linked = device("a", budget=48 * MIB, link_bytes_per_second=10**7)
     cold, warm = (Costs(document, items).on(Span(0, 2), linked) for items in (1, 0))
     assert cold.fetch - warm.fetch == 10**6 * (500 + 100)
     assert cold.latency - warm.latency == 10**6 * (300 + 25 + 60 + 25 + 60 + 5)
     assert cold.period == warm.period
+
+
+def test_where_the_process_that_prepares_has_no_room_a_fragment_is_tried() -> None:
+    """In 180 ms."""
+    document = partition([10**8], [10 * 10**6])
+    cold, warm = (Costs(document, items).on(Span(0, 1), device("a")) for items in (1, 0))
+    assert cold.latency - warm.latency == 10**6 * (180 + 60 + 25)
+
+
+@pytest.mark.parametrize(
+    ("budget", "has_room"),
+    [(53, False), (54, True), (55, True), (56, False), (58, False), (59, True)],
+)
+def test_the_process_that_prepares_needs_room_for_the_weights_it_saves(
+    budget: int, has_room: bool
+) -> None:
+    """36 MiB and nine eighths of the weights: of all 20 MiB, or of a block with 16 MiB at most
+    where the device has no room for the 56 MiB of the whole."""
+    (fragment,) = partition([1], [40 * MIB], least=[16 * MIB]).fragments
+    fragment = replace(fragment, resident_bytes=56 * MIB)
+    took = prepared(fragment, device("a", budget=budget * MIB))
+    saved = PREPARING_NANOSECONDS + ceil(20 * MIB * SECOND, RELOAD_BYTES_PER_SECOND)
+    assert took == (saved if has_room else 180 * 10**6)
 
 
 def test_weights_come_over_a_link_no_faster_than_the_processor_takes_them() -> None:
@@ -117,7 +184,15 @@ def test_stages_fetch_at_the_same_time() -> None:
 def test_a_replica_takes_items_from_when_it_has_loaded() -> None:
     """Of eleven items a second each: one device has loaded five seconds before the other, so it has
     done five when they share the others."""
-    alike = {"compute": SECOND, "read": 0, "move": 0, "receive": 0, "send": 0, "delay": 0}
+    alike = {
+        "compute": SECOND,
+        "read": 0,
+        "move": 0,
+        "receive": 0,
+        "send": 0,
+        "delay": 0,
+        "overlap": 0,
+    }
     costs = [
         DeviceCost(holding=Holding.WHOLE, fetch=fetch, load=load, **alike)  # type: ignore[arg-type]
         for fetch, load in ((4 * SECOND, SECOND), (0, 0))

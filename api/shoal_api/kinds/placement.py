@@ -232,6 +232,27 @@ class Cost:
 
 
 @record()
+class Makespan:
+    """What a job takes on devices that have nothing in memory yet."""
+
+    items: int = member(COUNT, "How many items were planned for.", example=16)
+    assumed: bool = member(
+        Flag(),
+        "true: nobody knows yet how many items there are. They are those of the newest job by this "
+        "plan, as soon as its inputs are counted; not of one that follows its inputs.",
+        default=False,
+        example=True,
+    )
+    seconds: float | None = member(
+        Number(),
+        "Until all have ended; absent where that cannot be predicted.",
+        unit="seconds",
+        default=None,
+        example=8.1,
+    )
+
+
+@record()
 class Rejected:
     """A plan that lost."""
 
@@ -317,6 +338,9 @@ class PlacementStatus(Status):
     )
     predicted: Cost | None = member(Object(Cost), "By the planner.", default=None)
     measured: Cost | None = member(Object(Cost), "By the last job.", default=None)
+    makespan: Makespan | None = member(
+        Object(Makespan), "Of the objective Makespan, by the planner.", default=None
+    )
     rejected: tuple[Rejected, ...] = member(
         Items(of=Object(Rejected), max_items=8), "The best plans that lost.", default=[]
     )

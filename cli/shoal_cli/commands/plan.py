@@ -11,6 +11,7 @@ import typer
 from shoal_cli.commands import options, plan_options
 from shoal_cli.commands.option_groups import given
 from shoal_cli.commands.picture_files import check_picture
+from shoal_planner.goal import ASSUMED_ITEMS
 from shoal_protocol.choices import Objective, Residency
 from shoal_protocol.units import counted
 
@@ -26,6 +27,7 @@ EPILOG: Final = (
     "What manifests ask for:  shoal plan examples/ocr\n\n"
     "A bare model:  shoal plan model.onnx --devices 3 --budget 64Mi\n\n"
     "Measured layers:  shoal plan --profile vgg16.json --devices devices.json\n\n"
+    "A makespan of so many items:  shoal plan job.yaml --items 500\n\n"
     "For programs, and drawn:  shoal plan examples/ocr --output json --svg plan.svg\n\n"
     "Placements and jobs are planned as `shoal run` would; nothing runs. Times are predictions."
 )
@@ -37,6 +39,7 @@ def plan(
     volume: options.Volumes = None,
     bare: plan_options.BareModel,
     layers: plan_options.LayerProfile,
+    items: plan_options.PlanItems = None,
     work: plan_options.PlanWork = None,
     form: options.Output = options.Format.TEXT,
     svg: plan_options.PlanPicture = None,
@@ -53,12 +56,13 @@ def plan(
         from shoal_cli.commands.layer_plans import plan_layers
 
         goal = layers.objective or Objective.THROUGHPUT
-        shown.show([plan_layers(layers.profile, bare.devices, goal, layers.items or 100)])
+        wanted_items = items or ASSUMED_ITEMS
+        shown.show([plan_layers(layers.profile, bare.devices, goal, wanted_items)])
         return
     if not files:
         raise typer.BadParameter("nothing to plan: give manifests, a model or --profile")
-    if layers.objective is not None or layers.items is not None:
-        raise typer.BadParameter("--objective and --items go with --profile")
+    if layers.objective is not None:
+        raise typer.BadParameter("--objective goes with --profile; manifests have their own")
     from shoal_cli.local.workspace import default_work_folder
 
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
@@ -69,7 +73,15 @@ def plan(
     else:
         options.refuse_with_manifests(given(bare))
         wanted = _of_manifests(files, options.parse_volumes(volume), folder)
+    if items is not None:
+        wanted = [(name, _for_items(order, items)) for name, order in wanted]
+        if not any(order.cut.goal.cold for _, order in wanted):
+            raise typer.BadParameter("--items is for the objective Makespan, which nothing has")
     _plan(wanted, folder, shown)
+
+
+def _for_items(order: "PlanOrder", items: int) -> "PlanOrder":
+    return replace(order, cut=replace(order.cut, items=items))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +142,7 @@ def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path, shown: _Shown
     from shoal_cli.commands.planned import of_order
     from shoal_cli.commands.progress import choose_progress
     from shoal_cli.commands.tables import errors
+    from shoal_cli.local.planned_jobs import with_items
     from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
     from shoal_cli.local.runner import NoPlan, prepare_once
     from shoal_cli.local.workspace import open_workspace
@@ -145,6 +158,7 @@ def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path, shown: _Shown
                 others = plans_beside(order, running)
                 cut = cut_beside(order, others)
                 found = asyncio.run(prepare_once(cut, prepared, workspace, observer))
+                order = with_items(order, found)  # noqa: PLW2901
                 if any(fragment.flops is None for fragment in found.document.fragments):
                     options.note(f"{name}: {_unknown(found.document)}")
                 answer = find_plan(order, found, others)

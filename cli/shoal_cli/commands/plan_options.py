@@ -7,7 +7,9 @@ from typing import Annotated, Final
 import typer
 
 from shoal_cli.commands import options
+from shoal_planner.goal import ASSUMED_ITEMS
 from shoal_protocol import choices
+from shoal_protocol.units import parse_whole, shortened
 
 _bare: Final = options.panel("A bare model")
 _profile: Final = options.panel("A profile")
@@ -20,6 +22,16 @@ PlanFiles = Annotated[
     typer.Argument(
         metavar="FILE...",
         help="Manifests, or folders of manifests, or one [bold].onnx[/bold] file.",
+        show_default=False,
+    ),
+]
+PlanItems = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Items of a job, for the objective Makespan. [dim]Default: those in the job's folder "
+        f"of inputs; where nobody knows, {ASSUMED_ITEMS}[/dim]",
         show_default=False,
     ),
 ]
@@ -68,12 +80,12 @@ class BareModel:
         """How many devices to pretend. Raises `typer.BadParameter`."""
         if self.devices is None:
             return None
-        if not self.devices.isdecimal() or not 1 <= int(self.devices) <= _MOST_DEVICES:
+        if not (count := parse_whole(self.devices, _MOST_DEVICES)):
             raise typer.BadParameter(
-                f"--devices {self.devices}: a number from 1 to {_MOST_DEVICES}; a file goes with "
-                "--profile"
+                f"--devices {shortened(self.devices)}: a number from 1 to {_MOST_DEVICES}; a file "
+                "goes with --profile"
             )
-        return int(self.devices)
+        return count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +103,4 @@ class LayerProfile:
     objective: Annotated[
         choices.Objective | None,
         _profile(case_sensitive=False, help="What is made best. [dim]Default: Throughput[/dim]"),
-    ] = None
-    items: Annotated[
-        int | None,
-        _profile(min=1, help="Items of a job, for Makespan. [dim]Default: 100[/dim]"),
     ] = None

@@ -63,7 +63,7 @@ class Planned:
 def of_order(name: str, order: PlanOrder, prepared: Prepared, answer: Plan | Infeasible) -> Planned:
     """What was found for a Placement, a job or a bare model."""
     pool, document = order.cut.devices, prepared.document
-    others = with_other_budgets(document, pool, order.objective)
+    others = with_other_budgets(document, pool, order.cut.goal)
     tables = explain(answer, document) if isinstance(answer, Plan) else explain_refusal(answer)
     return Planned(
         name=name,

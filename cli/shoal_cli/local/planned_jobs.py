@@ -1,10 +1,11 @@
 """A job with the plan that it runs by: as a coordinator takes it, and as it is reported."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from shoal_cli.local.counts import count_items
 from shoal_cli.local.messages import copied
-from shoal_cli.local.orders import JobOrder
+from shoal_cli.local.orders import JobOrder, PlanOrder
 from shoal_cli.local.preparation import Prepared
 from shoal_cli.local.report import (
     DeviceReport,
@@ -22,7 +23,7 @@ from shoal_planner.batches import batch_sentences
 from shoal_planner.explanation import sentences
 from shoal_planner.figures import PlanFigures, Rates, figures
 from shoal_planner.outcome import Plan
-from shoal_protocol.partition import Outgrown, document_to_json
+from shoal_protocol.partition import document_to_json, outgrown_of
 from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -113,10 +114,7 @@ class PlannedJob:
             verification_error="",
             cut=cut_report(self.plan, self.prepared.document, label),
             plan=self._plan_report(status, label),
-            outgrown=tuple(
-                Outgrown(fragment=each.index, need_bytes=each.need_bytes)
-                for each in status.outgrown
-            ),
+            outgrown=outgrown_of(status),
         )
 
     def _plan_report(self, status: pb.JobStatus, label: Callable[[str], str]) -> PlanFigures:
@@ -159,3 +157,9 @@ def device_report(
         out_of_memory_kills=0,
         **tally.counts,
     )
+
+
+def with_items(order: PlanOrder, prepared: Prepared) -> PlanOrder:
+    """An order that says how many items it is for, where that matters and can be known."""
+    items = count_items(order.cut, prepared.document.inputs)
+    return replace(order, cut=replace(order.cut, items=items))

@@ -1,14 +1,16 @@
 """The plans of what manifests order, one beside the other on the pools that they share. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.orders import PlanOrder
 from shoal_cli.local.preparation import Prepared
+from shoal_planner.devices import PoolDevice
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
 from shoal_planner.sharing import beside, is_at_once, left_over, taken_by
+from shoal_protocol.partition import PartitionDocument
 
 
 def find_plan(
@@ -17,10 +19,24 @@ def find_plan(
     """The placement of a partition beside other plans, or why there is none."""
     document, devices = prepared.document, order.cut.devices
     if taken := taken_by(others):
-        found = plan(document, left_over(devices, taken), order.objective, pins=order.pins)
+        found = _plan(order, document, left_over(devices, taken))
         if isinstance(found, Plan) and is_at_once(found):
             return _with_cuts(beside(found, taken), prepared)
-    return _with_cuts(plan(document, devices, order.objective, pins=order.pins), prepared)
+    return _with_cuts(_plan(order, document, devices), prepared)
+
+
+def _plan(
+    order: PlanOrder, document: PartitionDocument, devices: Sequence[PoolDevice]
+) -> Plan | Infeasible:
+    items = order.cut.items
+    return plan(document, devices, order.objective, pins=order.pins, items=items)
+
+
+def assumption(job: str, found: Plan) -> str:
+    """What the plan of a job takes for granted; "": nothing."""
+    if not found.goal.cold or found.items is not None:
+        return ""
+    return f"job {job}: how many items come is not known; planned for {found.goal.items}"
 
 
 def cut_beside(order: PlanOrder, others: Iterable[Plan]) -> CutOrder:

@@ -2,9 +2,11 @@
 
 Of tasks the device says itself what is usual. A load counts that found the fragment in the disk
 cache, with what its first task takes beyond the usual: weights are mapped, and that task reads
-them. One of the loads prepares the fragment for the device, and tries it, which later ones need
-not; so a load takes the median of the last few. What is known changes only when it has changed
-much: plans are made anew for it.
+them. Where the fragment was unloaded before, that counts too: giving its memory back takes half as
+long as the load, and where fragments are loaded in turn, one goes for each that comes. One of the
+loads prepares the fragment for the device, and tries it, which later ones need not; so a load takes
+the median of the last few. What is known changes only when it has changed much: plans are made anew
+for it.
 
 All of this is time in the long run. Under a quota of processor time a device that has rested does a
 load at the speed of a whole thread, and one that has not is held meanwhile. So a load, and its
@@ -23,7 +25,15 @@ from typing import Final
 from shoal_protocol.digests import is_digest
 from shoal_protocol.speeds import sane
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.v1.session_pb2 import CachedFragment, Executed, Hello, Loaded, MeasuredTask
+from shoal_protocol.v1.session_pb2 import (
+    CachedFragment,
+    Executed,
+    Hello,
+    Loaded,
+    MeasuredTask,
+    Reply,
+    Unloaded,
+)
 
 _MOST_FRAGMENTS: Final = 256
 _LONGEST_SECONDS: Final = 3600.0
@@ -33,16 +43,18 @@ _CHANGE: Final = 1.25
 
 @dataclass(slots=True)
 class _Known:
-    """Of one fragment; None: not known. `loading` is its last load, until a task has run."""
+    """Of one fragment; None: not known. `loading` is its last load, until a task has run,
+    `unloading` its last unload."""
 
     task_seconds: float | None = None
     load_seconds: float | None = None
     loading: float | None = None
+    unloading: float = 0.0
     loads: deque[float] = field(default_factory=lambda: deque(maxlen=_LOADS))
 
     def loaded(self, seconds: float) -> None:
         """A load and what its first task took more have taken so long."""
-        self.loads.append(seconds)
+        self.loads.append(self.unloading + seconds)
         now, before = median_low(self.loads), self.load_seconds
         if before is None or not before / _CHANGE < now < before * _CHANGE:
             self.load_seconds = now
@@ -75,11 +87,24 @@ class FragmentTimes:
             known.loaded(known.loading + max(0.0, took - known.task_seconds))
         known.loading = None
 
+    def moved(self, digest: str, reply: Reply) -> None:
+        """A fragment has become resident, or is so no more."""
+        if reply.HasField("loaded"):
+            self.loaded(digest, reply.loaded)
+        elif reply.HasField("unloaded"):
+            self.unloaded(digest, reply.unloaded)
+
     def loaded(self, digest: str, message: Loaded) -> None:
         """A fragment has become resident."""
         if not message.fetched_bytes and _is_time(message.seconds):
             took = self._lasting_seconds(message.seconds, message.processor_seconds)
             self._of(digest).loading = took
+
+    def unloaded(self, digest: str, message: Unloaded) -> None:
+        """A fragment has given its memory back."""
+        if _is_time(message.seconds):
+            took = self._lasting_seconds(message.seconds, message.processor_seconds)
+            self._of(digest).unloading = took
 
     def read(self, cached: Collection[str] = ()) -> list[pb.FragmentTime]:
         """What is known, by digest; also of what is in the cache, the last to come at the end."""

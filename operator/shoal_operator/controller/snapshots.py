@@ -65,6 +65,7 @@ from shoal_operator.reconcile.snapshot import (
     WorkerPhase,
     Workload,
 )
+from shoal_protocol.choices import Objective
 
 CORDONED_SECONDS: Final = 30.0
 
@@ -258,12 +259,15 @@ class Snapshots:
         return found
 
     def _measured(self, reader: Reader, placement: Placement, view: views.View) -> Run | None:
-        """The run of the newest job on a Placement; reconciled again when one of them ends."""
+        """The run of the newest job on a Placement; reconciled again when one of them ends, and for
+        a makespan when its items are counted."""
         namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
         jobs = reader.all_own(InferenceJob, namespace, referring(placement.metadata.name))
         runs: list[tuple[str, Run]] = []
         for job in jobs:
             reader.subscribe(views.topic(namespace, pool, views.end_part(job_id(job))))
+            if placement.spec.objective is Objective.MAKESPAN:
+                reader.subscribe(views.topic(namespace, pool, views.count_part(job_id(job))))
             if isinstance(view, CoordinatorView) and job_id(job) in view.runs:
                 runs.append((job.metadata.creation_timestamp or "", view.runs[job_id(job)]))
         return max(reversed(runs), key=itemgetter(0), default=("", None))[1]

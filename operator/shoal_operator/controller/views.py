@@ -25,7 +25,7 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Unreachable,
 )
-from shoal_protocol.partition import Outgrown
+from shoal_protocol.partition import outgrown_of
 from shoal_protocol.speeds import FragmentTimes, Link, Speed, fragment_times_of, link_of, speed_of
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -81,9 +81,7 @@ def run_of(status: pb.JobStatus) -> Run:
         fragment_seconds=tuple(
             (each.index, each.compute_seconds) for each in status.stages if each.finished
         ),
-        outgrown=tuple(
-            Outgrown(fragment=each.index, need_bytes=each.need_bytes) for each in status.outgrown
-        ),
+        outgrown=outgrown_of(status),
     )
 
 
@@ -143,6 +141,11 @@ def end_part(job: str) -> str:
     return f"end/{job}"
 
 
+def count_part(job: str) -> str:
+    """How many items a run has."""
+    return f"count/{job}"
+
+
 def differences(old: View, new: View) -> frozenset[str]:
     """The parts that changed; time that has passed is no change."""
     if isinstance(old, Unreachable) or isinstance(new, Unreachable):
@@ -160,6 +163,8 @@ def run_differences(job: str, old: Run | None, new: Run | None) -> Iterator[str]
         yield RUNS
     if ended:
         yield end_part(job)
+    if new is not None and _count(old) != _count(new):
+        yield count_part(job)
     if _timeless(old) != _timeless(new):
         yield run_part(job)
 
@@ -232,6 +237,10 @@ def _end(run: Run | None) -> RunState | bool:
     if run is None:
         return False
     return run.state if run.state.is_over else True
+
+
+def _count(run: Run | None) -> int | None:
+    return None if run is None else run.known_items
 
 
 def _timeless(run: Run | None) -> Run | None:

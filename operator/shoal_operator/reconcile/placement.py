@@ -63,6 +63,7 @@ from shoal_operator.reconcile.snapshot import (
 from shoal_operator.reconcile.times import seconds_since
 from shoal_planner.devices import PoolDevice
 from shoal_planner.explanation import summary
+from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.speeds import levelled, measured_device, refined
 from shoal_protocol.choices import Residency
@@ -126,12 +127,18 @@ def _question(snapshot: PlacementSnapshot) -> Question | CutQuestion | Decision:
     spec = snapshot.placement.spec
     return Question(
         site=Site(document=document, devices=refined(document, usable)),
-        objective=spec.objective,
+        goal=_goal(snapshot),
         pins=spec.pins,
         previous=assignment(previous),
         anew=not snapshot.placement.holds("Planned"),
         taken=taken_by(snapshot.beside, document),
     )
+
+
+def _goal(snapshot: PlacementSnapshot) -> Goal:
+    """A makespan is that of the newest job by the plan, as soon as its inputs are counted."""
+    goal, run = Goal(snapshot.placement.spec.objective), snapshot.measured
+    return Goal(goal.objective, run.known_items) if goal.cold and run is not None else goal
 
 
 def _chooses(snapshot: PlacementSnapshot) -> bool:

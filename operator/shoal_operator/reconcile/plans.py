@@ -10,7 +10,7 @@ moves fewer fragments may do. All of that takes seconds where there is much to p
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -20,6 +20,7 @@ from shoal_api.kinds.placement import (
     Cost,
     FragmentMemory,
     Grant,
+    Makespan,
     Pin,
     PlacementStatus,
     Rejected,
@@ -28,12 +29,11 @@ from shoal_api.kinds.placement import (
 from shoal_operator.reconcile.conditions import shortened
 from shoal_planner.costs import Costs, Division, Span
 from shoal_planner.devices import PoolDevice
-from shoal_planner.figures import known_seconds, stage_figures
+from shoal_planner.figures import known_seconds, makespan, stage_figures
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
 from shoal_planner.placement import MAX_REJECTED, plan, replan, stage_plans
 from shoal_planner.sharing import Taken, Use, added, beside, is_at_once, left_over
-from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds, seconds
 
@@ -67,9 +67,9 @@ class Site:
 
 
 @lru_cache(_REMEMBERED)
-def best_plan(site: Site, objective: Objective, pins: tuple[Pin, ...]) -> Plan | Infeasible:
+def best_plan(site: Site, goal: Goal, pins: tuple[Pin, ...]) -> Plan | Infeasible:
     """The best placement, as if nothing ran yet."""
-    return plan(site.document, site.devices, objective, None, pins)
+    return plan(site.document, site.devices, goal.objective, None, pins, goal.known_items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Question:
     devices. Equal questions have equal answers."""
 
     site: Site
-    objective: Objective
+    goal: Goal
     pins: tuple[Pin, ...]
     previous: tuple[Stage, ...] = ()
     anew: bool = False
@@ -90,10 +90,10 @@ class Question:
         if self.taken:
             taken = dict(self.taken)
             site = replace(self.site, devices=left_over(self.site.devices, taken))
-            best = best_plan(site, self.objective, self.pins)
+            best = best_plan(site, self.goal, self.pins)
             if isinstance(best, Plan) and is_at_once(best):
                 return beside(self._next(site, best), taken)
-        best = best_plan(self.site, self.objective, self.pins)
+        best = best_plan(self.site, self.goal, self.pins)
         return best if isinstance(best, Infeasible) else self._next(self.site, best)
 
     def _next(self, site: Site, best: Plan) -> Plan:
@@ -172,7 +172,7 @@ def with_fewest_moves(site: Site, best: Plan, previous: Stages, pinned: frozense
     """
     if not previous or assignment(best.stages) == assignment(previous):
         return best
-    cached, loads_count = Costs(site.document).cached_by(site.devices), Goal(best.objective).cold
+    cached, loads_count = Costs(site.document).cached_by(site.devices), best.goal.cold
     kinds = {
         each.name: replace(each, name="", cached=each.cached if loads_count else ())
         for each in site.devices
@@ -267,6 +267,7 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
             latency_seconds=known_seconds(of.latency_nanoseconds),
             items_per_second=of.items_per_second,
         ),
+        makespan=_makespan(of),
         rejected=tuple(
             Rejected(
                 alternative=shortened(each.alternative, 512),
@@ -277,6 +278,11 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
             for each in of.rejected[:MAX_REJECTED]
         ),
     )
+
+
+def _makespan(of: Plan) -> Makespan | None:
+    found = makespan(of)
+    return None if found is None else Makespan(**asdict(found))
 
 
 def _in_blocks(stage: StagePlan, document: PartitionDocument) -> tuple[Grant, ...]:

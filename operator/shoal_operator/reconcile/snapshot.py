@@ -244,6 +244,11 @@ class Run:
     retry: int = 0
     outgrown: tuple[Outgrown, ...] = ()
 
+    @property
+    def known_items(self) -> int | None:
+        """How many items it has; None: they are not counted yet, or more come."""
+        return None if self.following else self.items or None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:

@@ -42,6 +42,9 @@ _NODE: Final = re.compile(
     r"parameter_size=(?P<weights>[\d.]+)"
 )
 
+_MOST: Final = 1e30
+"""Of anything: sums and products of such numbers are finite."""
+
 T = TypeVar("T")
 
 
@@ -126,12 +129,15 @@ def _scission(machines: Mapping[str, Sequence[tuple[int, int, float, float]]]) -
     layers = tuple(
         Layer(
             name=f"{first}" if first == last else f"{first}-{last}",
-            seconds={machine: own[index][2] for machine, own in machines.items()},
+            seconds={
+                machine: _number(own[index][2], f"seconds of {machine}")
+                for machine, own in machines.items()
+            },
         )
         for index, (first, last, _, _) in enumerate(rows)
     )
     tensors = tuple(
-        Tensor(producer=one, consumers=(other,), bytes=rows[one][3])
+        Tensor(producer=one, consumers=(other,), bytes=_number(rows[one][3], "bytes"))
         for one, other in pairwise(range(len(rows)))
     )
     return LayerGraph(layers, tensors)
@@ -141,10 +147,13 @@ def _graph(document: Mapping[str, Any]) -> LayerGraph:
     layers = tuple(
         Layer(
             name=each["name"],
-            seconds=each.get("seconds", {}),
-            flops=each.get("flops"),
-            weight_bytes=each.get("weight_bytes", 0),
-            activation_bytes=each.get("activation_bytes", 0),
+            seconds={
+                kind: _number(value, f"seconds of {kind}")
+                for kind, value in each.get("seconds", {}).items()
+            },
+            flops=_amount(each, "flops", None),
+            weight_bytes=_amount(each, "weight_bytes", 0.0),
+            activation_bytes=_amount(each, "activation_bytes", 0.0),
         )
         for each in document["layers"]
     )
@@ -154,7 +163,7 @@ def _graph(document: Mapping[str, Any]) -> LayerGraph:
         Tensor(
             producer=place[each["from"]],
             consumers=tuple(place[name] for name in each["to"]),
-            bytes=each["bytes"],
+            bytes=_amount(each, "bytes"),
         )
         for each in document["tensors"]
     )
@@ -166,9 +175,9 @@ def _pool(document: Mapping[str, Any]) -> Pool:
         Device(
             name=each["name"],
             kind=each.get("kind", ""),
-            budget_bytes=each.get("budget_bytes", inf),
-            flops_per_second=each.get("flops_per_second"),
-            reload_bytes_per_second=each.get("reload_bytes_per_second", 200e6),
+            budget_bytes=_amount(each, "budget_bytes", inf),
+            flops_per_second=_rate(each, "flops_per_second", None),
+            reload_bytes_per_second=_rate(each, "reload_bytes_per_second", 200e6),
         )
         for each in document["devices"]
     )
@@ -177,11 +186,37 @@ def _pool(document: Mapping[str, Any]) -> Pool:
 
 
 def _link(each: Mapping[str, Any]) -> Link:
-    return Link(each.get("bytes_per_second", inf), each.get("latency_seconds", 0.0))
+    return Link(_rate(each, "bytes_per_second", inf), _amount(each, "latency_seconds", 0.0))
+
+
+def _amount(each: Mapping[str, Any], name: str, *default: T) -> float | T:
+    """The number of that name, from 0 on; the default where there is none."""
+    if default and name not in each:
+        return default[0]
+    return _number(each[name], name)
+
+
+def _number(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} is no number")
+    if not 0 <= value <= _MOST:
+        raise ValueError(f"{name} is not from 0 to {_MOST:g}")
+    return value
+
+
+def _rate(each: Mapping[str, Any], name: str, *default: T) -> float | T:
+    """The same, of a rate, which is not 0."""
+    value = _amount(each, name, *default)
+    if value == 0:
+        raise ValueError(f"{name} is 0")
+    return value
 
 
 def _object(text: str) -> Mapping[str, Any]:
-    document = json.loads(text)
+    try:
+        document = json.loads(text)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
     if not isinstance(document, dict):
         raise ValueError("expected an object")
     return document

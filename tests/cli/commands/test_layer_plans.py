@@ -56,7 +56,7 @@ def test_a_profile_is_planned_for_programs_and_drawn(devices: Path, tmp_path: Pa
         (("--profile", "missing.json", "--devices", "devices.json"), "No such file"),
         (("--profile", "devices.json", "--devices", "devices.json"), "'layers' is missing"),
         (("--profile", "x.json", "--devices", "devices.json", "model.onnx"), "not both"),
-        (("--objective", "latency", "model.onnx"), "go with --profile"),
+        (("--objective", "latency", "model.onnx"), "goes with --profile"),
         (("model.onnx", "--devices", "65"), "a number from 1 to 64"),
         (("model.onnx", "--svg", "plan.png"), "pictures are SVG; name a file in .svg"),
     ],

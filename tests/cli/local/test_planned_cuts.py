@@ -13,6 +13,7 @@ import yaml
 from cli.local.workbench import Workbench
 from made_models import deep
 from shoal_cli.local.cut_orders import CutOrder
+from shoal_cli.local.known_cuts import find_known
 from shoal_cli.local.manifests import manifests_of
 from shoal_cli.local.orders import OrderRefused, read_orders
 from shoal_cli.local.preparation import cut_into_store, partition_path
@@ -22,6 +23,7 @@ from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan
 from shoal_planner.sharing import Taken, left_over
 from shoal_protocol.choices import Objective
+from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import PartitionDocument, document_from_json
 from shoal_protocol.units import Bytes
 
@@ -163,6 +165,30 @@ def test_a_planned_cut_is_used_again_until_the_devices_change(model: Path, tmp_p
 
     pools = [((20, 1), (20, 1)), ((20, 1), (20, 1)), ((20, 1), (20, 3))]
     assert [is_warm(*pool) for pool in pools] == [False, True, False]
+
+
+def test_a_cut_for_a_makespan_is_planned_anew_for_another_number_of_inputs(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    order = CutOrder(
+        name="deep",
+        model="deep",
+        path=model,
+        sample=folder,
+        devices=unequal((20, 1), (20, 1)),
+        planned=True,
+        objective=Objective.MAKESPAN,
+    )
+    store = FragmentStore(tmp_path)
+    path = partition_path(tmp_path, "deep")
+    for number in (1, 2):
+        np.save(folder / f"{number}.npy", np.zeros((1, 512), np.float32))
+        assert find_known(path, order, store) is None
+        assert cut_into_store(order, tmp_path, lambda done, total: None)["warm"] is False
+        assert json.loads(path.with_name("source.json").read_bytes())["items"] == number
+    assert find_known(path, order, store) is not None
 
 
 def test_pins_and_planned_cuts_do_not_go_together(tmp_path: Path) -> None:

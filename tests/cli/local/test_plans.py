@@ -1,17 +1,23 @@
 """What manifests order is planned side by side: a second model sees what the first takes."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import yaml
 
 from fragment_pools import MIB, partition, placed
 from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.manifests import manifests_of
 from shoal_cli.local.orders import PlanOrder, read_orders
-from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
+from shoal_cli.local.planned_jobs import with_items
+from shoal_cli.local.plans import assumption, cut_beside, find_plan, plans_beside
 from shoal_cli.local.preparation import Prepared
+from shoal_cli.local.runner import plan_on_pool
 from shoal_planner.outcome import Plan
 from shoal_planner.sharing import taken_by
+from shoal_protocol.choices import Objective
+from shoal_protocol.partition import TensorSpec
 
 POOL = """\
 apiVersion: shoal.dev/v1alpha1
@@ -46,6 +52,7 @@ spec:
   inputs: {uri: in}
   outputs: {uri: out-%(name)s}
 """
+MAKESPAN = "  objective: Makespan\n"
 
 
 def orders(folder: Path) -> list[PlanOrder]:
@@ -67,6 +74,43 @@ def planned(folder: Path, *sizes_mib: int) -> list[Plan]:
         others = plans_beside(order, known)
         known.append((order, placed(find_plan(order, prepared(folder, size), others))))
     return [plan for _, plan in known]
+
+
+def makespan(folder: Path, more: str = "") -> tuple[PlanOrder, Prepared]:
+    """A job with this objective, whose model takes the items of one file, 7."""
+    text = POOL + MODEL % {"name": "faces"} + MAKESPAN
+    text = text.replace("{uri: in}", f"{{uri: {folder}/in{more}}}")
+    (folder / "in").mkdir()
+    np.save(folder / "in" / "a.npy", np.zeros((7, 1, 4), np.float32))
+    manifests = manifests_of(str(folder / "job.yaml"), list(yaml.safe_load_all(text)))
+    (order,) = read_orders(manifests, {}).jobs
+    found = prepared(folder, 14)
+    x = TensorSpec(name="x", dtype="float32", shape=(1, 4))
+    return order.plan, replace(found, document=replace(found.document, inputs=(x,)))
+
+
+def test_a_makespan_is_planned_for_the_items_of_the_inputs(tmp_path: Path) -> None:
+    order, prepared = makespan(tmp_path)
+    found = plan_on_pool(order, prepared)
+    assert found.items == 7
+    assert assumption("faces", found) == ""
+    said = replace(order, cut=replace(order.cut, items=12))
+    assert plan_on_pool(said, prepared).items == 12
+
+
+def test_of_a_folder_that_is_followed_the_assumption_is_said(tmp_path: Path) -> None:
+    found = plan_on_pool(*makespan(tmp_path, ", follow: true"))
+    assert found.items is None
+    said = "job faces: how many items come is not known; planned for 100"
+    assert assumption("faces", found) == said
+
+
+def test_inputs_are_counted_where_the_objective_asks_only(tmp_path: Path) -> None:
+    order, prepared = makespan(tmp_path)
+    other = replace(order, cut=replace(order.cut, objective=Objective.LATENCY))
+    assert with_items(other, prepared).cut.items is None
+    (tmp_path / "in").rename(tmp_path / "elsewhere")  # of which the job says more
+    assert with_items(order, prepared).cut.items is None
 
 
 def test_two_models_that_fit_beside_each_other_hold_no_more_than_there_is(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from fragment_pools import MIB, device, partition, placed
 from shoal_operator.controller.planning import REMEMBERED, Answer, Planning
 from shoal_operator.reconcile.plans import Question, Site
+from shoal_planner.goal import Goal
 from shoal_planner.outcome import Plan
 from shoal_protocol.choices import Objective
 
@@ -34,7 +35,7 @@ class HeldQuestion:
 
 REAL = Question(
     site=Site(document=partition([10**8], [10 * MIB]), devices=(device("a"),)),
-    objective=Objective.LATENCY,
+    goal=Goal(Objective.LATENCY),
     pins=(),
 )
 

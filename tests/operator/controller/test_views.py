@@ -96,6 +96,18 @@ def test_the_end_of_a_run_concerns_its_placement_and_the_pool_as_well() -> None:
     assert parts(VIEW, replace(VIEW, runs=MappingProxyType({}))) == concerned
 
 
+def test_how_many_items_a_run_has_is_news_for_its_plan_once_all_are_known() -> None:
+    def counted(old: Run, **changed: object) -> bool:
+        new = replace(old, **changed)  # type: ignore[arg-type] # of its fields
+        return views.count_part("j") in set(views.run_differences("j", old, new))
+
+    assert counted(replace(RUN, items=0), items=9)
+    assert not counted(RUN, succeeded=5)
+    following = replace(RUN, following=True)
+    assert not counted(following, items=12)
+    assert counted(following, following=False)
+
+
 def test_more_items_are_progress_but_the_first_a_failure_and_the_end_are_news() -> None:
     def progress(old: Run, **changed: object) -> list[str]:
         new = replace(old, **changed)  # type: ignore[arg-type]

@@ -249,6 +249,25 @@ def test_what_the_last_job_measured_is_told() -> None:
     assert status.measured == Cost(latency_seconds=0.25, items_per_second=12.0)
 
 
+def test_a_makespan_is_planned_for_the_items_of_the_newest_job_once_they_are_counted() -> None:
+    wanted, view = placement(objective="Makespan"), devices("a", "b", "c")
+    of, _, status = see(wanted, view)
+    assert status.makespan is not None
+    assert (status.makespan.items, status.makespan.assumed) == (100, True)
+    assert "(their number is assumed)" in of.message("Planned")
+    for run, known in [
+        (replace(MEASURED, items=0), False),
+        (replace(MEASURED, items=7, following=True), False),
+        (replace(MEASURED, items=7), True),
+    ]:
+        of, _, status = see(of, view, measured=run)
+        assert status.makespan is not None
+        assert (status.makespan.items, status.makespan.assumed) == (7 if known else 100, not known)
+    assert "7 items take" in of.message("Planned")
+    assert status.epoch == 1
+    assert see(placement(), view)[2].makespan is None
+
+
 def test_each_stage_says_what_was_predicted_and_what_a_job_by_this_plan_measured() -> None:
     view, times = devices("a", "b", "c"), ((0, 0.1), (1, 0.2), (2, 0.4))
     of, _, status = see(placement(), view)

@@ -12,6 +12,7 @@ from shoal_operator.reconcile.decision import SubmitJob
 from shoal_operator.reconcile.plans import Site, best_plan, status_of, with_fewest_moves
 from shoal_operator.reconcile.snapshot import WorkerPhase
 from shoal_planner.devices import PoolDevice
+from shoal_planner.goal import Goal
 from shoal_planner.outcome import Plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
@@ -34,7 +35,7 @@ def site(**budgets_mib: int) -> Site:
 
 
 def best(of: Site) -> Plan:
-    found = best_plan(of, Objective.THROUGHPUT, ())
+    found = best_plan(of, Goal(Objective.THROUGHPUT), ())
     assert isinstance(found, Plan)
     return found
 

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import shutil
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,7 +155,7 @@ def as_process(command: Sequence[str], target: str, claims: Path, folder: Path) 
             place = words.index(option)
             del words[place : place + 2]
     environment = {"HOME": str(folder), "PATH": "/usr/bin:/bin", "TMPDIR": str(folder)}
-    return Process([sys.executable, "-m", "shoal_cli", *words[1:]], environment)
+    return Process(words[1:], environment)
 
 
 def make_claims(plane: ControlPlane) -> None:

@@ -30,6 +30,7 @@ from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.instructions import Execute, Forward, Tier
 from shoal_coordinator.dispatch.readiness import drop_copies, has_copy, is_ready, out_of_reach
 from shoal_coordinator.dispatch.servers import best, best_but, occupy, rank, reserve, unreserve
+from shoal_coordinator.dispatch.services import want
 from shoal_coordinator.dispatch.state import (
     FINISHED,
     READY,
@@ -347,10 +348,7 @@ def _reserve_for_consumers(
     named: list[tuple[int, Device]] = []
     for consumer in queue.consumers:
         service = queues[consumer].service
-        if not queues[consumer].wanted:
-            queues[consumer].wanted = True
-            state.unmet[service] = None
-            state.worklist.services.append(service)
+        want(state, queues[consumer])
         following = tasks[consumer]
         if following.status is not WAITING:
             continue

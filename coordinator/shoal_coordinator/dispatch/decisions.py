@@ -10,6 +10,11 @@ service starve: a fragment with waiting tasks stays unless its device is preempt
 goes only for a service that has no device, and only with a reason; two services of equal priority
 take turns, each at least four times as long as the last load took, so that loading costs a fifth of
 the time at most.
+
+Stages of one job, on a device that is a home of all of them and loads them in turn, need no such
+protection: the job's window bounds what waits for each. There a turn ends when nothing waits any
+more, whatever time it takes, and the next stage is the one for which a batch waits, also where
+another device serves it: a slow replica would make all the others wait for it.
 """
 
 from collections.abc import Callable
@@ -55,6 +60,11 @@ class Claim:
         since, state = self.claimant.starving_since, self.state
         return since is not None and state.now - since >= state.limits.patience
 
+    def is_of_its_jobs(self, user: Service) -> bool:
+        """Whether the user works for no other jobs than the claimant does."""
+        jobs = [queue.job for queue in self.claimant.queues]
+        return all(queue.job in jobs for queue in user.queues)
+
 
 # ---- whether one service can do without a device that another claims -----------------------------
 
@@ -84,6 +94,17 @@ class SparingCase(Claim):
         queues = self.claimant.queues
         return self.claimant.waiting >= min(max(queue.job.window // 2, 1) for queue in queues)
 
+    @property
+    def is_next(self) -> bool:
+        """Whether a batch of the same job waits for this home of the claimant, for longer with the
+        devices that serve it than a load takes."""
+        claimant, device = self.claimant, self.device
+        if device.name not in claimant.homes or not self.is_of_its_jobs(self.user):
+            return False
+        fastest, load_took = claimant.fastest, device.memory.load_took
+        waits = None if fastest is None else fastest.work.times[claimant.digest] * claimant.waiting
+        return self.batch_waits and (waits is None or waits > load_took)
+
 
 def brings_work(queue: StageQueue) -> bool:
     """Whether tasks of the stages before are under way, so that this stage has work soon."""
@@ -100,6 +121,7 @@ SPARING: Final[tuple[Rule[SparingCase, bool], ...]] = (
         lambda c: c.user.waiting and c.user.priority >= c.claimant.priority,
         False,
     ),
+    Rule("a batch of the same job waits", lambda c: c.is_next, True),
     Rule("others serve it, the claimant starves", lambda c: c.others and c.claimant.unserved, True),
     Rule("others serve it, idle here for `settle`", lambda c: c.others and c.has_settled, True),
     Rule("others serve it, used here lately", lambda c: c.others, False),
@@ -243,9 +265,18 @@ class PreemptionCase(Claim):
 
     @property
     def priority(self) -> int:
+        return max((user.priority for user in self.users), default=self.claimant.priority)
+
+    @property
+    def users(self) -> list[Service]:
+        """The services whose fragments the device has."""
         by_digest = self.state.by_digest
-        users = (user for each in self.device.memory.resident for user in by_digest.get(each, ()))
-        return max((user.priority for user in users), default=self.claimant.priority)
+        return [user for each in self.device.memory.resident for user in by_digest.get(each, ())]
+
+    @property
+    def is_the_same_job(self) -> bool:
+        """Whether the device has fragments of the claimant's jobs alone."""
+        return bool(self.users) and all(map(self.is_of_its_jobs, self.users))
 
     @property
     def turn_is_over(self) -> bool:
@@ -258,6 +289,7 @@ class PreemptionCase(Claim):
 PREEMPTION: Final[tuple[Rule[PreemptionCase, bool], ...]] = (
     Rule("a higher priority", lambda c: c.claimant.priority > c.priority, True),
     Rule("a lower priority", lambda c: c.claimant.priority < c.priority, False),
+    Rule("stages of one job take turns", lambda c: c.is_the_same_job, False),
     Rule("not starved for `patience` yet", lambda c: not c.has_starved, False),
     Rule("the turn is over", lambda c: c.turn_is_over, True),
     Rule("the turn lasts", lambda _: True, False),

@@ -36,6 +36,7 @@ from typing import Final
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.instructions import Cancel, PeerLost, Plan, Travel
 from shoal_coordinator.dispatch.servers import alight, board
+from shoal_coordinator.dispatch.services import want
 from shoal_coordinator.dispatch.state import (
     RUNNING,
     WAITING,
@@ -68,6 +69,8 @@ def plan(state: State, job: Job) -> None:
         return
     if all(_is_light(state, queue.service) for queue in job.queues):
         services = [queue.service for queue in job.queues]
+        for queue in job.queues:
+            want(state, queue)  # no task is given that says so: a home may lack it
         job.routes = tuple(_plan(state, job, devices) for devices in _lanes(services))
 
 

@@ -2,10 +2,9 @@
 
 Items are admitted up to a window, so that what the dispatcher holds depends on the devices, not on
 the length of the job: enough to fill every device's queue and one more. Those that are only being
-stored have left the devices and take no place, up to a bound, unless the user set the number. With
-fewer devices than stages, and one fragment to a device, the window is also the batch that a stage
-runs before the fragment changes, so it is larger then. Barrier mode admits everything; that is what
-it is for.
+stored have left the devices and take no place, up to a bound, unless the user set the number. Of a
+device that loads its fragments in turn, each serves a batch before the next one takes its place, so
+the window has a batch for each such device. Barrier mode admits everything; that is what it is for.
 
 Each item ends once: `FinishItem`, answered, or `FailItem`. Each job ends once: `FinishJob`. An
 open-ended job gets more items until its last have arrived; then it is as any other.
@@ -15,11 +14,13 @@ protocol's rule), so a new plan starts the items over that are under way; finish
 same epoch only priority, deadline and parallelism are taken over, and nothing starts over.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch import itineraries
+from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.ranking import refresh
 from shoal_coordinator.dispatch.readiness import drop_copies, ends, open_barrier, release
 from shoal_coordinator.dispatch.servers import unreserve
@@ -36,11 +37,10 @@ from shoal_coordinator.dispatch.state import (
     State,
     Task,
 )
-from shoal_protocol.choices import ITEMS_IN_TURN
+from shoal_protocol.choices import ITEMS_IN_TURN, ITEMS_IN_TURN_SINGLE
 from shoal_protocol.units import Nanoseconds
 
 SHOWN_FAILURES = 64
-_BATCH = 16
 _STORING = 64
 _TRAVELLING = 200
 """So many items may wait on one device for their turn."""
@@ -191,14 +191,24 @@ def _window(state: State, job: Job) -> int:
     if all(service.homes_up for service in services):
         names = {name for service in services for name in service.homes}
         devices = [state.devices[name] for name in names if name in state.devices]
+        in_turn = sum(_in_turn(device, services) for device in devices)
     else:
         devices = list(state.devices.values())
-    window = sum(device.work.slots for device in devices) + 2
-    crowded = len(devices) < len(services) and any(device.memory.single for device in devices)
-    window = max(window, _BATCH if crowded else ITEMS_IN_TURN)
+        crowded = len(devices) < len(services) and any(device.memory.single for device in devices)
+        in_turn = ITEMS_IN_TURN_SINGLE if crowded else 0
+    window = max(sum(device.work.slots for device in devices) + 2, in_turn, ITEMS_IN_TURN)
     if job.spec.light:
         window = min(window, _TRAVELLING)
     return min(window, job.spec.parallelism or window)
+
+
+def _in_turn(device: Device, services: Sequence[Service]) -> int:
+    """Items that share a load on a home; none where it has all of its fragments at once."""
+    its = {each.digest: each for each in services if device.name in each.homes}
+    if device.memory.single:
+        return ITEMS_IN_TURN_SINGLE if len(its) > 1 else 0
+    least_bytes = sum(each.least for each in its.values())
+    return ITEMS_IN_TURN if least_bytes > device.memory.budget else 0
 
 
 def admit(state: State) -> None:

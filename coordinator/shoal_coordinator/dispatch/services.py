@@ -58,6 +58,13 @@ def retire_service(state: State, queue: StageQueue) -> None:
         state.crashes.pop(service.digest, None)
 
 
+def want(state: State, queue: StageQueue) -> None:
+    """Items are on their way to a stage: its fragment is loaded from now on, where it is not."""
+    if not queue.wanted:
+        queue.wanted = True
+        request_provisioning(state, queue.service)
+
+
 def request_provisioning(state: State, service: Service) -> None:
     state.unmet[service] = None
     state.worklist.services.append(service)

@@ -161,7 +161,7 @@ class Task:
     released or lost. `reserved_on` is the device named for it on a route, `excluded` the one where
     it failed last. `inputs` says, by producer, on which device a copy for this task is (or will be)
     beside the holder's own. `ran` is how its last try went. `ahead`: it was given before its
-    producer has answered (see `assignment`).
+    producer has answered (see `assignment`). `outgrown`: no budget was enough for its last try.
     """
 
     item: "Item"
@@ -178,6 +178,7 @@ class Task:
     missing: int = 0
     reported: bool = False
     ahead: bool = False
+    outgrown: bool = False
     ran: TaskTiming | None = None
 
 

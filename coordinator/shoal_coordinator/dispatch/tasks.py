@@ -356,7 +356,7 @@ def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
     """Try again, on another device if there is one: once at once, then with a growing backoff."""
     item = task.item
     item.failures += 1
-    if item.failures > item.job.spec.backoff_limit:
+    if _outgrows_again(state, task, failure) or item.failures > item.job.spec.backoff_limit:
         fail_item(state, item, of_fragment(task.queue, failure))
     if failure.kind is FailureKind.DEADLINE:
         _give_up_endless(state, task.queue, failure)
@@ -371,6 +371,14 @@ def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
     limits = state.limits
     delay = min(limits.retry_delay << (item.failures - 2), limits.retry_delay_most)
     heappush(state.delayed, (Nanoseconds(state.now + delay), state.next_number(), task))
+
+
+def _outgrows_again(state: State, task: Task, failure: Failure) -> bool:
+    """Whether no budget is enough for the item, and was not at its last try either: something else
+    may have taken memory in one of them, but further tries are in vain."""
+    most = max((tally.budget for tally in state.tallies.values()), default=0)
+    before, task.outgrown = task.outgrown, failure.need is not None and failure.need >= most
+    return before and task.outgrown
 
 
 def _give_up_endless(state: State, queue: StageQueue, failure: Failure) -> None:

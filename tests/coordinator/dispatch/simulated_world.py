@@ -81,7 +81,7 @@ class World:
         self._ends: dict[tuple[str, int], str] = {}
         self._results: dict[tuple[str, int, int], set[int]] = {}
         self._sessions = 0
-        self._event_router: list[tuple[int, int, Callable[[], object], bool]] = []
+        self._events: list[tuple[int, int, Callable[[], object], bool]] = []
         self._count = 0
         self._under_way = 0
         self._looks = random.Random(f"{seed} looks")  # noqa: S311 (not for secrets)
@@ -93,7 +93,7 @@ class World:
         self._count += 1
         self._under_way += not routine
         at = self.now + max(int(delay), 1)
-        heappush(self._event_router, (at, self._count, action, routine))
+        heappush(self._events, (at, self._count, action, routine))
 
     def feed_later(self, delay: float, event: Event) -> None:
         """Have an event reach the dispatcher after a delay."""
@@ -101,8 +101,8 @@ class World:
 
     def run(self, until: int, done: Callable[[], bool]) -> None:
         """Let time pass until something is the case, or the time is up."""
-        while self._event_router and self._event_router[0][0] <= until and not done():
-            self.now, _, action, routine = heappop(self._event_router)
+        while self._events and self._events[0][0] <= until and not done():
+            self.now, _, action, routine = heappop(self._events)
             self._under_way -= not routine
             action()
 

@@ -2,9 +2,18 @@
 
 from dataclasses import replace
 
+import pytest
+
 from coordinator.dispatch.driving import MIB, Table, brief, chain, digest, job, only, some
 from shoal_coordinator.dispatch.events import FailureKind, FragmentEvicted, JobSpec
-from shoal_coordinator.dispatch.instructions import Execute, FinishItem, FinishJob, Load, Unload
+from shoal_coordinator.dispatch.instructions import (
+    Execute,
+    FailItem,
+    FinishItem,
+    FinishJob,
+    Load,
+    Unload,
+)
 from shoal_protocol.units import Bytes
 
 
@@ -165,3 +174,36 @@ def test_an_item_for_which_no_budget_is_enough_fails_alone_where_others_have_run
     table.fail(second, FailureKind.BUDGET, need_mib=33, have_mib=32)
     ended = table.state.ended["job"]
     assert (ended.succeeded, ended.failed, ended.outgrown) == (1, 1, {0: 33 * MIB})
+
+
+@pytest.mark.parametrize("need_mib", [32, 33])
+def test_an_item_for_which_no_budget_is_enough_is_tried_twice_and_no_more(need_mib: int) -> None:
+    table = Table()
+    table.join("d1", 32)
+    table.join("d2", 24)
+    spec = replace(job(chain("a", mib=12, homes={"a": ("d1",)}), items=2), parallelism=1)
+    first = only(table.answer(only(table.submit(spec), Load)), Execute)
+    given = table.answer(only(table.answer(first), FinishItem))
+    if need_mib == 32:  # that is asked for and granted, and found to be too little
+        table.feed(FragmentEvicted(at=table.at(), device="d1", session=1, digest=digest("a")))
+        given = table.fail(only(given, Execute), FailureKind.BUDGET, need_mib=32, have_mib=32)
+        given = table.answer(only(given, Load))
+    again = table.fail(only(given, Execute), FailureKind.BUDGET, need_mib=need_mib, have_mib=32)
+    ended = table.fail(only(again, Execute), FailureKind.BUDGET, need_mib=need_mib, have_mib=32)
+    failure = only(ended, FailItem).failure
+    assert (failure.need, failure.have) == (need_mib * MIB, 32 * MIB)
+    assert table.state.ended["job"].outgrown == {0: need_mib * MIB}
+
+
+def test_an_item_that_a_larger_device_may_have_room_for_is_tried_there() -> None:
+    table = Table()
+    table.join("d1", 32)
+    table.join("d2", 48)
+    spec = replace(job(chain("a", mib=12, homes={"a": ("d1",)}), items=2), parallelism=1)
+    first = only(table.answer(only(table.submit(spec), Load)), Execute)
+    given = table.answer(only(table.answer(first), FinishItem))
+    for _ in range(2):
+        failed = only(given, Execute)
+        given = table.fail(failed, FailureKind.BUDGET, need_mib=33, have_mib=32)
+        assert some(given, FailItem) == []
+        given = given if some(given, Execute) else table.wait(1000)

@@ -41,7 +41,8 @@ LONG_AGO = nanoseconds(10)
 class Facts:
     """A device with `a` resident, which `user` serves, and `claimant`, whose fragment is `c`.
 
-    The claimant comes second in a chain, after a stage that no device serves.
+    The claimant comes second in a chain, after a stage that no device serves. `one_job`: both are
+    of its job, and the device is its home.
     """
 
     user_waiting: int = 0
@@ -65,6 +66,7 @@ class Facts:
     moving: bool = False
     resident: bool = False
     suspect: bool = False
+    one_job: bool = False
     state: State = field(default_factory=new_state)
 
     def __post_init__(self) -> None:
@@ -75,6 +77,9 @@ class Facts:
         self.claimant.starving_since = self.starving_since
         self.device = self._device("here", resident="c" if self.resident else "a")
         other = self._device("other", resident="a")
+        if self.one_job:
+            self.user.queues[0].job = self.claimant.queues[0].job
+            self.claimant.homes = ("here",)
         enlist(self.user, self.device)
         if not self.no_user:
             state.by_digest[digest("a")] = [self.user]
@@ -166,6 +171,7 @@ ELSEWHERE = Facts(user_elsewhere=True, claimant_served=True)
 SERVED = Facts(claimant_served=True)
 SPARING_ROWS = [
     (Facts(user_waiting=1), False),
+    (Facts(one_job=True, claimant_waiting=4, claimant_served=True, user_elsewhere=True), True),
     (Facts(user_elsewhere=True), True),
     (replace(ELSEWHERE, used_at=LONG_AGO, state=new_state()), True),
     (ELSEWHERE, False),
@@ -202,6 +208,7 @@ LOADING_ROWS = [
 PREEMPTION_ROWS = [
     (Facts(claimant_priority=1), True),
     (Facts(user_priority=1, starving_since=LONG_AGO, loaded_at=LONG_AGO), False),
+    (Facts(one_job=True, starving_since=LONG_AGO, loaded_at=LONG_AGO), False),
     (Facts(loaded_at=LONG_AGO), False),
     (Facts(starving_since=LONG_AGO, loaded_at=LONG_AGO), True),
     (Facts(starving_since=LONG_AGO), False),
@@ -213,6 +220,18 @@ def test_a_service_can_spare_a_device_or_not(row: int) -> None:
     facts, verdict = SPARING_ROWS[row]
     rule = decide(SPARING, facts.sparing())
     assert (rule.reason, rule.verdict) == (SPARING[row].reason, verdict)
+
+
+@pytest.mark.parametrize(("task_seconds", "is_next"), [(0.4, False), (0.6, True)])
+def test_a_home_takes_its_turn_where_its_batch_waits_longer_than_a_load_takes(
+    task_seconds: float, is_next: bool
+) -> None:
+    facts = Facts(one_job=True, claimant_waiting=4, claimant_served=True)
+    (other,) = facts.claimant.servers
+    other.work.times[digest("c")] = nanoseconds(task_seconds)
+    facts.claimant.fastest = other
+    facts.device.memory.load_took = nanoseconds(2)
+    assert facts.sparing().is_next == is_next
 
 
 @pytest.mark.parametrize("row", range(len(EVICTION)), ids=lambda row: EVICTION[row].reason)

@@ -21,6 +21,7 @@ from shoal_coordinator.dispatch.instructions import (
     FailItem,
     FinishItem,
     Instruction,
+    Load,
     PeerLost,
     Plan,
     Travel,
@@ -214,6 +215,21 @@ def test_a_replica_that_joins_gets_items_soon() -> None:
     assert {each.devices for each in some(given, Plan)} == {("x",), ("w",)}
     assert only(come(table, first), FinishItem), "what is under way arrives"
     assert some(planned(table, given), Travel)[0].device == "w", "where nothing waits"
+
+
+def test_a_replica_that_lacks_its_fragment_loads_it_while_items_travel() -> None:
+    """No task of the stage before is given, which would say that the fragment is needed."""
+    table = joined()
+    opened(table, light(80))
+    table.feed(JobCancelled(at=table.at(), job="job", reason="enough"))
+    table.join("w", 100, resident=())
+    given = table.submit(light(80, b="yw", name="next"))
+    load = only(given, Load)
+    assert (load.device, load.digest) == ("w", digest("b"))
+    travel, *_ = some(planned(table, given), Travel)  # nothing waits for it
+    table.answer(load)
+    plans = some(come(table, travel), Plan)
+    assert {device for each in plans for device in each.devices} == {"x", "y", "w", "z"}
 
 
 # ---- what goes wrong -----------------------------------------------------------------------------

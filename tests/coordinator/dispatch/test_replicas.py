@@ -11,7 +11,7 @@ from shoal_coordinator.dispatch.instructions import Execute, FinishItem, Instruc
 
 def run(table: Table, given: list[Instruction], milliseconds: dict[str, int]) -> dict[str, int]:
     """Devices that compute one task after the other; who did how many, and in how long (`""`)."""
-    event_router: list[tuple[int, int, Execute]] = []
+    events: list[tuple[int, int, Execute]] = []
     free: dict[str, int] = {}
     done: dict[str, int] = {}
 
@@ -20,13 +20,13 @@ def run(table: Table, given: list[Instruction], milliseconds: dict[str, int]) ->
             if isinstance(one, Execute):
                 begin = max(free.get(one.device, 0), table.now)
                 free[one.device] = begin + milliseconds[one.device] * 1_000_000
-                heappush(event_router, (free[one.device], one.instruction, one))
+                heappush(events, (free[one.device], one.instruction, one))
             elif isinstance(one, FinishItem):
                 start(table.answer(one))
 
     start(given)
-    while event_router:
-        table.now, _, execute = heappop(event_router)
+    while events:
+        table.now, _, execute = heappop(events)
         done[execute.device] = done.get(execute.device, 0) + 1
         start(table.answer(execute, milliseconds=milliseconds[execute.device]))
     done[""] = table.now // 1_000_000

@@ -83,10 +83,10 @@ def hops(
     for _ in range(receivers):
         with (
             tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder,
-            _receiver(folder) as ports,
+            receiver(folder) as ports,
             asyncio.Runner() as runner,
         ):
-            streams = runner.run(_Streams.open(folder, ports))
+            streams = runner.run(Streams.open(folder, ports))
             for size, collected in samples.items():
                 turns = (20 if size > _PIECE_BYTES else 200) * (1 if quick else 5)
                 for name, times in _hop(runner, streams, size, turns).items():
@@ -110,7 +110,7 @@ async def bare_messages_per_second(seconds: float, *, streams: int = 8) -> float
 
     Several streams at once, so that both processes always have something to do.
     """
-    with tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder, _receiver(folder):
+    with tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder, receiver(folder):
         return await _exchange(f"unix:{folder}/bare.sock", seconds, streams)
 
 
@@ -134,34 +134,34 @@ async def _exchange(target: str, seconds: float, streams: int) -> float:
 
 
 def _hop(
-    runner: asyncio.Runner, streams: "_Streams", size: int, turns: int
+    runner: asyncio.Runner, streams: "Streams", size: int, turns: int
 ) -> dict[str, list[float]]:
     """Seconds of each way to send a tensor of a size."""
     tensor = np.arange(size // 4, dtype=np.float32).reshape(1, -1, 64)
     whole = bytes((_LAST,)) + bytes(size - 1)
     pieces = [bytes(_PIECE_BYTES)] * (size // _PIECE_BYTES - 1) + [whole[:_PIECE_BYTES]]
     subjects = {
-        "agent": lambda: runner.run(_timed(streams.agent(tensor))),
-        "local": lambda: runner.run(_timed(streams.local(tensor))),
-        "push": lambda: runner.run(_timed(streams.push(tensor))),
-        "secured whole": lambda: runner.run(_timed(streams.bare([whole]))),
-        "plain whole": lambda: runner.run(_timed(streams.plain([whole]))),
+        "agent": lambda: runner.run(timed(streams.agent(tensor))),
+        "local": lambda: runner.run(timed(streams.local(tensor))),
+        "push": lambda: runner.run(timed(streams.push(tensor))),
+        "secured whole": lambda: runner.run(timed(streams.bare([whole]))),
+        "plain whole": lambda: runner.run(timed(streams.plain([whole]))),
     }
     if size > _PIECE_BYTES:
-        subjects["secured pieces"] = lambda: runner.run(_timed(streams.bare(pieces)))
-        subjects["plain pieces"] = lambda: runner.run(_timed(streams.plain(pieces)))
+        subjects["secured pieces"] = lambda: runner.run(timed(streams.bare(pieces)))
+        subjects["plain pieces"] = lambda: runner.run(timed(streams.plain(pieces)))
     alternate(subjects, turns=10)
     return alternate(subjects, turns=turns, limit_seconds=10)
 
 
-async def _timed(action: Awaitable[None]) -> float:
+async def timed(action: Awaitable[None]) -> float:
     """Seconds, measured within the event loop: entering it costs a fifth of a small hop."""
     started = time.perf_counter()
     await action
     return time.perf_counter() - started
 
 
-class _Streams:
+class Streams:
     """The open streams to the receiver."""
 
     def __init__(
@@ -181,7 +181,7 @@ class _Streams:
         self._transfers = itertools.count(1)
 
     @classmethod
-    async def open(cls, folder: str, ports: Sequence[str]) -> "_Streams":
+    async def open(cls, folder: str, ports: Sequence[str]) -> "Streams":
         credentials = _credentials(Path(folder))
         ours, agent = (
             open_channel(f"127.0.0.1:{port}", credentials, server_name=_NAME) for port in ports[:2]
@@ -250,7 +250,7 @@ def _outbound(tensor: Array) -> OutboundActivation:
 
 
 @contextlib.contextmanager
-def _receiver(folder: str) -> Iterator[list[str]]:
+def receiver(folder: str) -> Iterator[list[str]]:
     """Start it; the ports of its servers over TLS: the protocol alone, an agent, the bare one."""
     _issue(Path(folder))
     with subprocess.Popen([sys.executable, __file__, folder], stdout=subprocess.PIPE) as process:

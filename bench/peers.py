@@ -1,9 +1,16 @@
 """The same three-stage pipelines on Shoal, on Ray actors and as a Ray compiled graph.
 
-A tiny model shows what the machinery itself costs, MiniLM shows it with work to do. Shoal reads its
-items from files and writes every result durably to disk; Ray keeps both in memory, and is given the
-fragments that Shoal cut, in default sessions with one thread. Shoal is measured twice: with a file
-for each item, and with fifty items in a file.
+A tiny model shows what the machinery itself costs, MiniLM shows it with work to do. Ray is given
+the fragments that Shoal cut, in default sessions with one thread.
+
+Throughput: Shoal reads its items from files and writes every result durably to disk; Ray keeps both
+in memory. Shoal is measured twice: with a file for each item, and with fifty items in a file.
+
+Latency is what a program waits that has one input and needs its results, on a pool that is warm:
+for Shoal `await model.run(inputs)` of the Python package, for Ray `get(graph.execute(inputs))`.
+Both begin with arrays of the program and end with arrays of its own. A line of its own says what an
+item of a job takes that has a file for each: from the decision to run it to its results in the log,
+synced to the disk.
 
 A line of its own says what bare gRPC streams of Python's asyncio interface would carry, if they did
 nothing else: an item of three stages on three devices takes three tasks and their answers, two
@@ -12,31 +19,36 @@ together with another.
 """
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import onnx
 from hop import bare_messages_per_second
-from measurement import RATIO, Report, compared, parse_arguments
+from measurement import RATIO, Measurement, Report, compared, parse_arguments
 from onnx import helper, numpy_helper
 from pool import Pool, cut, running_pool, write_items
 from resident import watched
 from zoo.materialise import materialise
 
-from shoal_protocol.partition import PartitionDocument
+from shoal.asynchronous import AsyncModel
+from shoal.items import Items
+from shoal_protocol.partition import PartitionDocument, document_to_json
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 STAGES = 3
 MESSAGES = 2 * STAGES + 2 * (STAGES - 1)
 STACKED = 50
+WARM = 20
 DEVICES = ("one", "two", "three")
 GOALS = {"tiny": (RATIO >= 2, RATIO <= 1), "MiniLM": (RATIO >= 1.2, RATIO <= 0.9)}
 """For the throughput, and the latency of one item, against a compiled graph on the same host."""
@@ -92,12 +104,45 @@ def subjects(folder: Path) -> list[Subject]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one system gives; latencies of one item at a time, in seconds."""
+    """What one system gives; latencies of one item at a time, in seconds: of a call, and of a job
+    with a file for each."""
 
     latencies: Sequence[float]
+    filed_seconds: float = 0.0
     items_per_second: float
     worker_bytes: Sequence[int]
     stacked_per_second: float = 0.0
+
+
+@contextlib.asynccontextmanager
+async def called(pool: Pool, document: PartitionDocument) -> AsyncIterator[AsyncModel]:
+    """A model as a program has it that calls it, with each stage on a device of its own."""
+    start = pb.SubmitJobRequest(
+        name="calls",
+        partition=document_to_json(document).encode(),
+        stages=[pb.StagePlacement(devices=[device]) for device in DEVICES],
+        mode=pb.STREAMING,
+        backoff_limit=3,
+    )
+    items = Items(pool.open_channel(), pool.target, start)
+    try:
+        yield AsyncModel(items)
+    finally:
+        await items.close()
+
+
+async def _call_seconds(
+    pool: Pool, subject: Subject, document: PartitionDocument, count: int
+) -> list[float]:
+    """What each of so many calls takes, one after the other."""
+    taken: list[float] = []
+    async with called(pool, document) as model:
+        for number in range(-WARM, count):
+            started = perf_counter()
+            await model.run(subject.item)
+            if number >= 0:
+                taken.append(perf_counter() - started)
+    return taken
 
 
 async def ours(
@@ -116,6 +161,7 @@ async def ours(
     stack = {name: np.stack([value] * STACKED) for name, value in subject.item.items()}
     stacks = write_items(folder / "stacks", [stack] * (items // STACKED))
     with watched(processes) as peaks:
+        calls = await _call_seconds(pool, subject, document, alone)
         latency = await pool.run(
             f"{label}-alone", document, one_by_one, folder / "few-out", homes=homes, parallelism=1
         )
@@ -126,7 +172,8 @@ async def ours(
     for status in (latency, flood, stacked):
         assert status.state == pb.JobStatus.COMPLETE, status
     return Figures(
-        latencies=[latency.latency.p50_seconds],
+        latencies=calls,
+        filed_seconds=latency.latency.p50_seconds,
         items_per_second=items / flood.seconds,
         stacked_per_second=stacked.items / stacked.seconds,
         worker_bytes=peaks,
@@ -249,6 +296,13 @@ def compare(
                 goal=latency,
             )
         )
+    report.add(
+        Measurement(
+            name=f"{name}: latency of one item of a job with files",
+            value=median(one.filed_seconds for one in mine),
+            unit="s",
+        )
+    )
     report.add(
         compared(
             f"{name}: memory per worker, against Ray",

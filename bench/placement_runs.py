@@ -56,6 +56,9 @@ LONGEST_SECONDS: Final = 300.0
 LEAST_ITEMS: Final = 16
 """Enough that their middle is longer than the pipeline takes to fill."""
 _ITEMS_BEFORE: Final = 5 * ITEMS_IN_TURN
+_LEAST_IN_TURN: Final = 24 * ITEMS_IN_TURN
+"""Where fragments are loaded in turn, items end in batches, one for each device: of two batches in
+the middle one may be counted for none of the time that it took."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,15 +227,17 @@ class _Runner:
             Division(each.span, tuple(map(_by_rates, each.devices))) for each in divisions
         )
         await self._load(divisions)
+        least = LEAST_ITEMS
         if not all(self._costs.at_once(d.span, each) for d in divisions for each in d.devices):
             await self._job(divisions, _ITEMS_BEFORE)  # what loads take under quotas is measured
+            least = _LEAST_IN_TURN
         known = {each.name: each for each in await self._pool()}
         divisions = tuple(
             Division(each.span, tuple(known[device.name] for device in each.devices))
             for each in divisions
         )
         period = seconds(self._costs.totals(divisions)[0])
-        wanted = max(LEAST_ITEMS, round(self._request.seconds / period))
+        wanted = max(least, round(self._request.seconds / period))
         before, loads = self._processor_seconds(), await self._loads()
         taken, _, status = await self._job(divisions, wanted)
         used, loaded = self._processor_seconds(), await self._loads()
@@ -273,9 +278,11 @@ class _Runner:
             device.limit(on=False)
         try:
             async with asyncio.timeout(LONGEST_SECONDS):
-                await self._job(divisions, 3 * len(self._request.devices))
+                items = 3 * len(self._request.devices)
+                await self._job(divisions, items)
                 while not await self._is_loaded(divisions):
-                    await self._job(divisions, 3 * len(self._request.devices))
+                    items *= 2  # a job that ends sooner than a replica has loaded goes without it
+                    await self._job(divisions, items)
         finally:
             for device in self._request.devices:
                 device.limit(on=True)

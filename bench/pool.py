@@ -13,7 +13,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
+from secured_pool import SecuredRun
 
 from shoal_api.kinds import DevicePool
 from shoal_api.schema import API_VERSION, parse
@@ -78,8 +80,13 @@ class Pool:
         self.store = workspace.store
         self._processes = processes
         self._supervisor = supervisor
-        channel = open_channel(processes.target)
-        self.client = CoordinatorClient(channel, seconds=CALL_SECONDS, wait=True)
+        self.target = processes.target
+        self.client = CoordinatorClient(self.open_channel(), seconds=CALL_SECONDS, wait=True)
+
+    def open_channel(self) -> grpc.aio.Channel:
+        """To the coordinator."""
+        run = self._processes
+        return open_channel(self.target, run.credentials if isinstance(run, SecuredRun) else None)
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -198,11 +205,13 @@ async def running_pool(  # noqa: PLR0913 - what a pool has
     cgroups: bool = True,
     cache_size: str = "16Gi",
     log_level: str = "warning",
+    secured: bool = False,
 ) -> AsyncIterator[Pool]:
     """Start a pool in `folder`; it is gone afterwards, its files are not.
 
     `devices` are those of a DevicePool's `spec.local`. With `cgroups`, memory limits and processor
-    shares are held by the kernel where the machine allows it.
+    shares are held by the kernel where the machine allows it. `secured`: the processes talk over
+    ports with mutual TLS.
     """
     spec = {
         "local": {"devices": list(devices)},
@@ -220,7 +229,7 @@ async def running_pool(  # noqa: PLR0913 - what a pool has
         opened = open_groups(workspace.run) if cgroups else None
         groups = None if isinstance(opened, Unavailable) else opened
         supervisor = Supervisor(lambda death: None)
-        processes = PoolRun(
+        processes = (SecuredRun if secured else PoolRun)(
             pool=kind,
             workspace=workspace,
             supervisor=supervisor,

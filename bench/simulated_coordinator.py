@@ -151,6 +151,12 @@ class PlayedCoordinator(CoordinatorServicer):
         """Nothing is recorded here."""
         return pb.Timeline()
 
+    async def ExportTraces(
+        self, request: pb.ExportTracesRequest, context: _Context
+    ) -> pb.ExportedTraces:
+        """No traces are made here."""
+        return pb.ExportedTraces()
+
     async def Infer(
         self, requests: AsyncIterator[pb.InferRequest], context: _Context
     ) -> AsyncIterator[pb.InferAnswer]:

@@ -34,9 +34,15 @@ from typing import Final, TypeVar
 
 import grpc
 
+from shoal_protocol.units import parse_whole
+
 MAXIMUM_MESSAGE_BYTES: Final = 4 << 20
 MAXIMUM_CONCURRENT_STREAMS: Final = 256
 MAXIMUM_CALLS: Final = 50_000
+MOST_PORT: Final = 65535
+STATUS_LOST: Final = "Internal error from Core"
+"""gRPC's own words where a write found its stream ended before the status had come. The status is
+lost; another call gets it."""
 _UNIX_PATH_BYTES: Final = 107
 """What the kernel allows in `sockaddr_un`, without the terminating zero."""
 
@@ -219,7 +225,7 @@ def _host(address: str) -> str:
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     name = host[1:-1] if bracketed else host
-    if not (colon and name and port.isascii() and port.isdigit() and int(port) < 65536):
+    if not (colon and name) or parse_whole(port, MOST_PORT) is None:
         raise AddressRefused(address, "is neither unix:/path nor HOST:PORT")
     if ("/" in name) or (":" in name and not bracketed):
         raise AddressRefused(

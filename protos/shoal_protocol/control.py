@@ -1,4 +1,5 @@
-"""The control stream of a session: over gRPC, or over a local stream between processes of one host.
+"""Streams of messages: over gRPC, or over a local stream between processes of one host. The control
+stream of a session is one, the call of a program that sends items another.
 
 Over gRPC a message costs about as much as all else that a small task takes, whatever it holds. So
 several leave as one batch, and a writer lets a moment pass for more to come (`pacing`). On a local
@@ -14,6 +15,7 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.transport import STREAM_ERRORS, Received, TransportBroken, describe
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import MAXIMUM_HEADER_BYTES, MalformedFrame, control_message
 from shoal_protocol.pacing import BATCHED_MESSAGES
 from shoal_protocol.services import Connection
@@ -26,11 +28,21 @@ from shoal_protocol.v1.session_pb2 import (
 
 LOCAL_MESSAGE_BYTES: Final = MAXIMUM_HEADER_BYTES - 64
 """What a message has at most that fits a frame."""
+ITEM_FRAME_BYTES: Final = MAXIMUM_PAYLOAD_BYTES - (64 << 10)
+"""The payload of one frame of an item of `Infer`: with its header it is a message that fits."""
 
 Ours = TypeVar("Ours", bound=ProtobufMessage)
 Theirs = TypeVar("Theirs", bound=ProtobufMessage)
 _Ours_contra = TypeVar("_Ours_contra", contravariant=True)
 _Theirs_co = TypeVar("_Theirs_co", covariant=True)
+
+
+class MessageTooLarge(TransportBroken):
+    """A message does not fit a frame. Nothing was written of it, or after it."""
+
+
+class StreamClosed(TransportBroken):
+    """The other side has ended a local stream, and said why."""
 
 
 class ControlStream(Protocol[_Ours_contra, _Theirs_co]):
@@ -111,14 +123,16 @@ class LocalControl(Generic[Ours, Theirs]):
             for frame in frames:
                 if frame.header.WhichOneof("kind") == "closing":
                     yield messages
-                    raise TransportBroken(frame.header.closing.reason)
+                    raise StreamClosed(frame.header.closing.reason)
                 messages.append(self._message(frame))
             yield messages
 
     async def write(self, messages: Sequence[Ours]) -> None:
-        await self._transport.write(
-            [control_message(each.SerializeToString()) for each in messages]
-        )
+        """As of any stream; raises `MessageTooLarge` as well."""
+        serialised = [each.SerializeToString() for each in messages]
+        if (largest := max(map(len, serialised), default=0)) > LOCAL_MESSAGE_BYTES:
+            raise MessageTooLarge(f"a message of {largest} bytes does not fit a local stream")
+        await self._transport.write([control_message(each) for each in serialised])
 
     async def close(self) -> None:
         await self._transport.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import grpc
 
+from shoal_protocol.channels import STATUS_LOST
 from shoal_protocol.limits import Stalled
 from shoal_protocol.transfers import stall_watch, watched
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -32,6 +33,8 @@ READ_SECONDS: Final = 600.0
 REACH_SECONDS: Final = 10.0
 """How long the first call about files waits for a connection: a network with policies may let a new
 pod through only some seconds after it has begun, and a coordinator may just be starting."""
+_PUTS: Final = 5
+"""Calls until one says why it was ended."""
 SENT_BYTES: Final = 256 << 10
 """Of one message: a gRPC message is held whole on both sides."""
 
@@ -184,6 +187,11 @@ class CoordinatorClient:
             "GetTimeline", self._jobs.GetTimeline, pb.GetTimelineRequest(), seconds
         )
 
+    async def export_traces(self) -> pb.ExportedTraces:
+        """Have spans sent that wait; what became of all of them."""
+        request = pb.ExportTracesRequest()
+        return await self._ask("ExportTraces", self._jobs.ExportTraces, request)
+
     async def fragments(self, *, seconds: float | None = None) -> Sequence[str]:
         """The digests of the fragments in its store."""
         request = pb.ListFragmentsRequest()
@@ -232,8 +240,31 @@ class CoordinatorClient:
         on_bytes: Callable[[int], None],
     ) -> bool:
         """Upload a file, from where an earlier upload of it broke off: `read(offset)` gives its
-        bytes from there on. Whether anything had to be sent."""
+        bytes from there on. Whether anything had to be sent. `on_bytes` gets how many are there
+        since it was called last; fewer than none where an upload begins again."""
         await self._reach()
+        for _ in range(_PUTS - 1):
+            counted = 0
+
+            def count(size: int) -> None:
+                nonlocal counted
+                counted += size
+                on_bytes(size)
+
+            try:
+                return await self._put_once(header, read, count)
+            except CallFailed as error:
+                if error.reason != STATUS_LOST:
+                    raise
+                on_bytes(-counted)
+        return await self._put_once(header, read, on_bytes)
+
+    async def _put_once(
+        self,
+        header: files.PutHeader,
+        read: Callable[[int], AsyncIterator[bytes]],
+        on_bytes: Callable[[int], None],
+    ) -> bool:
         call = self._files.Put()
         try:
             with self._call("Put"):

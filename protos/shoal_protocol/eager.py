@@ -1,16 +1,20 @@
-"""Coroutines that begin at once, as those of Python 3.12's eager tasks do.
+"""Coroutines that begin at once, as those of Python 3.12's eager tasks do, or go on at once.
 
 A task of asyncio costs as much as a light run of a fragment, and begins in the event loop's next
-turn. Most of what is begun here ends without having waited for anything.
+turn. Most of what is begun here ends without having waited for anything. A task that waits for a
+`Prompt` goes on in the turn in which its result comes.
 
-What is run so must not ask for the task that it runs in before it first waits (`asyncio.timeout`
+What is begun so must not ask for the task that it runs in before it first waits (`asyncio.timeout`
 does).
 """
 
 import asyncio
 import types
-from collections.abc import Coroutine, Generator
-from typing import Any
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
+from typing import Any, Generic, Self, TypeVar
+
+Result = TypeVar("Result")
 
 
 def begin(work: Coroutine[Any, None, None]) -> asyncio.Task[None] | None:
@@ -47,3 +51,37 @@ def _rest(work: Coroutine[Any, None, None], awaited: object) -> Generator[object
         except StopIteration:
             return
         stepped = True
+
+
+class Prompt(asyncio.Future[Result], Generic[Result]):
+    """A future that one task waits for."""
+
+    _goes_on: Callable[[Any], object] | None = None
+    _context: Context | None = None
+
+    def add_done_callback(
+        self,
+        fn: Callable[[Self], object],
+        /,
+        *,
+        context: Context | None = None,
+    ) -> None:
+        self._goes_on, self._context = fn, context
+        super().add_done_callback(fn, context=context)
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        try:
+            return (yield from super().__await__())
+        finally:
+            self._goes_on = self._context = None  # or the task and its future keep each other
+
+    def give(self, result: Result) -> None:
+        """Set the result, and have the task go on before this returns. For a callback of the event
+        loop: no task may run now."""
+        goes_on, context = self._goes_on, self._context
+        if goes_on is None or context is None:
+            self.set_result(result)
+            return
+        self.remove_done_callback(goes_on)
+        self.set_result(result)
+        context.run(goes_on, self)

@@ -1,10 +1,14 @@
-"""Blocking work beside an event loop."""
+"""Blocking work beside an event loop. A caller that is cancelled first waits for the end of what it
+has begun: nothing that it left behind is still being changed then."""
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
+from contextlib import suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
+
+from shoal_protocol.eager import Prompt
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -13,14 +17,10 @@ Result = TypeVar("Result")
 async def in_thread(
     function: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
 ) -> Result:
-    """`asyncio.to_thread`, but a cancelled caller first waits for the function's end: nothing that
-    it left behind is still being changed then."""
-    return await in_executor(None, partial(function, *arguments, **options))
-
-
-async def in_executor(executor: Executor | None, function: Callable[[], Result]) -> Result:
-    """`in_thread`, in a thread of an executor of one's own."""
-    call = asyncio.get_running_loop().run_in_executor(executor, function)
+    """`asyncio.to_thread`, whose end is waited for."""
+    call = asyncio.get_running_loop().run_in_executor(
+        None, partial(function, *arguments, **options)
+    )
     cancelled: asyncio.CancelledError | None = None
     while not call.done():
         try:
@@ -31,4 +31,34 @@ async def in_executor(executor: Executor | None, function: Callable[[], Result])
         return call.result()
     if not call.cancelled():
         call.exception()  # seen, so that nobody is warned of it
+    raise cancelled
+
+
+async def in_executor(executor: Executor, function: Callable[[], Result]) -> Result:
+    """The same in a thread of an executor of one's own, for work of milliseconds: the caller goes
+    on in the turn in which the event loop hears of the end, where asyncio takes three."""
+    loop = asyncio.get_running_loop()
+    ended: Prompt[None] = Prompt()
+    has_ended = False
+
+    def end() -> None:
+        nonlocal has_ended
+        has_ended = True
+        if not ended.done():
+            ended.give(None)
+
+    def tell(_: Future[Result]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(end)
+
+    call = executor.submit(function)
+    call.add_done_callback(tell)
+    cancelled: asyncio.CancelledError | None = None
+    while not has_ended:
+        try:
+            await ended
+        except asyncio.CancelledError as error:
+            cancelled, ended = error, Prompt()
+    if cancelled is None:
+        return call.result()
     raise cancelled

@@ -127,7 +127,7 @@ class AsyncPool:
             start = await load(Path(path), run, shapes or {}, fragments)
             start.batch = batching
             self._open_run()  # it may have been closed meanwhile
-        items = Items(run.open_channel(), start)
+        items = Items(run.open_channel(), run.target, start)
         self._models.append(items)
         return AsyncModel(items)
 

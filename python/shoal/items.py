@@ -9,41 +9,29 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import grpc
 import numpy as np
 
+from shoal.calls import Call, CallEnded, Calls
 from shoal.errors import ItemFailed, ModelFailed, PoolClosed, PoolFailed, ShoalError
-from shoal_protocol.assembly import ActivationAssembler
-from shoal_protocol.partition import MODEL
-from shoal_protocol.tensors import (
-    ActivationKey,
-    Array,
-    EncodedActivation,
-    UnsupportedTensor,
-    encode_activation,
-)
+from shoal_protocol import eager
+from shoal_protocol.assembly import Limits
+from shoal_protocol.called_items import ItemReader, frames_of
+from shoal_protocol.frames import Frame, split_frame
+from shoal_protocol.tensors import Array, UnsupportedTensor
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
-
-if TYPE_CHECKING:  # known to type checkers only
-    from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorAsyncStub
-
-    _Infer = grpc.aio.StreamStreamCall[pb.InferRequest, pb.InferAnswer]
 
 Arrays = dict[str, Array]
 
 RETRY_SECONDS: Final = 0.25
 GIVE_UP_SECONDS: Final = 60.0
 """How long a coordinator may be away."""
-_PASSING: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
-_STATUS_LOST: Final = "Internal error from Core"
-"""gRPC's own: a write found the call ended before its status had come. The next call gets that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +39,7 @@ class _Waiting:
     """An item without an answer; `place` is the user's number of it."""
 
     place: int
-    inputs: EncodedActivation
+    inputs: Sequence[Frame]
     answer: asyncio.Future[Arrays]
 
 
@@ -69,15 +57,18 @@ def own_arrays(inputs: Mapping[str, Array]) -> Arrays:
 class Items:
     """Until `close`, which ends the channel too. Items that wait then fail with the same error."""
 
-    def __init__(self, channel: grpc.aio.Channel, start: pb.SubmitJobRequest) -> None:
+    def __init__(self, channel: grpc.aio.Channel, target: str, start: pb.SubmitJobRequest) -> None:
+        """The channel leads to the target, which a local stream may lead to as well."""
         self._channel = channel
-        self._stub: CoordinatorAsyncStub = CoordinatorStub(channel)
+        self._calls = Calls(channel, target)
         self._start = start
         self._numbers = count()
         self._waiting: dict[int, _Waiting] = {}
         """By number, in the order in which they came."""
         self._unsent: deque[int] = deque()
-        self._wake = asyncio.Event()
+        self._open: Call | None = None
+        """The call that has begun."""
+        self._sending: asyncio.Task[None] | None = None
         self._lost_at = math.inf
         self._failure: ShoalError | None = None
         self._task = asyncio.create_task(self._serve())
@@ -88,15 +79,14 @@ class Items:
         if self._failure is not None:
             raise self._failure
         number = next(self._numbers)
-        key = ActivationKey(job="", epoch=0, item=number, producer=MODEL, consumer=MODEL)
         try:
-            encoded = encode_activation(key, "", inputs, transfer=number + 1)
+            frames = frames_of(number, inputs)
         except UnsupportedTensor as error:
             raise ItemFailed(place, "InvalidInput", str(error)) from error
         answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = _Waiting(place, encoded, answer)
+        self._waiting[number] = _Waiting(place, frames, answer)
         self._unsent.append(number)
-        self._wake.set()
+        self._send_now()
         try:
             return await answer
         finally:
@@ -126,21 +116,24 @@ class Items:
             self.fail(PoolFailed(f"the items of {self._start.name} cannot be sent: {error!r}"))
 
     async def _call(self) -> None:
-        call = self._stub.Infer(wait_for_ready=False)
+        call = self._calls.open(self._start)
         self._unsent = deque(self._waiting)
-        self._wake.set()
-        sending = asyncio.create_task(self._send(call))
+        self._sending = asyncio.create_task(self._begin(call))
         reason = "the coordinator ended the call"
         try:
             await self._receive(call)
-        except grpc.aio.AioRpcError as error:
-            reason = error.details() or error.code().name
-            if error.code() not in _PASSING and reason != _STATUS_LOST:
+        except CallEnded as error:
+            reason = str(error)
+            if error.refused:
                 self.fail(PoolFailed(f"the coordinator refused {self._start.name}: {reason}"))
         finally:
-            sending.cancel()
-            call.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            self._open = None
+            sending, self._sending = self._sending, None
+            if sending is not None:
+                sending.cancel()
+            await call.close()
+            if sending is not None:
+                await asyncio.gather(sending, return_exceptions=True)
         if self._failure is None:
             await self._be_patient(reason)
 
@@ -151,28 +144,35 @@ class Items:
             self.fail(PoolFailed(f"no coordinator for {GIVE_UP_SECONDS:g} s: {reason}"))
         await asyncio.sleep(RETRY_SECONDS)
 
-    async def _send(self, call: "_Infer") -> None:
-        """Until the call breaks, of which `_receive` learns the reason."""
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+    async def _begin(self, call: Call) -> None:
+        with contextlib.suppress(CallEnded):
             await call.write(pb.InferRequest(start=self._start))
-            while True:
-                while self._unsent:
-                    waiting = self._waiting.get(self._unsent.popleft())
-                    if waiting is not None:
-                        for frame in waiting.inputs:
-                            await call.write(pb.InferRequest(frame=frame))
-                self._wake.clear()
-                await self._wake.wait()
+            self._open = call
+            await self._send(call)
 
-    async def _receive(self, call: "_Infer") -> None:
-        assembler = ActivationAssembler()
-        async for message in call:
+    def _send_now(self) -> None:
+        """Send what is unsent, unless that is being sent; what the stream takes leaves at once."""
+        if self._open is not None and (self._sending is None or self._sending.done()):
+            self._sending = eager.begin(self._send(self._open))
+
+    async def _send(self, call: Call) -> None:
+        """Until all has left, or the call breaks, of which `_receive` learns the reason."""
+        with contextlib.suppress(CallEnded):
+            while self._unsent:
+                waiting = self._waiting.get(self._unsent.popleft())
+                if waiting is not None:
+                    for frame in waiting.inputs:
+                        await call.write(pb.InferRequest(frame=bytes(frame)))
+
+    async def _receive(self, call: Call) -> None:
+        reader = ItemReader(_take_any, Limits())
+        async for message in call.answers():
             match message.WhichOneof("message"):
                 case "started":
                     self._lost_at = math.inf
                 case "frame":
-                    if (received := assembler.feed(message.frame)) is not None:
-                        self._give(received.key.item, received.tensors)
+                    if (item := reader.add(*split_frame(message.frame))) is not None:
+                        self._give(item.number, item.tensors)
                 case "failure":
                     self._give_failure(message.failure)
 
@@ -194,3 +194,7 @@ class Items:
             )
             if not waiting.answer.done():
                 waiting.answer.set_exception(error)
+
+
+def _take_any(_: object) -> None:
+    """The results are what the coordinator says they are."""

@@ -109,6 +109,7 @@ async def running(chosen: Settings) -> AsyncIterator[Running]:
         yield Running(
             devices=planned_devices(pool, speed),
             store=place.store,
+            target=run.target,
             open_channel=partial(open_channel, run.target),
             deliver=_deliver_nothing,
             failed=failed,

@@ -32,6 +32,7 @@ async def running_there(target: str, work: Path | None) -> AsyncIterator[Running
         yield Running(
             devices=pool.devices,
             store=place.store,
+            target=pool.coordinator.target,
             open_channel=pool.channel,
             deliver=deliver,
             failed=_never,

@@ -113,7 +113,7 @@ async def submitted(stub: "CoordinatorAsyncStub", request: api.SubmitJobRequest)
     """Submit, until the coordinator has answered."""
     while True:
         with contextlib.suppress(grpc.aio.AioRpcError):
-            await stub.SubmitJob(request, timeout=20, wait_for_ready=True)
+            await stub.SubmitJob(request, timeout=60, wait_for_ready=True)
             return
 
 

@@ -209,7 +209,7 @@ async def test_files_that_wait_are_measured(world: World, monkeypatch: pytest.Mo
     async with connected(world.device("a", gate=gate)):
         await world.submit(follow=True)
         await world.until(lambda status: status.items == 2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (waiting := (await measured(world))["waiting_files"]):
                 await asyncio.sleep(0.05)
     assert waiting == 3

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.scripted import connected, tensor
 from coordinator.world import World
-from shoal_coordinator.server.sessions import DeviceSession
+from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.storage.inputs import InputSet, scan_inputs
 from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.prefetch import InputPrefetch

@@ -11,11 +11,14 @@ import pytest
 
 from coordinator.scripted import connected, put_model, submission, whole_model
 from coordinator.world import World, refusal
+from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch.invariants import violations
 from shoal_coordinator.server import CoordinatorSettings, item_streams, serving
-from shoal_protocol.assembly import ActivationAssembler
+from shoal_coordinator.server.stream_runs import Item, StreamRun
+from shoal_protocol.assembly import Limits
+from shoal_protocol.called_items import CalledItem, ItemReader, frames_of
 from shoal_protocol.channels import open_channel
-from shoal_protocol.tensors import ActivationKey, encode_activation
+from shoal_protocol.frames import split_frame
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
@@ -28,16 +31,19 @@ class Client:
     def __init__(self, world: World, **start: object) -> None:
         self._call = world.stub.Infer(timeout=60)
         self._start = world.request(name="calls", **start)
-        self._assembler = ActivationAssembler()
+        self._reader = ItemReader(lambda _: None, Limits())
+        self.whole: dict[int, bool] = {}
+        """How each item was answered."""
 
     async def open(self) -> str:
         await self._call.write(pb.InferRequest(start=self._start))
         return (await self._read()).started
 
-    async def send(self, number: int, arrays: Mapping[str, np.ndarray]) -> None:
-        key = ActivationKey(job="", epoch=0, item=number, producer=-1, consumer=-1)
-        for frame in encode_activation(key, "", arrays, transfer=number + 1):
-            await self._call.write(pb.InferRequest(frame=frame))
+    async def send(
+        self, number: int, arrays: Mapping[str, np.ndarray], *, whole: bool = True
+    ) -> None:
+        for frame in frames_of(number, arrays, whole=whole):
+            await self._call.write(pb.InferRequest(frame=bytes(frame)))
 
     async def answer(self) -> tuple[int | None, Mapping[str, np.ndarray] | pb.InferFailure]:
         while True:
@@ -45,8 +51,9 @@ class Client:
             if message.WhichOneof("message") == "failure":
                 failure = message.failure
                 return (failure.item if failure.HasField("item") else None), failure
-            if (received := self._assembler.feed(message.frame)) is not None:
-                return received.key.item, received.tensors
+            if (item := self._reader.add(*split_frame(message.frame))) is not None:
+                self.whole[item.number] = item.whole
+                return item.number, item.tensors
 
     async def end(self) -> grpc.StatusCode:
         await self._call.done_writing()
@@ -84,11 +91,12 @@ async def test_each_item_is_answered_once_with_its_own_results(
     async with connected(*devices):
         name = await client.open()
         for number in numbers:
-            await client.send(number, {"x": row(number, size)})
+            await client.send(number, {"x": row(number, size)}, whole=number > 4)
         answers = [await client.answer() for _ in numbers]
         assert await client.end() is grpc.StatusCode.OK
         await check_ended(world, name)
     assert sorted(number for number, _ in answers if number is not None) == sorted(numbers)
+    assert client.whole == {number: number > 4 and size == 8 for number in numbers}
     for key, made in answers:
         assert key is not None
         assert isinstance(made, dict)
@@ -104,6 +112,37 @@ async def test_one_call_answers_items_that_come_one_after_the_other(world: World
             await client.send(number, {"x": row(number)})
             assert (await client.answer())[0] == number
         assert await client.end() is grpc.StatusCode.OK
+
+
+async def test_answers_leave_before_the_dispatcher_learns_of_them(tmp_path: Path) -> None:
+    events: list[ev.Event] = []
+    answered: list[Item] = []
+    document = put_model(tmp_path)
+    run = StreamRun("calls", document, events.append, answered.append, batch=1)
+    for number in (7, 8):
+        run.add(CalledItem(number, {}, 0, whole=True))
+    events.clear()
+    for item in (0, 1):
+        run.finish(item, attempts=1)
+    assert ([each.number for each in answered], events) == ([7, 8], [])
+    await asyncio.sleep(0)
+    (stored,) = events
+    assert isinstance(stored, ev.ItemsStored)
+    assert stored.items == (0, 1)
+
+
+async def test_an_item_that_has_travelled_is_answered_before_it_is_finished_and_once(
+    tmp_path: Path,
+) -> None:
+    answered: list[Item] = []
+    run = StreamRun("calls", put_model(tmp_path), lambda _: None, answered.append, batch=1)
+    for number in (7, 8):
+        run.add(CalledItem(number, {}, 0, whole=True))
+    run.take_travelled([(0, {"y": row(0)})])
+    assert [(each.number, list(each.results)) for each in answered] == [(7, ["y"])]
+    run.finish(0, attempts=1)
+    run.finish(1, attempts=1)
+    assert [each.number for each in answered] == [7, 8]
 
 
 @pytest.mark.parametrize(

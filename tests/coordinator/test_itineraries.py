@@ -180,7 +180,7 @@ async def test_items_on_a_device_that_is_lost_run_again(light_world: World) -> N
     lost.answer = lambda plan, item, tensors: b""
     async with connected(lost):
         await light_world.submit()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not lost.travelled:
                 await asyncio.sleep(0.01)
     async with connected(other):

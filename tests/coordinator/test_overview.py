@@ -108,7 +108,7 @@ async def test_a_device_that_keeps_failing_with_a_fragment_is_shown_with_the_rea
 
     async with connected(world.device("a", stages=(broken,) * 3)):
         await world.submit(backoff_limit=20)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (failed := [each for each in await fragments(world) if each.failures > 2]):
                 await asyncio.sleep(0.05)
         (job,) = (await overview(world, "job")).jobs

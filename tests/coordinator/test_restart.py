@@ -50,10 +50,10 @@ async def coordinator(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]
 async def first_answer(channel: grpc.aio.Channel) -> None:
     """Channels of a process share connections: one to the coordinator before may break only now."""
     stub = CoordinatorStub(channel)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
-                await stub.ListDevices(api.ListDevicesRequest(), timeout=20, wait_for_ready=True)
+                await stub.ListDevices(api.ListDevicesRequest(), timeout=60, wait_for_ready=True)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise

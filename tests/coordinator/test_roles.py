@@ -60,12 +60,15 @@ CLIENT: dict[str, Call] = {
     "ListJobs": lambda c: read_all(CoordinatorStub(c).ListJobs(api.ListJobsRequest(), timeout=60)),
     "RemoveJob": lambda c: CoordinatorStub(c).RemoveJob(api.RemoveJobRequest(name="x"), timeout=60),
     "PlaceFragments": lambda c: CoordinatorStub(c).PlaceFragments(
-        api.PlaceFragmentsRequest(), timeout=10
+        api.PlaceFragmentsRequest(), timeout=60
     ),
     "ListDevices": lambda c: CoordinatorStub(c).ListDevices(api.ListDevicesRequest(), timeout=60),
+    "ExportTraces": lambda c: CoordinatorStub(c).ExportTraces(
+        api.ExportTracesRequest(), timeout=60
+    ),
     "GetTimeline": lambda c: CoordinatorStub(c).GetTimeline(api.GetTimelineRequest(), timeout=60),
     "ListFragments": lambda c: CoordinatorStub(c).ListFragments(
-        api.ListFragmentsRequest(), timeout=10
+        api.ListFragmentsRequest(), timeout=60
     ),
 }
 VIEWER: dict[str, Call] = {
@@ -83,7 +86,7 @@ WORKER: dict[str, Call] = {
         FilesStub(c).ListFiles(files.ListFilesRequest(folder="fragments"), timeout=60)
     ),
     "DescribeFile": lambda c: FilesStub(c).DescribeFile(
-        files.DescribeFileRequest(path="jobs/x/out/a.npz"), timeout=10
+        files.DescribeFileRequest(path="jobs/x/out/a.npz"), timeout=60
     ),
 }
 DEVICE: dict[str, Call] = {
@@ -152,7 +155,7 @@ async def test_everyone_may_do_what_is_theirs(
         open_channel(target, pki.issue("shoal-worker")) as worker,
     ):
         listed = await CoordinatorStub(operator).ListFragments(
-            api.ListFragmentsRequest(), timeout=10
+            api.ListFragmentsRequest(), timeout=60
         )
         assert list(listed.digests) == sorted(each.digest for each in document.fragments)
         devices = await CoordinatorStub(operator).ListDevices(api.ListDevicesRequest(), timeout=60)
@@ -160,7 +163,7 @@ async def test_everyone_may_do_what_is_theirs(
         for name in ("shoal-operator", "shoal-viewer"):
             async with open_channel(target, pki.issue(name)) as viewer:
                 seen = await CoordinatorStub(viewer).GetOverview(
-                    api.GetOverviewRequest(), timeout=10
+                    api.GetOverviewRequest(), timeout=60
                 )
             assert [each.status.name for each in seen.devices] == ["pi-4"]
         code, _ = await refusal(put(worker))

@@ -50,7 +50,7 @@ async def coordinator_process(
 
 
 async def devices_of(stub: "api.CoordinatorAsyncStub") -> list[str]:  # type: ignore[name-defined]
-    listed = await stub.ListDevices(api.ListDevicesRequest(), timeout=10, wait_for_ready=True)
+    listed = await stub.ListDevices(api.ListDevicesRequest(), timeout=60, wait_for_ready=True)
     return [device.name for device in listed.devices]
 
 

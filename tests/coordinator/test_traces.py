@@ -16,6 +16,7 @@ from coordinator.scripted import connected, put_model
 from coordinator.world import World
 from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_protocol.channels import open_channel
+from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
 
@@ -25,6 +26,7 @@ class Collector:
 
     url: str = ""
     spans: list[Span] = field(default_factory=list)
+    status: int = 200
 
     def named(self, start: str) -> list[Span]:
         return [span for span in self.spans if span.name.startswith(start)]
@@ -41,7 +43,7 @@ def collector() -> Iterator[Collector]:
             for resource in request.resource_spans:
                 for scope in resource.scope_spans:
                     received.spans += scope.spans
-            self.send_response(200)
+            self.send_response(received.status)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -74,8 +76,10 @@ def attributes(span: Span) -> dict[str, object]:
     }
 
 
-async def exported(world: World) -> None:
-    await asyncio.to_thread(world.coordinator.driver.traces.close)
+async def exported(world: World) -> tuple[int, int]:
+    """Spans that the collector took, and those that are lost."""
+    spans = await world.stub.ExportTraces(api.ExportTracesRequest(), timeout=60)
+    return spans.delivered, spans.lost
 
 
 async def test_an_item_is_a_trace_of_its_tasks(world: World, collector: Collector) -> None:
@@ -83,7 +87,8 @@ async def test_an_item_is_a_trace_of_its_tasks(world: World, collector: Collecto
     async with connected(world.device("pi-4")):
         await world.submit()
         await world.ended()
-    await exported(world)
+    spans = await exported(world)
+    assert spans == (len(collector.spans), 0)
     items, tasks = collector.named("item"), collector.named("task")
     assert sorted(span.name for span in items) == ["item job/0", "item job/1"]
     assert len(tasks) == len(items) * len(world.document.fragments)
@@ -123,3 +128,14 @@ async def test_items_of_a_job_that_is_cancelled_end(world: World, collector: Col
         await world.ended()
     await exported(world)
     assert collector.named("item")
+
+
+async def test_spans_that_the_collector_does_not_take_are_counted(
+    world: World, collector: Collector
+) -> None:
+    collector.status = 400  # which is for good: it is not tried again
+    world.inputs(2)
+    async with connected(world.device("pi-4")):
+        await world.submit()
+        await world.ended()
+    assert await exported(world) == (0, 2 * (1 + len(world.document.fragments)))

@@ -144,7 +144,7 @@ async def uploaded(folder: Path, seed: int) -> tuple[dict[str, bytes], dict[str,
         for path, content in announced.items():
             await uploader.send(path, content)
 
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         for _ in range(CLIENTS):
             group.create_task(client())
     assert volume.promised == 0

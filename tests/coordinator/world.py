@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ENDED = (api.JobStatus.COMPLETE, api.JobStatus.FAILED, api.JobStatus.CANCELLED)
 
+SILENCE_SECONDS = 120.0
+
 
 @dataclass
 class World:
@@ -80,11 +82,13 @@ class World:
 
 @asynccontextmanager
 async def running_world(folder: Path, **settings: Any) -> AsyncIterator[World]:
-    """A coordinator in this process with the fragments of a model, and these settings."""
+    """A coordinator in this process with the fragments of a model, and these settings. A busy
+    machine holds the whole process up, its devices too: for that, none of them is lost."""
     document = put_model(folder / "store")
     target = f"unix:{folder}/s"
     store, state = folder / "store", folder / "state"
-    made = CoordinatorSettings(listen=target, store=store, state=state, **settings)
+    patient = {"silence_seconds": SILENCE_SECONDS} | settings
+    made = CoordinatorSettings(listen=target, store=store, state=state, **patient)
     async with serving(made) as coordinator, open_channel(target) as channel:
         yield World(coordinator, target, document, CoordinatorStub(channel), channel, folder)
 

@@ -17,12 +17,13 @@ from fuzz.scratch import empty_folder, event_loop, scratch_folder
 from shoal_coordinator.dispatch.invariants import violations
 from shoal_coordinator.dispatch.machine import Limits
 from shoal_coordinator.server import wire
+from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.exchange import ExchangeHub
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.routes import Relay
 from shoal_coordinator.server.runs import open_run
-from shoal_coordinator.server.sessions import DeviceSession, Sessions
+from shoal_coordinator.server.sessions import Sessions
 from shoal_coordinator.storage.job_records import CrashCount
 from shoal_protocol import PROTOCOL
 from shoal_protocol.partition import PartitionDocument

@@ -95,7 +95,7 @@ async def serving(
 
 async def greet(channel: grpc.aio.Channel) -> bytes:
     async with channel:
-        call = PeerClient(channel).fetch_fragment(FetchFragmentRequest(), timeout=10)
+        call = PeerClient(channel).fetch_fragment(FetchFragmentRequest(), timeout=60)
         return b"".join([message async for message in call])
 
 
@@ -233,7 +233,7 @@ async def test_a_message_above_the_limit_ends_the_stream(tmp_path: Path) -> None
             call = PeerClient(channel).push()
             await call.write(bytes(5 << 20))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await asyncio.wait_for(call.read(), timeout=10)
+                await asyncio.wait_for(call.read(), timeout=60)
             assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

@@ -67,7 +67,7 @@ async def connected(folder: Path, echo: Echo) -> AsyncIterator[LocalTransport]:
 
 async def note(stream: AgentsEnd, heard: list[int]) -> None:
     """Note the numbers that come, until the stream ends."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for messages in stream.received():
             heard += [message.probe.nonce for message in messages]
 
@@ -98,7 +98,7 @@ async def test_a_message_of_the_largest_size_passes(tmp_path: Path) -> None:
         message = AgentMessage(probe_reply=ProbeReply(nonce=7))
         message.evicted.reason = "x" * (LOCAL_MESSAGE_BYTES - 64)
         await stream.write([message])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             answers = await anext(stream.received())
     assert [each.probe.nonce for each in answers] == [0], "the other kind has taken its place"
 
@@ -131,7 +131,7 @@ async def test_a_frame_that_ends_halfway_is_no_message(tmp_path: Path) -> None:
         whole = struct.pack("<II", len(frame), 0) + frame
         transport._socket.send(whole[:-3])
         await transport.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not echo.failed:
                 await asyncio.sleep(0.01)
     assert "within a frame" in str(echo.failed[0])

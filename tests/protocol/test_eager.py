@@ -1,10 +1,12 @@
-"""Coroutines that begin at once."""
+"""Coroutines that begin, or go on, at once."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
-from shoal_protocol.eager import begin
+from shoal_protocol.eager import Prompt, begin
 
 
 async def test_what_waits_for_nothing_ends_at_once_without_a_task() -> None:
@@ -88,3 +90,72 @@ async def test_a_task_that_never_ran_on_is_cancelled_in_its_coroutine_too() -> N
     await asyncio.wait((task,))
     assert task.cancelled()
     assert done == ["cancelled"]
+
+
+async def test_who_waits_for_a_prompt_goes_on_before_give_returns() -> None:
+    done: list[object] = []
+    prompt: Prompt[int] = Prompt()
+
+    async def work() -> None:
+        done.append(await prompt)
+        done.append(asyncio.current_task() is task)
+
+    def give() -> None:
+        prompt.give(7)
+        done.append("given")
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_soon(give)
+    await task
+    assert done == [7, True, "given"]
+
+
+async def test_who_asks_for_a_prompt_late_finds_its_result() -> None:
+    prompt: Prompt[int] = Prompt()
+    prompt.give(7)
+    assert await prompt == 7
+
+
+async def test_who_was_cancelled_is_given_nothing() -> None:
+    prompt: Prompt[int] = Prompt()
+
+    async def work() -> None:
+        await prompt
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait((task,))
+    assert prompt.cancelled()
+
+
+@pytest.mark.parametrize("ends", ["given", "failed", "cancelled"])
+async def test_a_task_that_has_gone_on_is_freed_with_its_prompt(ends: str) -> None:
+    """A link has a task and buffers: many come and go before anybody collects garbage."""
+    prompt: Prompt[int] = Prompt()
+
+    async def work() -> None:
+        waited_for = prompt
+        await waited_for
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    left = weakref.ref(task)
+    gc.collect()
+    gc.disable()
+    try:
+        match ends:
+            case "given":
+                asyncio.get_running_loop().call_soon(prompt.give, 7)
+            case "failed":
+                prompt.set_exception(ConnectionError("closed"))
+            case _:
+                task.cancel()
+        await asyncio.wait((task,))
+        task.cancelled() or task.exception()
+        del task
+        await asyncio.sleep(0)
+        assert left() is None
+    finally:
+        gc.enable()

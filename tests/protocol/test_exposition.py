@@ -19,7 +19,7 @@ from shoal_protocol.exposition import ExpositionServer
 
 def get(url: str) -> tuple[int, str]:
     try:
-        with urlopen(Request(url), timeout=10) as answer:  # noqa: S310 - loopback, in this test
+        with urlopen(Request(url), timeout=60) as answer:  # noqa: S310 - loopback, in this test
             return answer.status, answer.read().decode()
     except HTTPError as error:
         with error:

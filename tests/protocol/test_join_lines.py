@@ -42,6 +42,12 @@ def test_anything_else_is_refused_without_repeating_it(text: str) -> None:
     assert TOKEN not in str(caught.value)
 
 
+@pytest.mark.parametrize("host", ["", "a b", "a/b", "fd00::10", "[shelf]", "$(id)", "h\u00f6he"])
+def test_a_host_that_no_line_can_name_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match="is no host such as"):
+        JoinLine(host=host, port=7400, fingerprint=FINGERPRINT, token=TOKEN)
+
+
 @pytest.mark.parametrize("port", [0, 65535, 99999])
 def test_a_port_has_one_after_it(port: int) -> None:
     with pytest.raises(ValueError, match="from 1 to 65534"):
@@ -52,5 +58,7 @@ def test_what_is_neither_a_line_nor_a_file_with_one_is_named(tmp_path: Path) -> 
     line = JoinLine(host="shelf.local", port=7400, fingerprint=FINGERPRINT, token=TOKEN)
     (tmp_path / "line").write_text(f"{line}\n")
     assert read_join_line(str(tmp_path / "line")) == read_join_line(str(line)) == line
+    with pytest.raises(ValueError, match="this is no join line"):
+        read_join_line("")
     with pytest.raises(ValueError, match=r"hello: No such file .*; a join line begins with shoal:"):
         read_join_line("hello")

@@ -41,7 +41,7 @@ def serving(connections: int = 100) -> Listener:
 
 
 async def echo(channel: grpc.aio.Channel) -> bytes:
-    call = PeerClient(channel).fetch_fragment(FetchFragmentRequest(digest="hello"), timeout=10)
+    call = PeerClient(channel).fetch_fragment(FetchFragmentRequest(digest="hello"), timeout=60)
     return b"".join([message async for message in call])
 
 
@@ -50,7 +50,7 @@ async def shown(port: int, pki: Pki, client: Credentials) -> str:
 
     def look() -> str:
         with (
-            socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+            socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
             context_of(client, pki.ca).wrap_socket(plain, server_hostname="localhost") as secured,
         ):
             return ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")

@@ -86,7 +86,7 @@ async def both(tmp_path: Path) -> AsyncIterator[tuple[Both, grpc.aio.Channel]]:
 
 
 async def answer_of(call: FrameStream) -> Acknowledgement:
-    message = await asyncio.wait_for(call.read(), timeout=10)
+    message = await asyncio.wait_for(call.read(), timeout=60)
     assert isinstance(message, bytes)
     return split_frame(message)[0].acknowledgement
 
@@ -96,7 +96,7 @@ async def test_a_session_begins_with_hello_and_welcome(
 ) -> None:
     call = SessionClient(both[1]).connect()
     await call.write(AgentMessage(hello=Hello(protocol=41, device="pi-4")))
-    answer = await asyncio.wait_for(call.read(), timeout=10)
+    answer = await asyncio.wait_for(call.read(), timeout=60)
     assert answer == CoordinatorMessage(welcome=Welcome(session=41))
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
@@ -147,7 +147,7 @@ async def test_a_file_is_fetched_from_either_service(
     request = FetchFragmentRequest(digest="sha256:0", file="weights.bin", offset=offset)
     receiver = FileReceiver(request, limit_bytes=len(WEIGHTS))
     fetched = bytearray(WEIGHTS[:offset])
-    async for message in client(both[1]).fetch_fragment(request, timeout=10):
+    async for message in client(both[1]).fetch_fragment(request, timeout=60):
         fetched += receiver.feed(message)
     assert receiver.complete
     assert fetched == WEIGHTS
@@ -156,6 +156,6 @@ async def test_a_file_is_fetched_from_either_service(
 async def test_an_abort_reaches_the_caller(both: tuple[Both, grpc.aio.Channel]) -> None:
     request = FetchFragmentRequest(digest="sha256:0", file="passwd")
     with pytest.raises(grpc.aio.AioRpcError, match="no file passwd") as caught:
-        async for _ in SessionClient(both[1]).fetch_fragment(request, timeout=10):
+        async for _ in SessionClient(both[1]).fetch_fragment(request, timeout=60):
             pass
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND

@@ -19,6 +19,7 @@ from shoal_protocol.units import (
     format_upwards,
     parse_bytes,
     parse_quantity,
+    parse_whole,
 )
 
 SCALES = {
@@ -45,6 +46,21 @@ def size_or_refusal(text: str) -> int | str:
         return parse_bytes(text)
     except ValueError as error:
         return str(error)
+
+
+@given(st.integers(0, 2 * MOST_BYTES))
+@example(MOST_BYTES)
+@example(MOST_BYTES + 1)
+def test_a_whole_number_is_read_up_to_a_limit(number: int) -> None:
+    assert parse_whole(str(number)) == (number if number <= MOST_BYTES else None)
+    assert parse_whole(str(number), 255) == (number if number <= 255 else None)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "+1", " 1", "1\n", "1_0", "²", "\u0661", "1.0", "9" * 5000]
+)
+def test_what_is_no_whole_number_is_none(text: str) -> None:
+    assert parse_whole(text) is None
 
 
 @given(NUMBERS, st.sampled_from([*SCALES]) | st.integers(-99, 99).map("e{}".format))

@@ -1,17 +1,31 @@
 """The items of a model between a program and a real coordinator, with devices that are played."""
 
 import asyncio
+import socket
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
 import shoal
 from coordinator.scripted import ScriptedDevice, connected, put_model, submission, whole_model
-from shoal import items
+from shoal import calls, items
 from shoal.items import Items
-from shoal_coordinator.server import CoordinatorSettings, serving
+from shoal_coordinator.server import CoordinatorSettings, service, serving
+from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.channels import open_channel
+from shoal_protocol.control import (
+    ITEM_FRAME_BYTES,
+    LOCAL_MESSAGE_BYTES,
+    LocalControl,
+    MessageTooLarge,
+)
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
+from shoal_protocol.tensors import ActivationKey, encode_activation
+from shoal_protocol.v1 import coordinator_pb2 as pb
 
 X = np.ones((1, 4), np.float32)
 
@@ -19,8 +33,10 @@ X = np.ones((1, 4), np.float32)
 class Bench:
     """A store with a model, and the coordinator's settings."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, local: bool) -> None:
+        """`local`: items go over a local stream, where there is one."""
         self.folder = folder
+        self.local = local
         self.target = f"unix:{folder}/s"
         self.document = put_model(folder / "store")
         self.settings = CoordinatorSettings(
@@ -31,15 +47,16 @@ class Bench:
         start = submission(self.document, self.folder, self.folder, name="model")
         # Another address for the same socket: else gRPC has the devices share its connection, with
         # the pauses that it makes while the coordinator is away.
-        return Items(open_channel(f"unix:{self.folder}/./s"), start)
+        channel = open_channel(f"unix:{self.folder}/./s")
+        return Items(channel, self.target if self.local else "", start)
 
     def device(self, budget: int = 10_000, gate: asyncio.Semaphore | None = None) -> ScriptedDevice:
         return ScriptedDevice(self.target, "a", self.document, budget=budget, gate=gate)
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+@pytest.fixture(params=["local", "gRPC"])
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
+    return Bench(tmp_path, local=request.param == "local")
 
 
 async def test_items_wait_for_a_coordinator_that_comes_back(bench: Bench) -> None:
@@ -94,3 +111,72 @@ async def test_a_coordinator_that_refuses_says_why(bench: Bench) -> None:
         with pytest.raises(shoal.PoolFailed, match="the fragment store lacks fragment 0"):
             await asyncio.wait_for(sent.compute(0, {"x": X}), 20)
     await sent.close()
+
+
+async def test_items_go_over_a_local_stream_and_nothing_is_left_of_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, local=True)
+    start = submission(bench.document, tmp_path, tmp_path, name="model")
+    async with serving(bench.settings) as coordinator, connected(bench.device()):
+        sent = Items(open_channel(f"unix:{tmp_path}/nobody"), bench.target, start)
+        result = await asyncio.wait_for(sent.compute(0, {"x": X}), 20)
+        np.testing.assert_allclose(result["y"], whole_model(X)["y"])
+        assert coordinator.driver.runs
+        await sent.close()
+        async with asyncio.timeout(60):
+            while coordinator.driver.runs or coordinator.driver.state.jobs:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_model_that_a_local_stream_cannot_begin_with_goes_over_grpc(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "LOCAL_MESSAGE_BYTES", 0)
+    async with serving(bench.settings), connected(bench.device()):
+        sent = bench.items()
+        result = await asyncio.wait_for(sent.compute(0, {"x": X}), 20)
+        await sent.close()
+    np.testing.assert_allclose(result["y"], whole_model(X)["y"])
+
+
+@pytest.mark.parametrize("side", [calls, service], ids=["program", "coordinator"])
+async def test_a_message_that_a_local_stream_cannot_carry_goes_over_grpc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: ModuleType
+) -> None:
+    monkeypatch.setattr(side, "LocalControl", Narrow)
+    bench = Bench(tmp_path, local=True)
+    async with serving(bench.settings), connected(bench.device()):
+        sent = bench.items()
+        result = await asyncio.wait_for(sent.compute(0, {"x": X}), 20)
+        await sent.close()
+    np.testing.assert_allclose(result["y"], whole_model(X)["y"])
+
+
+class Narrow(LocalControl[Any, Any]):
+    async def write(self, messages: Sequence[Any]) -> None:
+        raise MessageTooLarge(f"{len(messages)} messages do not fit")
+
+
+async def test_a_message_beyond_a_frame_is_refused_before_it_is_written() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for end in (ours, theirs):
+            end.setblocking(False)
+        stream: LocalControl[pb.InferRequest, pb.InferAnswer] = LocalControl(
+            LocalTransport(ours), pb.InferAnswer.FromString
+        )
+        with pytest.raises(MessageTooLarge, match=r"a message of 10485\d\d bytes"):
+            await stream.write((pb.InferRequest(frame=bytes(MAXIMUM_PAYLOAD_BYTES)),))
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
+
+
+def test_frames_of_an_item_fit_a_local_stream() -> None:
+    key = ActivationKey(job="", epoch=0, item=7, producer=-1, consumer=-1)
+    arrays: dict[str, np.ndarray] = {
+        "x" * 1000: np.zeros(3 << 20, np.uint8),
+        "y": np.zeros((1, 40, 6625), np.float32),
+    }
+    encoded = encode_activation(key, "", arrays, transfer=1, frame_bytes=ITEM_FRAME_BYTES)
+    sizes = [pb.InferAnswer(frame=frame).ByteSize() for frame in encoded]
+    assert len(sizes) > 4
+    assert max(sizes) <= LOCAL_MESSAGE_BYTES

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from shoal_agent.runtime.failures import OutOfBudget, Stopper, Terminated
 from shoal_agent.runtime.process_memory import MemoryMeter
-from shoal_agent.runtime.results import Ran, kept
+from shoal_agent.runtime.results import kept
 from shoal_agent.runtime.watchdog import Watchdog
 from shoal_protocol.tensors import Array
 
@@ -39,9 +39,10 @@ class InPassing:
         run: Callable[[Feed, Stopper], list[Array]],
         feeds: Sequence[Feed],
         processor: Callable[[], float],
-    ) -> list[Ran] | None:
-        """Run with each of these; all have the same part of the times. `processor` is the clock of
-        its time. None: it took long, or much; it is to be done the other way."""
+    ) -> tuple[list[list[Array]], float, float] | None:
+        """Run with each of these: the outputs of each, and the part of both times that each had.
+        `processor` is the clock of its time. None: it took long, or much; it is to be done the
+        other way."""
         try:
             with self._watchdog:
                 self._runs = True
@@ -55,7 +56,7 @@ class InPassing:
             self._runs = False
             if self._stopper.stopped:
                 self._stopper = Stopper()
-        return [Ran(each, seconds, used_seconds) for each in outputs]
+        return outputs, seconds, used_seconds
 
     def peak_bytes(self, weight_bytes: int) -> int:
         """The peak since the last run of the other kind, as it was read last; `weight_bytes` are

@@ -1,7 +1,8 @@
 """Runs of light fragments on several items, one after the other in one turn of the event loop.
 
 A light fragment takes next to no time, so that what is done around a run costs more than the run
-itself. Here it is done once for all of them: clocks, meters and the ledger.
+itself. Here it is done once for all of them: clocks, meters and the ledger. What the runs have
+shown is noted when what they made is on its way.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -10,7 +11,7 @@ from shoal_agent.memory.residency import Ledger, short
 from shoal_agent.runtime.failures import NotResident
 from shoal_agent.runtime.opening import Opening
 from shoal_agent.runtime.processor import Processor
-from shoal_agent.runtime.results import RunResult
+from shoal_agent.runtime.results import Passed
 from shoal_protocol.tensors import Array
 
 
@@ -33,20 +34,24 @@ class LightRuns:
             return False
         return self._processor.light_bytes(digest) >= 0
 
-    def run(self, digest: str, items: Sequence[Mapping[str, Array]]) -> list[RunResult] | None:
-        """What a light fragment gives for each of the items; None: `Fragments.run` is for them.
-        Raises as that does, and then that may be due to any of them."""
+    def run(self, digest: str, items: Sequence[Mapping[str, Array]]) -> Passed | None:
+        """What a light fragment gives for each of the items; `note` is to follow. None:
+        `Fragments.run` is for them. Raises as that does, and then that may be due to any of
+        them."""
         if digest not in self._ledger.resident:
             raise NotResident(f"{short(digest)} is not resident")
+        if not self.is_light(digest):
+            return None
         trial, most = self._opening.trial_of(digest), self._processor.light_bytes(digest)
         if trial is not None:
             most = min(most, trial.input_bytes)
-        if not self.is_light(digest):
-            return None
         for tensors in items:
             if sum([each.nbytes for each in tensors.values()]) > most:
                 return None
-        results = self._processor.run_in_passing(digest, items, self._ledger.budget)
-        for result in results or ():
-            self._ledger.note_run(digest, result.compute_seconds)
-        return results
+        return self._processor.run_in_passing(digest, items)
+
+    def note(self, digest: str, passed: Passed) -> None:
+        """Take what runs have shown."""
+        self._processor.note_passed(digest, passed, self._ledger.budget)
+        for _ in passed.outputs:
+            self._ledger.note_run(digest, passed.seconds)

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.in_passing import FEW_BYTES
 from shoal_agent.runtime.onnx_runtime import Runtime
-from shoal_agent.runtime.results import RunResult
+from shoal_agent.runtime.results import Passed, RunResult
 from shoal_agent.telemetry.handling import HandlingMeter
 from shoal_agent.telemetry.task_times import TaskTimes
 from shoal_protocol.tensors import Array
@@ -85,9 +85,9 @@ class Processor:
         key = (digest, items)
         size = sum(tensor.nbytes for tensor in tensors.values())
         if is_known and size <= self._light.get(key, -1):
-            results = self.run_in_passing(digest, (tensors,), limit_bytes, items)
-            if results is not None:
-                return results[0]
+            passed = self.run_in_passing(digest, (tensors,))
+            if passed is not None:
+                return self._result(digest, passed, limit_bytes, items)
         self._stopper = Stopper()
         is_safe = is_known and size <= self._largest.get(key, -1)
         guarded = None if is_safe else limit_bytes
@@ -114,26 +114,32 @@ class Processor:
         grows = self._runtime.weight_bytes(digest) > FEW_BYTES
         return -1 if grows else self._light.get((digest, 1), -1)
 
-    def run_in_passing(
-        self,
-        digest: str,
-        runs: Sequence[Mapping[str, Array]],
-        limit_bytes: int,
-        items: int = 1,
-    ) -> list[RunResult] | None:
-        """Run a fragment here, once for each of these, of `items` at once as in `run`. None:
-        something waits for the thread, or it took long; `run` is for each of them then."""
-        key = (digest, items)
-        if self._waiting or (results := self._runtime.run_in_passing(digest, runs)) is None:
-            return None
-        last, count = results[-1], len(runs)
-        seconds, processor_seconds = last.compute_seconds, last.processor_seconds
+    def run_in_passing(self, digest: str, runs: Sequence[Mapping[str, Array]]) -> Passed | None:
+        """Run a fragment here, once for each of these; `note_passed` is to follow. None: something
+        waits for the thread, or it took long; `run` is for each of them then."""
+        return None if self._waiting else self._runtime.run_in_passing(digest, runs)
+
+    def note_passed(self, digest: str, passed: Passed, limit_bytes: int, items: int = 1) -> int:
+        """Count runs that were made in passing, of `items` at once as in `run`; the peak."""
+        seconds, processor_seconds = passed.seconds, passed.processor_seconds
+        peak_bytes, count = self._runtime.peak_in_passing(digest), len(passed.outputs)
         self._handling.ran(count * items, count * seconds, count * processor_seconds)
-        if seconds > _LIGHT_SECONDS or last.peak_bytes > limit_bytes:
-            self._light.pop(key, None)
+        if seconds > _LIGHT_SECONDS or peak_bytes > limit_bytes:
+            self._light.pop((digest, items), None)
         if items == 1:
-            self.times.note(digest, seconds, processor_seconds, last.streamed_bytes)
-        return results
+            self.times.note(digest, seconds, processor_seconds, passed.streamed_bytes)
+        return peak_bytes
+
+    def _result(self, digest: str, passed: Passed, limit_bytes: int, items: int) -> RunResult:
+        """Of one run that was made in passing."""
+        (outputs,) = passed.outputs
+        return RunResult(
+            outputs=outputs,
+            compute_seconds=passed.seconds,
+            processor_seconds=passed.processor_seconds,
+            peak_bytes=self.note_passed(digest, passed, limit_bytes, items),
+            streamed_bytes=passed.streamed_bytes,
+        )
 
     def stop(self) -> None:
         """Ask the present run to end early, also when it still waits for the thread."""

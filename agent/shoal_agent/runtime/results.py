@@ -23,6 +23,16 @@ class Ran(NamedTuple):
     processor_seconds: float
 
 
+class Passed(NamedTuple):
+    """What runs in passing gave: outputs by their names for each of them, and the part of the times
+    that each had. `streamed_bytes` of weights were mapped again."""
+
+    outputs: list[dict[str, Array]]
+    seconds: float
+    processor_seconds: float
+    streamed_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """Outputs of a run, its time in ONNX Runtime and that of the processor, and the most memory

@@ -9,6 +9,7 @@ instructions are void.
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from time import perf_counter
 from typing import Final, Protocol
 
@@ -414,10 +415,10 @@ class Session:
         )
 
     async def _unload(self, unload: pb.Unload) -> pb.Reply:
-        freed = await self._device.fragments.unload(unload.digest)
+        result = await self._device.fragments.unload(unload.digest)
         self._device.counters.evictions += 1
         log.info("unloaded %s", short(unload.digest))
-        return pb.Reply(unloaded=pb.Unloaded(freed_bytes=freed))
+        return pb.Reply(unloaded=pb.Unloaded(**asdict(result)))
 
     async def _prefetch(self, prefetch: pb.Prefetch) -> pb.Reply:
         sources = self._sources(prefetch)

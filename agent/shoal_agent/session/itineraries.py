@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 from shoal_agent.execution.legs import Arrived, Leg, Legs, Step
 from shoal_agent.runtime.fragments import Fragments
+from shoal_agent.runtime.results import Passed
 from shoal_agent.session.answers import EXPECTED, failure, failure_of
 from shoal_agent.telemetry.counters import Counters
 from shoal_protocol import eager
@@ -69,6 +70,16 @@ class _Brought(NamedTuple):
 
 
 _Item = Arrived[_Brought]
+
+
+class _Runs(NamedTuple):
+    """A fragment has run: what it gave for each item, and what one run took. `passed` is there
+    where it ran in passing."""
+
+    digest: str
+    outputs: Sequence[dict[str, Array]]
+    seconds: float
+    passed: Passed | None
 
 
 class Itineraries:
@@ -212,9 +223,9 @@ class Itineraries:
         """How many of the items that wait may run before the first of them leaves: what they make
         has the memory of one item."""
         leg = self._legs.next_leg
-        if leg is None or not all(
-            self._fragments.light.is_light(step.digest) for step in leg.steps
-        ):
+        if leg is None or self._legs.waiting == 1:
+            return 1
+        if not all(self._fragments.light.is_light(step.digest) for step in leg.steps):
             return 1
         made = sum([self._made.get(step.digest, ITEM_BYTES) for step in leg.steps])
         return max(1, min(ITEMS_TOGETHER, ITEM_BYTES // max(1, made)))
@@ -222,12 +233,13 @@ class Itineraries:
     async def _run(self, together: Sequence[_Item]) -> None:
         """Items through their steps and away. Where something is wrong with one of several, each is
         run by itself."""
-        leg = together[0].leg
+        leg, runs = together[0].leg, list[_Runs]()
         try:
             values = [each.content.tensors for each in together]
             compute = [*_mean([each.content.compute for each in together])]
             for step in leg.steps:
-                compute.append(int(await self._run_step(step, values) * 1e9))
+                runs.append(await self._run_step(step, values))
+                compute.append(int(runs[-1].seconds * 1e9))
             numbers = [each.instruction for each in together]
             self._send(leg, compute, list(zip(numbers, values, strict=True)))
         except (KeyError, UnsupportedTensor, *EXPECTED) as error:
@@ -243,29 +255,38 @@ class Itineraries:
                 self._counters.task.observe(now - each.content.since)
         finally:
             self._running_since = None
+            for ran in runs:
+                self._note(ran)
 
-    async def _run_step(self, step: Step, values: Sequence[dict[str, Array]]) -> float:
-        """Run a fragment on all of these, which get its outputs; the seconds that one took. Raises
-        `KeyError` for what nothing has made, and what runs raise."""
+    async def _run_step(self, step: Step, values: Sequence[dict[str, Array]]) -> _Runs:
+        """Run a fragment on all of these, which get its outputs. Raises `KeyError` for what nothing
+        has made, and what runs raise."""
         digest, names = step.digest, step.inputs
         feeds = [{name: each[name] for name in names} for each in values]
         self._running_since = perf_counter()
-        results = self._fragments.light.run(digest, feeds)
-        if results is None:
+        passed = self._fragments.light.run(digest, feeds)
+        if passed is None:
             results = [await self._fragments.run(digest, feed) for feed in feeds]
-        taken, made = 0.0, self._made.get(digest, 0)
-        for each, result in zip(values, results, strict=True):
-            outputs = result.outputs
-            each.update(outputs)
-            taken += result.compute_seconds
+            outputs = [each.outputs for each in results]
+            seconds = sum([each.compute_seconds for each in results]) / len(results)
+        else:
+            outputs, seconds = passed.outputs, passed.seconds
+        for each, made in zip(values, outputs, strict=True):
+            each.update(made)
+        return _Runs(digest, outputs, seconds, passed)
+
+    def _note(self, runs: _Runs) -> None:
+        """Take what runs have shown, when what they made has left: nobody waits for that."""
+        digest, made = runs.digest, self._made.get(runs.digest, 0)
+        if runs.passed is not None:
+            self._fragments.light.note(digest, runs.passed)
+        for outputs in runs.outputs:
             made = max(made, sum([array.nbytes for array in outputs.values()]))
         self._ran.add(digest)
         if len(self._made) >= _KNOWN_FRAGMENTS:
             self._made.clear()
         self._made[digest] = made
-        seconds = taken / len(results)
-        self._counters.compute.observe(seconds, len(results))
-        return seconds
+        self._counters.compute.observe(runs.seconds, len(runs.outputs))
 
     def _send(self, leg: Leg, compute: Sequence[int], items: Sequence[Numbered]) -> None:
         """Raises `UnsupportedTensor`, `Undelivered`, and `KeyError` for what nothing has made."""

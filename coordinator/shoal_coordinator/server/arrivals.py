@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.server import admission, wire
-from shoal_coordinator.server.sessions import DeviceSession
+from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.task_results import Run
 from shoal_coordinator.server.travels import Travels
 from shoal_protocol.assembly import ReceivedActivation

@@ -9,7 +9,7 @@ from typing import Final
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
-from shoal_coordinator.server.sessions import DeviceSession
+from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.task_results import Run
 from shoal_coordinator.storage.inputs import InputUnsuitable
 from shoal_protocol.bulk.link import OutboundActivation, Undelivered

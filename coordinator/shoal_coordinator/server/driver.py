@@ -24,10 +24,10 @@ from shoal_coordinator.server import wire
 from shoal_coordinator.server.arrivals import Arrivals
 from shoal_coordinator.server.concerns import device_of, job_of
 from shoal_coordinator.server.deliveries import Deliveries
+from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.excesses import Excesses
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.routes import Relay, Routes
-from shoal_coordinator.server.sessions import DeviceSession
 from shoal_coordinator.server.task_results import Run
 from shoal_coordinator.server.timeline import Timeline
 from shoal_coordinator.server.traces import Traces
@@ -438,8 +438,8 @@ class Driver:
                     kind = ev.FailureKind.RUNTIME
                     failure = ev.Failure(kind=kind, message=error.reason, device=device)
                     self._instruction_failed(order, failure)
-            case ins.Load(), ev.FragmentResident():
-                session.times.loaded(order.digest, reply.loaded)
+            case ins.Load() | ins.Unload(), ev.FragmentResident() | ev.FragmentUnloaded():
+                session.times.moved(order.digest, reply)
                 self.feed(event, None, device)
             case ins.Load() | ins.Prefetch(), ev.InstructionFailed() if (
                 event.failure.kind is ev.FailureKind.CORRUPT

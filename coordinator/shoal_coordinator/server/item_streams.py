@@ -1,18 +1,20 @@
 """`Infer`: items that a client sends over a call, and their results over the same call.
 
     requests --> reader --> StreamRun --> dispatcher
-    answers  <-- writer <-- queue     <--/
+    answers  <-- queue  <-----------------/
 
-An item counts as unanswered from its arrival until its answer is written, and the reader waits
-while there are too many of them, by number or by the bytes of their inputs. So the queue is
-bounded, and a client that is slow to take answers holds up itself and nobody else.
+An answer is written where it is given, as far as the stream takes it; what it does not take waits
+in the queue. An item counts as unanswered from its arrival until its answer is written, and the
+reader waits while there are too many of them, by number or by the bytes of their inputs. So the
+queue is bounded, and a client that is slow to take answers holds up itself and nobody else.
 
 The job lives as long as the call, so it has no record, and is none of the jobs' machine.
 """
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from shoal_coordinator.dispatch import events as ev
@@ -20,13 +22,14 @@ from shoal_coordinator.dispatch import views
 from shoal_coordinator.server import admission, wire
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.stream_runs import Item, StreamRun
-from shoal_protocol.assembly import ActivationAssembler, Limits
+from shoal_protocol import eager
+from shoal_protocol.assembly import Limits
+from shoal_protocol.called_items import ItemReader, frames_of, number_in
 from shoal_protocol.digests import Digest
 from shoal_protocol.frames import MalformedFrame, TransferError, split_frame
-from shoal_protocol.partition import MODEL, PartitionDocument
-from shoal_protocol.tensors import ActivationKey, encode_activation
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.v1.tensors_pb2 import Activation
+from shoal_protocol.v1.tensors_pb2 import Activation, Layout
 
 MAXIMUM_STREAMS: Final = 64
 UNANSWERED_ITEMS: Final = 64
@@ -112,9 +115,13 @@ class _ItemStream:
         self, name: str, document: PartitionDocument, driver: Driver, *, batch: int
     ) -> None:
         self.document = document
-        self._answers: asyncio.Queue[Item | ev.Failure | None] = asyncio.Queue()
+        self._answers: deque[Item | ev.Failure | None] = deque()
         """None: the end."""
-        self.run = StreamRun(name, document, driver.feed, self._answers.put_nowait, batch=batch)
+        self._write: Write | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """The end is written, or nothing can be."""
+        self.run = StreamRun(name, document, driver.feed, self._give, batch=batch)
         self._inputs = {spec.name: spec for spec in document.inputs}
         self._unanswered = 0
         self._unanswered_bytes = 0
@@ -122,30 +129,33 @@ class _ItemStream:
 
     def end(self, failure: ev.Failure | None) -> None:
         """Nothing more is computed."""
-        self._answers.put_nowait(failure)
+        self._give(failure)
 
     async def exchange(self, requests: AsyncIterator[pb.InferRequest], write: Write) -> None:
         """Take items and give answers, until one side has ended. Raises `StreamRefused`."""
+        self._write = write
+        self._write_now()
         reading = asyncio.create_task(self._read(requests))
-        writing = asyncio.create_task(self._write(write))
         try:
-            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done() and not writing.done():
+            await asyncio.wait({reading, self._written}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done() and not self._written.done():
                 reading.result()
-                self._answers.put_nowait(None)
-                await writing
+                self.end(None)
+                await self._written
         finally:
-            for task in (reading, writing):
+            self._write = None
+            tasks = [task for task in (reading, self._writing) if task is not None]
+            for task in tasks:
                 task.cancel()
-            _, written = await asyncio.gather(reading, writing, return_exceptions=True)
-        if isinstance(written, Exception):
-            raise written
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if self._written.done():
+            self._written.result()
 
     # ---- items -----------------------------------------------------------------------------------
 
     async def _read(self, requests: AsyncIterator[pb.InferRequest]) -> None:
         """Until the client has sent its last item, and has all answers."""
-        assembler = ActivationAssembler(Limits(decoded_bytes=ITEM_BYTES), self._admit)
+        reader = ItemReader(self._check, Limits(decoded_bytes=ITEM_BYTES))
         number = 0
         async for request in requests:
             await self._room(UNANSWERED_ITEMS - 1, UNANSWERED_BYTES)
@@ -153,24 +163,24 @@ class _ItemStream:
                 header, payload = split_frame(request.frame)
             except MalformedFrame as error:
                 raise StreamRefused(str(error)) from error
-            if header.WhichOneof("kind") == "activation":
-                number = header.activation.key.item
+            if (begun := number_in(header)) is not None:
+                number = begun
             try:
-                received = assembler.add(header, payload)
+                called = reader.add(header, payload)
             except TransferError as error:
                 failure = ev.Failure(kind=ev.FailureKind.INVALID_INPUT, message=error.reason)
                 self._unanswered += 1
-                self._answers.put_nowait(Item(number, {}, failure=failure))
+                self._give(Item(number, {}, failure=failure))
                 continue
-            if received is not None:
+            if called is not None:
                 self._unanswered += 1
-                self._unanswered_bytes += received.decoded_bytes
-                self.run.add(number, received)
+                self._unanswered_bytes += called.size
+                self.run.add(called)
         await self._room(0, 0)
 
-    def _admit(self, activation: Activation, _: int) -> None:
+    def _check(self, tensors: Activation | Layout) -> None:
         """Raise `TransferError` for what are not the model's inputs."""
-        admission.check_tensors(activation, self._inputs, self._inputs, most_bytes=ITEM_BYTES)
+        admission.check_tensors(tensors, self._inputs, self._inputs, most_bytes=ITEM_BYTES)
 
     async def _room(self, items: int, size: int) -> None:
         """Wait until no more than these are unanswered."""
@@ -180,25 +190,40 @@ class _ItemStream:
 
     # ---- answers ---------------------------------------------------------------------------------
 
-    async def _write(self, write: Write) -> None:
-        while isinstance(answer := await self._answers.get(), Item):
-            if answer.failure is None:
-                for frame in _frames(answer):
-                    await write(pb.InferAnswer(frame=frame))
-            else:
-                failure = _failure(answer.failure)
-                failure.item = answer.number
-                await write(pb.InferAnswer(failure=failure))
-            self._unanswered -= 1
-            self._unanswered_bytes -= answer.input_bytes
-            self._answered.set()
-        if answer is not None:
-            await write(pb.InferAnswer(failure=_failure(answer)))
+    def _give(self, answer: Item | ev.Failure | None) -> None:
+        self._answers.append(answer)
+        self._write_now()
 
+    def _write_now(self) -> None:
+        """Write what waits, unless that is being written."""
+        if self._write is not None and (self._writing is None or self._writing.done()):
+            self._writing = eager.begin(self._write_all(self._write))
 
-def _frames(item: Item) -> Iterable[bytes]:
-    key = ActivationKey(job="", epoch=0, item=item.number, producer=MODEL, consumer=MODEL)
-    return encode_activation(key, "", item.results, transfer=1)
+    async def _write_all(self, write: Write) -> None:
+        try:
+            while self._answers and not self._written.done():
+                answer = self._answers.popleft()
+                if isinstance(answer, Item):
+                    await self._write_answer(write, answer)
+                    continue
+                if answer is not None:
+                    await write(pb.InferAnswer(failure=_failure(answer)))
+                self._written.set_result(None)
+        except Exception as error:
+            self._written.set_exception(error)
+            self._written.exception()  # seen, also where something else ends the call
+
+    async def _write_answer(self, write: Write, answer: Item) -> None:
+        if answer.failure is None:
+            for frame in frames_of(answer.number, answer.results, whole=answer.whole):
+                await write(pb.InferAnswer(frame=bytes(frame)))
+        else:
+            failure = _failure(answer.failure)
+            failure.item = answer.number
+            await write(pb.InferAnswer(failure=failure))
+        self._unanswered -= 1
+        self._unanswered_bytes -= answer.input_bytes
+        self._answered.set()
 
 
 def _failure(failure: ev.Failure) -> pb.InferFailure:

@@ -18,10 +18,10 @@ from shoal_coordinator.dispatch.state import Job, JobPhase, StageQueue
 from shoal_coordinator.dispatch.views import KnownDevice
 from shoal_coordinator.jobs.values import End, Outcome, Plan, Retry, Submission, Tally, Terms
 from shoal_coordinator.server import wire
+from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.runs import Earlier
-from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.digests import Digest
-from shoal_protocol.partition import Outgrown, PartitionDocument
+from shoal_protocol.partition import Outgrown, PartitionDocument, outgrown_of
 from shoal_protocol.units import Nanoseconds, counted, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -188,7 +188,7 @@ def with_end(status: pb.JobStatus, end: End) -> pb.JobStatus:
     status.state = getattr(pb.JobStatus, end.outcome.name)
     status.reason, status.message = end.reason, end.message
     status.outgrown.extend(
-        pb.OutgrownFragment(index=each.fragment, need_bytes=each.need_bytes)
+        pb.OutgrownFragment(fragment=each.fragment, need_bytes=each.need_bytes)
         for each in end.outgrown
     )
     return status
@@ -200,9 +200,7 @@ def end_of(status: pb.JobStatus) -> End:
         outcome=outcome,
         reason=status.reason,
         message=status.message,
-        outgrown=tuple(
-            Outgrown(fragment=each.index, need_bytes=each.need_bytes) for each in status.outgrown
-        ),
+        outgrown=outgrown_of(status),
     )
 
 

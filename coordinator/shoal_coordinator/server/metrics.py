@@ -120,6 +120,10 @@ class CoordinatorMetrics:
             "full_queues", "Transfers that had to wait because a device's queue was full."
         )
 
+        spans = self._counter("trace_spans", "Spans of traces, by what became of them.", "outcome")
+        self._spans_delivered = spans.labels(outcome="delivered")
+        self._spans_lost = spans.labels(outcome="lost")
+
     def _declare_state(self) -> None:
         """What is so now."""
         self._devices = self._gauge("devices", "Devices by state.", "state")
@@ -160,6 +164,10 @@ class CoordinatorMetrics:
         """An item has failed."""
         self._items_failed.inc()
         self._item_failures[kind].inc()
+
+    def count_spans(self, number: int, delivered: bool) -> None:
+        """The collector of traces took them, or did not. Called from its threads."""
+        (self._spans_delivered if delivered else self._spans_lost).inc(number)
 
     def count_job(self, job: Job, now_seconds: float) -> None:
         """A job has ended, by the wall clock."""

@@ -14,11 +14,12 @@ from shoal_coordinator.dispatch import views
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.state import Job, StageQueue
 from shoal_coordinator.dispatch.timings import ItemTiming, TaskTiming
+from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.exchange import ExchangeHub
 from shoal_coordinator.server.jobs import Jobs
 from shoal_coordinator.server.messages import device_status, job_status, run_tally, with_tally
-from shoal_coordinator.server.sessions import DeviceSession, Sessions
+from shoal_coordinator.server.sessions import Sessions
 from shoal_protocol.digests import Digest
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.units import Nanoseconds, seconds

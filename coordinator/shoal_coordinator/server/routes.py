@@ -9,7 +9,7 @@ from typing import Final
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.server import wire
-from shoal_coordinator.server.sessions import DeviceSession
+from shoal_coordinator.server.device_session import DeviceSession
 from shoal_protocol.units import Nanoseconds, nanoseconds
 from shoal_protocol.v1 import session_pb2 as pb
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 import grpc
 
 from shoal_coordinator.dispatch.machine import Limits
+from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.exchange import ExchangeHub
 from shoal_coordinator.server.files import FilesService
@@ -28,14 +29,14 @@ from shoal_coordinator.server.placements import Placements
 from shoal_coordinator.server.roles import Role, Roles
 from shoal_coordinator.server.routes import Relay
 from shoal_coordinator.server.service import CoordinatorService
-from shoal_coordinator.server.sessions import DeviceSession, Sessions
+from shoal_coordinator.server.sessions import Sessions
 from shoal_coordinator.server.supervision import supervise
 from shoal_coordinator.server.traces import open_traces
 from shoal_coordinator.storage.job_records import Ledger
 from shoal_coordinator.storage.scrubber import Scrubber
 from shoal_coordinator.storage.volume import Volume
 from shoal_protocol.arguments import metrics_address
-from shoal_protocol.bulk.local import BULK, CONTROL, LocalListener, listen
+from shoal_protocol.bulk.local import BULK, CONTROL, INFER, LocalListener, listen
 from shoal_protocol.channels import AddressRefused, Credentials, is_secured, peer_name
 from shoal_protocol.digests import Digest
 from shoal_protocol.exposition import ExpositionServer
@@ -166,9 +167,10 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     volume.in_use = partial(_fragments_in_use, jobs, streams, placements)
     overviews = Overviews(jobs, driver, sessions, store, hub)
     roles = Roles(clients=settings.clients)
+    service = CoordinatorService(jobs, streams, overviews, placements, store, roles)
     listener = _listener(
         _SessionService(sessions, store, scrubber, roles, settings.stall_seconds),
-        CoordinatorService(jobs, streams, overviews, placements, store, roles),
+        service,
         FilesService(volume, roles, jobs.refuses_inputs),
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -183,7 +185,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
             settings.listen, settings.credentials, insecure=settings.insecure
         )
         stack.push_async_callback(listener.stop, GRACE_SECONDS)
-        for local in _local_listeners(settings.listen, sessions):
+        for local in _local_listeners(settings.listen, sessions, service):
             stack.push_async_callback(local.stop)
         stack.callback(sessions.close, "the coordinator stops")
         stack.push_async_callback(driver.deliveries.close)
@@ -219,7 +221,7 @@ def _driver(
         task_seconds=settings.task_seconds,
         metrics=metrics,
     )
-    driver.traces = open_traces(settings.otlp)
+    driver.traces = open_traces(settings.otlp, metrics.count_spans)
     return driver
 
 
@@ -240,9 +242,15 @@ def _listener(
     return Listener(register, connections=CONNECTIONS)
 
 
-def _local_listeners(address: str, sessions: Sessions) -> list[LocalListener]:
-    """The local link and the local control streams, where the address can have them."""
-    ways = ((BULK, sessions.exchange_locally), (CONTROL, sessions.connect_locally))
+def _local_listeners(
+    address: str, sessions: Sessions, service: CoordinatorService
+) -> list[LocalListener]:
+    """The local link, control streams and calls of programs, where the address can have them."""
+    ways = (
+        (BULK, sessions.exchange_locally),
+        (CONTROL, sessions.connect_locally),
+        (INFER, service.infer_locally),
+    )
     offered = [
         listen(address, serve, connections=CONNECTIONS, suffix=suffix) for suffix, serve in ways
     ]

@@ -12,13 +12,21 @@ import grpc
 from shoal_coordinator.jobs.values import Refusal
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.item_lists import NotListed, items_of, pages, require_failed
-from shoal_coordinator.server.item_streams import ItemStreams, StreamRefused, TooManyStreams
+from shoal_coordinator.server.item_streams import (
+    ItemStreams,
+    StreamRefused,
+    TooManyStreams,
+    Write,
+)
 from shoal_coordinator.server.jobs import JobRefused, Jobs
 from shoal_coordinator.server.lives import Life
 from shoal_coordinator.server.overview import Overviews
 from shoal_coordinator.server.placements import Placements, TooManyPlacements, submission_of
 from shoal_coordinator.server.roles import Role, Roles, abort
 from shoal_coordinator.server.wire import Malformed
+from shoal_protocol.bulk.local import LocalTransport
+from shoal_protocol.bulk.transport import TransportBroken
+from shoal_protocol.control import LocalControl, MessageTooLarge
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import DocumentRefused
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -45,6 +53,14 @@ _CODES: Final = {
 }
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class _Refused(Exception):
+    """A call of `Infer` that cannot begin, or cannot continue."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class CoordinatorService(CoordinatorServicer):
@@ -155,20 +171,45 @@ class CoordinatorService(CoordinatorServicer):
         self, requests: AsyncIterator[pb.InferRequest], context: _Context
     ) -> None:
         await self._roles.require(context, Role.CLIENT)
+        try:
+            await self._infer(requests, context.write)
+        except _Refused as error:
+            await abort(context, error.code, str(error))
+
+    async def infer_locally(self, _: str, transport: LocalTransport) -> str:
+        """Serve `Infer` over a local stream; why it ended. Raises `TransportBroken`,
+        `MalformedFrame`."""
+        stream: LocalControl[pb.InferAnswer, pb.InferRequest] = LocalControl(
+            transport, pb.InferRequest.FromString
+        )
+
+        async def write(answer: pb.InferAnswer) -> None:
+            await stream.write((answer,))
+
+        try:
+            await self._infer(_until_gone(stream), write)
+        except (_Refused, MessageTooLarge) as error:
+            return str(error)
+        return "the call has ended"
+
+    async def _infer(self, requests: AsyncIterator[pb.InferRequest], write: Write) -> None:
+        """Raises `_Refused`."""
         first = await anext(requests, pb.InferRequest())
         try:
             document, missing = self._jobs.checked(first.start)
             if missing:
-                await abort(context, grpc.StatusCode.FAILED_PRECONDITION, missing)
-            await self._streams.serve(first.start, document, requests, context.write)
+                raise _Refused(grpc.StatusCode.FAILED_PRECONDITION, missing)
+            await self._streams.serve(first.start, document, requests, write)
         except (DocumentRefused, Malformed, StreamRefused) as error:
-            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
         except TooManyStreams as error:
-            await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            raise _Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+        except TransportBroken:
+            raise
         except OSError as error:
-            await abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
+            raise _Refused(grpc.StatusCode.UNAVAILABLE, str(error)) from error
         if self._jobs.closed:
-            await abort(context, grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
+            raise _Refused(grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
 
     async def PlaceFragments(
         self, request: pb.PlaceFragmentsRequest, context: _Context
@@ -222,6 +263,13 @@ class CoordinatorService(CoordinatorServicer):
         await self._roles.require(context, Role.CLIENT)
         return self._overviews.timeline()
 
+    async def ExportTraces(
+        self, request: pb.ExportTracesRequest, context: _Context
+    ) -> pb.ExportedTraces:
+        await self._roles.require(context, Role.CLIENT)
+        delivered, lost = await asyncio.to_thread(self._overviews.driver.traces.flush)
+        return pb.ExportedTraces(delivered=delivered, lost=lost)
+
     async def _require_failed(self, life: Life, named: Sequence[int]) -> None:
         """Raises `NotListed` and `JobRefused`."""
         live = not life.has_ended and life.job.submission.takes_more
@@ -245,6 +293,17 @@ class CoordinatorService(CoordinatorServicer):
             if ended or self._jobs.closed or job not in self._jobs.all():
                 return
             await job.done.within(interval)
+
+
+async def _until_gone(
+    stream: LocalControl[pb.InferAnswer, pb.InferRequest],
+) -> AsyncIterator[pb.InferRequest]:
+    """The messages of a local stream, whose client ends it when it needs no more answers. Raises
+    `TransportBroken`, `MalformedFrame`."""
+    async for messages in stream.received():
+        for message in messages:
+            yield message
+    raise TransportBroken("the client has gone")
 
 
 def _differs(status: pb.JobStatus, sent: pb.JobStatus) -> bool:

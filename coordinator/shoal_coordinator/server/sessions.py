@@ -10,35 +10,25 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final
 
 import grpc
 
 from shoal_coordinator.server import wire
+from shoal_coordinator.server.device_session import DeviceSession, SessionStream
+from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
-from shoal_coordinator.server.fragment_times import FragmentTimes
 from shoal_coordinator.server.roles import abort
 from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.transport import GrpcTransport, Transport, TransportBroken
 from shoal_protocol.channels import peer_name
-from shoal_protocol.control import ControlStream, LocalControl, coordinators_stream
+from shoal_protocol.control import LocalControl, coordinators_stream
 from shoal_protocol.frames import MalformedFrame
-from shoal_protocol.pacing import LONGEST_SECONDS, WRITE_SECONDS, Allowance, Outbox
+from shoal_protocol.pacing import WRITE_SECONDS, Allowance
 from shoal_protocol.services import ConnectContext, FrameContext, device_metadata
-from shoal_protocol.tickets import new_ticket_key
-from shoal_protocol.v1.session_pb2 import (
-    AgentMessage,
-    CoordinatorMessage,
-    Hello,
-    Telemetry,
-    Welcome,
-)
-
-if TYPE_CHECKING:
-    from shoal_coordinator.server.driver import Driver
+from shoal_protocol.v1.session_pb2 import AgentMessage, CoordinatorMessage, Hello, Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -49,57 +39,6 @@ UNASKED_PER_SECOND: Final = 50.0
 rate."""
 UNASKED_AT_ONCE: Final = 200.0
 _LATE: Final = grpc.StatusCode.DEADLINE_EXCEEDED
-
-_Stream: TypeAlias = ControlStream[CoordinatorMessage, AgentMessage]
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class DeviceSession:
-    """One session. `unanswered` are the instructions that wait for their answers."""
-
-    number: int
-    hello: Hello
-    unanswered: dict[int, wire.Answerable] = field(default_factory=dict)
-    link: DeviceLink | None = None
-    linked: asyncio.Event = field(default_factory=asyncio.Event)
-    telemetry: Telemetry = field(default_factory=Telemetry)
-    received_at: float = field(default_factory=monotonic)
-    draining: bool = False
-    ended: asyncio.Future[str] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-    ticket_key: bytes = field(default_factory=new_ticket_key)
-    outbox: Outbox[CoordinatorMessage] = field(default_factory=Outbox)
-    """Messages that have not been sent. A device that leaves it full is cut off."""
-    times: FragmentTimes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.times = FragmentTimes(self.hello)
-
-    @property
-    def device(self) -> str:
-        return self.hello.device
-
-    def send(self, message: CoordinatorMessage) -> None:
-        if self.outbox.full:
-            self.end(f"{len(self.outbox)} messages are unsent")
-        else:
-            self.outbox.put(message)
-
-    def end(self, reason: str) -> None:
-        """Close the session."""
-        if not self.ended.done():
-            self.ended.set_result(reason)
-
-    def waits_for(self, message: AgentMessage) -> bool:
-        return message.HasField("reply") and message.reply.instruction in self.unanswered
-
-    async def write_all(self, stream: _Stream) -> None:
-        await self.outbox.write_all(
-            stream.write,
-            lambda: len(self.unanswered) > 1,
-            longest_seconds=0.0 if stream.local else LONGEST_SECONDS,
-        )
 
 
 class _Refused(Exception):
@@ -115,7 +54,7 @@ class Sessions:
 
     def __init__(
         self,
-        driver: "Driver",
+        driver: Driver,
         hub: ExchangeHub,
         by_device: dict[str, DeviceSession],
         *,
@@ -159,7 +98,7 @@ class Sessions:
         except _Refused as error:
             return str(error)
 
-    async def _serve(self, stream: _Stream, identify: Callable[[str], None]) -> str:
+    async def _serve(self, stream: SessionStream, identify: Callable[[str], None]) -> str:
         """Serve a control stream; why it ended. Raises `_Refused`."""
         requests = stream.received()
         try:

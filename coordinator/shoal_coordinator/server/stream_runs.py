@@ -2,6 +2,7 @@
 memory, and nothing is durable.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns
@@ -9,6 +10,7 @@ from time import monotonic_ns
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.server.task_results import Feed, Result, Run
 from shoal_protocol.assembly import ReceivedActivation
+from shoal_protocol.called_items import CalledItem
 from shoal_protocol.frame_sizes import INLINE_BYTES
 from shoal_protocol.partition import MODEL, PartitionDocument
 from shoal_protocol.tensors import Array
@@ -19,14 +21,16 @@ Arrays = Mapping[str, Array]
 
 @dataclass(slots=True)
 class Item:
-    """An item from its arrival to its answer. `number` is the client's; `failure` is why it has no
-    results."""
+    """An item from its arrival to its answer. `number` is the client's, `whole` as in `CalledItem`;
+    `failure` is why it has no results."""
 
     number: int
     inputs: Arrays
     input_bytes: int = 0
+    whole: bool = False
     results: dict[str, Array] = field(default_factory=dict)
     failure: ev.Failure | None = None
+    answered: bool = False
 
 
 class StreamRun(Run):
@@ -45,14 +49,17 @@ class StreamRun(Run):
         self._feed = feed
         self._on_end = on_end
         self._items: dict[int, Item] = {}
+        self._stored: list[int] = []
+        """Items that have ended, of which the dispatcher does not know yet."""
         self._arrived = 0
         self._untouched = tuple(
             name for edge in document.into(MODEL) if edge.producer == MODEL for name in edge.tensors
         )
 
-    def add(self, number: int, received: ReceivedActivation) -> None:
+    def add(self, called: CalledItem) -> None:
         """An item has arrived: let the dispatcher have it."""
-        self._items[self._arrived] = Item(number, received.tensors, received.decoded_bytes)
+        number, tensors, size, whole = called
+        self._items[self._arrived] = Item(number, tensors, size, whole)
         self._arrived += 1
         now = Nanoseconds(monotonic_ns())
         self._feed(ev.ItemsArrived(at=now, job=self.name, items=self._arrived))
@@ -72,15 +79,32 @@ class StreamRun(Run):
         return self._inputs(item, names)
 
     def finish(self, item: int, attempts: int) -> None:
-        ended = self._end(item)
-        ended.results |= {name: ended.inputs[name] for name in self._untouched}
-        self._feed(ev.ItemsStored(at=Nanoseconds(monotonic_ns()), job=self.name, items=(item,)))
-        self._on_end(ended)
+        self._answer(self._end(item))
+        self._stored.append(item)
+        if len(self._stored) == 1:  # the dispatcher has time until the answers have left
+            asyncio.get_running_loop().call_soon(self._report_stored)
+
+    def _report_stored(self) -> None:
+        stored, self._stored = tuple(self._stored), []
+        now = Nanoseconds(monotonic_ns())
+        self._feed(ev.ItemsStored(at=now, job=self.name, items=stored))
 
     def fail(self, item: int, failure: ev.Failure, attempts: int) -> None:
         ended = self._end(item)
         ended.failure = failure
-        self._on_end(ended)
+        self._answer(ended)
+
+    def take_travelled(self, results: Sequence[Result]) -> None:
+        """The program has them before the dispatcher: nothing else can come of such an item."""
+        self.take_small(results)
+        for item, _ in results:
+            self._answer(self._items[item])
+
+    def _answer(self, item: Item) -> None:
+        if not item.answered:
+            item.answered = True
+            item.results |= {name: item.inputs[name] for name in self._untouched}
+            self._on_end(item)
 
     async def _take_in(self, received: ReceivedActivation) -> None:
         copies = {name: array.copy() for name, array in received.tensors.items()}

@@ -94,7 +94,11 @@ class Run(ABC):
 
     @abstractmethod
     def take_small(self, results: Sequence[Result]) -> None:
-        """Store results that came with a reply, or of items that have travelled."""
+        """Store results that are in memory."""
+
+    def take_travelled(self, results: Sequence[Result]) -> None:
+        """Store all results of items that have travelled; `finish` follows for each."""
+        self.take_small(results)
 
     @property
     def waiting_files(self) -> int:

@@ -5,11 +5,12 @@
       +-- task 1            and computed, as attributes
 
 The coordinator knows all of this from its own instructions and their answers, so agents have no
-part in it. What the exporter cannot take in time is dropped: tracing never holds an item up.
+part in it. What the collector does not take in time is lost, and counted: tracing never holds an
+item up.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from shoal_coordinator.dispatch import events as ev
@@ -17,12 +18,10 @@ from shoal_coordinator.dispatch import instructions as ins
 from shoal_protocol.units import Nanoseconds, seconds
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
 
-PATH: Final = "/v1/traces"
-_EXPORT_SECONDS: Final = 2.0
-"""With all tries; the end of the process waits for the last export."""
+    from shoal_coordinator.server.otlp import SpanExport
+
 _OPEN_ITEMS: Final = 100_000
 """Beyond these a new item has no trace."""
 
@@ -58,18 +57,26 @@ class Traces:
     def job_ended(self, job: str) -> None:
         """None of its items is processed any more."""
 
+    def flush(self) -> tuple[int, int]:
+        """Export what has ended. How many spans the collector has taken, and how many are lost."""
+        return 0, 0
+
     def close(self) -> None:
-        """Export what is left."""
+        """The same, for good."""
 
 
 class OtlpTraces(Traces):
-    """Exports spans to a collector, in a thread of the SDK's own."""
+    """Exports spans to a collector."""
 
-    def __init__(self, provider: "TracerProvider") -> None:
+    def __init__(self, export: "SpanExport") -> None:
         from opentelemetry import trace  # noqa: PLC0415 - optional
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - optional
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - optional
 
         self._trace = trace
-        self._provider = provider
+        self._export = export
+        provider = TracerProvider(resource=Resource.create({"service.name": "shoal-coordinator"}))
+        provider.add_span_processor(export)
         self._tracer = provider.get_tracer("shoal")
         self._items: dict[str, dict[int, Span]] = {}
         self._tasks: dict[int, Span] = {}
@@ -137,8 +144,12 @@ class OtlpTraces(Traces):
         for span in self._items.pop(job, {}).values():
             span.end()
 
+    def flush(self) -> tuple[int, int]:
+        self._export.flush()
+        return self._export.numbers
+
     def close(self) -> None:
-        self._provider.shutdown()
+        self._export.shutdown()
 
     def _item(self, job: str, item: int, waited: int = 0) -> "Span | None":
         items = self._items.setdefault(job, {})
@@ -157,21 +168,13 @@ class OtlpTraces(Traces):
         span.set_status(self._trace.StatusCode.ERROR, failure.message)
 
 
-def open_traces(url: str | None) -> Traces:
-    """Export to a collector at `http://HOST:PORT`; None: nowhere. Raises `TracesUnavailable`."""
+def open_traces(url: str | None, count: Callable[[int, bool], None]) -> Traces:
+    """Export to a collector at `http://HOST:PORT`; None: nowhere. `count` is told of spans that
+    ended, and whether the collector took them. Raises `TracesUnavailable`."""
     if url is None:
         return Traces()
     try:
-        # Optional, and heavy.
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
-            OTLPSpanExporter,
-        )
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
-        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+        from shoal_coordinator.server.otlp import SpanExport  # noqa: PLC0415 - optional, and heavy
     except ImportError as error:
         raise TracesUnavailable from error
-    provider = TracerProvider(resource=Resource.create({"service.name": "shoal-coordinator"}))
-    exporter = OTLPSpanExporter(endpoint=url.rstrip("/") + PATH, timeout=_EXPORT_SECONDS)
-    provider.add_span_processor(BatchSpanProcessor(exporter))
-    return OtlpTraces(provider)
+    return OtlpTraces(SpanExport(url, count))

@@ -23,9 +23,9 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.server import admission
 from shoal_coordinator.server.deliveries import Deliveries
+from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.routes import Routes
-from shoal_coordinator.server.sessions import DeviceSession
 from shoal_coordinator.server.task_results import Result, Run
 from shoal_coordinator.server.timeline import Timeline
 from shoal_protocol.bulk.link import Undelivered
@@ -124,12 +124,6 @@ class Travels:
         leaving = {each.instruction: each for each in orders if each.instruction in self._under_way}
         if run is None or route is None or not leaving:
             return
-        now = Nanoseconds(monotonic_ns())
-        for device in dict.fromkeys(first.devices):
-            if (session := self._sessions.get(device)) is not None:
-                session.unanswered.update(leaving)
-                self._timeline.instructed(device, now)
-        self._metrics.count_travels(len(leaving) * len(first.devices))
         names, ready = run.carried[0], list[Numbered]()
         for number, order in leaving.items():
             arrays = None
@@ -140,6 +134,17 @@ class Travels:
             else:
                 ready.append((number, arrays))
         self._push(first.device, route, ready)
+        self._expect(first.devices, leaving)
+
+    def _expect(self, devices: Sequence[str], leaving: Mapping[int, ins.Travel]) -> None:
+        """These have left for a route over these devices, but for those that have failed."""
+        expected = {number: leaving[number] for number in leaving if number in self._under_way}
+        now = Nanoseconds(monotonic_ns())
+        for device in dict.fromkeys(devices) if expected else ():
+            if (session := self._sessions.get(device)) is not None:
+                session.unanswered.update(expected)
+                self._timeline.instructed(device, now)
+        self._metrics.count_travels(len(expected) * len(devices))
 
     def _read(self, route: _Route, order: ins.Travel, arrays: Mapping[str, Array]) -> None:
         self._push(order.device, route, ((order.instruction, arrays),))
@@ -229,15 +234,16 @@ class Travels:
         results: Sequence[Result],
         took: Iterable[int],
     ) -> None:
-        """Items have come through; `took` is what each stage took for one of them."""
+        """Items have come through; `took` is what each stage took for one of them. Who waits for
+        results has them first."""
+        run.take_travelled(results)
         numbers, devices = tuple([each.instruction for each in orders]), orders[0].devices
-        self._end(devices, numbers)
         at = Nanoseconds(monotonic_ns())
         compute = tuple([Nanoseconds(min(each, _LONGEST)) for each in took])
+        self._end(devices, numbers)
         self._timeline.travelled(zip(devices, compute, strict=True), len(orders), at)
         for each in compute:
             self._metrics.compute_seconds.observe(seconds(each), len(orders))
-        run.take_small(results)
         event = ev.ItemsTravelled(at=at, instructions=numbers, compute=compute)
         self._answered(orders, event)
 

@@ -263,8 +263,8 @@ class BulkLink:
             alone = not (self._left_at_once or self._unanswered)
             if alone and len(self._waiting) + len(self._answers) + len(self._pushed) == 1:
                 self._left_at_once = True
-                self._loop.call_soon(self._end_turn)
                 self._writer = eager.begin(self._write_all())
+                self._loop.call_soon(self._end_turn)
             else:
                 self._writer = asyncio.create_task(self._write_all())
             if self._watch is None:

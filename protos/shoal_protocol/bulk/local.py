@@ -26,6 +26,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from shoal_protocol.bulk.transport import Received, TransportBroken
+from shoal_protocol.eager import Prompt
 from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
     MAXIMUM_HEADER_BYTES,
@@ -43,6 +44,7 @@ OPENING_SECONDS: Final = 10.0
 """How long a peer may take to say who it is."""
 BULK: Final = ".bulk"
 CONTROL: Final = ".control"
+INFER: Final = ".infer"
 """What is appended to a Unix socket's path for the streams that a process offers beside it."""
 _PREFIX: Final = struct.Struct("<II")
 _BUFFER_BYTES: Final = 32 << 10
@@ -266,9 +268,8 @@ class _Arriving:
 class _Calls:
     """Makes system calls of one kind on a socket, each when the socket is ready for it.
 
-    The call is made where the event loop reports that, and not where the waiting task runs later:
-    otherwise the loop would report it once more in between. It stays registered while one call
-    follows another.
+    The call is made where the event loop reports that, and the waiting task goes on there: a turn
+    of the loop costs as much as the call. It stays registered while one call follows another.
     """
 
     def __init__(self, connection: socket.socket, *, write: bool) -> None:
@@ -277,14 +278,14 @@ class _Calls:
         self._add = self._loop.add_writer if write else self._loop.add_reader
         self._remove = self._loop.remove_writer if write else self._loop.remove_reader
         self._call: Callable[[], int] | None = None
-        self._made: asyncio.Future[int] | None = None
+        self._made: Prompt[int] | None = None
         self._registered = self._closed = False
 
     async def do(self, call: Callable[[], int]) -> int:
         """Make a call that does not block; what it returns. Raises `TransportBroken`."""
         if self._closed:
             raise TransportBroken("closed")
-        made: asyncio.Future[int] = self._loop.create_future()
+        made: Prompt[int] = Prompt(loop=self._loop)
         self._made, self._call = made, call
         if not self._registered:
             self._registered = True
@@ -307,11 +308,13 @@ class _Calls:
             self._unregister()  # nobody waits now
             return
         try:
-            made.set_result(call())
+            count = call()
         except BlockingIOError:
-            pass
+            return
         except OSError as error:
             made.set_exception(_gone(error))
+            return
+        made.give(count)
 
     def _unregister(self) -> None:
         if self._registered:

@@ -315,12 +315,12 @@ class JobStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[JobStatus.State, str]] = ..., message: _Optional[str] = ..., items: _Optional[int] = ..., active: _Optional[int] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., resumed: _Optional[int] = ..., seconds: _Optional[float] = ..., items_per_second: _Optional[float] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[ItemFailure, _Mapping]]] = ..., epoch: _Optional[int] = ..., retries: _Optional[int] = ..., reason: _Optional[str] = ..., plan: _Optional[int] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., completing: _Optional[bool] = ..., started_seconds: _Optional[float] = ..., retry: _Optional[int] = ..., following: _Optional[bool] = ..., outgrown: _Optional[_Iterable[_Union[OutgrownFragment, _Mapping]]] = ...) -> None: ...
 
 class OutgrownFragment(_message.Message):
-    __slots__ = ("index", "need_bytes")
-    INDEX_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("fragment", "need_bytes")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     NEED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    index: int
+    fragment: int
     need_bytes: int
-    def __init__(self, index: _Optional[int] = ..., need_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, fragment: _Optional[int] = ..., need_bytes: _Optional[int] = ...) -> None: ...
 
 class Terms(_message.Message):
     __slots__ = ("priority", "parallelism", "active_deadline_seconds", "end")
@@ -661,6 +661,18 @@ class TaskTiming(_message.Message):
     ended_seconds: float
     compute_seconds: float
     def __init__(self, stage: _Optional[int] = ..., device: _Optional[str] = ..., ready_seconds: _Optional[float] = ..., given_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ...) -> None: ...
+
+class ExportTracesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ExportedTraces(_message.Message):
+    __slots__ = ("delivered", "lost")
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    delivered: int
+    lost: int
+    def __init__(self, delivered: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class GetTimelineRequest(_message.Message):
     __slots__ = ()

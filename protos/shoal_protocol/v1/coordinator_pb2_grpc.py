@@ -104,6 +104,11 @@ class CoordinatorStub:
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.GetTimelineRequest.SerializeToString,
                 response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.Timeline.FromString,
                 _registered_method=True)
+        self.ExportTraces = channel.unary_unary(
+                '/shoal.v1.Coordinator/ExportTraces',
+                request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ExportTracesRequest.SerializeToString,
+                response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ExportedTraces.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -178,6 +183,10 @@ class CoordinatorServicer:
 
         A client that sends faster than its items are answered waits: the coordinator reads no further
         while it holds 64 unanswered items, or 256 MiB of them.
+
+        A coordinator at `unix:/path` offers the same at `/path.infer`, as frames (tensors.proto) that hold
+        these messages. A client that ends such a stream needs no more answers; a Closing says what a
+        status would have said.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,6 +224,14 @@ class CoordinatorServicer:
 
     def GetTimeline(self, request, context):
         """What the devices did over time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportTraces(self, request, context):
+        """Send the spans that have ended to the collector of traces now, and answer what became of all
+        since the coordinator began. It may take some seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -292,6 +309,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.GetTimeline,
                     request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.GetTimelineRequest.FromString,
                     response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.Timeline.SerializeToString,
+            ),
+            'ExportTraces': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExportTraces,
+                    request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ExportTracesRequest.FromString,
+                    response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ExportedTraces.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -672,6 +694,33 @@ class Coordinator:
             '/shoal.v1.Coordinator/GetTimeline',
             shoal__protocol_dot_v1_dot_coordinator__pb2.GetTimelineRequest.SerializeToString,
             shoal__protocol_dot_v1_dot_coordinator__pb2.Timeline.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportTraces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Coordinator/ExportTraces',
+            shoal__protocol_dot_v1_dot_coordinator__pb2.ExportTracesRequest.SerializeToString,
+            shoal__protocol_dot_v1_dot_coordinator__pb2.ExportedTraces.FromString,
             options,
             channel_credentials,
             insecure,

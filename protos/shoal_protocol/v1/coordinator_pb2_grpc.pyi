@@ -64,6 +64,10 @@ class CoordinatorStub:
 
     A client that sends faster than its items are answered waits: the coordinator reads no further
     while it holds 64 unanswered items, or 256 MiB of them.
+
+    A coordinator at `unix:/path` offers the same at `/path.infer`, as frames (tensors.proto) that hold
+    these messages. A client that ends such a stream needs no more answers; a Closing says what a
+    status would have said.
     """
     PlaceFragments: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.PlaceFragmentsRequest, _coordinator_pb2.PlacedFragments]
     """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
@@ -78,6 +82,10 @@ class CoordinatorStub:
     """Devices and jobs in detail, for people; changes nothing. An answer has at most 2 MiB: see Overview."""
     GetTimeline: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetTimelineRequest, _coordinator_pb2.Timeline]
     """What the devices did over time."""
+    ExportTraces: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ExportTracesRequest, _coordinator_pb2.ExportedTraces]
+    """Send the spans that have ended to the collector of traces now, and answer what became of all
+    since the coordinator began. It may take some seconds.
+    """
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -115,6 +123,10 @@ class CoordinatorAsyncStub(CoordinatorStub):
 
     A client that sends faster than its items are answered waits: the coordinator reads no further
     while it holds 64 unanswered items, or 256 MiB of them.
+
+    A coordinator at `unix:/path` offers the same at `/path.infer`, as frames (tensors.proto) that hold
+    these messages. A client that ends such a stream needs no more answers; a Closing says what a
+    status would have said.
     """
     PlaceFragments: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.PlaceFragmentsRequest, _coordinator_pb2.PlacedFragments]  # type: ignore[assignment]
     """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
@@ -129,6 +141,10 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """Devices and jobs in detail, for people; changes nothing. An answer has at most 2 MiB: see Overview."""
     GetTimeline: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetTimelineRequest, _coordinator_pb2.Timeline]  # type: ignore[assignment]
     """What the devices did over time."""
+    ExportTraces: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ExportTracesRequest, _coordinator_pb2.ExportedTraces]  # type: ignore[assignment]
+    """Send the spans that have ended to the collector of traces now, and answer what became of all
+    since the coordinator began. It may take some seconds.
+    """
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -217,6 +233,10 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
 
         A client that sends faster than its items are answered waits: the coordinator reads no further
         while it holds 64 unanswered items, or 256 MiB of them.
+
+        A coordinator at `unix:/path` offers the same at `/path.infer`, as frames (tensors.proto) that hold
+        these messages. A client that ends such a stream needs no more answers; a Closing says what a
+        status would have said.
         """
 
     @_abc_1.abstractmethod
@@ -261,5 +281,15 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.Timeline, _abc.Awaitable[_coordinator_pb2.Timeline]]:
         """What the devices did over time."""
+
+    @_abc_1.abstractmethod
+    def ExportTraces(
+        self,
+        request: _coordinator_pb2.ExportTracesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.ExportedTraces, _abc.Awaitable[_coordinator_pb2.ExportedTraces]]:
+        """Send the spans that have ended to the collector of traces now, and answer what became of all
+        since the coordinator began. It may take some seconds.
+        """
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

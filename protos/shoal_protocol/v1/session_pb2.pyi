@@ -253,10 +253,14 @@ class Loaded(_message.Message):
     def __init__(self, resident_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., fetched_bytes: _Optional[int] = ..., processor_seconds: _Optional[float] = ...) -> None: ...
 
 class Unloaded(_message.Message):
-    __slots__ = ("freed_bytes",)
+    __slots__ = ("freed_bytes", "seconds", "processor_seconds")
     FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     freed_bytes: int
-    def __init__(self, freed_bytes: _Optional[int] = ...) -> None: ...
+    seconds: float
+    processor_seconds: float
+    def __init__(self, freed_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., processor_seconds: _Optional[float] = ...) -> None: ...
 
 class Prefetched(_message.Message):
     __slots__ = ("fetched_bytes", "seconds", "dropped")

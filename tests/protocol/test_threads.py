@@ -1,0 +1,64 @@
+"""Blocking work beside an event loop."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shoal_protocol.threads import in_executor
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as own:
+        yield own
+
+
+async def test_what_a_function_returns_or_raises_is_the_callers(
+    executor: ThreadPoolExecutor,
+) -> None:
+    def fail() -> int:
+        raise KeyError("it")
+
+    assert await in_executor(executor, lambda: 7) == 7
+    with pytest.raises(KeyError):
+        await in_executor(executor, fail)
+
+
+async def test_the_caller_goes_on_in_the_turn_in_which_the_loop_hears_of_the_end(
+    executor: ThreadPoolExecutor,
+) -> None:
+    gate, seen = threading.Event(), list[str]()
+
+    async def call() -> None:
+        await in_executor(executor, gate.wait)
+        seen.append("went on")
+
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    gate.set()
+    executor.submit(lambda: None).result()  # the function has ended, and has told the loop
+    asyncio.get_running_loop().call_soon(seen.append, "what came later")
+    await task
+    assert seen == ["went on", "what came later"]
+
+
+async def test_a_cancelled_caller_waits_for_the_end(executor: ThreadPoolExecutor) -> None:
+    gate, done = threading.Event(), list[str]()
+
+    def work() -> None:
+        gate.wait()
+        done.append("done")
+
+    task = asyncio.create_task(in_executor(executor, work))
+    await asyncio.sleep(0)
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == ["done"]

@@ -134,10 +134,10 @@ def _adaptation(bench: Bench) -> None:
     if bench.fragment.least_bytes == bench.fragment.resident_bytes:
         bench.report.note(f"{bench.name}: has no blocks, so its grant does not change")
         return
-    titles = ("another grant for blocks", "from blocks to whole and back")
+    titles = ("another grant for blocks", "from blocks to whole", "from whole to blocks")
     found = in_child(bench.granted(bench.fragment.least_bytes, "adapt"))
     for title, seconds in zip(titles, found, strict=True):
-        goal = VALUE <= ADAPTED_SECONDS if title == titles[0] else None
+        goal = None if title == titles[1] else VALUE <= ADAPTED_SECONDS
         bench.report.add(measured(f"{bench.name}: {title}", seconds, unit="s", goal=goal))
 
 

@@ -43,7 +43,7 @@ class Task:
     `times`: of the way and of the default in turns, with the weights in the page cache;
     `cold`: to open and run once with nothing in the page cache; then of runs that begin so;
     `prepare`: to prepare the fragment, the bytes that this takes on disk, and the fragment's own;
-    `adapt`: to adopt another grant, there and back, among grants for blocks, then from and to all;
+    `adapt`: to adopt another grant for blocks, there and back; then all, and blocks again;
     `limited`: of runs within a limit that is set when the floor is known (`memory_limits`).
     """
 
@@ -87,8 +87,13 @@ class Granted:
 
     def __init__(self, task: Task, meter: MemoryMeter) -> None:
         self._task = task
+        self._granted_bytes = task.granted_bytes
+        limit_bytes = max(task.granted_bytes, 64 * MIB)
         self.runtime = Runtime(
-            meter, threads=task.threads, limit_bytes=max(task.granted_bytes, 64 * MIB)
+            meter,
+            threads=task.threads,
+            limit_bytes=limit_bytes,
+            free=lambda: limit_bytes - self._granted_bytes,
         )
         drop_library_pages()
         self.runtime.rehearse()
@@ -106,6 +111,7 @@ class Granted:
         self.runtime.open(self._task.digest, self.folder, self._task.granted_bytes, prepared)
 
     def grant(self, size_bytes: int) -> None:
+        self._granted_bytes = size_bytes
         self.runtime.grant(self._task.digest, size_bytes)
 
     def drop_weights(self) -> None:
@@ -223,15 +229,18 @@ def _stored(folder: Path) -> int:
 def _adapt(task: Task, granted: Granted) -> list[list[float]]:
     granted.run()
     few, many = task.least_bytes, (task.least_bytes + task.resident_bytes) // 2
-    found = []
-    for sizes in ((few, many), (task.resident_bytes, few)):
-        seconds = []
+    among: list[float] = []
+    to_whole: list[float] = []
+    to_blocks: list[float] = []
+    for steps in (
+        ((few, among), (many, among)),
+        ((task.resident_bytes, to_whole), (few, to_blocks)),
+    ):
         for _ in range(max(1, task.turns // 5)):
-            for size in sizes:
+            for size, seconds in steps:
                 seconds.append(timed(partial(granted.grant, size))())
                 granted.run()
-        found.append(seconds)
-    return found
+    return [among, to_whole, to_blocks]
 
 
 def _limited(meter: MemoryMeter, opened: Callable[[], Run], turns: int) -> list[list[float]]:

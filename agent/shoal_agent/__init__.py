@@ -19,4 +19,7 @@ import os
 # set before that. A device tells nobody what it runs, and needs the megabyte for something else.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+# Otherwise gRPC writes to the log at each handshake that fails; the agent says why, once.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 __version__ = "0.1.0"

@@ -32,7 +32,7 @@ from shoal_agent.runtime.process_memory import (
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.runtime.rehearsal import rehearse_transfers
 from shoal_agent.session.control import Session
-from shoal_agent.session.greeting import SessionBroken
+from shoal_agent.session.greeting import SessionBroken, in_words, why_unreachable
 from shoal_agent.session.tasks import Tasks
 from shoal_agent.settings import Settings
 from shoal_agent.telemetry.counters import Counters
@@ -47,6 +47,7 @@ from shoal_agent.transport.serving import Peers
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol import PROTOCOL
 from shoal_protocol.bulk.local import LocalListener, listen
+from shoal_protocol.certificate_times import expiration_seconds
 from shoal_protocol.listener import Listener
 from shoal_protocol.services import SessionClient, add_peer_service
 from shoal_protocol.speeds import UNKNOWN_SPEED, report_link, speed_message
@@ -93,11 +94,16 @@ class Agent:
         self._executor = ThreadPoolExecutor(1, "processor")
         self._threads = settings.threads or self._machine.processors
         self._speed = UNKNOWN_SPEED
+        ledger = Ledger(budget=settings.budget, single=settings.single)
         self._runtime = self._executor.submit(
-            Runtime, self._meter, threads=self._threads, limit_bytes=settings.budget
+            Runtime,
+            self._meter,
+            threads=self._threads,
+            limit_bytes=settings.budget,
+            free=lambda: ledger.free,
         ).result()
         self.fragments = Fragments(
-            ledger=Ledger(budget=settings.budget, single=settings.single),
+            ledger=ledger,
             cache=self._cache,
             fetcher=Fetcher(self._cache, self._count_fetched, self._downlink.depart),
             runtime=self._runtime,
@@ -284,7 +290,7 @@ class Agent:
         """Open one session after the other; the pause doubles, with jitter, while that fails."""
         settings = self.settings
         shortest, longest = _BACKOFF_SECONDS
-        delay = shortest
+        delay, said = shortest, set[str]()
         while not self._drain.is_set():
             channel = settings.channel()
             try:
@@ -307,10 +313,17 @@ class Agent:
             except SessionBroken as error:
                 if self._session is not None and self._session.age_seconds > longest:
                     delay = shortest
-                self._why_no_session = str(error)
                 if self._identity is not None and self._session is None:
                     self._identity.refused()
-                log.log(30 if self._session else 20, "no session: %s", error)
+                files = settings.credentials
+                expires_at = None if files is None else expiration_seconds(files.certificate)
+                why = self._why_no_session = in_words(str(error), time.time(), expires_at)
+                if self._session is not None:
+                    log.warning("no session: %s", why)
+                    said.clear()
+                elif why not in said:  # each reason once: it is tried for ever
+                    log.info("no session: %s; trying again and again", why)
+                said.add(why)
             finally:
                 self._session = None
                 await channel.close()
@@ -359,7 +372,7 @@ class Agent:
             async with asyncio.timeout(_SILENT_SECONDS):
                 await channel.channel_ready()
         except TimeoutError as error:
-            raise SessionBroken("the coordinator cannot be reached") from error
+            raise SessionBroken(await why_unreachable(channel)) from error
         floor = await self.fragments.processor.call(self._meter.settle, LIBRARY_RESERVE_BYTES)
         self._check_limit(floor)
         await self._follower.settled()

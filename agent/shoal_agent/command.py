@@ -1,6 +1,7 @@
 """From the command line to a running agent. Imports little until the arguments have been read."""
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -31,9 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _run(settings: Settings) -> None:
+    gc.disable()  # what is imported is not looked through before all of it is there (`settle`)
     from shoal_agent.agent import Agent  # noqa: PLC0415 - after the allocator was tuned
     from shoal_agent.telemetry.logs import set_up  # noqa: PLC0415
 
+    gc.enable()
     set_up(settings.name, settings.log_level, settings.log_format)
     agent = Agent(settings)
     await agent.run()

@@ -5,6 +5,7 @@ One form everywhere in the program: `sha256:` and 64 lower-case hexadecimal digi
 """
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import BinaryIO, Final, NewType
@@ -55,6 +56,19 @@ def digest_of_pieces(pieces: Iterable[bytes | memoryview]) -> Digest:
 def digest_of_file(file: BinaryIO) -> Digest:
     """The digest of an open file, from its position to its end. Raises `OSError`."""
     return digest_of_pieces(iter(lambda: file.read(_READ_BYTES), b""))
+
+
+def digest_of_mapped(file: BinaryIO) -> Digest:
+    """The same of a file that devices map. Raises `OSError`."""
+    cache_in_small_pages(file)
+    return digest_of_file(file)
+
+
+def cache_in_small_pages(file: BinaryIO) -> None:
+    """Have the kernel read nothing ahead of what is read of an open file. What it reads ahead, it
+    caches in large pieces, and a whole piece comes into the memory of a process that touches a page
+    of it in a mapping: a row of a table brings 1 MiB and more."""
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def digest_of_model(model: Digest, external: Mapping[str, Digest]) -> Digest:

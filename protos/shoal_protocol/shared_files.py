@@ -16,7 +16,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from shoal_protocol.digests import Digest, digest_of_file, hexadecimal
+from shoal_protocol.digests import Digest, digest_of_mapped, hexadecimal
 from shoal_protocol.durable_files import open_regular, sync_folder
 from shoal_protocol.manifest import FileEntry
 
@@ -70,6 +70,6 @@ def _is_right(path: Path, entry: FileEntry) -> bool:
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            return size == entry.size_bytes and digest_of_file(file) == entry.digest
+            return size == entry.size_bytes and digest_of_mapped(file) == entry.digest
     except FileNotFoundError:
         return False

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 import grpc
 
-from shoal_protocol.digests import Digest, digest_of_file
+from shoal_protocol.digests import Digest, digest_of_mapped
 from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.limits import Stalled, StallWatch
 from shoal_protocol.threads import in_thread
@@ -123,7 +123,7 @@ class PartialFile:
         os.fsync(self._descriptor)
         with open(os.dup(self._descriptor), "rb") as file:
             file.seek(0)
-            found = digest_of_file(file)
+            found = digest_of_mapped(file)
             size = file.tell()
         if size != self.size_bytes:
             self.discard()

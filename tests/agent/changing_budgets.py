@@ -24,7 +24,8 @@ tune_allocator()
 from shoal_agent.cache.disk import FragmentCache  # noqa: E402 - after the allocator was tuned
 from shoal_agent.cache.fetching import Fetcher  # noqa: E402
 from shoal_agent.memory.residency import Ledger  # noqa: E402
-from shoal_agent.runtime.blocks import Blocks, read_blocks  # noqa: E402
+from shoal_agent.runtime.blocks import Blocks  # noqa: E402
+from shoal_agent.runtime.described import read_blocks  # noqa: E402
 from shoal_agent.runtime.fragments import Fragments  # noqa: E402
 from shoal_agent.runtime.onnx_runtime import Runtime  # noqa: E402
 from shoal_agent.runtime.process_memory import MemoryMeter  # noqa: E402

@@ -20,7 +20,8 @@ from agent.fragment_making import (
     write_fragment,
 )
 from shoal_agent.cache.disk import FragmentCache
-from shoal_agent.runtime.blocks import Blocks, GrantTooSmall, read_blocks
+from shoal_agent.runtime.blocks import Blocks, GrantTooSmall
+from shoal_agent.runtime.described import read_blocks
 from shoal_agent.runtime.destinations import destinations
 from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated
 from shoal_agent.runtime.inputs import InputMismatch

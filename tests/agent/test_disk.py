@@ -1,9 +1,7 @@
 """An agent's disk: fragments that are damaged or find no room, activations that overflow."""
 
 import asyncio
-import ctypes
 import json
-import mmap
 import os
 import shutil
 from collections.abc import Awaitable, Callable
@@ -304,36 +302,6 @@ def test_a_process_out_of_file_descriptors_drops_no_cached_fragment(tmp_path: Pa
             cache.verify(made.digest)
         with pytest.raises(OSError, match="Too many open files"):
             FragmentCache(tmp_path, 1 << 30)
-    assert cache.verify(made.digest) == made.folder
-
-
-def pages_in_memory(path: Path) -> int:
-    """Of a file, in the page cache: whichever process brought them there."""
-    size = path.stat().st_size
-    with path.open("rb") as file, mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE) as mapped:
-        present = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-        assert (
-            ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), present) == 0
-        )
-        return sum(byte & 1 for byte in present)
-
-
-def test_pages_that_an_earlier_process_left_in_the_page_cache_are_dropped_at_the_start(
-    tmp_path: Path,
-) -> None:
-    # They would stay charged to that process's control group, and be free for this one's.
-    made = write_fragment(tmp_path, dense_model([512, 1024, 512]))
-    weights = made.folder / "weights.bin"
-    prepared = made.folder / "prepared" / "key" / "weights.bin"
-    prepared.parent.mkdir(parents=True)
-    shutil.copy(weights, prepared)
-    os.sync()
-    for path in (weights, prepared):
-        path.read_bytes()
-        assert pages_in_memory(path) * mmap.PAGESIZE >= path.stat().st_size
-    cache = FragmentCache(tmp_path, 1 << 30)
-    assert (pages_in_memory(weights), pages_in_memory(prepared)) == (0, 0)
     assert cache.verify(made.digest) == made.folder
 
 

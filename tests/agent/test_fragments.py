@@ -277,8 +277,8 @@ async def test_what_leaves_memory_in_a_trial_does_not_count_for_the_fragment(
     class Leaving(Runtime):
         """While it tries a fragment, an activation is sent away."""
 
-        def open(self, *arguments: Any) -> Any:
-            opened = super().open(*arguments)
+        def open(self, *arguments: Any, **options: Any) -> Any:
+            opened = super().open(*arguments, **options)
             if waiting:
                 fragments.return_space(waiting.pop().nbytes)
             return opened

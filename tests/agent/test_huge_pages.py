@@ -14,6 +14,7 @@ import pytest
 
 from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.test_preparation import Bench
+from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime import blocks
 from shoal_agent.runtime import prepared as prepared_forms
 from shoal_agent.runtime.failures import Stopper
@@ -32,26 +33,23 @@ MIB = 1 << 20
 SIZE = 24 * MIB
 
 
-def advised(folder: Path) -> set[str]:
-    """How a fragment's weights are read where they are mapped: in huge pages (`hg`), or without
+def advised(folder: Path, process: int | str = "self") -> set[str]:
+    """How weights below a folder are read where they are mapped: in huge pages (`hg`), or without
     anything ahead (`rr`)."""
-    text = Path("/proc/self/smaps").read_text()
-    flags = re.findall(rf"{folder}/weights\.bin\n(?:[A-Z].*\n)*?VmFlags: (.*)\n", text)
+    text = Path(f"/proc/{process}/smaps").read_text()
+    flags = re.findall(rf"{folder}/.*weights\.bin\n(?:[A-Z].*\n)*?VmFlags: (.*)\n", text)
     return {" ".join(sorted({"hg", "rr"} & set(each.split()))) for each in flags}
 
 
-def test_the_kernel_reads_ahead_only_where_there_is_room_for_it(tmp_path: Path) -> None:
+def test_the_kernel_reads_ahead_for_as_long_as_there_is_room_for_it(tmp_path: Path) -> None:
     made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
-    least, meter = made.least_bytes, MemoryMeter()
-    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
-    meter.settle()
-    runtime.open("f", made.folder, least)
-    assert advised(made.folder) == {"hg"}
-    runtime.close("f")
-    taken = np.ones(60 * MIB - least, np.uint8)
-    runtime.open("f", made.folder, least)
-    assert advised(made.folder) == {"rr"}
-    del taken
+    ledger = Ledger(budget=Bytes(0))
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=64 * MIB, free=lambda: ledger.free)
+    runtime.open("f", made.folder, made.least_bytes)
+    for size, flags in ((8 * MIB - 1, "rr"), (8 * MIB, "hg"), (8 * MIB - 1, "rr"), (8 * MIB, "hg")):
+        ledger.change_budget(Bytes(size))
+        runtime.run("f", {"x": np.ones((1, 512), np.float32)}, Stopper())
+        assert advised(tmp_path) == {flags}
 
 
 @dataclass

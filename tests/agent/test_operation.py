@@ -4,10 +4,12 @@ import asyncio
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -148,13 +150,11 @@ async def test_metrics_count_what_was_done_and_readiness_follows_the_session(
     model = dense_model([64, 512, 64])
     fragment = write_fragment(coordinator.store, model, 8 << 20, InBlocks(2))
     joined = await join("pi-4", "--metrics-address", "127.0.0.1:0")
-    found = re.search(r"metrics at (http://\S+)/metrics", joined.agent.errors.read_text())
-    assert found is not None
-    url = found[1]
+    (url,) = re.findall(r"metrics at (http://\S+)/metrics", joined.agent.errors.read_text())
 
     def get(path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(url + path, timeout=10) as answer:  # noqa: S310 - http
+            with urllib.request.urlopen(url + path, timeout=60) as answer:  # noqa: S310 - http
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -181,14 +181,27 @@ async def test_metrics_count_what_was_done_and_readiness_follows_the_session(
     assert float(values["process_resident_memory_bytes"]) > 0
     assert "shoal_agent_certificate_expiration_timestamp_seconds" not in values
     assert all(name.startswith(("shoal_agent_", "process_")) for name in values)
-    assert await asyncio.to_thread(get, "/healthz") == (200, "ok\n")
-    assert await asyncio.to_thread(get, "/readyz") == (200, "ok\n")
+    healthy = [await asyncio.to_thread(get, path) for path in ("/healthz", "/readyz")]
+    assert healthy == 2 * [(200, "ok\n")]
     await coordinator.stop()
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (ready := await asyncio.to_thread(get, "/readyz"))[0] == 200:
             pass
-    assert ready[1].startswith("no session: ")
-    assert (await asyncio.to_thread(get, "/healthz"))[0] == 200
+    healthy = [await asyncio.to_thread(get, "/healthz"), (ready[0], ready[1][:12])]
+    assert healthy == [(200, "ok\n"), (503, "no session: ")]
+    await asyncio.to_thread(refuse_connections, joined.agent.errors.with_name("c.sock"), 8)
+    assert max(Counter(re.findall("no session: .*", joined.agent.errors.read_text())).values()) == 1
+
+
+def refuse_connections(path: Path, number: int) -> None:
+    """Accept so many at a Unix socket, and close each at once."""
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.settimeout(PATIENCE_SECONDS)
+        listening.bind(str(path))
+        listening.listen()
+        for _ in range(number):
+            listening.accept()[0].close()
 
 
 def test_before_the_floor_is_known_nothing_counts_as_use(tmp_path: Path) -> None:

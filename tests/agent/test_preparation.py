@@ -31,13 +31,14 @@ from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
-from shoal_agent.runtime.preparation import WORTH_BYTES, CrashedAtLoad, Preparation
+from shoal_agent.runtime.preparation import CrashedAtLoad, Preparation
 from shoal_agent.runtime.prepared import Prepared, PreparedModel, folder_of
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED
 from shoal_agent.runtime.results import RunResult
 from shoal_protocol.digests import Digest
 from shoal_protocol.manifest import Manifest
+from shoal_protocol.preparing import WORTH_PREPARING_BYTES
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -395,7 +396,10 @@ async def test_forms_of_other_runtimes_go_when_one_is_made(
 async def test_what_is_small_is_opened_at_once_and_a_large_graph_is_tried(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.preparation = Preparation(
-        bench.cache, bench.ledger.request_move, bench.ledger.end_move, worth_bytes=WORTH_BYTES
+        bench.cache,
+        bench.ledger.request_move,
+        bench.ledger.end_move,
+        worth_bytes=WORTH_PREPARING_BYTES,
     )
     small = write_fragment(tmp_path, dense_model([256] * 4), 8 * MIB)
     assert await bench.prepare(small) is None

@@ -1,18 +1,22 @@
 """Blocks that were prepared: whose pages are whose, and which of them stay."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.test_preparation import AMPLE, MIB, Bench, mapped_bytes
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
-from shoal_agent.runtime import mapped_pages
+from shoal_agent.runtime import mapped_pages, onnx_runtime
 from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.mapped_weights import packs_floats
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_protocol.onnx_subset_pb2 import Entry, Graph, Model, Tensor
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -68,3 +72,59 @@ async def test_what_is_mapped_is_read_once_for_all_prepared_blocks(
     runtime.open("blocks", made.folder, granted, prepared)
     assert len(read) == 1
     runtime.close("blocks")
+
+
+async def test_blocks_that_a_smaller_grant_opens_are_packed_one_after_the_other_between_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
+    x = {"x": np.random.default_rng(0).standard_normal((3, 512), dtype=np.float32)}
+    granted = made.least_bytes + 3 * MIB
+    prepared = await Bench(tmp_path).preparation.prepare(made.digest, made.folder, granted)
+    monkeypatch.setattr(onnx_runtime, "_PACKING_SECONDS", 0.0)
+    meter = MemoryMeter()
+    runtime = Runtime(meter, threads=1, limit_bytes=AMPLE)
+    meter.settle()
+    runtime.open("f", made.folder, made.resident_bytes, prepared)
+    whole = runtime.run("f", x, Stopper()).outputs["y"]
+    assert not runtime.pack("f"), "as a whole it was opened as it runs fastest"
+    packs: list[bool] = []
+    opened = onnxruntime.InferenceSession
+
+    def counting(model: Any, options: Any, **others: Any) -> Any:
+        packs.append(True)
+        with suppress(RuntimeError):  # the runtime's answer where nobody has said so
+            packs[-1] = options.get_session_config_entry("session.disable_prepacking") != "1"
+        return opened(model, options, **others)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", counting)
+    runtime.grant("f", granted)
+    assert packs == [False] * 8
+    meter.begin_peak()
+    for packed in range(1, 9):
+        result = runtime.run("f", x, Stopper()).outputs["y"]
+        np.testing.assert_allclose(result, whole, rtol=1e-4, atol=1e-5)
+        assert runtime.pack("f") == (packed < 8)
+        assert packs == [False] * 8 + [True] * packed
+    assert meter.peak_since_begin_bytes() <= granted
+    result = runtime.run("f", x, Stopper()).outputs["y"]
+    np.testing.assert_allclose(result, whole, rtol=1e-4, atol=1e-5)
+    mapped = mapped_bytes(made, "prepared/")
+    assert mapped is not None
+    assert mapped[0] > 2 * MIB, "what the grant has room for stays in memory again"
+    runtime.close("f")
+    assert not runtime.pack("f")
+
+
+@pytest.mark.parametrize(
+    ("types", "expected"), [((), False), ((1, 1), True), ((1, 3), False), ((2,), False)]
+)
+def test_only_products_of_floats_run_without_packed_weights(
+    tmp_path: Path, types: tuple[int, ...], expected: bool
+) -> None:
+    packed = [Entry(key="offset", value="0"), Entry(key="prepacked_0", value="k|0;1;1")]
+    plain = Tensor(name="plain", data_type=3, external_data=packed[:1])
+    tensors = [Tensor(name="w", data_type=each, external_data=packed) for each in types]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(Model(graph=Graph(initializer=[plain, *tensors])).SerializeToString())
+    assert packs_floats(path) == expected

@@ -3,13 +3,20 @@
 import ctypes
 import gc
 import mmap
+from pathlib import Path
 
 import onnxruntime  # noqa: F401 - a large library
 import pytest
 
+from agent.fragment_making import dense_model, write_fragment
 from shoal_agent.runtime.library_pages import LibraryPages
 from shoal_agent.runtime.mapped_pages import PageRange, populate
-from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES, MemoryMeter
+from shoal_agent.runtime.onnx_runtime import Runtime
+from shoal_agent.runtime.process_memory import (
+    LIBRARY_RESERVE_BYTES,
+    MemoryMeter,
+    drop_library_pages,
+)
 
 MIB = 1 << 20
 TAKEN_BYTES = 32 * MIB
@@ -66,6 +73,46 @@ def test_library_pages_that_return_in_a_run_are_not_in_its_peak(meter: MemoryMet
     assert meter.peak_since_begin_bytes() - before < RETURNED_BYTES + NOISE_BYTES
 
 
+def test_library_pages_are_not_counted_for_a_run_that_takes_no_more_than_others(
+    meter: MemoryMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = LibraryPages.resident_bytes
+    counts: list[int] = []
+    with take(TAKEN_BYTES):
+        meter.begin_peak()
+        most = meter.peak_since_begin_bytes()
+    monkeypatch.setattr(LibraryPages, "resident_bytes", lambda pages: counts.append(count(pages)))
+    meter.begin_peak(recount=False)
+    with take(TAKEN_BYTES // 2):
+        assert TAKEN_BYTES // 2 <= meter.peak_since_begin_bytes() <= most
+    assert not counts
+
+
+def test_library_pages_are_no_part_of_a_run_that_takes_more_than_others(
+    meter: MemoryMeter,
+) -> None:
+    meter.begin_peak(recount=False)
+    before = meter.used_bytes()
+    return_library_pages()
+    with take(2 * TAKEN_BYTES):
+        taken = meter.peak_since_begin_bytes() - before
+    assert 2 * TAKEN_BYTES <= taken < 2 * TAKEN_BYTES + NOISE_BYTES
+
+
+def test_library_pages_that_the_kernel_takes_after_a_peak_are_not_in_it(meter: MemoryMeter) -> None:
+    """As it does in a group that is at its limit: the mark is of a moment when they were there."""
+    return_library_pages()
+    before = meter.used_bytes()
+    meter.begin_peak()
+    take(TAKEN_BYTES).close()
+    drop_library_pages()
+    assert abs(meter.peak_since_begin_bytes() - before - TAKEN_BYTES) < NOISE_BYTES
+    meter.begin_peak()
+    with take(TAKEN_BYTES):
+        peak = meter.peak_since_begin_bytes() - before
+    assert peak > TAKEN_BYTES - NOISE_BYTES, "pages that stay away lend their reserve to nobody"
+
+
 def test_library_pages_that_return_while_the_floor_is_taken_are_no_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -94,3 +141,18 @@ def test_what_is_there_when_the_floor_is_taken_is_not_looked_through_again() -> 
     tracked = {id(each) for each in gc.get_objects()}
     assert id(there) not in tracked
     assert id(came_later) in tracked
+
+
+def test_library_pages_go_when_a_fragment_is_opened_for_the_first_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = write_fragment(tmp_path, dense_model([8, 8]), MIB)
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=64 * MIB)
+    kept: list[bool] = []
+    monkeypatch.setattr(
+        MemoryMeter, "give_back", lambda _, *, still_in_use=False: kept.append(still_in_use)
+    )
+    for _ in range(2):  # as fragments that take turns in memory
+        runtime.open("fragment", made.folder)
+        runtime.close("fragment")
+    assert kept == [False, False, True, False]

@@ -38,7 +38,7 @@ class Secured:
 
     def fetch(self, channel: grpc.aio.Channel) -> FileStream:
         request = FetchFragmentRequest(digest=self.fragment.digest, file="weights.bin")
-        return PeerClient(channel).fetch_fragment(request, timeout=20)
+        return PeerClient(channel).fetch_fragment(request, timeout=60)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ class Entry:
     path: Find
     items: Callable[[], Sequence[Tensors]]
     tolerance: float = 1e-5
-    chance: bool = False
+    sensitive: bool = False
 
     def subject(self, name: str, folder: Path) -> Subject:
         folder.mkdir(parents=True)
@@ -43,7 +43,7 @@ class Entry:
             path=self.path(folder),
             items=self.items(),
             tolerance=self.tolerance,
-            chance=self.chance,
+            sensitive=self.sensitive,
         )
 
 
@@ -177,7 +177,7 @@ ENTRIES: Final = {
         path=in_package("chython_rxnmap", "rxnmap.onnx"),
         items=lambda: [reaction(size) for size in (90, 40, 120)],
     ),
-    "kokoro": Entry(path=kokoro, items=lambda: [speech(20), speech(40)], chance=True),
+    "kokoro": Entry(path=kokoro, items=lambda: [speech(20), speech(40)], sensitive=True),
     "basic_pitch": Entry(
         path=in_package("basic_pitch", "saved_models/icassp_2022/nmp.onnx"),
         items=lambda: [

@@ -34,7 +34,13 @@ from threading import Lock
 from typing import BinaryIO, Final
 
 from shoal_agent.memory.residency import NoRoom
-from shoal_protocol.digests import Digest, digest_of_file, hexadecimal, is_digest
+from shoal_protocol.digests import (
+    Digest,
+    cache_in_small_pages,
+    digest_of_mapped,
+    hexadecimal,
+    is_digest,
+)
 from shoal_protocol.durable_files import is_transient, open_regular, sync_folder
 from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
 from shoal_protocol.manifest import MANIFEST, FragmentDamaged, Manifest, is_shared
@@ -176,7 +182,9 @@ class FragmentCache:
             raise FragmentMissing(f"{digest} is not cached here") from error
         if name != MANIFEST and name not in entry.manifest.files:
             raise FragmentMissing(f"{digest} has no {name}")
-        return self._store.open(digest, name)
+        file, size = self._store.open(digest, name)
+        cache_in_small_pages(file)
+        return file, size
 
     def _use(self, digest: str) -> _Entry:
         with self._memory:
@@ -416,11 +424,6 @@ def _stamps(folder: Path, manifest: Manifest) -> _Stamps | None:
 
 
 def file_digest(path: Path) -> Digest:
-    """The digest of a file. Raises `OSError`.
-
-    Read ahead, it would be cached in huge pages, and each row that is read of a table in it would
-    bring one of those into memory.
-    """
-    with path.open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        return digest_of_file(file)
+    """The digest of a file. Raises `OSError`."""
+    with path.open("rb") as file:
+        return digest_of_mapped(file)

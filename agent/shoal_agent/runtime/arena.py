@@ -9,6 +9,7 @@ from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPL
 _GROW_BY_DOUBLING: Final = 0
 _LEAST_REGION_BYTES: Final = 1 << 20
 _GRANULE: Final = 256
+"""The arena refuses every region that is not a multiple of it, as half of `20M` is not."""
 
 
 def register_arena(limit_bytes: int) -> int:

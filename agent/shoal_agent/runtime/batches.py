@@ -21,7 +21,7 @@ from typing import Final
 
 from shoal_agent.execution.joining import Counted, NotSplit, join, likeness, split
 from shoal_agent.memory.residency import Ledger, short
-from shoal_agent.runtime.blocks import description
+from shoal_agent.runtime.described import description
 from shoal_agent.runtime.failures import Exceeded, OutOfBudget, RuntimeFailed, Terminated
 from shoal_agent.runtime.inputs import InputMismatch
 from shoal_agent.runtime.onnx_runtime import Runtime

@@ -33,7 +33,7 @@ from shoal_agent.runtime.gathered_rows import GatheredRows
 from shoal_agent.runtime.granting import Granting
 from shoal_agent.runtime.light_runs import LightRuns
 from shoal_agent.runtime.onnx_runtime import Runtime
-from shoal_agent.runtime.opening import LoadResult, Opening, Room, limit_of_larger
+from shoal_agent.runtime.opening import LoadResult, Opening, Room, UnloadResult, limit_of_larger
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
 from shoal_agent.runtime.processor import Processor
@@ -81,7 +81,11 @@ class Fragments:
         self._changed = asyncio.Event()
         self.spilling = Spilling(ledger, self._carry_out)
         self._granting = Granting(
-            ledger, partial(processor.call, runtime.grant), counters, self._cannot_run
+            ledger,
+            partial(processor.call, runtime.grant),
+            partial(processor.call, runtime.pack),
+            counters,
+            self._cannot_run,
         )
 
     # ---- what sessions ask for ---------------------------------------------------------------
@@ -139,8 +143,8 @@ class Fragments:
                 self.ledger.fail_load(digest)
             self._loading.pop(digest).set()
 
-    async def unload(self, digest: str) -> int:
-        """Give a fragment up; the bytes that came back. Its memory is back on return.
+    async def unload(self, digest: str) -> UnloadResult:
+        """Give a fragment up. Its memory is back on return.
 
         Raises `NotResident`.
         """
@@ -149,7 +153,9 @@ class Fragments:
                 await loading.wait()
             if digest not in self.ledger.resident:
                 raise NotResident(f"{short(digest)} is not resident")
-            return await self._close(digest)
+            started, used = perf_counter(), process_time()
+            freed = await self._close(digest)
+            return UnloadResult(freed, perf_counter() - started, process_time() - used)
 
     async def prefetch(self, digest: str, sources: Sequence[Source]) -> Fetched:
         """Bring a fragment into the cache, where there is room for what gRPC receives ahead
@@ -369,8 +375,8 @@ class Fragments:
 
     async def close(self) -> None:
         """Wait for what is being given up."""
-        changing = self._evicting | self.spilling.tasks | self._granting.tasks
-        await asyncio.gather(*changing, return_exceptions=True)
+        await asyncio.gather(*self._evicting, *self.spilling.tasks, return_exceptions=True)
+        await self._granting.close()
         await self._fetcher.close()
 
     async def _admit(self, digest: str, need_bytes: int) -> bool:

@@ -25,17 +25,21 @@ class Granting:
         self,
         ledger: Ledger,
         grant: InProcessor,
+        pack: Callable[[str], Awaitable[bool]],
         counters: Counters,
         on_failed: Callable[[str, str], None],
     ) -> None:
-        """`grant` lets a fragment run within so many bytes, in the processor's thread; `on_failed`
+        """`grant` lets a fragment run within so many bytes, in the processor's thread, and `pack`
+        does a part of what it left for later there, and says whether there is more; `on_failed`
         receives each fragment that cannot, and why."""
         self._ledger = ledger
         self._grant = grant
+        self._pack = pack
         self._counters = counters
         self._on_failed = on_failed
         self._taking_back = False
         self.tasks: set[asyncio.Task[object]] = set()
+        self._packing: set[asyncio.Task[object]] = set()
 
     def begin(self, grant: Grant) -> None:
         """Carry it out beside what goes on."""
@@ -51,10 +55,15 @@ class Granting:
         while self.tasks:
             await asyncio.gather(*self.tasks, return_exceptions=True)
 
+    async def close(self) -> None:
+        """Wait for what is being granted, and leave what was to be done later."""
+        await self.wait()
+        for task in self._packing:
+            task.cancel()
+        await asyncio.gather(*self._packing, return_exceptions=True)
+
     def _begin(self, work: Coroutine[None, None, object]) -> None:
-        task = asyncio.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        _begin(work, self.tasks)
 
     async def _take_back(self) -> None:
         try:
@@ -81,4 +90,16 @@ class Granting:
             return False
         self._counters.grants += 1
         log.warning("%s runs within %s now", short(digest), format_bytes(size))
+        _begin(self._pack_all(digest), self._packing)
         return True
+
+    async def _pack_all(self, digest: str) -> None:
+        """Part after part: inputs that wait for the processor run between two of them."""
+        while await self._pack(digest):
+            pass
+
+
+def _begin(work: Coroutine[None, None, object], tasks: set[asyncio.Task[object]]) -> None:
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal_agent.runtime.blocks import description
+from shoal_agent.runtime.described import description
 from shoal_agent.runtime.inputs import InputSpec
 from shoal_protocol.manifest import LARGEST, VALUES
 from shoal_protocol.tensors import Array

@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Final
 
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
+from shoal_protocol.digests import cache_in_small_pages
 
 READ_AHEAD_BYTES: Final = 8 << 20
 """What the kernel may hold for a process that reads a file in huge pages: those that it reads ahead
 cannot be taken back until they have come from the disk. MiniLM was killed for it in 18 MiB."""
+_MADV_NORMAL: Final = 0
 _MADV_RANDOM: Final = 1
 _MADV_WILLNEED: Final = 3
 _MADV_HUGEPAGE: Final = 14
+_MADV_NOHUGEPAGE: Final = 15
 _MADV_POPULATE_READ: Final = 22
 _PIECE_BYTES: Final = 1 << 20
 _REQUEST_BYTES: Final = 128 << 10
@@ -133,10 +136,20 @@ def read_nothing_ahead(ranges: Iterable[PageRange]) -> None:
         _madvise(each, _MADV_RANDOM)
 
 
-def cache_in_huge_pages(ranges: Iterable[PageRange]) -> None:
-    """What comes from the disk from now on is cached in huge pages, where the file system can."""
+def read_ahead(ranges: Iterable[PageRange], *, huge_pages: bool) -> None:
+    """Have the kernel read what lies around a page that is missing. What comes from the disk then
+    is cached in `huge_pages`, where the file system can."""
     for each in ranges:
-        _madvise(each, _MADV_HUGEPAGE)
+        _madvise(each, _MADV_NORMAL)
+        if huge_pages:
+            _madvise(each, _MADV_HUGEPAGE)
+
+
+def read_in_no_huge_pages(ranges: Iterable[PageRange]) -> None:
+    """Undo that the kernel reads a whole huge page where one page of it is missing: it does so
+    also where it reads nothing ahead. No such page is mapped as one piece any more."""
+    for each in ranges:
+        _madvise(each, _MADV_NOHUGEPAGE)
 
 
 def read_in_small_pages(path: Path) -> None:
@@ -144,7 +157,7 @@ def read_in_small_pages(path: Path) -> None:
     maps as much as it has cached in one piece. Raises `OSError`."""
     with path.open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        cache_in_small_pages(file)
         while file.read(_PIECE_BYTES):
             pass
 

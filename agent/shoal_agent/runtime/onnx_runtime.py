@@ -40,7 +40,8 @@ from shoal_agent.memory.swapping import grant_curve
 from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.arena import register_arena
 from shoal_agent.runtime.ballast import Ballast
-from shoal_agent.runtime.blocks import BlockFragment, Blocks, read_blocks, runs_in_order
+from shoal_agent.runtime.blocks import BlockFragment, Blocks
+from shoal_agent.runtime.described import read_blocks, runs_in_order
 from shoal_agent.runtime.failures import (
     Exceeded,
     NotOpen,
@@ -53,57 +54,26 @@ from shoal_agent.runtime.failures import (
 )
 from shoal_agent.runtime.guard import READ_BYTES, Guard
 from shoal_agent.runtime.in_passing import InPassing
-from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of, input_spec
+from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of
 from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
 from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
 from shoal_agent.runtime.mapped_weights import Weights
 from shoal_agent.runtime.open_block import as_value
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
-from shoal_agent.runtime.process_memory import MemoryMeter, clean_pages
+from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
-from shoal_agent.runtime.results import Ran, RunResult, kept, result_of
+from shoal_agent.runtime.results import Passed, Ran, RunResult, kept, result_of
+from shoal_agent.runtime.whole_fragment import WholeFragment
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.manifest import MODEL, weight_files
 from shoal_protocol.tensors import Array
 
 _EXTERNAL_DATA: Final = "session.model_external_initializers_file_folder_path"
+_KNOWN_FRAGMENTS: Final = 1024
+"""Of so many it is known that they were opened before."""
 _NONE_MAPPED: Final[Weights] = {}
-"""The arena refuses every region that is not a multiple of it, as half of `20M` is not."""
-
-
-class WholeFragment:
-    """One session. It maps its weights, and they stay in memory once they have been read."""
-
-    def __init__(
-        self,
-        session: onnxruntime.InferenceSession,
-        weights: Sequence[Path],
-        weight_bytes: int,
-        *,
-        prepared: bool,
-    ) -> None:
-        """`weights` are the files that are mapped; packed copies in them do not count as weights.
-
-        Raises `RuntimeFailed`.
-        """
-        self.prepared = prepared
-        self._session = session
-        self._weights = [each.resolve() for each in weights]
-        self.weight_bytes = weight_bytes
-        self.inputs = tuple(input_spec(value) for value in session.get_inputs())
-        self.outputs = tuple(value.name for value in session.get_outputs())
-
-    def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
-        """One item, as views into the arena; raises `RuntimeFailed` and its kinds."""
-        try:
-            return list(self._session.run(self.outputs, feed, stopper.options))
-        except Exception as error:  # the runtime's exceptions have no common base but this
-            raise failure_of(error, stopped=stopper.stopped) from error
-
-    def weight_pages(self) -> list[PageRange]:
-        """Where its weights are mapped."""
-        return clean_pages(self._weights)
-
+_PACKING_SECONDS: Final = 0.03
+"""An input may wait for so long while blocks are packed; one block may take longer."""
 
 OpenFragment = WholeFragment | BlockFragment
 
@@ -111,16 +81,27 @@ OpenFragment = WholeFragment | BlockFragment
 class Runtime:
     """The fragments that are open. Not thread-safe: use one thread."""
 
-    def __init__(self, meter: MemoryMeter, *, threads: int, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        meter: MemoryMeter,
+        *,
+        threads: int,
+        limit_bytes: int,
+        free: Callable[[], int] | None = None,
+    ) -> None:
+        """`limit_bytes` is the largest budget there will be; `free` says what of the present one
+        nobody was granted; None: what is not in use."""
         self._meter = meter
         self.threads = threads
         self._processor_clock = thread_time if threads == 1 else process_time
         self._open: dict[str, OpenFragment] = {}
         self._prepared: dict[str, Prepared] = {}
         self._blocks: dict[str, Blocks] = {}
+        self._opened_once: set[str] = set()
         self._passing = InPassing(meter)
         onnxruntime.set_default_logger_severity(4)
         self._limit_bytes = register_arena(limit_bytes)
+        self._free = free or (lambda: self._limit_bytes - meter.used_at_most_bytes())
         self._ballast = Ballast(self._session(rehearsal_model.tiny_model()), meter)
         self.shrink()
 
@@ -147,9 +128,12 @@ class Runtime:
         folder: Path,
         granted_bytes: int | None = None,
         prepared: Prepared = NOTHING_PREPARED,
+        *,
+        soon: bool = False,
     ) -> tuple[Point, ...]:
         """Make a fragment ready to run within `granted_bytes` (None: whatever it takes). What it
         streams at several grants, from the least that it can run in; empty: it has no blocks.
+        `soon`: what takes long and can be done later is left to `pack`.
 
         Raises `RuntimeFailed`, `FragmentDamaged`, `OSError`.
         """
@@ -157,7 +141,7 @@ class Runtime:
         if blocks is not None and granted_bytes is not None:
             blocks.check(granted_bytes)
         try:
-            fragment = self._fragment(folder, blocks, granted_bytes, prepared)
+            fragment = self._fragment(folder, blocks, granted_bytes, prepared, soon=soon)
         except RuntimeFailed as error:
             if prepared == NOTHING_PREPARED:
                 raise
@@ -165,15 +149,25 @@ class Runtime:
             log.warning("%s is opened unprepared: %s", short(digest), error)
             fragment = self._fragment(folder, blocks, granted_bytes, NOTHING_PREPARED)
         self._open[digest], self._prepared[digest] = fragment, prepared
-        # Parsing and optimising leave freed heap and pages of code behind.
-        self._meter.give_back(still_in_use=True)
+        # Parsing and optimising leave freed heap and pages of code behind. What runs need of these
+        # returns in some milliseconds: too much for fragments that take turns in memory.
+        self._meter.give_back(still_in_use=digest in self._opened_once)
+        if len(self._opened_once) >= _KNOWN_FRAGMENTS:
+            self._opened_once.clear()
+        self._opened_once.add(digest)
         if blocks is None:
             return ()
         self._blocks[digest] = blocks
         return grant_curve(blocks.blocks, blocks.resident_bytes)
 
     def _fragment(
-        self, folder: Path, blocks: Blocks | None, granted_bytes: int | None, prepared: Prepared
+        self,
+        folder: Path,
+        blocks: Blocks | None,
+        granted_bytes: int | None,
+        prepared: Prepared,
+        *,
+        soon: bool = False,
     ) -> OpenFragment:
         most_bytes = 0 if blocks is None else blocks.resident_bytes
         open_session = partial(self._session, in_order=runs_in_order(folder))
@@ -181,8 +175,9 @@ class Runtime:
         if blocks is not None and granted_bytes is not None and granted_bytes < most_bytes:
             if prepared.blocks is not None:
                 blocks = blocks.with_prepared(prepared.blocks, granted_bytes)
-            blocks = replace(blocks, spare_bytes=spare - self._meter.used_bytes())
             blocks, threads = blocks.with_threads(self.threads, granted_bytes)
+            if soon:
+                blocks = blocks.unpacked_first(granted_bytes)
             sessions = partial(open_session, threads=threads)
             return BlockFragment(blocks, granted_bytes, sessions, self.shrink)
         weights, model = weight_files(folder), prepared.whole
@@ -207,7 +202,23 @@ class Runtime:
             prepared = self._prepared[digest]
             del fragment
             self.close(digest)
-            self.open(digest, blocks.folder, granted_bytes, prepared)
+            self.open(digest, blocks.folder, granted_bytes, prepared, soon=True)
+
+    def pack(self, digest: str) -> bool:
+        """Do a part of what was left when a grant was adopted: one block, and others for as long as
+        an input may wait for them; whether there is more to do."""
+        fragment, until = self._open.get(digest), perf_counter() + _PACKING_SECONDS
+        if not isinstance(fragment, BlockFragment) or fragment.is_packed:
+            return False
+        try:
+            fragment.pack_one()
+            while not fragment.is_packed and perf_counter() < until:
+                fragment.pack_one()
+        except (RuntimeFailed, OSError, ValueError) as error:
+            log.warning("%s runs with blocks that are not packed: %s", short(digest), error)
+            return False
+        self._meter.give_back(still_in_use=True)
+        return not fragment.is_packed
 
     def run(  # noqa: PLR0913 - what is known of a run
         self,
@@ -247,7 +258,7 @@ class Runtime:
             finally:
                 if is_bounded:  # the arena has the place of weights, which the next run reads
                     self.shrink()
-        self._meter.begin_peak()
+        self._meter.begin_peak(recount=False)
         try:
             ran = self._ran(fragment, feed, stopper)
         except OutOfBudget:
@@ -288,7 +299,7 @@ class Runtime:
         self.shrink()
         before = self._meter.used_bytes()
         curve = self.open(digest, folder, granted_bytes, prepared)
-        fragment = self._open[digest]
+        fragment = self._opened(digest)
         fixed = self._meter.used_bytes() - before + size_of(fragment.weight_pages())
         is_prepared = isinstance(fragment, WholeFragment) and fragment.prepared
         try:
@@ -312,24 +323,30 @@ class Runtime:
             taken_bytes=peak - before, fixed_bytes=fixed, input_bytes=size, prepared=is_prepared
         )
 
-    def run_in_passing(
-        self, digest: str, items: Sequence[Mapping[str, Array]]
-    ) -> list[RunResult] | None:
+    def run_in_passing(self, digest: str, items: Sequence[Mapping[str, Array]]) -> Passed | None:
         """Run a fragment that takes next to no time, on items one after the other, in the event
-        loop's own thread, while nothing else runs. The peak is that since the last run of the other
-        kind, and not always the newest. None: it took long for once, or much, and is to be run the
-        other way. Raises as `run`, because of any of the items."""
+        loop's own thread, while nothing else runs. None: it took long for once, or much, and is to
+        be run the other way. Raises as `run`, because of any of the items."""
         fragment = self._opened(digest)
         feeds = [feed_of(fragment.inputs, tensors) for tensors in items]
         ran = self._passing.run(fragment.run, feeds, self._processor_clock)
         if ran is None:
             return None
-        peak_bytes = self._passing.peak_bytes(self.weight_bytes(digest))
-        return [_result(fragment, each, peak_bytes) for each in ran]
+        outputs, seconds, processor_seconds = ran
+        named = [dict(zip(fragment.outputs, each, strict=True)) for each in outputs]
+        return Passed(named, seconds, processor_seconds, _streamed_bytes(fragment))
+
+    def peak_in_passing(self, digest: str) -> int:
+        """The peak after runs of a fragment in passing: since the last run of the other kind, and
+        not always the newest."""
+        return self._passing.peak_bytes(self.weight_bytes(digest))
 
     def _opened(self, digest: str) -> OpenFragment:
+        """A fragment that is to run now."""
         if (fragment := self._open.get(digest)) is None:
             raise NotOpen(f"{digest} is not resident any more")
+        if isinstance(fragment, BlockFragment):
+            fragment.read_ahead(self._free())
         return fragment
 
     def _measured(self, fragment: OpenFragment, ran: Ran) -> RunResult:
@@ -422,5 +439,9 @@ class Runtime:
 
 
 def _result(fragment: OpenFragment, ran: Ran, peak_bytes: int) -> RunResult:
-    streamed = fragment.streamed_bytes if isinstance(fragment, BlockFragment) else 0
+    streamed = _streamed_bytes(fragment)
     return result_of(ran, fragment.outputs, peak_bytes, streamed_bytes=streamed)
+
+
+def _streamed_bytes(fragment: OpenFragment) -> int:
+    return fragment.streamed_bytes if isinstance(fragment, BlockFragment) else 0

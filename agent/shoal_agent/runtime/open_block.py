@@ -1,12 +1,13 @@
 """One block that is open, and the values that pass to it and from it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnxruntime
 
 from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated, failure_of
+from shoal_agent.runtime.inputs import InputSpec, input_spec
 from shoal_agent.runtime.mapped_pages import PageRange
 from shoal_agent.runtime.mapped_weights import Weights
 from shoal_protocol.blocks import Join
@@ -94,3 +95,17 @@ def _run_bound(
             binding.bind_output(name)
     block.session.run_with_iobinding(binding, stopper.options)
     return list(binding.get_outputs())
+
+
+def inputs_of(blocks: Sequence[OpenBlock]) -> Iterator[InputSpec]:
+    """Of the fragment: what blocks take and none gives. Raises `RuntimeFailed`."""
+    seen: set[str] = set()
+    for block in blocks:
+        for value in block.session.get_inputs():
+            if value.name not in seen:
+                seen.add(value.name)
+                spec = input_spec(value)
+                if spec.dtype.hasobject:
+                    raise RuntimeFailed(f"input {spec.name} is text, which blocks do not take")
+                yield spec
+        seen.update(block.gives)

@@ -17,7 +17,8 @@ from shoal_agent.cache.fetching import Fetcher, Source
 from shoal_agent.memory.allocation import Point
 from shoal_agent.memory.residency import short
 from shoal_agent.memory.trials import Trial, is_worth_a_trial, need_of_stopped, next_grant
-from shoal_agent.runtime.blocks import GrantTooSmall, description
+from shoal_agent.runtime.blocks import GrantTooSmall
+from shoal_agent.runtime.described import description
 from shoal_agent.runtime.failures import MORE_OR_SMALLER, Exceeded, OverBudget
 from shoal_agent.runtime.largest_inputs import Tried
 from shoal_agent.runtime.onnx_runtime import Runtime
@@ -69,6 +70,15 @@ class LoadResult:
     seconds: float
     processor_seconds: float
     fetched_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadResult:
+    """A fragment gave so many bytes back; time, and processor time as of a load."""
+
+    freed_bytes: int
+    seconds: float
+    processor_seconds: float
 
 
 class _Key(NamedTuple):

@@ -17,9 +17,10 @@ The order of events for a fragment that is not prepared yet:
 Memory: a child has the bytes that the ledger granted for the load, which nothing else uses yet, and
 what it borrows from the ledger while it runs. One child runs at a time.
 
-Not covered: a small fragment (`WORTH_BYTES`), which is opened at once; where not even a trial fits
-in memory (`_CHILD_BYTES` and a little), the fragment is opened without one; a model that crashes in
-a run, not at load; and a fragment whose prepared form exists was tried when that was made.
+Not covered: a small fragment (`WORTH_PREPARING_BYTES`), which is opened at once; where not even a
+trial fits in memory (`PROCESS_BYTES` and a little), the fragment is opened without one; a model
+that crashes in a run, not at load; and a fragment whose prepared form exists was tried when that
+was made.
 """
 
 import asyncio
@@ -37,7 +38,8 @@ from typing import Final
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.memory.residency import short
 from shoal_agent.runtime import prepare_child
-from shoal_agent.runtime.blocks import Blocks, read_blocks
+from shoal_agent.runtime.blocks import Blocks
+from shoal_agent.runtime.described import read_blocks
 from shoal_agent.runtime.external_data import mapped_bytes
 from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.mapped_pages import READ_AHEAD_BYTES
@@ -54,23 +56,18 @@ from shoal_agent.runtime.prepared import (
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.manifest import BLOCKS, MODEL, is_shared, weight_files
+from shoal_protocol.preparing import LEAST_WEIGHT_FACTOR, PROCESS_BYTES, WORTH_PREPARING_BYTES
 from shoal_protocol.units import format_bytes
 
 _WHOLE: Final = "whole"
 _BLOCKS: Final = "blocks"
-_CHILD_BYTES: Final = 36 << 20
-"""Anonymous memory of a child besides what grows with the model: with ONNX Runtime loaded 25 MiB on
-x86-64, and its stack, which a deep model fills (8 MiB)."""
 _GRAPH_FACTOR: Final = 12
 """Memory for a graph while it is optimised, over the size of its file; trees need most."""
-_WEIGHT_FACTORS: Final = (4.25, 2.125, 1.125)
+_WEIGHT_FACTORS: Final = (4.25, 2.125, LEAST_WEIGHT_FACTOR)
 """Memory to save a model, over its weights: half precision is converted, tables that are also
 multiplied are transposed, most others are copied once. As much as can be had is best. What is not
 read is copied once."""
 _SPARE_BYTES: Final = 4 << 20
-WORTH_BYTES: Final = 4 << 20
-"""A child takes 0.3 s of a PC's processor to start, and ten times that of a small board's. Smaller
-fragments gain less than that in thousands of runs."""
 _GRAPH_WORTH: Final = 32
 """What a byte of the graph counts beside one of weights: large ones end the runtime, if any do."""
 _SECONDS: Final = 120.0
@@ -137,7 +134,7 @@ class _Form:
 
     @property
     def trial_bytes(self) -> int:
-        return _CHILD_BYTES + _GRAPH_FACTOR * self.model_bytes
+        return PROCESS_BYTES + _GRAPH_FACTOR * self.model_bytes
 
     @property
     def saving_bytes(self) -> tuple[int, ...]:
@@ -169,7 +166,7 @@ class Preparation:
         request_move: Callable[[int], bool],
         end_move: Callable[[int], None],
         *,
-        worth_bytes: int = WORTH_BYTES,
+        worth_bytes: int = WORTH_PREPARING_BYTES,
     ) -> None:
         """`worth_bytes`: of what is smaller nothing is prepared or tried."""
         self._cache = cache

@@ -79,6 +79,7 @@ def main(argument: str) -> int:
     try:
         import onnxruntime  # noqa: PLC0415 - under the limit
 
+        gc.freeze()  # `_free` need not look through what was imported
         _limit_data(order.limit_bytes + 2 * weights_bytes)
         onnxruntime.set_default_logger_severity(4)
         report = _prepare(order) if order.part is not None else _try(order)

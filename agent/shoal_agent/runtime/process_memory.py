@@ -71,6 +71,7 @@ class MemoryMeter:
         self._libraries: LibraryPages | None = None
         self._reserve_bytes = 0
         self._returned_bytes = 0
+        self._returned_at_most_bytes = 0
         self._apart_bytes = 0
         self._counted_at_bytes = 0
         self._seen = (0, 0)
@@ -96,7 +97,7 @@ class MemoryMeter:
                     self._libraries = LibraryPages(mappings)
             if self._libraries is not None:
                 self._reserve_bytes = library_reserve_bytes
-                self._libraries.drop()
+                self._drop_libraries()
             self._reset_mark()
             self._read_floor()
             self._highest_bytes = 0
@@ -114,8 +115,7 @@ class MemoryMeter:
             self._counted_at_bytes = 0
             self._record_mark()
             if not still_in_use or 4 * self._returned_bytes > 3 * self._reserve_bytes:
-                self._libraries.drop()
-                self._counted_at_bytes = 0
+                self._drop_libraries()
                 self._reset_mark()
 
     def set_apart(self, size_bytes: int) -> None:
@@ -141,21 +141,23 @@ class MemoryMeter:
         with self._lock:
             return self._above(self._read()[1])
 
-    def begin_peak(self) -> None:
-        """Start a new highest mark, for `peak_since_begin_bytes`."""
+    def begin_peak(self, *, recount: bool = True) -> None:
+        """Start a new highest mark, for `peak_since_begin_bytes`. To count library pages takes
+        longer than a light run. Without `recount` they are counted where memory has grown, or
+        seems to be more than ever: the peak may be taken for more then, but not for that much."""
         if self._clear is not None:
             with self._lock:  # between reading the mark and the reset nobody else may read it
-                self._counted_at_bytes = 0
                 self._record_mark()
                 self._reset_mark()
-                self._counted_at_bytes = 0
+                if recount:
+                    self._counted_at_bytes = 0
 
     def peak_since_begin_bytes(self) -> int:
         """The most above the floor since `begin_peak`; where marks cannot be reset, the present."""
         if self._clear is None:
             return self.used_bytes()
         with self._lock:
-            return self._above(self._read()[0])
+            return self._record_mark()
 
     def peak_bytes(self) -> int:
         """The most above the floor since `settle`.
@@ -170,7 +172,7 @@ class MemoryMeter:
             if seen != self._seen:
                 self._counted_at_bytes = 0  # the kernel may have taken pages meanwhile
                 self._seen = seen
-            self._highest_bytes = max(self._highest_bytes, self._above(mark))
+            self._highest_bytes = max(self._highest_bytes, self._mark_above(mark))
             return self._highest_bytes
 
     def _read_floor(self) -> None:
@@ -189,19 +191,45 @@ class MemoryMeter:
         return 0 if self._libraries is None else self._libraries.resident_bytes()
 
     def _above(self, resident_bytes: int) -> int:
-        """So much resident memory is how much above the floor? Library pages return while memory
-        grows: they are counted when there is more than when they were counted last. They may also
-        return where other memory was given back: whoever has to know resets that."""
-        if self._libraries is not None and resident_bytes > self._counted_at_bytes:
-            self._returned_bytes = min(self._libraries.resident_bytes(), self._reserve_bytes)
-            self._counted_at_bytes = resident_bytes
-        own_bytes = min(self._returned_bytes + self._apart_bytes, self._reserve_bytes)
+        """So much resident memory now is how much above the floor?"""
+        self._count_returned(resident_bytes)
+        return self._use(resident_bytes, self._returned_bytes)
+
+    def _mark_above(self, mark_bytes: int) -> int:
+        """So much at the mark was how much above the floor? Library pages that were in memory then
+        may have gone since: where a group is at its limit, the kernel takes them."""
+        self._count_returned(mark_bytes)
+        return self._use(mark_bytes, self._returned_at_most_bytes)
+
+    def _use(self, resident_bytes: int, returned_bytes: int) -> int:
+        own_bytes = min(returned_bytes + self._apart_bytes, self._reserve_bytes)
         return max(0, resident_bytes - self._idle_bytes - own_bytes)
 
-    def _record_mark(self) -> None:
-        self._highest_bytes = max(self._highest_bytes, self._above(self._read()[0]))
+    def _count_returned(self, resident_bytes: int) -> None:
+        """Library pages return while memory grows: they are counted when there is more than when
+        they were counted last. They may also return where other memory was given back: whoever has
+        to know resets that."""
+        if self._libraries is not None and resident_bytes > self._counted_at_bytes:
+            self._returned_bytes = min(self._libraries.resident_bytes(), self._reserve_bytes)
+            self._returned_at_most_bytes = max(self._returned_at_most_bytes, self._returned_bytes)
+            self._counted_at_bytes = resident_bytes
+
+    def _drop_libraries(self) -> None:
+        assert self._libraries is not None
+        self._libraries.drop()
+        self._returned_bytes = self._counted_at_bytes = 0
+
+    def _record_mark(self) -> int:
+        """The highest mark, above the floor."""
+        mark = self._read()[0]
+        if (above := self._mark_above(mark)) > self._highest_bytes:
+            self._counted_at_bytes = 0  # library pages that have returned are none of it
+            above = self._mark_above(mark)
+            self._highest_bytes = max(self._highest_bytes, above)
+        return above
 
     def _reset_mark(self) -> None:
+        self._returned_at_most_bytes = self._returned_bytes
         if self._clear is not None:
             os.write(self._clear, _RESET_PEAK)
 

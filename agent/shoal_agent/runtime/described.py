@@ -1,0 +1,53 @@
+"""What the manifest of a fragment says that an agent has to know to run it."""
+
+import json
+from pathlib import Path
+
+from shoal_agent.runtime.blocks import Blocks
+from shoal_protocol.blocks import blocks_from_json, joins_from_json
+from shoal_protocol.manifest import BLOCKS, IN_ORDER, JOINS, MANIFEST, FragmentDamaged
+
+
+def read_blocks(folder: Path) -> Blocks | None:
+    """What a fragment's manifest says of its blocks; None: it has none. Raises `FragmentDamaged`,
+    `OSError`."""
+    if not (folder / BLOCKS).exists():
+        return None
+    try:
+        document = json.loads((folder / MANIFEST).read_bytes())
+        blocks = blocks_from_json(document["blocks"], (folder / BLOCKS).stat().st_size)
+        resident_bytes = int(document["resident_bytes"])
+        known = {str(each["name"]) for each in document["inputs"]}
+        outputs = tuple(str(each["name"]) for each in document["outputs"])
+        joins = joins_from_json(document.get(JOINS))
+    except (ValueError, KeyError, TypeError) as error:
+        raise FragmentDamaged(f"{folder / MANIFEST} describes no blocks: {error}") from error
+    for index, block in enumerate(blocks):
+        if missing := set(block.takes) - known:
+            raise FragmentDamaged(f"block {index} takes {min(missing)!r}, which nothing gives")
+        known.update(block.gives)
+    known.update(join.output for join in joins if known.issuperset(join.parts))
+    if missing := set(outputs) - known:
+        raise FragmentDamaged(f"no block gives the output {min(missing)!r}")
+    return Blocks(
+        folder=folder.resolve(),
+        resident_bytes=resident_bytes,
+        outputs=outputs,
+        blocks=blocks,
+        joins=joins,
+    )
+
+
+def runs_in_order(folder: Path) -> bool:
+    """Whether a fragment's nodes are to run in the order of the file. Raises `FragmentDamaged`,
+    `OSError`."""
+    return description(folder).get(IN_ORDER) is True
+
+
+def description(folder: Path) -> dict[str, object]:
+    """What a fragment's manifest says of it. Raises `FragmentDamaged`, `OSError`."""
+    try:
+        description: object = json.loads((folder / MANIFEST).read_bytes())
+    except ValueError as error:
+        raise FragmentDamaged(f"{folder / MANIFEST} is no manifest: {error}") from error
+    return description if isinstance(description, dict) else {}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal_planner.devices import PoolDevice
+from shoal_planner.goal import Goal
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import Outgrown
 
@@ -18,7 +19,8 @@ class CutOrder:
     devices by their numbers. `beside` is what other models leave of the devices; empty where none
     runs on them. `shapes` are those of inputs with dynamic axes, by default those that
     cover every item in `sample`. `outgrown` are divided afterwards, one after the other: see
-    `shoal_planner.finer_cuts`.
+    `shoal_planner.finer_cuts`. `items` are those of the job, where somebody says how many;
+    `follows`: more may come than are in `sample`.
     """
 
     name: str
@@ -36,3 +38,10 @@ class CutOrder:
     planned: bool = False
     pinned: bool = False
     outgrown: tuple[Outgrown, ...] = ()
+    items: int | None = None
+    follows: bool = False
+
+    @property
+    def goal(self) -> Goal:
+        """What cuts and plans of it are to make small."""
+        return Goal(self.objective, self.items)

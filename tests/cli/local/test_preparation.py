@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from made_models import Made, deep
-from shoal_cli.local import preparation
+from shoal_cli.local import cut_search, preparation
 from shoal_cli.local.cut_orders import CutOrder
-from shoal_cli.local.known_cuts import find_known
+from shoal_cli.local.cut_search import PreparationRefused
+from shoal_cli.local.known_cuts import find_base, find_known
 from shoal_cli.local.preparation import (
-    PreparationRefused,
     cut_into_store,
     partition_path,
     prepare,
@@ -80,11 +80,11 @@ def test_a_cut_that_was_chosen_is_used_again_until_the_devices_change(
     assert [is_warm(16), is_warm(16), is_warm(17), is_warm(40)] == [False, True, False, False]
 
 
-def wide_order(folder: Path) -> CutOrder:
-    """Of a copy of the model whose need depends on its inputs, all in this folder."""
+def wide_order(folder: Path, made: Made | None = None) -> CutOrder:
+    """Of a copy of a model whose need depends on its inputs, all in this folder."""
     (folder / "in").mkdir(parents=True)
     np.save(folder / "in/0.npy", np.zeros(1000, np.float32))
-    path = WIDE.save(folder)
+    path = (made or WIDE).save(folder)
     return CutOrder(
         name="wide",
         model="wide",
@@ -161,6 +161,45 @@ def test_a_fragment_that_took_too_much_is_divided_and_the_others_stay(
     assert again.fragments[0].digest == halves.fragments[0].digest
     assert again.fragments[1].digest != halves.fragments[1].digest
     assert divided(model, tmp_path) == whole, "what was divided is no part of the next cut"
+
+
+def divide_anew(order: CutOrder, folder: Path, *outgrown: int) -> PartitionDocument:
+    """The same order, with these fragments divided."""
+    found = tuple(Outgrown(fragment=each, need_bytes=17 * MIB) for each in outgrown)
+    cut_into_store(replace(order, outgrown=found), folder, lambda done, total: None)
+    return document_from_json(partition_path(folder, order.name).read_bytes())
+
+
+def sums_order(folder: Path) -> CutOrder:
+    """Of a model that can be divided, for one device and the inputs beside it."""
+    return replace(wide_order(folder, SUMS), name="sums", model="sums")
+
+
+def test_a_cut_is_searched_for_once_however_often_fragments_are_divided_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = sums_order(tmp_path)
+    elsewhere = [divide_anew(order, tmp_path / str(n), *([0] * n)) for n in range(3)]
+    assert len({len(each.fragments) for each in elsewhere}) == 3
+    assert divide_anew(order, tmp_path) == elsewhere[0]
+    with monkeypatch.context() as forbidding:
+        for search in ("choose_cuts", "plan"):
+            forbidding.setattr(cut_search, search, None)
+        assert divide_anew(order, tmp_path, 0) == elsewhere[1]
+        assert divide_anew(order, tmp_path, 0, 0) == elsewhere[2]
+        assert divide_anew(order, tmp_path) == elsewhere[0]
+
+
+@pytest.mark.parametrize("change", [change_model, change_inputs, change_order])
+def test_a_cut_is_searched_for_again_where_more_has_changed_than_divisions(
+    tmp_path: Path, change: Callable[[CutOrder, Path], CutOrder]
+) -> None:
+    order = sums_order(tmp_path)
+    divide_anew(order, tmp_path)
+    path, files = partition_path(tmp_path, "sums"), {str(order.path): digest_at(order.path)}
+    assert find_base(path, order, files)
+    order = change(order, tmp_path)
+    assert not find_base(path, order, {str(order.path): digest_at(order.path)})
 
 
 def test_what_cannot_be_divided_is_refused_with_its_need(model: Path, tmp_path: Path) -> None:

@@ -1,0 +1,287 @@
+"""Where a model is cut: for its devices, for its inputs, and where fragments took too much."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from shoal_cli.local.cut_orders import CutOrder
+from shoal_cli.local.known_cuts import Base
+from shoal_cli.local.steps import Json
+from shoal_coordinator.storage.inputs import (
+    InputSet,
+    InputsRefused,
+    InputUnsuitable,
+    Shapes,
+    scan_inputs,
+)
+from shoal_planner.advice import largest
+from shoal_planner.cut_tables import table_of
+from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
+from shoal_planner.devices import PoolDevice
+from shoal_planner.finer_cuts import divide
+from shoal_planner.outcome import Infeasible, Plan
+from shoal_planner.placement import plan
+from shoal_planner.planned_cuts import choose_cut, cut_order, rejected_cut
+from shoal_planner.profile import Profile
+from shoal_planner.sharing import is_at_once
+from shoal_protocol.partition import TensorSpec
+
+if TYPE_CHECKING:
+    from shoal_compiler.cutting import Cut
+    from shoal_compiler.profile import Source
+
+_NAMED_FILES: Final = 5
+_FEW: Final = 64
+
+
+class PreparationRefused(Exception):
+    """The model cannot be cut as asked; the text says why and what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suited:
+    """What is cut: a profile for the `shapes` of the inputs, and where it may be cut. The `best` of
+    these cuts, and the others, where that is known already."""
+
+    profile: Profile
+    shapes: Shapes
+    choices: Sequence[tuple[int, ...]]
+    note: str = ""
+    best: tuple["Cut", list[Json]] | None = None
+
+
+class _Unplaceable(PreparationRefused):
+    """The cut that was asked for is on no device."""
+
+    def __init__(self, reason: str, suited: Suited) -> None:
+        super().__init__(reason)
+        self.suited = suited
+
+
+def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
+    """Where to cut. Left to us: as few fragments as fit every device, else as fit the largest.
+
+    If those are more than there are devices, some device holds several, in blocks or in turn. Then
+    there is a choice: it may do better with one larger fragment in blocks.
+    """
+    fine = _as_asked(order, profile)
+    free = not (order.tensors or order.fragments or order.max_bytes or order.pinned)
+    if not free or len(fine) < len(order.devices):
+        return [fine]
+    coarse = choose_cuts(profile, CutRequest(fragments=len(order.devices)))
+    return [fine] if isinstance(coarse, Refusal) else [coarse, fine]
+
+
+def find_cut(
+    order: CutOrder, model: "Source", suited: Suited, base: Base | None = None
+) -> tuple["Cut", Base]:
+    """The best cut, divided as is ordered; and what it was before, unless that is known."""
+    if base is not None:
+        return _divided(order, model, suited, base.positions), base
+    cut, rejected = suited.best or _best(order, model, suited)
+    base = Base(
+        shapes=suited.shapes,
+        choices=suited.choices,
+        positions=cut.positions,
+        rejected=rejected,
+        note=suited.note,
+    )
+    return _divided(order, model, suited, cut.positions) if order.outgrown else cut, base
+
+
+def _best(order: CutOrder, model: "Source", suited: Suited) -> tuple["Cut", list[Json]]:
+    """The cut whose plan costs the least, the planned one only if it is better than the others;
+    what its fragments need in blocks, cutting shows. Then the others, as `Rejected`. Beside other
+    models that is the best cut for what they leave, where it can be held at once in that."""
+    if order.beside:
+        cut, rejected, found = _best_on(order.beside, order, model, suited)
+        if is_at_once(found or _plan(cut, order.beside, order)):
+            return cut, rejected
+    cut, rejected, _ = _best_on(order.devices, order, model, suited)
+    return cut, rejected
+
+
+def _divided(order: CutOrder, model: "Source", suited: Suited, positions: tuple[int, ...]) -> "Cut":
+    """A cut, of which those fragments are divided that took more than a device has."""
+    from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
+
+    found = divide(suited.profile, positions, order.outgrown)
+    if isinstance(found, Refusal):
+        raise PreparationRefused(f"{order.name}: {found.reason}")
+    return Cut(model, suited.profile, found)
+
+
+def _best_on(
+    pool: Sequence[PoolDevice], order: CutOrder, model: "Source", suited: Suited
+) -> tuple["Cut", list[Json], Plan | Infeasible | None]:
+    """With the plan of the best cut, where there was a choice."""
+    from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
+
+    choices = dict.fromkeys([*suited.choices, *_planned(order, pool, suited.profile)])
+    cuts = [Cut(model, suited.profile, each) for each in choices]
+    if len(cuts) == 1:
+        return cuts[0], [], None
+    plans = [_plan(each, pool, order) for each in cuts]
+    best = min(range(len(cuts)), key=lambda place: cut_order(plans[place], order.goal))
+    rejected: list[Json] = [
+        asdict(rejected_cut(len(cut.document.fragments), lost, plans[best]))
+        for place, (cut, lost) in enumerate(zip(cuts, plans, strict=True))
+        if place != best
+    ]
+    return cuts[best], rejected, plans[best]
+
+
+def _plan(cut: "Cut", pool: Sequence[PoolDevice], order: CutOrder) -> Plan | Infeasible:
+    return plan(cut.document, pool, order.objective, items=order.items)
+
+
+def is_planned(order: CutOrder) -> bool:
+    """Whether cuts and devices are chosen together: one device has all fragments anyway."""
+    return order.planned and len(order.devices) > 1
+
+
+def _planned(
+    order: CutOrder, pool: Sequence[PoolDevice], profile: Profile
+) -> Iterator[tuple[int, ...]]:
+    """The cut that was chosen together with the devices, where that was asked for."""
+    if not is_planned(order):
+        return
+    found = choose_cut(table_of(profile), pool, order.goal)
+    if found is None:
+        return
+    cuts = choose_cuts(profile, CutRequest(tensors=found.tensors)) if found.tensors else ()
+    if not isinstance(cuts, Refusal):
+        yield cuts
+
+
+def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
+    todo = ""
+    if order.tensors:
+        requests = [CutRequest(tensors=order.tensors)]
+    elif order.fragments is not None or order.max_bytes is not None:
+        requests = [CutRequest(fragments=order.fragments, max_bytes=order.max_bytes)]
+    else:
+        budgets = sorted({device.budget_bytes for device in order.devices})
+        one = len(order.devices) == 1
+        limits = [limit for size in budgets for limit in (comfortable(size), size)]
+        requests = [CutRequest(max_bytes=size, one_device=one) for size in limits]
+        todo = "; raise the budget"
+    while requests:
+        request = requests.pop(0)
+        cuts = choose_cuts(profile, request)
+        if not isinstance(cuts, Refusal):
+            return cuts
+        refused = cuts
+    raise PreparationRefused(f"{order.name}: {refused.reason}{todo}")
+
+
+def suit_inputs(
+    order: CutOrder, model: "Source", profile: Profile, base: Base | None = None
+) -> Suited:
+    """A cut for every input; where there is none, for as many of the smaller ones as there is one
+    for, so that an item that is too large fails by itself. With a `base`, `profile` is for its
+    shapes, and what was found then holds."""
+    inputs = _sample(order, profile)
+    envelopes = () if inputs is None else inputs.envelopes()
+    if base is not None:
+        if inputs is not None and envelopes:
+            profile = _with_values(profile, inputs)
+        return Suited(profile, base.shapes, base.choices, note=base.note)
+    if inputs is None or not envelopes:
+        return Suited(profile, order.shapes, _choices(order, profile))
+    try:
+        return _suited(order, model, inputs, envelopes[-1])
+    except PreparationRefused as error:
+        refusal = error
+    covering: tuple[Suited, Shapes] | None = None
+    low, high = 0, len(envelopes) - 1
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            covering = _suited(order, model, inputs, envelopes[middle]), envelopes[middle]
+            low = middle + 1
+        except PreparationRefused as error:
+            refusal, high = error, middle
+    if covering is None and isinstance(refusal, _Unplaceable):
+        return refusal.suited  # the plan says why
+    if covering is None:
+        raise refusal
+    suited, envelope = covering
+    return replace(suited, note=_beyond(order, inputs.beyond(envelope), refusal))
+
+
+def _suited(order: CutOrder, model: "Source", inputs: InputSet, envelope: Shapes) -> Suited:
+    shapes = {**envelope, **order.shapes}
+    profile = _with_values(model.profile(shapes), inputs)
+    suited = Suited(profile, shapes, _choices(order, profile))
+    return _placeable(order, model, suited)
+
+
+def _with_values(profile: Profile, inputs: InputSet) -> Profile:
+    """With what the first item has in inputs that are a few integers, such as a sampling rate:
+    fragments are tried with that."""
+    few = [
+        spec.name
+        for spec in profile.inputs
+        if spec.dtype in ("int32", "int64")
+        and spec.shape is not None
+        and prod(each if isinstance(each, int) else _FEW + 1 for each in spec.shape) <= _FEW
+    ]
+    try:
+        item = inputs.read(0, few)
+    except (InputUnsuitable, OSError):
+        return profile
+    known = {
+        name: replace(profile.tensors[name], values=tuple(map(int, array.flat)))
+        for name, array in item.items()
+    }
+    return replace(profile, tensors={**profile.tensors, **known})
+
+
+def _placeable(order: CutOrder, model: "Source", suited: Suited) -> Suited:
+    """The same, with the best cut where it takes a plan to say that the devices can hold it. Raises
+    `_Unplaceable`."""
+    most = max((device.budget_bytes for device in order.devices), default=None)
+    if most is None:
+        return suited
+    if len(suited.choices) == 1 and largest(suited.profile, suited.choices[0]) <= most:
+        return suited
+    suited = replace(suited, best=(best := _best(order, model, suited)))
+    found = _plan(best[0], order.devices, order)
+    if isinstance(found, Infeasible):
+        raise _Unplaceable(found.message(order.name, "raise the budget"), suited)
+    return suited
+
+
+def _beyond(order: CutOrder, files: Sequence[str], refusal: PreparationRefused) -> str:
+    named = ", ".join(files[:_NAMED_FILES])
+    more = len(files) - _NAMED_FILES
+    named += f" and {more} more" if more > 0 else ""
+    verb, items = ("are", "their items") if len(files) > 1 else ("is", "its items")
+    return (
+        f"{order.name}: {named} {verb} larger than the plan covers, so {items} may fail; "
+        f"the others run. With the next larger inputs it would not fit: {refusal}"
+    )
+
+
+def _sample(order: CutOrder, profile: Profile) -> InputSet | None:
+    """The inputs, where it depends on them what the model needs; None also where they are refused:
+    the job says why."""
+    if order.sample is None or not depends_on_inputs(order, profile):
+        return None
+    try:
+        return scan_inputs(order.sample, profile.inputs)
+    except InputsRefused:
+        return None
+
+
+def depends_on_inputs(order: CutOrder, profile: Profile) -> bool:
+    return order.sample is not None and not all(
+        _is_fixed(spec, order.shapes) for spec in profile.inputs
+    )
+
+
+def _is_fixed(spec: TensorSpec, shapes: Shapes) -> bool:
+    known = spec.shape is not None and all(isinstance(size, int) for size in spec.shape)
+    return known or spec.name in shapes

@@ -9,12 +9,15 @@ ONNX Runtime's optimisations change the model's rounding, and agents run without
 quantised model may make much of that: a value that is rounded the other way is a whole step off.
 How far the whole model differs from itself is measured too: the default session against one with
 the options of agents, and one without any optimisation, over `_REFERENCE_ITEMS` of the items and
-the worst one. A difference of that size is the model's own (`Verification.own_rounding`).
+the worst one. Half of these are of the items that differ, if some do: a result that equals the
+whole model under other options is right (`Verification.matches_other_options`). Devices open
+fragments in different ways, so a result may equal none of them: then a difference as large as the
+model's own cannot be told from it (`Verification.own_rounding`).
 """
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,8 +61,10 @@ class VerificationRequest:
 @dataclass(slots=True)
 class Comparison:
     """Differences so far. Arrays that cannot be subtracted (`comparable`) count as mismatched. Of
-    the items that were added, `worst` is the number of the worst, `worst_item` its place."""
+    the items that were added, `worst` is the number of the worst, `worst_item` its place, and
+    `different` are the numbers of those that are mismatched or differ by more than `tolerance`."""
 
+    tolerance: float = DEFAULT_TOLERANCE
     items: int = 0
     mismatched: int = 0
     agreements: int = 0
@@ -67,23 +72,38 @@ class Comparison:
     max_rel_diff: float = 0.0
     worst: int = 0
     worst_item: str = ""
+    different: list[int] = field(default_factory=list)
 
     def add(self, place: str, expected: Arrays, actual: Arrays) -> None:
         """Take one item in; `place` is what a person calls it."""
         item, self.items = self.items, self.items + 1
-        pairs = [(expected[name], actual[name]) for name in expected if name in actual]
-        if len(pairs) < len(expected) or not all(comparable(one, two) for one, two in pairs):
+        found = differences(expected, actual)
+        if found is None or found[1] > self.tolerance:
+            self.different.append(item)
+        if found is None:
             if not self.mismatched:
                 self.worst, self.worst_item = item, place
             self.mismatched += 1
             return
-        self.agreements += all(_same_maxima(one, two) for one, two in pairs)
-        for one, two in pairs:
-            absolute, relative = difference(one, two)
-            if relative > self.max_rel_diff and not self.mismatched:
-                self.worst, self.worst_item = item, place
-            self.max_abs_diff = max(self.max_abs_diff, absolute)
-            self.max_rel_diff = max(self.max_rel_diff, relative)
+        self.agreements += all(_same_maxima(expected[name], actual[name]) for name in expected)
+        absolute, relative = found
+        if relative > self.max_rel_diff and not self.mismatched:
+            self.worst, self.worst_item = item, place
+        self.max_abs_diff = max(self.max_abs_diff, absolute)
+        self.max_rel_diff = max(self.max_rel_diff, relative)
+
+
+def differences(expected: Arrays, actual: Arrays) -> tuple[float, float] | None:
+    """The largest `difference` of an item's outputs; None where one is missing or cannot be
+    subtracted."""
+    pairs = [(expected[name], actual[name]) for name in expected if name in actual]
+    if len(pairs) < len(expected) or not all(comparable(one, two) for one, two in pairs):
+        return None
+    found = [difference(one, two) for one, two in pairs]
+    return (
+        max((absolute for absolute, _ in found), default=0.0),
+        max((relative for _, relative in found), default=0.0),
+    )
 
 
 def comparable(expected: Array, actual: Array) -> bool:
@@ -126,10 +146,12 @@ async def verify(request: VerificationRequest, on_progress: Progress) -> Verific
 
 def _work(message: Json, on_progress: Progress) -> Json:
     paths = {name: Path(message[name]) for name in _PATHS}
-    return asdict(_compare_all(VerificationRequest(**{**message, **paths}), on_progress))
+    return asdict(compare(VerificationRequest(**{**message, **paths}), on_progress))
 
 
-def _compare_all(request: VerificationRequest, on_progress: Progress) -> Verification:
+def compare(request: VerificationRequest, on_progress: Progress) -> Verification:
+    """The comparison itself, in this process. Raises `VerificationRefused`, and what reading inputs
+    and results raises."""
     # Loaded in this process alone: the runner has no use for ONNX Runtime.
     from shoal_cli.local.whole_model import ModelUnusable, Way, WholeModel  # noqa: PLC0415
 
@@ -139,7 +161,8 @@ def _compare_all(request: VerificationRequest, on_progress: Progress) -> Verific
     results = _Results(request.outputs, inputs)
     present = [item for item in range(len(inputs)) if results.has(item)]
     compared = _spread(present, request.most_items or len(present))
-    comparison, reference = Comparison(), Comparison()
+    comparison, reference = Comparison(request.tolerance), Comparison(request.tolerance)
+    matched: set[int] = set()
     started = time.monotonic()
     try:
         whole = WholeModel(request.model)
@@ -148,13 +171,19 @@ def _compare_all(request: VerificationRequest, on_progress: Progress) -> Verific
             comparison.add(inputs.place(item), expected, results.read(item, expected))
             on_progress(done, len(compared))
         floor_bytes, peak_bytes = whole.floor_bytes, whole.peak_bytes
+        different = {compared[number] for number in comparison.different}
         sample = _reference_items(compared, comparison)
         by_default = [whole.run(names, inputs.read(item)) for item in sample]
         del whole  # two whole models at once may be more than the machine has
         for way in map(Way, _REFERENCES):
             other = WholeModel(request.model, way)
             for item, expected in zip(sample, by_default, strict=True):
-                reference.add(inputs.place(item), expected, other.run(names, inputs.read(item)))
+                outputs = other.run(names, inputs.read(item))
+                reference.add(inputs.place(item), expected, outputs)
+                if item in different:
+                    found = differences(outputs, results.read(item, outputs))
+                    if found is not None and found[1] <= request.tolerance:
+                        matched.add(item)
             del other
     except ModelUnusable as error:
         raise VerificationRefused(f"the whole model does not run: {error}") from error
@@ -169,6 +198,8 @@ def _compare_all(request: VerificationRequest, on_progress: Progress) -> Verific
         worst_item=comparison.worst_item,
         agreements=comparison.agreements,
         tolerance=request.tolerance,
+        different_items=len(different),
+        matched_items=len(matched),
         reference_items=len(sample),
         reference_abs_diff=reference.max_abs_diff,
         reference_rel_diff=reference.max_rel_diff,
@@ -185,9 +216,12 @@ def _spread(items: Sequence[int], most: int) -> list[int]:
 
 
 def _reference_items(compared: Sequence[int], comparison: Comparison) -> list[int]:
-    """Some of the items, the worst among them."""
+    """Some of the items, the worst among them; half of them differ, if so many do."""
+    different = [compared[number] for number in comparison.different]
     worst = compared[comparison.worst : comparison.worst + 1]
-    return sorted({*_spread(compared, _REFERENCE_ITEMS), *worst})
+    chosen = {*_spread(different, _REFERENCE_ITEMS // 2), *worst}
+    others = [item for item in compared if item not in chosen]
+    return sorted({*chosen, *_spread(others, _REFERENCE_ITEMS - len(chosen))})
 
 
 class _Results:

@@ -1,12 +1,28 @@
 """Comparing with the whole model."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from onnx import TensorProto, helper, numpy_helper
 
-from shoal_cli.local.verification import Comparison, comparable, difference
+from shoal_cli.local.report import Verification
+from shoal_cli.local.verification import (
+    Comparison,
+    VerificationRequest,
+    comparable,
+    compare,
+    difference,
+)
+from shoal_cli.local.whole_model import Way, WholeModel
+from shoal_compiler.cutting import cut_model
+from shoal_compiler.profile import profile_model
+from shoal_protocol.partition import document_to_json
 
 FLOATS = hnp.arrays(
     np.float32,
@@ -67,3 +83,98 @@ def test_the_largest_difference_and_its_item_are_kept() -> None:
     assert comparison.worst_item == "d"
     assert comparison.max_abs_diff == 2.0
     assert (comparison.items, comparison.agreements, comparison.mismatched) == (4, 3, 0)
+
+
+ITEMS = 3
+SWING = 0.01
+
+
+def save_sensitive_model(path: Path, *, counts: bool) -> None:
+    """One rounding in a Gelu, which ONNX Runtime computes at once or step by step, turns a Sin
+    about: so the whole model differs from itself, by twice `SWING` at most; where it `counts`, in
+    the size of an output."""
+    numbers = {"root": 2**0.5, "one": 1.0, "half": 0.5, "steps": 2.0**22, "swing": SWING}
+    nodes = [
+        helper.make_node("Div", ["x", "root"], ["scaled"]),
+        helper.make_node("Erf", ["scaled"], ["erf"]),
+        helper.make_node("Add", ["erf", "one"], ["more"]),
+        helper.make_node("Mul", ["x", "more"], ["product"]),
+        helper.make_node("Mul", ["product", "half"], ["gelu"]),
+        helper.make_node("Mul", ["gelu", "steps"], ["phase"]),
+        helper.make_node("Sin", ["phase"], ["sin"]),
+        helper.make_node("Mul", ["sin", "swing"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [64, 64]) for name in "xy")
+    weights = [
+        numpy_helper.from_array(np.array(value, np.float32), name)
+        for name, value in numbers.items()
+    ]
+    outputs = [y]
+    if counts:
+        nodes.append(helper.make_node("Floor", ["sin"], ["negative"]))
+        nodes.append(helper.make_node("NonZero", ["negative"], ["places"]))
+        outputs.append(helper.make_tensor_value_info("places", TensorProto.INT64, [2, None]))
+    graph = helper.make_graph(nodes, "sensitive", [x], outputs, weights)
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+
+
+def of_sensitive_model(folder: Path, *, counts: bool = False) -> VerificationRequest:
+    """The model, its partition and inputs; as results, the whole model's without optimisation."""
+    model = folder / "model.onnx"
+    save_sensitive_model(model, counts=counts)
+    document = cut_model(model, profile_model(model), (), None)
+    (folder / "partition.json").write_text(document_to_json(document))
+    whole = WholeModel(model, Way.UNOPTIMISED)
+    for name in ("in", "out"):
+        (folder / name).mkdir()
+    for item in range(ITEMS):
+        x = np.random.default_rng(item).standard_normal((64, 64), np.float32)
+        np.savez(folder / "in" / f"{item}.npz", x=x)
+        results: dict[str, Any] = {**whole.run(whole.output_names, {"x": x})}
+        np.savez(folder / "out" / f"{item}.npz", **results)
+    return VerificationRequest(
+        model=model,
+        partition=folder / "partition.json",
+        inputs=folder / "in",
+        outputs=folder / "out",
+        tolerance=1e-4,
+    )
+
+
+def with_fault(request: VerificationRequest, fault: float) -> Verification:
+    """What verification says where the last item's result is wrong by so much."""
+    path = request.outputs / f"{ITEMS - 1}.npz"
+    with np.load(path) as results:
+        arrays: dict[str, Any] = {name: results[name] for name in results.files}
+    arrays["y"] += np.float32(fault)
+    np.savez(path, **arrays)
+    return compare(request, lambda _done, _items: None)
+
+
+def test_a_result_of_other_options_is_the_models_own(tmp_path: Path) -> None:
+    found = with_fault(of_sensitive_model(tmp_path), 0)
+    assert found.max_rel_diff > found.tolerance, "the model is not as sensitive as it should be"
+    assert (found.different_items, found.matched_items) == (ITEMS, ITEMS)
+    assert found.matches_other_options
+    assert found.passed
+
+
+def test_a_size_that_follows_other_options_is_the_models_own(tmp_path: Path) -> None:
+    found = with_fault(of_sensitive_model(tmp_path, counts=True), 0)
+    assert found.mismatched > 0, "the model is not as sensitive as it should be"
+    assert found.passed
+
+
+def test_a_fault_as_small_as_the_models_own_difference_is_not_called_equal(tmp_path: Path) -> None:
+    found = with_fault(of_sensitive_model(tmp_path), SWING / 2)
+    assert (found.different_items, found.matched_items) == (ITEMS, ITEMS - 1)
+    assert not found.matches_other_options
+    assert found.own_rounding
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_larger_fault_is_a_difference(tmp_path: Path, counts: bool) -> None:
+    found = with_fault(of_sensitive_model(tmp_path, counts=counts), 10 * SWING)
+    assert not found.matches_other_options
+    assert not found.passed

@@ -1,7 +1,7 @@
 """A node that is played: pods are taken to be running as a kubelet would say, workers really run.
 
 For tests that have a control plane and no nodes. The node is an object with a heartbeat; the
-scheduler puts pods on it. Of a `batch/v1` Job the container's command is run as a process on this
+scheduler puts pods on it. Of a `batch/v1` Job the container's `shoal` is run as a process on this
 machine (`rewrite` says how); its status and output become the pod's, and its log is served as a
 kubelet serves it, so that whoever reads it through the API server does so for real. Every other pod
 is Running and ready as long as it is there, with the resources that its spec names now.
@@ -10,6 +10,7 @@ is Running and ready as long as it is there, with the resources that its spec na
 import asyncio
 import contextlib
 import ssl
+import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+import forked
 from shoal_cluster import ControlPlane
 from shoal_operator.controller.api import Api, ApiError, Json
 from shoal_operator.controller.foreign import Raw
@@ -33,9 +35,9 @@ LOOK_SECONDS = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A command to run in the place of a container's, and its environment."""
+    """What to give `shoal` in the place of a container's arguments, and its environment."""
 
-    command: Sequence[str]
+    arguments: Sequence[str]
     environment: dict[str, str]
 
 
@@ -160,19 +162,17 @@ class PlayedNode:
             await self._pod_status(*place, "Running", containers, running, ready=True)
 
     async def _work(self, work: Process) -> tuple[int, bytes]:
-        process = await asyncio.create_subprocess_exec(
-            *work.command,
-            env=work.environment,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        try:
-            output, _ = await process.communicate()
-        except asyncio.CancelledError:
-            process.kill()
-            raise
-        assert process.returncode is not None
-        return process.returncode, output
+        with tempfile.NamedTemporaryFile() as output:
+            process = forked.start("shoal", work.arguments, Path(output.name), work.environment)
+            try:
+                await _readable(process.sentinel)
+            except asyncio.CancelledError:
+                process.kill()
+                raise
+            finally:
+                process.join()
+            assert process.exitcode is not None
+            return process.exitcode, output.read()
 
     async def _pod_status(
         self,
@@ -246,6 +246,16 @@ async def serving_logs(nodes: Sequence[PlayedNode], folder: Path) -> AsyncIterat
             await site.start()
             node.log_port = runner.addresses[0][1]
         yield
+
+
+async def _readable(descriptor: int) -> None:
+    """Return once there is something to read from it."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
 
 
 def _was_given_up(document: Json) -> bool:

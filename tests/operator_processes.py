@@ -7,14 +7,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
 
+import forked
 from shoal_cluster import ControlPlane
 
 SETTINGS = """
@@ -86,7 +85,7 @@ class RunningOperator:
     """One operator process."""
 
     name: str
-    process: "subprocess.Popen[bytes]"
+    process: ForkServerProcess
     log: Path
 
     @property
@@ -105,7 +104,7 @@ class RunningOperator:
         """Status and text of its HTTP server; 0 while there is none."""
         if self.url is None:
             return 0, "not listening yet"
-        connection = http.client.HTTPConnection(self.url, timeout=10)
+        connection = http.client.HTTPConnection(self.url, timeout=60)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -139,19 +138,25 @@ class RunningOperator:
         """Return once it leads and has seen everything."""
         wait_until(f"{self.name} leads; {self.log}", lambda: self.leads() and self.ready())
 
-    def stop(self) -> int:
-        """SIGTERM, and its exit status."""
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.is_alive()
+
+    def stop(self) -> int | None:
+        """SIGTERM, and its exit status; None if it has not ended half a minute later."""
         self.process.terminate()
-        return self.process.wait(30)
+        self.process.join(30)
+        return self.process.exitcode
 
     def kill(self) -> None:
         """SIGKILL: it cannot say goodbye."""
         self.process.kill()
-        self.process.wait(30)
+        self.process.join(30)
 
     def send(self, number: signal.Signals) -> None:
         """A signal to the process."""
-        self.process.send_signal(number)
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
 
 
 class Operators:
@@ -174,20 +179,15 @@ class Operators:
         """Start one more; it may not lead."""
         name = f"operator-{len(self._running)}"
         log = self._folder / f"{name}.log"
-        command: Sequence[Any] = (
-            *(sys.executable, "-m", "shoal_operator"),
-            *("--settings", self._settings, "--kubeconfig", kubeconfig or self._kubeconfig),
-            *("--identity", name, "--watch-seconds", str(watch_seconds)),
-            *("--metrics-address", "127.0.0.1:0", "--enrolment-address", "127.0.0.1:0"),
+        log.touch()  # its process makes it too, a moment later
+        arguments = (
+            f"--settings={self._settings}",
+            f"--kubeconfig={kubeconfig or self._kubeconfig}",
+            *(f"--identity={name}", f"--watch-seconds={watch_seconds}"),
+            *("--metrics-address=127.0.0.1:0", "--enrolment-address=127.0.0.1:0"),
             *options,
         )
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=os.environ | dict(environment or {}),
-            )
+        process = forked.start("operator", arguments, log, {**os.environ, **(environment or {})})
         operator = RunningOperator(name, process, log)
         self._running.append(operator)
         return operator
@@ -200,15 +200,13 @@ class Operators:
     def close(self) -> None:
         """End what still runs, in good order if it can, so that the next one may lead at once."""
         for operator in self._running:
-            if operator.process.poll() is None:
+            if operator.runs():
                 with contextlib.suppress(ProcessLookupError):
                     operator.send(signal.SIGCONT)
-                try:
-                    operator.stop()
-                except subprocess.TimeoutExpired:
+                if operator.stop() is None:
                     operator.kill()
             # Shown by pytest if the test fails.
-            print(f"--- {operator.name}, status {operator.process.returncode}")
+            print(f"--- {operator.name}, status {operator.process.exitcode}")
             print(operator.log.read_text()[-4000:])
 
 

@@ -30,7 +30,7 @@ class Server:
     def ask(self, path: str, **parameters: str) -> Any:
         """The data of an answer."""
         query = f"?{urlencode(parameters)}" if parameters else ""
-        with urlopen(f"{self.url}/api/v1/{path}{query}", timeout=10) as answer:  # noqa: S310
+        with urlopen(f"{self.url}/api/v1/{path}{query}", timeout=60) as answer:  # noqa: S310
             found = json.load(answer)
         assert found["status"] == "success", found
         return found["data"]
@@ -42,7 +42,7 @@ class Server:
 
     def is_ready(self) -> bool:
         try:
-            with urlopen(f"{self.url}/-/ready", timeout=10) as answer:  # noqa: S310
+            with urlopen(f"{self.url}/-/ready", timeout=60) as answer:  # noqa: S310
                 return bool(answer.status == 200)
         except OSError:
             return False

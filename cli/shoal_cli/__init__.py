@@ -7,6 +7,7 @@ transfer/    files between folders, buckets, web servers, registries and coordin
 """
 
 import contextlib
+import gc
 import os
 import sys
 
@@ -22,9 +23,13 @@ def main() -> None:
     # What numpy's linear algebra does here is small: to start its threads takes longer. Not where
     # `shoal_cli` is imported, for that may be a program which has other uses for them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from shoal_cli.commands.app import run_app  # noqa: PLC0415 - `import shoal_cli` stays light
+    _open_streams()
+    try:
+        from shoal_cli.commands.app import run_app  # noqa: PLC0415 - `import shoal_cli` stays light
 
-    status = run_app(sys.argv[1:])
+        status = run_app(sys.argv[1:])
+    except KeyboardInterrupt:  # while all of that was imported
+        status = 130
     if "obstore" in sys.modules:
         # Its threads may still call Python, and abort the process when they do so while the
         # interpreter is taken down. All is closed by now, so end without that.
@@ -32,4 +37,13 @@ def main() -> None:
             with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
                 stream.flush()
         os._exit(status)
+    gc.freeze()  # the interpreter would look through all of it for garbage as it ends
     sys.exit(status)
+
+
+def _open_streams() -> None:
+    """Where the caller has closed standard output or error, what is written there goes nowhere."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process

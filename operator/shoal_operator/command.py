@@ -75,8 +75,9 @@ class SettingsRefused(ValueError):
 def read_settings(file: Path) -> OperatorSettings:
     """Read a settings file. Raises `SettingsRefused`."""
     try:
-        document: object = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        with file.open(encoding="utf-8") as content:  # the errors of YAML name an open file
+            document: object = yaml.safe_load(content)
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingsRefused(file, str(error)) from error
     errors: Errors = []
     settings = Object(OperatorSettings).read(document, (), errors)

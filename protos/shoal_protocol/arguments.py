@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-from shoal_protocol.channels import Credentials
-from shoal_protocol.units import parse_quantity
+from shoal_protocol.channels import MOST_PORT, Credentials
+from shoal_protocol.units import parse_quantity, parse_whole, shortened
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _LONGEST_SECONDS: Final = 86_400_000
@@ -91,9 +91,10 @@ def collector_url(text: str) -> str:
 
 def positive_integer(text: str) -> int:
     """A number from 1 on."""
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise ValueError(f"{text!r} is no number from 1 on")
-    return int(text)
+    value = parse_whole(text)
+    if not value:
+        raise ValueError(f"{shortened(text)!r} is no number from 1 on")
+    return value
 
 
 def duration(text: str) -> float:
@@ -129,7 +130,8 @@ def metrics_address(text: str) -> tuple[str, int]:
 
 def host_port(text: str) -> tuple[str, int]:
     """HOST:PORT; an IPv6 address in brackets."""
-    host, colon, port = text.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65536):
-        raise ValueError(f"{text!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
+    host, colon, digits = text.rpartition(":")
+    port = parse_whole(digits, MOST_PORT)
+    if not (colon and host) or port is None:
+        raise ValueError(f"{shortened(text)!r} is not HOST:PORT")
+    return host.strip("[]"), port

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 DEFAULT_PORT: Final = 7400
+_HOST: Final = r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+"
 _LINE: Final = re.compile(
-    r"shoal://(?P<host>\[[0-9A-Fa-f:.]+\]|[^/:\s]+):(?P<port>[0-9]{1,5})"
+    rf"shoal://(?P<host>{_HOST}):(?P<port>[0-9]{{1,5}})"
     r"/(?P<fingerprint>[0-9a-f]{64})/(?P<token>[A-Za-z0-9_-]{16,128})"
 )
 _MOST: Final = 65534
@@ -31,6 +32,7 @@ class JoinLine:
     token: str
 
     def __post_init__(self) -> None:
+        check_host(self.host)
         if not 0 < self.port <= _MOST:
             raise ValueError(f"port {self.port}: a coordinator has one from 1 to {_MOST}")
 
@@ -48,9 +50,17 @@ class JoinLine:
         return f"shoal://{self.target}/{self.fingerprint}/{self.token}"
 
 
+def check_host(host: str) -> None:
+    """Raise `ValueError` for what no join line can name."""
+    if not re.fullmatch(_HOST, host):
+        raise ValueError(
+            f"{host!r} is no host such as 192.168.1.10, shelf.local or, in brackets, [fd00::10]"
+        )
+
+
 def read_join_line(text: str) -> JoinLine:
     """A join line, or the one in the file of that name. `ValueError` says what is off."""
-    if "://" in text:
+    if "://" in text or not text:
         return parse_join_line(text)
     try:
         return parse_join_line(Path(text).read_text())

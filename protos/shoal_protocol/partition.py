@@ -8,9 +8,12 @@ Fragments are in topological order: every edge goes from a smaller to a larger i
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shoal_protocol.digests import Digest, is_digest
+
+if TYPE_CHECKING:
+    from shoal_protocol.v1.coordinator_pb2 import JobStatus
 
 MODEL: Final = -1
 
@@ -95,6 +98,13 @@ class Outgrown:
 
     fragment: int
     need_bytes: int
+
+
+def outgrown_of(status: "JobStatus") -> tuple[Outgrown, ...]:
+    """Why a job failed, where that was memory, as its coordinator reports it."""
+    return tuple(
+        Outgrown(fragment=each.fragment, need_bytes=each.need_bytes) for each in status.outgrown
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

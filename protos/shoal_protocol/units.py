@@ -19,6 +19,8 @@ MOST_BYTES: Final = 2**63 - 1
 """As in Kubernetes; what a signed number of 64 bits holds."""
 
 _EXACT: Final = Context(prec=2 * QUANTITY_LENGTH)
+_WHOLE: Final = re.compile("[0-9]{1,19}")
+"""As many digits as `MOST_BYTES` has."""
 _SHOWN: Final = 40
 _MOST_DIGITS: Final = 14
 """After the point: a byte of a TiB has twelve."""
@@ -35,6 +37,11 @@ _DECIMAL: Final[dict[str, Decimal]] = {
 }
 
 
+def shortened(text: str) -> str:
+    """The beginning of a text that may be long, for a message."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 def nearest_quantity(text: str, *, binary: bool) -> str:
     """` (did you mean 64Mi?)` for `64Mb` and `64 mib`, or nothing where no guess is good."""
     match = _NEARLY.fullmatch(text)
@@ -46,11 +53,17 @@ def nearest_quantity(text: str, *, binary: bool) -> str:
     return f" (did you mean {meant}?)" if known else ""
 
 
+def parse_whole(text: str, most: int = MOST_BYTES) -> int | None:
+    """Read ASCII digits as a number from 0 to `most`; None for any other text, however long."""
+    value = int(text) if _WHOLE.fullmatch(text) else None
+    return None if value is None or value > most else value
+
+
 def parse_quantity(text: str) -> Decimal:
     """Read a Kubernetes quantity (`64Mi`, `0.5`, `250m`, `1e3`), exactly; `ValueError` says what is
     off.
     """
-    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    shown = shortened(text)
     if len(text) > QUANTITY_LENGTH:
         raise ValueError(f"{shown!r} is longer than any quantity ({QUANTITY_LENGTH} characters)")
     match = re.fullmatch(QUANTITY_PATTERN, text)

@@ -73,7 +73,7 @@ def test_standard_input_is_read_for_a_dash(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((MODEL + "  x: 1\n").encode())))
     with pytest.raises(
-        ManifestErrors, match=r"<stdin>:6: Model m: spec\.x: there is no such field"
+        ManifestErrors, match=r"standard input:6: Model m: spec\.x: there is no such field"
     ):
         load_manifests([STDIN])
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(MODEL.encode())))
@@ -217,7 +217,8 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "\n".join(
         ("- x\n" * 200_000, 100_000, "more than 50000 values in one file"),
         ("[" * 500_000, 1, "nested more than 64 deep"),
         ("a: " + "9" * 5000, 1, "too many digits"),
-        ("a: \x00", 1, "is not YAML"),
+        ("a: \x00", 1, "is not YAML: control characters are not allowed"),
+        ("a: b\nc: d\nä: \x1b", 3, "is not YAML: control characters are not allowed"),
         ("---\n---\n".join(f"a: {i}\n" for i in range(1100)), 3000, "more than 1000 documents"),
     ],
 )

@@ -38,7 +38,7 @@ http.server.test(http.server.SimpleHTTPRequestHandler, port=8000)
 """
 ASK = """
 import sys, urllib.request
-print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())
+print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())
 """
 
 

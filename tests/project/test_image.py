@@ -49,8 +49,9 @@ FOREIGN = {
     "agent": {"aiohttp", "kopf", "kubernetes", "onnx", "rich", "typer", "yaml"},
 }
 # `shoal run` wants an agent's packages, a standalone coordinator those that sign; a worker runs
-# neither.
+# neither. `--otlp` wants the extra shoal[otlp], and says so where that is not there.
 OF_LOCAL_MODE = (
+    "shoal_coordinator.server.otlp",
     *("shoal_cli.local.whole_model", "shoal_cli.local.verification"),
     *(f"shoal_cli.standalone.{each}" for each in ("folders", "invitations", "serving")),
 )

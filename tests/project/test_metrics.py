@@ -28,7 +28,7 @@ def test_a_name_of_the_table_is_the_one_that_is_served() -> None:
     metrics = CoordinatorMetrics()
     with (
         ExpositionServer(lambda: None, registry=metrics.registry) as server,
-        urlopen(f"{server.url}/metrics", timeout=10) as answer,  # noqa: S310 - loopback
+        urlopen(f"{server.url}/metrics", timeout=60) as answer,  # noqa: S310 - loopback
     ):
         served = answer.read().decode()
     rows = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", TABLE, re.MULTILINE))

@@ -114,8 +114,8 @@ def _item(
 ) -> "Mapping[str, Array]":
     """The first of the items that were given, or one that is made."""
     from shoal_cli.commands.tables import working
+    from shoal_cli.local.cut_search import PreparationRefused
     from shoal_cli.local.made_items import make_item
-    from shoal_cli.local.preparation import PreparationRefused
     from shoal_compiler.profile import profile_model
 
     if not model.is_file():

@@ -4,10 +4,12 @@ Every class named here carries a message that is meant for the user. Anything el
 program, and shows its traceback.
 """
 
+import errno
 import sys
 from typing import Final
 
 INTERRUPTED: Final = 130
+_CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def print_failure(error: Exception) -> int | None:
@@ -26,6 +28,9 @@ def print_failure(error: Exception) -> int | None:
         if error.filename is not None:
             title = "a file or folder cannot be used"
             text = f"{error.filename}: {error.strerror}"
+        elif error.errno in _CANNOT_WRITE:
+            title = "nothing more can be written"
+            text = f"{error.strerror}: where the output goes, or on a disk"
         elif type(error) is OSError and error.errno is None:  # it says itself what is wrong
             title = "this cannot be run here"
     if title is None:
@@ -41,10 +46,10 @@ def title_of(error: Exception) -> str | None:
     """What to call an error; None where it is not one of the user's."""
     from shoal_cli.drawing import svg
     from shoal_cli.local import (
+        cut_search,
         device_figures,
         orders,
         pool,
-        preparation,
         report,
         runner,
         steps,
@@ -66,7 +71,7 @@ def title_of(error: Exception) -> str | None:
         orders.OrderRefused: "this cannot be run here",
         ModelRefused: "model refused",
         DocumentRefused: "partition refused",
-        preparation.PreparationRefused: "model not prepared",
+        cut_search.PreparationRefused: "model not prepared",
         steps.StepRefused: "model refused",
         places.TransferRefused: "cannot be carried",
         places.TransferBroken: "carrying broke off",
@@ -85,7 +90,7 @@ def title_of(error: Exception) -> str | None:
         **_of_coordinators(),
     }
     if isinstance(error, steps.StepRefused) and error.kind == "PreparationRefused":
-        return titles[preparation.PreparationRefused]
+        return titles[cut_search.PreparationRefused]
     return next((title for kind, title in titles.items() if isinstance(error, kind)), None)
 
 

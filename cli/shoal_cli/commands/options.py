@@ -20,7 +20,7 @@ from shoal_cli.local import cgroups
 from shoal_protocol import choices
 from shoal_protocol import partition as partitions
 from shoal_protocol.digests import is_digest
-from shoal_protocol.units import parse_bytes
+from shoal_protocol.units import parse_bytes, parse_whole, shortened
 
 if TYPE_CHECKING:
     from shoal_cli.local.manifests import Manifests
@@ -267,10 +267,12 @@ def parse_outgrown(text: str | None) -> tuple[partitions.Outgrown, ...]:
     """Fragments with what they were measured to take, such as `3=73400320`."""
     found = []
     for each in text.split(",") if text else ():
-        number, _, need = each.partition("=")
-        if not (number.isdecimal() and need.isdecimal()):
-            raise typer.BadParameter(f"--outgrown {each}: give FRAGMENT=BYTES, such as 3=73400320")
-        found.append(partitions.Outgrown(fragment=int(number), need_bytes=int(need)))
+        number, _, size = each.partition("=")
+        fragment, need = parse_whole(number), parse_whole(size)
+        if fragment is None or need is None:
+            shown = shortened(each)
+            raise typer.BadParameter(f"--outgrown {shown}: give FRAGMENT=BYTES, such as 3=73400320")
+        found.append(partitions.Outgrown(fragment=fragment, need_bytes=need))
     return tuple(found)
 
 
@@ -305,10 +307,10 @@ def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for text in texts or []:
         name, _, sizes = text.rpartition("=")
-        try:
-            shapes[name] = tuple(int(size) for size in sizes.split(","))
-        except ValueError:
-            raise typer.BadParameter(f"--shape {text}: write INPUT=1,3,48,320") from None
+        shape = [parse_whole(size) for size in sizes.split(",")]
+        if None in shape:
+            raise typer.BadParameter(f"--shape {shortened(text)}: write INPUT=1,3,48,320")
+        shapes[name] = tuple(size for size in shape if size is not None)
     return shapes
 
 

@@ -263,7 +263,7 @@ def _write(ran: "RunReport", folder: Path, show: WhatToShow) -> None:
 
 def _finish(report: "RunReport", *, quiet: bool, logs_stay: bool) -> int:
     """Print what the run did; the exit status."""
-    from shoal_cli.commands.tables import output, over_budget_line, print_summary
+    from shoal_cli.commands.tables import interrupted_line, output, over_budget_line, print_summary
 
     if not quiet:
         print_summary(output(), report, logs_stay=logs_stay)
@@ -272,11 +272,7 @@ def _finish(report: "RunReport", *, quiet: bool, logs_stay: bool) -> int:
             if not device.within_budget:
                 options.note(over_budget_line(device))
     if report.interrupted:
-        done = sum(job.succeeded for job in report.jobs)
-        total = sum(job.items for job in report.jobs)
-        options.note(
-            f"interrupted with {done} of {total} items done; run the same command again to resume"
-        )
+        options.note(interrupted_line(report))
         return INTERRUPTED
     if any(job.state == "Failed" and not job.items for job in report.jobs):
         return 2  # its inputs or outputs were refused: not one item was begun

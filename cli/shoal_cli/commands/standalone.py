@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from shoal_cli.commands import options
-from shoal_protocol.join_lines import DEFAULT_PORT
+from shoal_protocol.join_lines import DEFAULT_PORT, check_host
 
 if TYPE_CHECKING:
     from shoal_cli.standalone.folders import Folder
@@ -100,6 +100,10 @@ def coordinator(
     shown = host or this_host()
     if ":" in shown and not shown.startswith("["):
         shown = f"[{shown}]"
+    try:
+        check_host(shown)
+    except ValueError as error:
+        raise typer.BadParameter(f"--host: {error}") from error
     standalone = Standalone(folder=place, host=shown, port=port, arguments=tuple(context.args))
 
     def ready() -> None:

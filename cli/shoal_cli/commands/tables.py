@@ -324,6 +324,18 @@ def over_budget_line(device: DeviceReport) -> str:
     )
 
 
+def interrupted_line(report: RunReport) -> str:
+    """How far an interrupted run came, and how it goes on."""
+    items = sum(job.items for job in report.jobs)
+    if not items:
+        return "interrupted before the first item; run the same command again"
+    done = sum(job.succeeded for job in report.jobs)
+    return (
+        f"interrupted with {done} of {counted(items, 'item')} done; run the same command again to "
+        "resume"
+    )
+
+
 def _of(verification: Verification) -> str:
     """`16 items`, `16 of 10000 items`"""
     compared, there = verification.items, verification.of_items
@@ -352,10 +364,17 @@ def _verification_line(verification: Verification, devices: Sequence[DeviceRepor
     if verification.mismatched:
         first = verification.worst_item
         line += f"; {counted(verification.mismatched, 'item')} cannot be compared (first: {first})"
-    if verification.own_rounding:
+    if verification.matches_other_options:
         line += (
-            f"\nthe difference is the model's own: the whole model differs from itself by "
-            f"{verification.reference_rel_diff:.2g} relative when ONNX Runtime rounds otherwise"
+            "\nthe difference is the model's own: each item that differs "
+            f"({verification.different_items}) equals the whole model under other options of "
+            "ONNX Runtime"
+        )
+    elif verification.own_rounding:
+        line += (
+            f"\nthe difference is no larger than the model's own: the whole model differs from "
+            f"itself by {verification.reference_rel_diff:.2g} relative when ONNX Runtime rounds "
+            "otherwise; a fault of that size would not show"
         )
     if not verification.passed:
         line += f"\nDIFFERENT: more than the tolerance of {verification.tolerance:g}"

@@ -159,7 +159,7 @@ class _Loading:
     notes: dict[str, None] = field(default_factory=dict)
 
     def read(self, file: Path) -> None:
-        label = "<stdin>" if file == STDIN else str(file)
+        label = "standard input" if file == STDIN else str(file)
         folder = Path.cwd() if file == STDIN else file.parent.absolute()
         try:
             for document in read_documents(_read(file)):

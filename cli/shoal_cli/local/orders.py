@@ -206,9 +206,10 @@ class _Reader:
         base = self.manifests.folder_of(job)
         inputs = self._readable(job.spec.inputs.uri, base)
         outputs = resolve_uri(job.spec.outputs.uri, base, self.volumes)
+        plan = self._plan(job, inputs)
         return JobOrder(
             job=job,
-            plan=self._plan(job, inputs),
+            plan=replace(plan, cut=replace(plan.cut, follows=job.spec.inputs.follow)),
             inputs=inputs,
             outputs=outputs,
             streams=self.manifests.streams.get(job.metadata.name, NO_STREAMS),

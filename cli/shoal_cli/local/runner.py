@@ -27,8 +27,8 @@ from shoal_cli.local.finer_cuts import cut_finer, in_words, is_too_large, merged
 from shoal_cli.local.finished import find_finished, remember
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, JobRefused, Orders, PlanOrder
-from shoal_cli.local.planned_jobs import PlannedJob
-from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
+from shoal_cli.local.planned_jobs import PlannedJob, with_items
+from shoal_cli.local.plans import assumption, cut_beside, find_plan, plans_beside
 from shoal_cli.local.pool import PoolRun, RunOptions, Target
 from shoal_cli.local.preparation import Prepared, check_model, partition_path, prepare
 from shoal_cli.local.remote import feeds_of
@@ -96,7 +96,7 @@ async def prepare_once(
 
 def plan_on_pool(order: PlanOrder, prepared: Prepared, others: Iterable[Plan] = ()) -> Plan:
     """The placement of a partition beside other plans; raises `NoPlan`."""
-    found = find_plan(order, prepared, others)
+    found = find_plan(with_items(order, prepared), prepared, others)
     if isinstance(found, Infeasible):
         raise NoPlan(found.message(order.cut.name, prepared.advice))
     return found
@@ -265,6 +265,8 @@ class _Run:
             cut = cut_beside(order.plan, others)
             partition = await prepare_once(cut, prepared, self._workspace, self._observer)
             found = plan_on_pool(order.plan, partition, others)
+            if text := assumption(order.name, found):
+                self._note(text)
             jobs.append(PlannedJob(order=order, prepared=partition, plan=found))
         self._notes += [text for each in prepared.values() if (text := each.note)]
         return jobs
@@ -365,6 +367,13 @@ class _Run:
         await self._supervisor.stop(agents)
         for pool in self._pools:
             await pool.watch.last_poll()
+            if self._options.otlp is not None:
+                lost, spans = await pool.watch.lost_spans()
+                if lost:
+                    self._note(
+                        f"{lost} of {counted(spans, 'span')} were not delivered to "
+                        f"{self._options.otlp}; see {self._workspace.log(pool.coordinator)}"
+                    )
 
     def _take_readings(self) -> None:
         for pool in self._pools:

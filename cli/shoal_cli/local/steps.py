@@ -10,6 +10,7 @@ standard error is kept for the message if it crashes.
 import asyncio
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -86,6 +87,7 @@ def serve(work: Callable[[Json, Progress], Json], refusals: tuple[type[Exception
     """The process's side: do the work on the request, write progress and the result. Exceptions of
     `refusals` become `StepRefused` on the other side; any other is a crash."""
     end_with_parent()
+    gc.freeze()  # what was imported stays: neither the work nor the end need look through it
     # Nothing but answers may go to standard output, whatever libraries print.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

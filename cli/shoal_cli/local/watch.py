@@ -152,6 +152,14 @@ class Watch:
             if timeline.began_seconds:
                 self.timelines[timeline.began_seconds] = timeline
 
+    async def lost_spans(self) -> tuple[int, int]:
+        """Spans that the collector of traces did not take, and all of them; none, if the
+        coordinator does not run any more."""
+        with contextlib.suppress(CallFailed):
+            spans = await self._client.export_traces()
+            return spans.lost, spans.lost + spans.delivered
+        return 0, 0
+
     async def run(
         self, on_snapshot: Callable[[], None], on_away: Callable[[bool], None] = lambda away: None
     ) -> None:

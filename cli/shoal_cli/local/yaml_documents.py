@@ -80,8 +80,9 @@ def _compose(content: bytes) -> Iterator[yaml.Node]:
             character = "".join(lines)[mark.column : mark.column + 1]
             problem = f"found character {character!r} that cannot start any token"
         raise YamlRefused(mark.line + 1 if mark else 1, f"is not YAML: {problem}") from error
-    except yaml.YAMLError as error:
-        raise YamlRefused(1, f"is not YAML: {error}".replace("\n", " ")) from error
+    except yaml.reader.ReaderError as error:
+        line = content.count(b"\n", 0, error.position) + 1
+        raise YamlRefused(line, f"is not YAML: {error.reason}") from error
     except RecursionError as error:
         raise YamlRefused(1, "is nested too deeply") from error
 

@@ -18,8 +18,9 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from shoal_cli.standalone.invitations import Invitations
 from shoal_protocol.channels import Credentials
@@ -36,8 +37,11 @@ from shoal_protocol.pki.authority import (
     renewal_time,
     self_signed,
 )
-from shoal_protocol.pki.request import make_current
+from shoal_protocol.pki.request import Refused, check_clock, make_current
 from shoal_protocol.state_folders import state_folder
+
+_EARLIEST: Final = datetime(2026, 1, 1, tzinfo=UTC)
+"""No clock is right that says less: this program is younger."""
 
 
 class FolderInUse(Exception):
@@ -91,18 +95,32 @@ class Folder:
 
     def authority(self, now: datetime) -> Authority:
         """The authority, made if there is none yet. Raises `AuthorityUnusable`, `OSError`."""
+        if now < _EARLIEST:
+            raise AuthorityUnusable(
+                f"the clock of this machine says {now:%Y-%m-%d}: set it first, since devices "
+                "believe no certificate of another time"
+            )
         pair = self._pair("authority", lambda: _as_issued(Authority.make("shoal", now)))
         try:
-            return Authority.load(pair.certificate, pair.key)
+            authority = Authority.load(pair.certificate, pair.key)
+            check_clock(pair.certificate, "it", now)
         except CertificateRefused as error:
             raise AuthorityUnusable(f"{self.root / 'authority'}: {error}") from error
+        except Refused as error:
+            raise AuthorityUnusable(
+                f"{self.root / 'authority'}: {error}; where the clock is right, and was wrong when "
+                f"it was made, delete {self.root / 'authority'} and {self.root / 'enrolment'}, and "
+                "have all join again"
+            ) from error
+        return authority
 
     def enrolment(self, now: datetime) -> Issued:
         """The certificate of the enrolment service, made if there is none yet."""
         return self._pair("enrolment", lambda: self_signed(ENROLMENT, now))
 
     def renew(self, authority: Authority, now: datetime) -> datetime:
-        """Have a coordinator's certificate that is good for a while; when that is to be renewed."""
+        """Have a coordinator's certificate that is good for a while; when that is to be renewed.
+        Raises `OSError`."""
         with contextlib.suppress(OSError, ValueError):
             known = self.credentials.certificate.read_bytes()
             if now < renewal_time(known) and is_issued_by(known, authority.certificate):

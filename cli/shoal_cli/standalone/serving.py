@@ -80,7 +80,7 @@ async def serve(
         try:
             await supervisor.start(coordinator_process(standalone))
             ready()
-            await _until_stopped(stop, supervisor, _renew(folder, authority))
+            await _until_stopped(stop, supervisor, keep_renewed(folder, authority, note))
         finally:
             await supervisor.stop(grace_seconds=_GRACE_SECONDS)
             await listener.stop(None)
@@ -127,10 +127,27 @@ async def listen(standalone: Standalone, authority: Authority) -> Listener:
     return listener
 
 
-async def _renew(folder: Folder, authority: Authority) -> None:
+async def keep_renewed(
+    folder: Folder,
+    authority: Authority,
+    note: Callable[[str], None],
+    *,
+    check_seconds: float = _CHECK_SECONDS,
+) -> None:
+    """Have the coordinator's certificate renewed when it is time. Where that fails, as on a full
+    disk, the one that there is serves to its end: `note` gets each reason once."""
+    said = ""
     while True:
-        await asyncio.sleep(_CHECK_SECONDS)
-        folder.renew(authority, _now())
+        await asyncio.sleep(check_seconds)
+        try:
+            await asyncio.to_thread(folder.renew, authority, _now())
+        except OSError as error:
+            reason = f"the coordinator's certificate cannot be renewed: {error}; it is tried again"
+            if reason != said:
+                note(reason)
+            said = reason
+        else:
+            said = ""
 
 
 def coordinator_process(standalone: Standalone) -> ProcessSpec:

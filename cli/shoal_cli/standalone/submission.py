@@ -31,6 +31,7 @@ from shoal_cli.local.manifests import Manifests
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, JobRefused, Orders
 from shoal_cli.local.planned_jobs import PlannedJob, device_report
+from shoal_cli.local.plans import assumption
 from shoal_cli.local.pool import RunOptions
 from shoal_cli.local.preparation import Prepared
 from shoal_cli.local.remote import feeds_of
@@ -242,6 +243,8 @@ class _Run:
         for order in orders:
             partition = await prepare_once(order.plan.cut, prepared, self.workspace, self.observer)
             plan = plan_on_pool(order.plan, partition)
+            if text := assumption(order.name, plan):
+                self._note(text)
             job = PlannedJob(order=order, prepared=partition, plan=plan)
             found.append(Sent(await asyncio.to_thread(name_there, job), job))
         self._notes += [text for each in prepared.values() if (text := each.note)]

@@ -27,9 +27,7 @@ FILES_AT_ONCE: Final = 4
 class Progress:
     """How far a copy is; `bytes` counts what was there already."""
 
-    files: int
     bytes: int
-    done_files: int = 0
     done_bytes: int = 0
 
 
@@ -57,7 +55,7 @@ async def copy(
         raise TransferRefused(f"{source.address}: there are no files")
     for entry in entries:
         check_name(entry.name, source.address)
-    progress = Progress(len(entries), sum(entry.size_bytes for entry in entries))
+    progress = Progress(sum(entry.size_bytes for entry in entries))
     existing = await target.existing()
     work = Copy(source, target, existing, progress, on_progress, pause_seconds)
     await work.copy(entries)
@@ -90,8 +88,6 @@ class Copy:
         """Take one entry after the other, beside others that do the same."""
         for entry in entries:
             await with_tries(self.pause_seconds, partial(self._try, entry))
-            self.progress.done_files += 1
-            self.on_progress(self.progress)
 
     async def _try(self, entry: Entry) -> None:
         counted = 0

@@ -140,7 +140,7 @@ class _New:
                 raise error  # the others are gone, and not missed
 
     async def _copy_one(self, entry: Entry) -> None:
-        progress = Progress(1, entry.size_bytes)
+        progress = Progress(entry.size_bytes)
         work = Copy(self._source, self._target, {}, progress, lambda _: None, self._pause_seconds)
         await work.copy([entry])
         self._done[entry.name] = entry.size_bytes

@@ -161,7 +161,7 @@ class RegistrySource(Source):
     def _json(self, content: bytes) -> object:
         try:
             parsed: object = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TransferRefused(f"{self.address}: the registry does not answer JSON") from error
         return parsed
 

@@ -40,6 +40,7 @@ from shoal_cli.transfer.places import (
 )
 from shoal_protocol.channels import is_loopback
 from shoal_protocol.digests import hexadecimal
+from shoal_protocol.units import parse_whole
 
 ANSWER_SECONDS: Final = 60.0
 """For an answer to begin, redirects included; and for a server to take a megabyte."""
@@ -300,7 +301,7 @@ def _whole_size(response: aiohttp.ClientResponse) -> int | None:
     if response.status == 200:
         return response.content_length
     _, _, whole = response.headers.get("Content-Range", "").partition("/")
-    return int(whole) if whole.isascii() and whole.isdigit() else None
+    return parse_whole(whole)
 
 
 def _version(response: aiohttp.ClientResponse) -> str:

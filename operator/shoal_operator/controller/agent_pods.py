@@ -18,7 +18,7 @@ from shoal_operator.reconcile.agents import AGENT
 from shoal_operator.reconcile.limits import floors, resizes
 from shoal_operator.reconcile.names import AGENTS, BUDGET, OWNER_UID, namespace_of, uid_of
 from shoal_operator.reconcile.snapshot import AgentPod, DevicePoolSnapshot
-from shoal_protocol.units import Bytes, parse_quantity
+from shoal_protocol.units import Bytes, parse_quantity, parse_whole
 
 SETTLING_SECONDS: Final = 120.0
 RETRY_SECONDS: Final = 600.0
@@ -72,16 +72,16 @@ def agent_pod(document: Mapping[str, object]) -> AgentPod | None:
     """An agent's pod as reconcilers see it; None where it does not run."""
     pod = Raw(document)
     metadata, spec, status = pod.table("metadata"), pod.table("spec"), pod.table("status")
-    budget = metadata.table("annotations").text(BUDGET)
+    budget = parse_whole(metadata.table("annotations").text(BUDGET))
     limit = _limit(spec.items("containers"))
     running = status.text("phase") == "Running" and not metadata.text("deletionTimestamp")
-    if not running or not budget.isdecimal() or limit is None:
+    if not running or budget is None or limit is None:
         return None
     return AgentPod(
         name=metadata.text("name"),
         uid=metadata.text("uid"),
         node=spec.text("nodeName"),
-        budget_bytes=Bytes(int(budget)),
+        budget_bytes=Bytes(budget),
         limit_bytes=limit,
         limit_in_force_bytes=_limit(status.items("containerStatuses")),
     )

@@ -168,7 +168,19 @@ def _pinned(target: str, fingerprint: str) -> bytes:
             f"{target} shows another certificate than the join line names: it is another "
             "coordinator, or somebody between; ask for a new line with `shoal invite`"
         )
+    check_clock(shown.encode(), f"the certificate of {target}", datetime.now(UTC))
     return shown.encode()
+
+
+def check_clock(certificate: bytes, what: str, now: datetime) -> None:
+    """Raise `Refused` for a certificate (PEM) that is not valid now, where a clock is off."""
+    parsed = x509.load_pem_x509_certificate(certificate)
+    start, end = parsed.not_valid_before_utc, parsed.not_valid_after_utc
+    if not start <= now < end:
+        raise Refused(
+            f"{what} is valid from {start:%Y-%m-%d} to {end:%Y-%m-%d}, and the clock here says "
+            f"{now:%Y-%m-%d}: set the clock that is wrong, here or there"
+        )
 
 
 def _checked(
@@ -189,7 +201,7 @@ def _checked(
     if certificate.public_key() != key.public_key():
         raise Refused("the certificate is for another key")
     if certificate.not_valid_after_utc <= datetime.now(UTC):
-        raise Refused("the certificate has expired already: is the clock right?")
+        check_clock(response.certificate_chain, "the new certificate", datetime.now(UTC))
     return certificate
 
 

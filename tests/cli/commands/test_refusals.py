@@ -34,6 +34,10 @@ spec:
   outputs: {{uri: out}}
 """
 RUN = ("run", "model.onnx", "--inputs", "in", "--outputs", "out")
+OUTGROWN = ("partition", "model.onnx", "--fragments", "2", "--outgrown")
+DIGITS = "1" * 5000
+"""More than `int` takes."""
+SHOWN = f"{DIGITS[:40]}..."
 BENCH = ("bench-device", "model.onnx")
 
 
@@ -78,6 +82,14 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("plan", "model.onnx", "--inputs", "gone"), "--inputs gone: there is no such folder"),
         (("plan", "model.onnx", "--shape", "z=1"), "no input z to give a shape"),
         (("plan", "gone.onnx"), "there is no file"),
+        (("plan", "model.onnx", "--devices", DIGITS), f"--devices {SHOWN}: a number from 1 to"),
+        (("plan", "model.onnx", "--shape", f"x={DIGITS}"), "--shape x=1111"),
+        (("plan", "model.onnx", "--shape", "x=1,-3"), "--shape x=1,-3: write INPUT=1,3,48,320"),
+        ((*OUTGROWN, f"{DIGITS}=1"), f"--outgrown {SHOWN}: give FRAGMENT=BYTES"),
+        ((*OUTGROWN, f"1={DIGITS}"), "--outgrown 1=111"),
+        (("coordinator", "--host", "my host"), "--host: 'my host' is no host such as 192.168.1."),
+        ((*OUTGROWN, "1=²"), "--outgrown 1=²: give FRAGMENT=BYTES"),
+        ((*RUN, "--metrics-address", f"h:{DIGITS}"), "is not HOST:PORT"),
         ((*RUN, "--budget=-5Mi"), "--budget: '-5Mi' is not a quantity such as 64Mi"),
         ((*RUN, "--budget", "0"), "--budget 0: a device has from 1Mi to 16Ti"),
         ((*RUN, "--budget", "NaN"), "--budget: 'NaN' is not a quantity such as 64Mi"),

@@ -6,8 +6,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from cli.local.test_report import DEVICE, FAILED, REPORT
-from shoal_cli.commands.tables import LOG_COLUMNS, explained_table, output, print_summary
+from cli.local.test_report import DEVICE, FAILED, JOB, REPORT, VERIFICATION
+from shoal_cli.commands.tables import (
+    LOG_COLUMNS,
+    explained_table,
+    interrupted_line,
+    output,
+    print_summary,
+)
 from shoal_cli.local.report import Enforcement, FragmentHeld, RunReport
 from shoal_planner.explanation import Table as Explained
 
@@ -136,6 +142,12 @@ def test_a_run_in_which_something_failed_names_its_logs_if_they_stay() -> None:
     assert LOGS not in file.getvalue()
 
 
+def test_an_interrupted_run_says_how_far_it_came() -> None:
+    assert interrupted_line(MANY).startswith("interrupted with 7 of 8 items done; ")
+    not_begun = replace(MANY, jobs=(replace(FAILED, items=0, succeeded=0, failed=0),))
+    assert interrupted_line(not_begun).startswith("interrupted before the first item; ")
+
+
 def test_a_pipe_is_wide_and_has_no_colours(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,3 +159,24 @@ def test_a_pipe_is_wide_and_has_no_colours(
     assert all(line == line.rstrip() or "  " in line for line in text.splitlines())
     monkeypatch.setenv("COLUMNS", "90")
     assert output().width == 90
+
+
+@pytest.mark.parametrize(
+    ("matched", "own", "words"),
+    [
+        (2, 0.2, "the model's own: each item that differs (2) equals the whole model under other"),
+        (1, 0.2, "no larger than the model's own: the whole model differs from itself by 0.2"),
+        (1, 0.0, "DIFFERENT: more than the tolerance of 0.0001"),
+    ],
+)
+def test_a_difference_is_called_what_it_is(matched: int, own: float, words: str) -> None:
+    found = replace(
+        VERIFICATION,
+        max_rel_diff=0.3,
+        different_items=2,
+        matched_items=matched,
+        reference_rel_diff=own,
+    )
+    text = shown(replace(REPORT, jobs=(replace(JOB, verification=found),)), 400)
+    assert words in text
+    assert text.count("model's own") + text.count("DIFFERENT") == 1

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(150)]
 def work(bench: Workbench) -> Iterator[Path]:
     """The work folder of a run that has its first result, and is far from its end: each item takes
     its links two seconds, so it leaves the processors to those who look at it."""
-    save_inputs(bench.inputs, files=2, stacked=100, rows=512)
+    save_inputs(bench.inputs, files=6, stacked=100, rows=512)
     slow = "link: {rate: 2M}, memory:"
     bench.manifest.write_text(bench.manifest.read_text().replace("memory:", slow, 3))
     work = bench.folder / "work"
@@ -68,7 +68,7 @@ def test_a_run_is_watched_described_and_explained_while_it_goes_on(
     assert "device one joined as session" in logs
 
     status, drawn = watch_on_a_terminal(bench, work)
-    assert status == 0
+    assert status == 0, drawn[-1000:]
     assert "3 of 3 devices ready" in drawn
     assert drawn.endswith("\x1b[?25h\x1b[?1049l")  # the terminal is as it was
 

@@ -30,7 +30,7 @@ def test_each_series_says_of_which_process_it_is_and_a_dead_one_is_left_out(
         process(tmp_path / "one", 3),
         process(tmp_path / "two", 4),
         serve(("127.0.0.1", 0), lambda: targets) as server,
-        urlopen(f"{server.url}/metrics", timeout=10) as answer,  # noqa: S310 - loopback
+        urlopen(f"{server.url}/metrics", timeout=60) as answer,  # noqa: S310 - loopback
     ):
         families = list(text_string_to_metric_families(answer.read().decode()))
     (tasks,) = [family for family in families if family.name == "shoal_tasks"]

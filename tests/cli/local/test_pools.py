@@ -1,5 +1,6 @@
 """Pools of a run: when they start, and what several of them show together."""
 
+import asyncio
 import contextlib
 from pathlib import Path
 
@@ -75,7 +76,10 @@ async def test_devices_start_while_the_model_is_cut_and_end_where_it_is_refused(
     started: list[Path] = []
 
     async def refuse(order: CutOrder, store: Path, on_progress: Progress) -> Prepared:
-        started.extend(processes_of(tmp_path))
+        async with asyncio.timeout(60):
+            while len(started) < 2:  # the coordinator and the agent
+                started[:] = processes_of(tmp_path)
+                await asyncio.sleep(0.05)
         raise StepRefused("PreparationRefused", "it is no model")
 
     monkeypatch.setattr(runner, "prepare", refuse)
@@ -83,7 +87,6 @@ async def test_devices_start_while_the_model_is_cut_and_end_where_it_is_refused(
         run = runner._Run(workspace, RunOptions(enforce=Enforce.NONE), Observer())
         with pytest.raises(StepRefused, match="it is no model"):
             await run.run(read_orders(manifests, {}))
-        assert len(started) == 2, "the coordinator and the agent"
         assert not processes_of(tmp_path)
         assert not run._devices, "where a finer cut is refused, the first run's readings stand"
 

@@ -35,16 +35,17 @@ ALSO_EMPTY = (
     "memory_estimate_ratio",
     'outcome!="loaded"',  # nothing is refused
 )
-SHORT_JOB = """\
+CAMERA = """\
 ---
 apiVersion: shoal.dev/v1alpha1
 kind: InferenceJob
-metadata: {name: short}
+metadata: {name: camera}
 spec:
   partitionRef: {name: small-3}
   poolRef: {name: shelf}
-  inputs: {uri: pvc://short/in}
-  outputs: {uri: pvc://short/out}
+  inputs: {uri: pvc://camera/in, follow: true}
+  outputs: {uri: pvc://camera/out}
+  activeDeadlineSeconds: 12
 """
 
 
@@ -60,15 +61,14 @@ def agent_of(bench: Workbench, device: str) -> int:
 
 @contextmanager
 def running(bench: Workbench) -> Iterator[tuple[subprocess.Popen[str], Server, OperatorMetrics]]:
-    """A long job, one of some seconds of which an item fails, and a Prometheus that sees them and
-    an operator. Links are slow: the job lasts, and leaves the processors to others meanwhile."""
+    """A long job, one that waits for files until its deadline, and a Prometheus that sees them and
+    an operator. Links are slow: the jobs last, and leave the processors to others meanwhile."""
     save_inputs(bench.inputs, files=60, stacked=500)
-    save_inputs(bench.folder / "short" / "in", files=20, stacked=8)
-    np.savez(bench.folder / "short" / "in" / "odd.npz", x=np.zeros((2, 2, 3, WIDTH)))
+    (bench.folder / "camera" / "in").mkdir(parents=True)
     slow = bench.manifest.read_text().replace(
         "memory:", "link: {latencyMilliseconds: 200}, memory:", 3
     )
-    bench.manifest.write_text(slow + SHORT_JOB)
+    bench.manifest.write_text(slow + CAMERA)
     address = f"127.0.0.1:{free_port()}"
     operator = OperatorMetrics()
     with (
@@ -112,7 +112,9 @@ def test_every_panel_has_data_and_failures_fire_their_alerts(bench: Workbench) -
             panels.difference_update([query for query in panels if server.has(query)])
             return not panels
 
-        until(lambda: server.has("shoal_coordinator_jobs"), run)
+        until(lambda: server.has("shoal_coordinator_item_failures_total"), run)
+        # An item that fails; a rate needs a count that was seen before.
+        np.savez(bench.folder / "camera" / "in" / "odd.npz", x=np.zeros((2, 2, 3, WIDTH)))
         until(lambda: server.fires("ShoalJobFailed"), run)
         try:
             until(all_seen, run)

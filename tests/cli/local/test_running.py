@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -136,10 +137,11 @@ def test_a_bare_model_runs_without_any_manifest(bench: Workbench) -> None:
     ran = bench.run(
         *("run", bench.model, "--inputs", bench.inputs, "--outputs", bench.outputs),
         *("--devices", "2", "--budget", "8Mi", "--fragments", "2", "--enforce", "none"),
-        *("--report", bench.report, "--relay", "--no-keep"),
+        *("--report", bench.report, "--relay", "--no-keep", "--otlp", "http://127.0.0.1:1"),
     )
     assert ran.status == 0, ran.err
     assert_results_are_the_whole_models(bench)
+    assert re.search(r"([0-9]+) of \1 spans were not delivered to http://127.0.0.1:1;", ran.err)
     assert [device["name"] for device in ran.report["devices"]] == ["device-1", "device-2"]  # type: ignore
     assert ran.report["enforcement"]["mode"] == "none"  # type: ignore[index]
     assert "measured only" in ran.out

@@ -34,7 +34,7 @@ def spec(name: str, folder: Path, *code: str) -> ProcessSpec:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0.01)
 

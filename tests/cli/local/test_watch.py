@@ -106,7 +106,7 @@ async def device(bay: Bay) -> AsyncIterator[None]:
 
 
 async def until(true: Callable[[], bool], running: asyncio.Task[None]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():
             if running.done():
                 running.result()

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.standalone.conftest import Shelf
+from cli.standalone.conftest import Shelf, free_port
 from shoal_agent.enrolment.identity import Enrolment, Identity
-from shoal_cli.standalone.folders import Folder, FolderInUse
+from shoal_cli.standalone import folders, serving
+from shoal_cli.standalone.folders import AuthorityUnusable, Folder, FolderInUse
 from shoal_cli.standalone.invitations import Kind
-from shoal_cli.standalone.serving import Standalone, coordinator_process
+from shoal_cli.standalone.serving import Standalone, coordinator_process, keep_renewed, listen
 from shoal_cli.transfer import joined
 from shoal_protocol.join_lines import JoinLine
 from shoal_protocol.pki.authority import Authority, is_issued_by, renewal_time
@@ -170,6 +171,29 @@ def test_the_coordinators_certificate_is_renewed_in_time_and_with_another_author
         assert is_issued_by(folder.credentials.certificate.read_bytes(), other.certificate)
 
 
+async def test_where_a_certificate_cannot_be_written_that_is_said_once_and_tried_again(
+    tmp_path: Path,
+) -> None:
+    folder, said = Folder(tmp_path / "shelf"), list[str]()
+    with folder.locked():
+        authority = folder.authority(datetime.now(UTC))
+    obstacle = folder.root / "coordinator" / "pending"
+    obstacle.parent.mkdir()
+    obstacle.touch()
+    renewing = asyncio.create_task(keep_renewed(folder, authority, said.append, check_seconds=0.01))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not said:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        obstacle.unlink()
+        while not folder.credentials.certificate.exists():
+            await asyncio.sleep(0.01)
+    assert not renewing.done()
+    renewing.cancel()
+    (reason,) = said
+    assert reason.startswith("the coordinator's certificate cannot be renewed: ")
+
+
 def test_a_folder_is_one_coordinators(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "shelf")
     with folder.locked(), pytest.raises(FolderInUse, match="--folder DIR"), folder.locked():
@@ -183,3 +207,63 @@ def test_a_coordinators_log_tells_of_jobs_and_devices_unless_it_is_told_not_to(
     assert coordinator_process(standalone).command[-2:] == ("--log-level", "info")
     quiet = replace(standalone, arguments=("--log-level", "error"))
     assert coordinator_process(quiet).command[-2:] == ("--log-level", "error")
+
+
+@pytest.mark.parametrize("years", [50, -50, -3])
+async def test_who_joins_with_another_clock_is_told_what_both_clocks_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, years: int
+) -> None:
+    """As a Pi without a battery that has no network yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "user"))
+    there = datetime.now(UTC) + timedelta(days=365 * years)
+    monkeypatch.setattr(serving, "_now", lambda: there)
+    shelf = Shelf(Folder(tmp_path / "shelf"))
+    own = Authority.make("shoal", there)
+    standalone = Standalone(folder=shelf.folder, host="127.0.0.1", port=free_port())
+    with standalone.folder.locked():
+        listener = await listen(standalone, own)
+    shelf.folder.note_address(standalone.host, standalone.port)
+    token = shelf.folder.invitations.add(Kind.CLIENT, there, timedelta(hours=1))
+    said = rf"is valid from {there:%Y}-.* and the clock here says {datetime.now(UTC):%Y-%m-%d}: set"
+    with pytest.raises(joined.JoinRefused, match=said):
+        await joins(shelf.folder.line(token))
+    await listener.stop(None)
+
+
+async def test_a_device_that_was_off_while_its_certificate_ended_gets_another_by_its_old_line(
+    shelf: Shelf,
+) -> None:
+    enrolment = device(shelf, shelf.line(Kind.DEVICE), "pi-4")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await Identity(enrolment).obtain()
+        before = enrolment.credentials.certificate.read_bytes()
+        note = enrolment.folder / "current" / "identity.json"
+        note.write_text(json.dumps(json.loads(note.read_text()) | {"expires_at": time.time() - 1}))
+        for record in shelf.folder.invitations.folder.iterdir():  # the line has expired as well
+            ended = json.loads(record.read_text()) | {"expires_at": 0.0}
+            record.write_text(json.dumps(ended))
+        await Identity(enrolment).obtain()
+    assert enrolment.credentials.certificate.read_bytes() != before
+
+
+def test_no_authority_is_made_or_used_by_a_clock_that_is_wrong(tmp_path: Path) -> None:
+    folder, now = Folder(tmp_path / "shelf"), datetime.now(UTC)
+    unset = datetime.fromtimestamp(600, UTC)
+    with folder.locked():
+        with pytest.raises(AuthorityUnusable, match="says 1970-01-01: set it first"):
+            folder.authority(unset)
+        folder.authority(now)
+        for other in (unset, now + timedelta(days=4000)):
+            with pytest.raises(AuthorityUnusable, match="set"):
+                folder.authority(other)
+
+
+def test_an_authority_that_was_made_by_a_wrong_clock_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, now = Folder(tmp_path / "shelf"), datetime.now(UTC)
+    monkeypatch.setattr(folders, "_EARLIEST", datetime.fromtimestamp(0, UTC))
+    with folder.locked():
+        folder.authority(datetime.fromtimestamp(600, UTC))
+        with pytest.raises(AuthorityUnusable, match=r"valid from 1970-01-01 to .* delete .*/enrol"):
+            folder.authority(now)

@@ -12,12 +12,56 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from made_models import deep
 from separate_hosts import PATIENCE_SECONDS, Host, separate_hosts, stop, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 DEVICES = ("pi-1", "pi-2", "pi-3")
 SLOWLY = ("--link-latency-milliseconds", "100")
 """So that a device dies amid work."""
+
+CHAIN = """\
+apiVersion: shoal.dev/v1alpha1
+kind: Model
+metadata: {name: chain}
+spec: {source: {uri: model.onnx}}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: Partition
+metadata: {name: chain}
+spec: {modelRef: {name: chain}, fragments: 3}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: DevicePool
+metadata: {name: shelf}
+spec:
+  local:
+    devices:
+    - {name: pi-1, memory: 24Mi}
+    - {name: pi-2, memory: 24Mi}
+    - {name: pi-3, memory: 24Mi}
+  budget: {memory: 24Mi}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: Placement
+metadata: {name: chain}
+spec:
+  partitionRef: {name: chain}
+  poolRef: {name: shelf}
+  pins:
+  - {fragment: 0, device: pi-1}
+  - {fragment: 1, device: pi-2}
+  - {fragment: 2, device: pi-3}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: InferenceJob
+metadata: {name: chain}
+spec:
+  placementRef: {name: chain}
+  inputs: {uri: in, follow: true}
+  outputs: {uri: out}
+"""
+"""A plan of one device after the other. The 2 KiB of an item between them measure no link."""
 
 pytestmark = [
     pytest.mark.real,
@@ -93,6 +137,40 @@ def prepared_example(laptop: Host) -> Path:
     return example
 
 
+def check_links_are_probed_before_use(laptop: Host) -> None:
+    """A job without items yet: nothing goes from device to device but probes."""
+    folder = laptop.home / "chain"
+    (folder / "in").mkdir(parents=True)
+    deep().save(folder)
+    (folder / "job.yaml").write_text(CHAIN)
+    run = ("run", folder, "--coordinator", "10.99.0.1:7400", "--progress", "plain")
+    running = laptop.start("chain.log", "-m", "shoal_cli", *run)
+
+    def probed() -> bool:
+        assert running.poll() is None, laptop.said("chain.log")
+        return measured_links(laptop) >= {("pi-1", "pi-2"), ("pi-2", "pi-3")}
+
+    wait_until("the links of the plan are measured", probed)
+    assert ("pi-3", "pi-1") not in measured_links(laptop), "no plan counts on it"
+    (job,) = laptop.asked("jobs")
+    assert int(job.get("succeeded", 0)) == 0
+    np.save(folder / "in" / "a.npy", np.ones((1, 512), np.float32))
+    running.send_signal(signal.SIGINT)  # what has come is the last
+    assert running.wait(PATIENCE_SECONDS) == 0, laptop.said("chain.log")
+    assert [each.name for each in (folder / "out").glob("*.npz")] == ["a.npz"]
+    laptop.shoal("cancel", job["name"], "--remove")
+
+
+def measured_links(laptop: Host) -> set[tuple[str, str]]:
+    """From a device to another, of which the rate is known."""
+    return {
+        (device["name"], link["device"])
+        for device in laptop.asked("devices")
+        for link in device.get("links", [])
+        if "bytes_per_second" in link and link.get("device")
+    }
+
+
 def results(example: Path) -> dict[str, np.ndarray]:
     found = {}
     for path in sorted((example / "lines" / "out").glob("*.npz")):
@@ -113,6 +191,8 @@ def test_three_devices_read_text_for_a_fourth_and_survive_what_dies(hosts: list[
         for name, host in zip(DEVICES, devices, strict=True)
     }
     wait_until_ready(laptop, devices, before=[0, 0, 0])
+
+    check_links_are_probed_before_use(laptop)
 
     # A device dies amid the work; the others take over.
     example = prepared_example(laptop)

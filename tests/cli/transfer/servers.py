@@ -73,7 +73,7 @@ class Registry:
         url = f"http://{self.host}/v2/{name}/manifests/{tag}"
         kind = {"Content-Type": str(manifest["mediaType"])}
         request = urllib.request.Request(url, content, kind, method="PUT")
-        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
             assert answer.status == 201
         return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
@@ -82,7 +82,7 @@ class Registry:
         start = urllib.request.Request(
             f"http://{self.host}/v2/{name}/blobs/uploads/", b"", method="POST"
         )
-        with urllib.request.urlopen(start, timeout=10) as answer:  # noqa: S310
+        with urllib.request.urlopen(start, timeout=60) as answer:  # noqa: S310
             place = answer.headers["Location"]
         upload = urllib.request.Request(  # noqa: S310
             f"{place}&digest={digest}",
@@ -90,7 +90,7 @@ class Registry:
             {"Content-Type": "application/octet-stream"},
             method="PUT",
         )
-        with urllib.request.urlopen(upload, timeout=10) as answer:  # noqa: S310
+        with urllib.request.urlopen(upload, timeout=60) as answer:  # noqa: S310
             assert answer.status == 201
         layer: dict[str, object] = {
             "mediaType": "application/vnd.onnx",

@@ -29,7 +29,7 @@ QUICK = 0.05
 
 
 async def until_there(folder: Path, *names: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not all((folder / name).exists() for name in names):
             await asyncio.sleep(0.02)
 
@@ -195,7 +195,7 @@ async def test_a_file_that_cannot_be_read_keeps_no_other_from_being_carried_once
     (tmp_path / "in/late.npz").write_bytes(b"late")
     await until_there(tmp_path / "out", "late.npz")
     source.broken = ""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while "000.npz" not in target.given:
             await asyncio.sleep(QUICK)
     following.cancel()
@@ -213,7 +213,7 @@ async def test_a_file_that_goes_before_it_is_read_is_not_waited_for(
     await asyncio.sleep(QUICK / 2)
     source.vanishing = "003.npz"
     await until_there(tmp_path / "out", *[name for name in files if name != "003.npz"])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(target.given) < 8:
             await asyncio.sleep(QUICK)
     if follow:

@@ -1,11 +1,14 @@
 """The commands that workers run: what they print last, and how they end."""
 
+import asyncio
 import contextlib
+import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,11 @@ from cli.transfer.web_server import Web
 from made_models import TOPOLOGIES
 from shoal_cli.commands.app import run_app
 from shoal_compiler.profile import profile_model
+from shoal_protocol.channels import open_channel
+from shoal_protocol.coordinator_client import CallFailed, CoordinatorClient
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import document_from_json
+from shoal_protocol.v1.files_pb2 import PutHeader
 
 pytestmark = pytest.mark.real
 
@@ -140,3 +146,29 @@ def test_fragments_are_described_and_delivered_and_jobs_carried(
         assert carried.returncode == 0, carried.stderr
         assert json.loads(carried.stdout) == {"files": 1, "bytes": 100_000, "skipped": 0}
     assert (tmp_path / "volume/jobs/a/in/a.npz").read_bytes() == (inputs / "a.npz").read_bytes()
+
+
+async def test_an_upload_says_why_it_was_refused_whenever_it_learns_that(tmp_path: Path) -> None:
+    pki = Pki(tmp_path / "pki")
+    proof, device = pki.issue("shelf-coordinator"), pki.issue("pi-4")
+    options = ("--tls-ca", proof.ca, "--tls-certificate", proof.certificate, "--tls-key", proof.key)
+    with coordinator(tmp_path / "volume", *options) as target:
+        async with open_channel(target, device) as channel:
+            client = CoordinatorClient(channel)
+            for steps, milliseconds in itertools.product(range(6), range(8)):
+                stalled = asyncio.create_task(stall_after(steps, milliseconds / 3000))
+                with pytest.raises(CallFailed, match="may not put or fetch files") as failure:
+                    await client.put_file(PutHeader(path="jobs/a/in/0.npz", bytes=1), read, print)
+                assert failure.value.final
+                await stalled
+
+
+async def stall_after(steps: int, seconds: float) -> None:
+    """Hold the loop up while a call is under way: what came meanwhile comes at once."""
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    time.sleep(seconds)
+
+
+async def read(offset: int) -> AsyncIterator[bytes]:
+    yield b"x"[offset:]

@@ -78,7 +78,7 @@ def test_an_api_server_that_restarts_is_waited_for(
     plane.access.apply(model("after"), namespace=namespace)
     wait_until("it works again", lambda: observed(plane, namespace, "after") == 1, seconds=90)
     wait_until("it is ready again", operator.ready, seconds=90)
-    assert operator.process.poll() is None
+    assert operator.runs()
 
 
 def test_what_was_deleted_while_no_operator_ran_is_forgotten_and_what_came_is_seen(
@@ -137,4 +137,4 @@ def test_silent_watches_fail_the_probe_and_recover(
         proxy.flow()
         wait_until("it works", lambda: observed(plane, namespace, "meanwhile") == 1, seconds=90)
         wait_until("it is ready again", operator.ready, seconds=90)
-        assert operator.process.poll() is None
+        assert operator.runs()

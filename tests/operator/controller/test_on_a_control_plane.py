@@ -51,7 +51,7 @@ def test_an_edit_is_seen_at_once_in_observed_generation(
     for edit in range(3):
         source = {"uri": f"pvc://models/{edit}.onnx"}
         plane.access.apply(model("m", source=source), namespace=namespace)
-        wait_until("the edit is seen", lambda: is_seen(plane, namespace, "m"), seconds=10)
+        wait_until("the edit is seen", lambda: is_seen(plane, namespace, "m"))
     jobs = ("jobs", f"--namespace={namespace}")
     wait_until(
         "only the worker of the last address is left",
@@ -103,10 +103,10 @@ def test_of_every_kind_each_edit_is_seen_at_once_and_nothing_is_ready_that_lacks
         return bool(found.get("status", {}).get("observedGeneration") == generation)
 
     for kind, (_, edit) in EDITS.items():
-        wait_until(f"{kind} is seen", partial(observed, kind, 1), seconds=15)
+        wait_until(f"{kind} is seen", partial(observed, kind, 1))
         patch = f"--patch={json.dumps({'spec': edit})}"
         plane.kubectl("patch", kind, "edited", f"--namespace={bare}", "--type=merge", patch)
-        wait_until(f"the edit of the {kind} is seen", partial(observed, kind, 2), seconds=10)
+        wait_until(f"the edit of the {kind} is seen", partial(observed, kind, 2))
         conditions = status(plane, bare, kind, "edited")["conditions"]
         assert isinstance(conditions, list)
         for each in conditions:

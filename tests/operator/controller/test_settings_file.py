@@ -49,6 +49,8 @@ def test_the_charts_file_becomes_settings(tmp_path: Path) -> None:
     ("before", "after", "complaint"),
     [
         ("agentFloor: 96Mi", "agentFloor: much", 'agentFloor: "much" is not a quantity'),
+        ("namespace: shoal-system", "namespace: [", r'in ".*operator.yaml", line'),
+        ("offline: false", f"offline: {'1' * 5000}", "integer string conversion"),
         ("offline: false", "offline: maybe", 'offline: "maybe" is not true or false'),
         ("  agent: a/agent:1\n", "", "images.agent: is missing"),
         ("offline: false", "offline: false\nofline: true", "ofline: there is no such field"),

@@ -84,7 +84,7 @@ def settings(operator: Operator) -> CoordinatorSettings:
 async def until_ready(stub: object, *names: str) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            devices = await stub.ListDevices(api.ListDevicesRequest(), timeout=5)  # type: ignore[attr-defined]
+            devices = await stub.ListDevices(api.ListDevicesRequest(), timeout=60)  # type: ignore[attr-defined]
             ready = [each.name for each in devices.devices if each.state == api.DeviceStatus.READY]
             if sorted(ready) == sorted(names):
                 return
@@ -177,7 +177,7 @@ async def test_an_agent_that_is_not_enrolled_is_not_ready_and_leaves_when_told(
 
 def _get(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - http on loopback
+        with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - http on loopback
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as answer:
         with answer:

@@ -61,7 +61,7 @@ async def ask(operator: Operator, token: str, request: bytes) -> EnrolResponse:
     credentials = grpc.ssl_channel_credentials(operator.own.certificate)
     async with grpc.aio.secure_channel(operator.target, credentials) as channel:
         response: EnrolResponse = await EnrolmentStub(channel).Enrol(
-            EnrolRequest(token=token, certificate_request=request), timeout=10
+            EnrolRequest(token=token, certificate_request=request), timeout=60
         )
         return response
 
@@ -185,7 +185,7 @@ async def test_a_flood_from_one_address_refuses_no_device_at_another(operator: O
         for attempt in count():
             token = f"nobody's-{number}-{attempt}"
             try:
-                await stub.Enrol(EnrolRequest(token=token, certificate_request=request), timeout=10)
+                await stub.Enrol(EnrolRequest(token=token, certificate_request=request), timeout=60)
             except grpc.aio.AioRpcError as error:
                 codes[error.code()] += 1
 
@@ -409,7 +409,7 @@ async def test_a_server_shows_a_renewed_identity_to_those_that_come_after(
         async with open_channel(f"localhost:{port}", mine) as channel:
             request = FetchFragmentRequest(digest="sha256:" + "0" * 64, file="model.onnx")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await SessionClient(channel).fetch_fragment(request, timeout=10).read()
+                await SessionClient(channel).fetch_fragment(request, timeout=60).read()
             assert caught.value.code() == grpc.StatusCode.NOT_FOUND
         return await asyncio.to_thread(_certificate_of, port)
 
@@ -439,7 +439,7 @@ def _certificate_of(port: int) -> bytes:
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     with (
-        socket.create_connection(("localhost", port), timeout=10) as plain,
+        socket.create_connection(("localhost", port), timeout=60) as plain,
         context.wrap_socket(plain) as secured,
     ):
         return secured.getpeercert(binary_form=True) or b""

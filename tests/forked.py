@@ -1,0 +1,61 @@
+"""Our programs, forked from one process that has imported them.
+
+An operator takes a second and a half of a processor to import what it needs, and `shoal copy` half
+a second, which is more than most of them work in a test. Not for agents and coordinators, of which
+tests measure the memory.
+"""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Literal
+
+Program = Literal["shoal", "operator"]
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+# Nothing here starts a thread or opens a channel when it is imported.
+_CONTEXT.set_forkserver_preload(
+    [
+        "shoal_operator.command",
+        "shoal_cli.commands.app",
+        "shoal_cli.commands.partition",
+        "shoal_cli.commands.transfers",
+        "shoal_cli.transfer.addresses",
+        "shoal_cli.transfer.coordinators",
+        "shoal_cli.transfer.copying",
+        "shoal_cli.transfer.folders",
+        "shoal_cli.transfer.following",
+        "pydantic",  # typer asks for it when it reads arguments
+    ]
+)
+
+
+def start(
+    program: Program, arguments: Sequence[str], output: Path, environment: Mapping[str, str]
+) -> ForkServerProcess:
+    """`PROGRAM ARGUMENTS` with this environment; what it prints is written to `output`."""
+    process = _CONTEXT.Process(
+        target=_run, args=(program, list(arguments), output, dict(environment))
+    )
+    process.start()
+    return process
+
+
+def _run(program: Program, arguments: list[str], output: Path, environment: dict[str, str]) -> None:
+    """In the child."""
+    with output.open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [program, *arguments]
+    if program == "operator":
+        from shoal_operator.command import main  # noqa: PLC0415 - of its program only
+
+        sys.exit(main())
+    from shoal_cli import main as shoal  # noqa: PLC0415
+
+    shoal()

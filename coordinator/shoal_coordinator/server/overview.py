@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from shoal_coordinator.dispatch import views
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.state import Job, StageQueue
-from shoal_coordinator.dispatch.timings import ItemTiming, TaskTiming
+from shoal_coordinator.dispatch.timings import ItemTiming, TaskTiming, phases
 from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.exchange import ExchangeHub
@@ -226,23 +226,20 @@ def _add_readings(overview: pb.DeviceOverview, session: DeviceSession) -> None:
 
 
 def _item(timing: ItemTiming, job: Job, place: Callable[[int], str]) -> pb.ItemTiming:
-    ended = {task.stage: task.ended_at for task in timing.tasks}
+    predecessors = [queue.predecessors for queue in job.queues]
+    phases_of = phases(timing, predecessors)
 
     def since_start(at: int) -> float:
         return seconds(Nanoseconds(max(0, at - timing.started_at)))
 
     def task_of(task: TaskTiming) -> pb.TaskTiming:
-        before = [ended.get(stage) or 0 for stage in job.queues[task.stage].predecessors]
-        # It may have been given before, to wait there; a predecessor may have run once more since.
-        ready = max(before, default=0)
-        if task.ended_at is not None:
-            ready = min(ready, task.ended_at)
+        ready_at, given_at, ended_at = phases_of[task.stage]
         return pb.TaskTiming(
             stage=task.stage,
             device=task.device,
-            ready_seconds=since_start(ready),
-            given_seconds=since_start(max(ready, task.given_at)),
-            ended_seconds=0.0 if task.ended_at is None else since_start(task.ended_at),
+            ready_seconds=since_start(ready_at),
+            given_seconds=since_start(given_at),
+            ended_seconds=0.0 if ended_at is None else since_start(ended_at),
             compute_seconds=seconds(task.compute),
         )
 

@@ -117,10 +117,10 @@ def job_of(ran: Ran) -> dict[str, object]:
 
 @pytest.fixture
 def busy(bench: Workbench) -> Workbench:
-    """A run that lasts by what its links take, and not by what it computes: a signal comes while it
-    goes on, also on a machine that is busy."""
-    save_inputs(bench.inputs, files=16, stacked=8)
-    text = bench.manifest.read_text()
+    """A run that lasts by what its links take, two items at once, and not by what it computes: a
+    signal comes while it goes on, also on a machine that is busy."""
+    save_inputs(bench.inputs, files=12, stacked=2)
+    text = bench.manifest.read_text() + "  parallelism: 2\n"
     slow = "link: {latencyMilliseconds: 100}, cpus: '0.5', memory:"
     bench.manifest.write_text(text.replace("memory:", slow, 3))
     return bench

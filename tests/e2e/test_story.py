@@ -106,7 +106,7 @@ def test_every_kind_is_shown_in_one_table_and_is_ready(read: ShoalOnNodes) -> No
     }
     for what in sorted(shown):
         if not what.startswith("inferencejob"):
-            read.wait(what, "Ready", seconds=1)
+            read.wait(what, "Ready", seconds=30)
 
 
 def test_agents_are_on_different_nodes_and_their_limits_follow_their_floors(

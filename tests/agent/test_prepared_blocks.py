@@ -1,5 +1,6 @@
 """Blocks that were prepared: whose pages are whose, and which of them stay."""
 
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -137,6 +138,23 @@ async def test_blocks_are_packed_only_where_the_grant_of_now_has_room_for_it(
     while runtime.pack("f"):
         pass
     assert not fragment._source.unpacked
+
+
+async def test_blocks_whose_prepared_form_has_made_room_on_the_disk_are_opened_as_they_were_cut(
+    tmp_path: Path,
+) -> None:
+    made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
+    x = {"x": np.random.default_rng(0).standard_normal((3, 512), dtype=np.float32)}
+    granted = made.least_bytes + 3 * MIB
+    prepared = await Bench(tmp_path).preparation.prepare(made.digest, made.folder, granted)
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
+    runtime.open("f", made.folder, made.resident_bytes, prepared)
+    whole = runtime.run("f", x, Stopper()).outputs["y"]
+    shutil.rmtree(made.folder / "prepared")
+    runtime.grant("f", granted)
+    assert not runtime.pack("f")
+    result = runtime.run("f", x, Stopper()).outputs["y"]
+    np.testing.assert_allclose(result, whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

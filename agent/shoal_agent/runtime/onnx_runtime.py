@@ -142,7 +142,7 @@ class Runtime:
             blocks.check(granted_bytes)
         try:
             fragment = self._fragment(folder, blocks, granted_bytes, prepared, soon=soon)
-        except RuntimeFailed as error:
+        except (RuntimeFailed, OSError, ValueError) as error:
             if prepared == NOTHING_PREPARED:
                 raise
             # Its files may have made room for others meanwhile.

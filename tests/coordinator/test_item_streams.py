@@ -200,7 +200,9 @@ async def test_nothing_is_left_of_a_local_client_that_goes_away_while_it_is_not_
     bound = item_streams.UNANSWERED_ITEMS
     transport = connect(world.target, suffix=INFER)
     assert transport is not None
-    stream = LocalControl(transport, pb.InferAnswer.FromString)
+    stream: LocalControl[pb.InferRequest, pb.InferAnswer] = LocalControl(
+        transport, pb.InferAnswer.FromString
+    )
     start = world.request(name="calls")
     await stream.write([pb.InferRequest(start=start)])
     (answer,) = await anext(stream.received())

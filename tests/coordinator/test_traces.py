@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.sdk.trace import TracerProvider
@@ -164,7 +165,7 @@ def test_spans_whose_export_fails_in_another_way_are_lost_too(
     def fail(*_: object) -> None:
         raise RuntimeError("of a library")
 
-    monkeypatch.setattr(otlp.OTLPSpanExporter, "export", fail)
+    monkeypatch.setattr(OTLPSpanExporter, "export", fail)
     export = otlp.SpanExport(collector.url, lambda number, taken: None)
     provider = TracerProvider()
     provider.add_span_processor(export)

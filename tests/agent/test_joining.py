@@ -156,10 +156,10 @@ def test_options_reach_the_agent_as_they_are(place: Place) -> None:
 def test_an_agent_that_runs_already_is_not_started_beside_itself(tmp_path: Path) -> None:
     """By hand while systemd runs it, for one: each would take the other's session, for ever."""
     cache = tmp_path / "cache"
-    command = [sys.executable, "-m", "shoal_agent", LINE, "--cache", cache]
+    folders = (f"--cache={cache}", f"--identity-folder={tmp_path / 'identity'}")
     with owned(cache):
         second = subprocess.run(
-            [*command, "--identity-folder", tmp_path / "identity"],
+            [sys.executable, "-m", "shoal_agent", LINE, *folders],
             check=False,
             capture_output=True,
             text=True,

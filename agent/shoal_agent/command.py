@@ -5,7 +5,9 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 
+from shoal_agent.cache.owning import CacheInUse, owned
 from shoal_agent.installation import install
 from shoal_agent.runtime.process_memory import exit_with_parent, tune_allocator
 from shoal_agent.settings import Settings, parse
@@ -24,10 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # numpy's linear algebra is not used: no threads for it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        asyncio.run(_run(settings))
-    except (AddressRefused, OSError) as error:
+        with ExitStack() as stack:
+            if settings.enrolment is not None and settings.enrolment.join is not None:
+                # Where nobody else sees to it that one runs, as a cluster and `shoal run` do.
+                stack.enter_context(owned(settings.cache))
+            asyncio.run(_run(settings))
+    except (AddressRefused, CacheInUse, OSError) as error:
         print(f"shoal agent: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, CacheInUse) else 2
     return 0
 
 

@@ -45,7 +45,7 @@ def frames_of(number: int, tensors: Mapping[str, Array], *, whole: bool = True) 
         except UnsupportedTensor:
             pass  # text, for one: a transfer carries it, or says what is wrong
     key = ActivationKey(job="", epoch=0, item=number, producer=MODEL, consumer=MODEL)
-    encoded = encode_activation(key, "", tensors, transfer=number + 1, frame_bytes=ITEM_FRAME_BYTES)
+    encoded = encode_activation(key, "", tensors, transfer=number, frame_bytes=ITEM_FRAME_BYTES)
     return tuple(encoded.frames())
 
 

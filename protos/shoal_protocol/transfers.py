@@ -11,7 +11,6 @@ transfer writes into the next one.
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
@@ -21,16 +20,13 @@ from typing import Final, TypeVar
 import grpc
 
 from shoal_protocol.digests import Digest, digest_of_mapped
-from shoal_protocol.durable_files import sync_folder
+from shoal_protocol.durable_files import NO_LOCKS, sync_folder
 from shoal_protocol.limits import Stalled, StallWatch
 from shoal_protocol.threads import in_thread
 
 STALL_SECONDS: Final = 30.0
 """The time of waiting in which the other side has to move a minimum of bytes."""
 MINIMUM_BYTES_PER_SECOND: Final = 8 << 10
-
-_NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What a file system without locks says; there the digest alone protects."""
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -85,9 +81,9 @@ class PartialFile:
         except FileNotFoundError:
             same = False
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 raise
-            same = True
+            same = True  # the digest alone protects
         if not same:  # it was published, or discarded, after it was opened
             raise PartInUse(f"another transfer has just written {self.path}")
 

@@ -46,11 +46,12 @@ class _Waiting:
 def own_arrays(inputs: Mapping[str, Array]) -> Arrays:
     """Copies of an item's arrays: the program may fill its own again while the item is under way.
     Raises `TypeError`."""
+    wanted = "an item is a dictionary of arrays by the names of the model's inputs"
     if not isinstance(inputs, Mapping):
-        given = type(inputs).__name__
-        raise TypeError(
-            f"an item is a dictionary of arrays by the names of the model's inputs, not {given}"
-        )
+        raise TypeError(f"{wanted}, not {type(inputs).__name__}")
+    for name in inputs:
+        if not isinstance(name, str):
+            raise TypeError(f"{wanted}, not by {type(name).__name__}")
     return {name: np.array(value) for name, value in inputs.items()}
 
 

@@ -3,10 +3,12 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from shoal_agent.cache.owning import owned
 from shoal_agent.installation import Place, install
 from shoal_agent.settings import Settings, parse
 from shoal_agent.telemetry.machine import Machine
@@ -149,3 +151,21 @@ def test_options_reach_the_agent_as_they_are(place: Place) -> None:
     assert install([LINE, "--cache", odd], place) == 0
     text = (place.units / "shoal-agent.service").read_text()
     assert '"/a b/100%%/$$HOME"' in text
+
+
+def test_an_agent_that_runs_already_is_not_started_beside_itself(tmp_path: Path) -> None:
+    """By hand while systemd runs it, for one: each would take the other's session, for ever."""
+    cache = tmp_path / "cache"
+    folders = (f"--cache={cache}", f"--identity-folder={tmp_path / 'identity'}")
+    with owned(cache):
+        second = subprocess.run(
+            [sys.executable, "-m", "shoal_agent", LINE, *folders],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert second.returncode == 1, "systemd tries again"
+    assert second.stderr.startswith(f"shoal agent: {cache} is used by another agent, of this name")
+    with owned(cache):
+        pass

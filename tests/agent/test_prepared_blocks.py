@@ -1,5 +1,6 @@
 """Blocks that were prepared: whose pages are whose, and which of them stay."""
 
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,6 +13,7 @@ from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.test_preparation import AMPLE, MIB, Bench, mapped_bytes
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
 from shoal_agent.runtime import mapped_pages, onnx_runtime
+from shoal_agent.runtime.blocks import BlockFragment
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.mapped_weights import packs_floats
 from shoal_agent.runtime.onnx_runtime import Runtime
@@ -114,6 +116,45 @@ async def test_blocks_that_a_smaller_grant_opens_are_packed_one_after_the_other_
     assert mapped[0] > 2 * MIB, "what the grant has room for stays in memory again"
     runtime.close("f")
     assert not runtime.pack("f")
+
+
+async def test_blocks_are_packed_only_where_the_grant_of_now_has_room_for_it(
+    tmp_path: Path,
+) -> None:
+    made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
+    granted = made.least_bytes + 3 * MIB
+    prepared = await Bench(tmp_path).preparation.prepare(made.digest, made.folder, granted)
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
+    runtime.open("f", made.folder, made.resident_bytes, prepared)
+    runtime.grant("f", granted)
+    fragment = runtime._open["f"]
+    assert isinstance(fragment, BlockFragment)
+    unpacked = len(fragment._source.unpacked)
+    runtime.grant("f", fragment._source.least_bytes)
+    assert not runtime.pack("f")
+    assert runtime._open["f"] is fragment
+    assert len(fragment._source.unpacked) == unpacked > 0
+    runtime.grant("f", granted)
+    while runtime.pack("f"):
+        pass
+    assert not fragment._source.unpacked
+
+
+async def test_blocks_whose_prepared_form_has_made_room_on_the_disk_are_opened_as_they_were_cut(
+    tmp_path: Path,
+) -> None:
+    made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
+    x = {"x": np.random.default_rng(0).standard_normal((3, 512), dtype=np.float32)}
+    granted = made.least_bytes + 3 * MIB
+    prepared = await Bench(tmp_path).preparation.prepare(made.digest, made.folder, granted)
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
+    runtime.open("f", made.folder, made.resident_bytes, prepared)
+    whole = runtime.run("f", x, Stopper()).outputs["y"]
+    shutil.rmtree(made.folder / "prepared")
+    runtime.grant("f", granted)
+    assert not runtime.pack("f")
+    result = runtime.run("f", x, Stopper()).outputs["y"]
+    np.testing.assert_allclose(result, whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ from shoal_coordinator.dispatch.invariants import violations
 from shoal_coordinator.server import CoordinatorSettings, item_streams, serving
 from shoal_coordinator.server.stream_runs import Item, StreamRun
 from shoal_protocol.assembly import Limits
+from shoal_protocol.bulk.local import INFER, connect
 from shoal_protocol.called_items import CalledItem, ItemReader, frames_of
 from shoal_protocol.channels import open_channel
+from shoal_protocol.control import LocalControl
 from shoal_protocol.frames import split_frame
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -190,6 +192,29 @@ async def test_nothing_is_left_of_a_client_that_goes_away(world: World) -> None:
         await client.send(0, {"x": row(0)})
         client.cancel()
         await check_ended(world, name)
+
+
+async def test_nothing_is_left_of_a_local_client_that_goes_away_while_it_is_not_read(
+    world: World,
+) -> None:
+    bound = item_streams.UNANSWERED_ITEMS
+    transport = connect(world.target, suffix=INFER)
+    assert transport is not None
+    stream: LocalControl[pb.InferRequest, pb.InferAnswer] = LocalControl(
+        transport, pb.InferAnswer.FromString
+    )
+    start = world.request(name="calls")
+    await stream.write([pb.InferRequest(start=start)])
+    (answer,) = await anext(stream.received())
+    for number in range(bound + 20):
+        (frame,) = frames_of(number, {"x": row(number)})
+        await stream.write([pb.InferRequest(frame=bytes(frame))])
+    jobs = world.coordinator.driver.state.jobs
+    async with asyncio.timeout(SECONDS):
+        while jobs[answer.started].spec.items < bound:
+            await asyncio.sleep(0.01)
+    await stream.close()
+    await check_ended(world, answer.started)
 
 
 async def test_a_client_is_read_no_further_than_the_bound(world: World) -> None:

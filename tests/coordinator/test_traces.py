@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.sdk.trace import TracerProvider
 
 from coordinator.scripted import connected, put_model
 from coordinator.world import World
-from shoal_coordinator.server import CoordinatorSettings, serving
+from shoal_coordinator.server import CoordinatorSettings, otlp, serving
 from shoal_protocol.channels import open_channel
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -139,3 +141,36 @@ async def test_spans_that_the_collector_does_not_take_are_counted(
         await world.submit()
         await world.ended()
     assert await exported(world) == (0, 2 * (1 + len(world.document.fragments)))
+
+
+async def test_a_collector_that_takes_spans_again_gets_those_that_came_since(
+    world: World, collector: Collector
+) -> None:
+    collector.status = 400
+    world.inputs(2)
+    spans = 2 * (1 + len(world.document.fragments))
+    async with connected(world.device("pi-4")):
+        await world.submit(name="first")
+        await world.ended("first")
+        assert await exported(world) == (0, spans)
+        collector.status = 200
+        await world.submit(name="second", outputs_uri=str(world.folder / "again"))
+        await world.ended("second")
+    assert await exported(world) == (spans, spans)
+
+
+def test_spans_whose_export_fails_in_another_way_are_lost_too(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("of a library")
+
+    monkeypatch.setattr(OTLPSpanExporter, "export", fail)
+    export = otlp.SpanExport(collector.url, lambda number, taken: None)
+    provider = TracerProvider()
+    provider.add_span_processor(export)
+    for _ in range(3):
+        provider.get_tracer("shoal").start_span("item").end()
+    export.flush()
+    assert export.numbers == (0, 3)
+    export.shutdown()

@@ -26,17 +26,20 @@ def read(reader: ItemReader, frame: Frame) -> CalledItem | None:
     return reader.add(*split_frame(bytes(frame)))
 
 
+@pytest.mark.parametrize("number", [0, 7, 2**64 - 1])
 @pytest.mark.parametrize(
     ("tensors", "whole"),
     [(SMALL, True), ({}, True), (LARGE, False), (TEXT, False), (SWAPPED, False)],
 )
-def test_an_item_comes_as_it_left(tensors: Mapping[str, Array], *, whole: bool) -> None:
+def test_an_item_comes_as_it_left(
+    tensors: Mapping[str, Array], number: int, *, whole: bool
+) -> None:
     reader = ItemReader(take_any, Limits())
-    *first, last = frames_of(7, tensors)
+    *first, last = frames_of(number, tensors)
     assert [read(reader, frame) for frame in first] == [None for _ in first]
     item = read(reader, last)
     assert item is not None
-    assert (item.number, item.whole) == (7, whole)
+    assert (item.number, item.whole) == (number, whole)
     assert item.tensors.keys() == tensors.keys()
     for name, array in tensors.items():
         np.testing.assert_array_equal(item.tensors[name], array)

@@ -113,6 +113,12 @@ async def test_a_coordinator_that_refuses_says_why(bench: Bench) -> None:
     await sent.close()
 
 
+@pytest.mark.parametrize(("item", "given"), [([X], "list"), (None, "NoneType"), ({1: X}, "int")])
+def test_what_is_no_item_is_named(item: Any, given: str) -> None:
+    with pytest.raises(TypeError, match=f"by the names of the model's inputs, not .*{given}"):
+        items.own_arrays(item)
+
+
 async def test_items_go_over_a_local_stream_and_nothing_is_left_of_it(tmp_path: Path) -> None:
     bench = Bench(tmp_path, local=True)
     start = submission(bench.document, tmp_path, tmp_path, name="model")

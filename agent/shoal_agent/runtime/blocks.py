@@ -141,14 +141,16 @@ class Blocks:
             return self
         return replace(self, blocks=blocks, prepared=tuple(models))
 
-    def unpacked_first(self, granted_bytes: int) -> "Blocks":
-        """The same, unpacked where that opens sooner, if there is room to open each packed later,
-        beside all that are open: without, a run takes about as long, or a fifth longer."""
-        if not self.prepared:
-            return self
+    def may_pack(self, granted_bytes: int) -> bool:
+        """Whether there is room to open each block packed, beside all that are open."""
         held = [block.held_bytes for block in self.blocks]
         opening = max(model.packed.opening_bytes for model in self.prepared)
-        if sum(held) + max(held) + opening > granted_bytes:
+        return sum(held) + max(held) + opening <= granted_bytes
+
+    def unpacked_first(self, granted_bytes: int) -> "Blocks":
+        """The same, unpacked where that opens sooner, if there is room to pack it later: without, a
+        run takes about as long, or a fifth longer."""
+        if not self.prepared or not self.may_pack(granted_bytes):
             return self
         chosen = (
             index
@@ -282,9 +284,9 @@ class BlockFragment:
                 read_in_no_huge_pages(block.weights)
 
     @property
-    def is_packed(self) -> bool:
-        """Whether each block is open as it runs fastest."""
-        return not self._source.unpacked
+    def may_pack(self) -> bool:
+        """Whether a block is left to `pack_one`, and what is granted now has room for it."""
+        return bool(self._source.unpacked) and self._source.may_pack(self._granted_bytes)
 
     def pack_one(self) -> None:
         """Open one more block as it runs fastest, between two runs. All is as before where that

@@ -142,7 +142,7 @@ class Runtime:
             blocks.check(granted_bytes)
         try:
             fragment = self._fragment(folder, blocks, granted_bytes, prepared, soon=soon)
-        except RuntimeFailed as error:
+        except (RuntimeFailed, OSError, ValueError) as error:
             if prepared == NOTHING_PREPARED:
                 raise
             # Its files may have made room for others meanwhile.
@@ -208,17 +208,17 @@ class Runtime:
         """Do a part of what was left when a grant was adopted: one block, and others for as long as
         an input may wait for them; whether there is more to do."""
         fragment, until = self._open.get(digest), perf_counter() + _PACKING_SECONDS
-        if not isinstance(fragment, BlockFragment) or fragment.is_packed:
+        if not isinstance(fragment, BlockFragment) or not fragment.may_pack:
             return False
         try:
             fragment.pack_one()
-            while not fragment.is_packed and perf_counter() < until:
+            while fragment.may_pack and perf_counter() < until:
                 fragment.pack_one()
         except (RuntimeFailed, OSError, ValueError) as error:
             log.warning("%s runs with blocks that are not packed: %s", short(digest), error)
             return False
         self._meter.give_back(still_in_use=True)
-        return not fragment.is_packed
+        return fragment.may_pack
 
     def run(  # noqa: PLR0913 - what is known of a run
         self,

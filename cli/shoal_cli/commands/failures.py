@@ -4,19 +4,17 @@ Every class named here carries a message that is meant for the user. Anything el
 program, and shows its traceback.
 """
 
-import errno
 import sys
 from typing import Final
 
 INTERRUPTED: Final = 130
-_CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def print_failure(error: Exception) -> int | None:
     """Print an error that the user can do something about; the exit status, None for any other."""
     # Imported where something has failed already: a command that works does not pay for it.
     from shoal_cli.local.runner import Interrupted
-    from shoal_cli.local.steps import StepCrashed
+    from shoal_cli.local.steps import CANNOT_WRITE, StepCrashed
     from shoal_cli.transfer.joined import CoordinatorAway
     from shoal_cli.transfer.places import TransferBroken
 
@@ -28,7 +26,7 @@ def print_failure(error: Exception) -> int | None:
         if error.filename is not None:
             title = "a file or folder cannot be used"
             text = f"{error.filename}: {error.strerror}"
-        elif error.errno in _CANNOT_WRITE:
+        elif error.errno in CANNOT_WRITE:
             title = "nothing more can be written"
             text = f"{error.strerror}: where the output goes, or on a disk"
         elif type(error) is OSError and error.errno is None:  # it says itself what is wrong

@@ -9,9 +9,15 @@ def count_items(order: CutOrder, inputs: tuple[TensorSpec, ...]) -> int | None:
     """What somebody said, else those in the folder of inputs, by its headers. None: nobody knows,
     since there is no folder yet or more come into it; also where its inputs are refused, of which
     the job says why, and where the objective does not ask."""
-    if order.items is not None or order.sample is None or order.follows or not order.goal.cold:
+    if order.sample is None or not are_counted(order):
         return order.items
     try:
         return len(scan_inputs(order.sample, inputs))
     except InputsRefused:
         return None
+
+
+def are_counted(order: CutOrder) -> bool:
+    """Whether a plan depends on how many items there are in the folder of inputs."""
+    is_open = order.items is None and not order.follows
+    return is_open and order.sample is not None and order.goal.cold

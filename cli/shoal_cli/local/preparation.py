@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from shoal_cli.local.counts import count_items
+from shoal_cli.local.counts import are_counted, count_items
 from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.cut_search import (
     PreparationRefused,
@@ -40,9 +40,6 @@ from shoal_protocol.partition import (
     document_to_json,
 )
 from shoal_protocol.threads import in_thread
-
-if TYPE_CHECKING:
-    pass
 
 _MODULE: Final = "shoal_cli.local.preparation"
 
@@ -160,7 +157,7 @@ def cut_into_store(
         replace_file(lost, json.dumps(base.rejected).encode())
         replace_file(path.with_name("source.json"), json.dumps(source).encode())
         answer["rejected"] = base.rejected
-    depends = depends_on_inputs(order, suited.profile) or order.items != asked.items
+    depends = depends_on_inputs(order, suited.profile) or are_counted(asked)
     remember(path, asked, inputs if depends else None, answer, base)
     return {"warm": warm, **answer}
 

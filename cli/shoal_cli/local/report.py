@@ -143,8 +143,8 @@ class Verification:
     worst_item: str
     agreements: int
     tolerance: float
-    different_items: int
-    matched_items: int
+    different_items: int = 0
+    matched_items: int = 0
     reference_items: int
     reference_abs_diff: float
     reference_rel_diff: float
@@ -310,6 +310,8 @@ def read_report(path: Path) -> RunReport:
         raise ReportRefused(f"{path} is no report: {where}: {first['msg']}") from error
     except ValueError as error:
         raise ReportRefused(f"{path} is no report: it is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ReportRefused(f"{path} is no report: it is nested too deeply") from error
 
 
 def write_report(report: RunReport, path: Path) -> None:

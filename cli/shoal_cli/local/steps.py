@@ -10,6 +10,7 @@ standard error is kept for the message if it crashes.
 import asyncio
 import contextlib
 import ctypes
+import errno
 import gc
 import json
 import os
@@ -24,6 +25,8 @@ Json = Mapping[str, Any]
 """What passes between a step and the process that started it."""
 Progress = Callable[[int, int], None]
 
+CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a disk says that takes no more."""
 _PR_SET_PDEATHSIG: Final = 1
 _LINE_BYTES: Final = 64 << 20
 _STOP_SECONDS: Final = 2.0
@@ -85,7 +88,8 @@ async def run_step(name: str, module: str, request: Json, on_progress: Progress)
 
 def serve(work: Callable[[Json, Progress], Json], refusals: tuple[type[Exception], ...]) -> None:
     """The process's side: do the work on the request, write progress and the result. Exceptions of
-    `refusals` become `StepRefused` on the other side; any other is a crash."""
+    `refusals` become `StepRefused` on the other side; any other is a crash, with a traceback unless
+    it is due to a disk."""
     end_with_parent()
     gc.freeze()  # what was imported stays: neither the work nor the end need look through it
     # Nothing but answers may go to standard output, whatever libraries print.
@@ -104,6 +108,11 @@ def serve(work: Callable[[Json, Progress], Json], refusals: tuple[type[Exception
         say({"result": result})
     except refusals as error:
         say({"refused": {"kind": type(error).__name__, "message": str(error)}})
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        place = "" if error.filename is None else f" to {error.filename}"
+        raise SystemExit(f"nothing more can be written{place}: {error.strerror}") from error
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:

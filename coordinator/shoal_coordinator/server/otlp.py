@@ -43,7 +43,7 @@ class SpanExport(BatchSpanProcessor):
 
     def flush(self) -> None:
         """Export what waits. A collector that does not take the first spans is given no others."""
-        self._collector.gives_up = True
+        self._collector.give_up_soon()
         try:
             self.force_flush()
         finally:
@@ -51,7 +51,7 @@ class SpanExport(BatchSpanProcessor):
 
     def shutdown(self) -> None:
         """As `flush`, for good."""
-        self._collector.gives_up = True
+        self._collector.give_up_soon()
         super().shutdown()  # type: ignore[no-untyped-call] # the SDK declares no type
 
 
@@ -66,13 +66,19 @@ class _Collector(SpanExporter):
         self.tried = self.delivered = self.lost = 0
         self.gives_up = False
 
+    def give_up_soon(self) -> None:
+        """Try no more once spans are not taken. What became of earlier ones says nothing."""
+        self._took_last = self.gives_up = True
+
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = SpanExportResult.FAILURE
-        if self._took_last or not self.gives_up:
-            result = self._exporter.export(spans)
-        self._took_last = result is SpanExportResult.SUCCESS
-        self.tried += len(spans)
-        self.count(len(spans), delivered=self._took_last)
+        try:
+            if self._took_last or not self.gives_up:
+                result = self._exporter.export(spans)
+        finally:
+            self._took_last = result is SpanExportResult.SUCCESS
+            self.tried += len(spans)
+            self.count(len(spans), delivered=self._took_last)
         return result
 
     def count(self, spans: int, *, delivered: bool) -> None:

@@ -40,6 +40,8 @@ CANCEL_SECONDS: Final = 5.0
 SHORTEST_INTERVAL_SECONDS: Final = 0.05
 LONGEST_INTERVAL_SECONDS: Final = 60.0
 WATCHERS: Final = 1024
+ABANDONED_SECONDS: Final = 1.0
+"""How often a local stream of items is looked at."""
 
 _CODES: Final = {
     Refusal.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
@@ -186,10 +188,18 @@ class CoordinatorService(CoordinatorServicer):
         async def write(answer: pb.InferAnswer) -> None:
             await stream.write((answer,))
 
+        serving = asyncio.create_task(self._infer(_until_gone(stream), write))
         try:
-            await self._infer(_until_gone(stream), write)
+            # While too many items have no answer, nobody reads that their client has gone.
+            while not (await asyncio.wait({serving}, timeout=ABANDONED_SECONDS))[0]:
+                if transport.is_abandoned:
+                    raise TransportBroken("the client has gone")
+            serving.result()
         except (_Refused, MessageTooLarge) as error:
             return str(error)
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
         return "the call has ended"
 
     async def _infer(self, requests: AsyncIterator[pb.InferRequest], write: Write) -> None:

@@ -15,6 +15,7 @@ stream leaves the loop to the others.
 import asyncio
 import logging
 import os
+import select
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -97,6 +98,13 @@ class LocalTransport:
         self._start = self._end = 0
         self._unread = 0
         """Bytes of the last payload that nobody has taken."""
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the other side has gone. Who reads learns that only behind all that has come."""
+        waiting = select.poll()
+        waiting.register(self._socket, 0)  # of a hang-up it always tells
+        return bool(waiting.poll(0))
 
     async def opened_by(self) -> str:
         """The device that the peer's `Opening` names. Raises `TransportBroken`,

@@ -34,7 +34,8 @@ def test_what_is_printed_goes_nowhere_where_the_output_is_closed(
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 0
-    assert sys.stdout.writable()
+    with sys.stdout as opened:
+        assert opened.writable()
 
 
 class Interrupting:

@@ -1,6 +1,7 @@
 """A step in a process of its own, with a real one."""
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ def work(request, progress):
         raise ValueError("node conv_3: no such operator")
     if request["do"] == "crash":
         sys.exit("out of luck")
+    if request["do"] == "fill":
+        os.write(os.open("/dev/full", os.O_WRONLY), b"x")
     if request["do"] == "die":
         os.kill(os.getpid(), 9)
     if request["do"] == "hang":
@@ -39,7 +42,7 @@ if __name__ == "__main__":
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "step_for_test.py").write_text(MODULE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return "step_for_test"
 
 
@@ -70,6 +73,16 @@ async def test_a_crash_comes_over_with_its_last_words(module: str) -> None:
         await run_step("s", module, {"do": "crash"}, lambda *done: None)
     with pytest.raises(StepCrashed, match="killed by SIGKILL"):
         await run_step("s", module, {"do": "die"}, lambda *done: None)
+
+
+async def test_a_full_disk_comes_over_without_a_traceback(module: str) -> None:
+    with pytest.raises(StepCrashed) as crashed:
+        await run_step("s", module, {"do": "fill"}, lambda *done: None)
+    assert str(crashed.value).splitlines() == [
+        "s exited with 1",
+        "libraries may print what they like",
+        "nothing more can be written: No space left on device",
+    ]
 
 
 async def test_a_cancelled_step_leaves_no_process(module: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The page as text: what it says, what it cannot be made to do, how large it gets."""
 
+import json
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cli.local.test_report import REPORT
 from cli.page.recorded import (
     HOSTILE,
     MIB,
@@ -140,6 +142,7 @@ def test_a_report_that_is_read_again_is_the_same(tmp_path: Path) -> None:
     [
         ("{", "it is not JSON"),
         ("[]", "is no report of version 2"),
+        ("[" * 200_000, "is nested too deeply"),
         ('{"version": 1}', "is no report of version 2"),
         ('{"version": 2, "seconds": "long"}', "is no report: "),
     ],
@@ -151,6 +154,16 @@ def test_a_file_that_is_no_report_is_refused_with_the_place(
     path.write_text(text)
     with pytest.raises(ReportRefused, match=why):
         read_report(path)
+
+
+def test_a_report_from_before_differences_were_counted_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_report(REPORT, path)
+    written = json.loads(path.read_text())
+    for field in ("different_items", "matched_items"):
+        del written["jobs"][0]["verification"][field]
+    path.write_text(json.dumps(written))
+    assert read_report(path) == REPORT
 
 
 def test_a_report_from_before_timelines_has_a_page(tmp_path: Path) -> None:

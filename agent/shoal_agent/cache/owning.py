@@ -1,0 +1,34 @@
+"""One process at a time has a cache folder: two would delete each other's files."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shoal_protocol.durable_files import NO_LOCKS
+
+
+class CacheInUse(Exception):
+    """Another agent has the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"{folder} is used by another agent, of this name most likely; stop that one, or give "
+            "this one another --name"
+        )
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Have the folder, which is made, until the end or the process's. Raises `CacheInUse`,
+    `OSError`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CacheInUse(folder) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise  # where there are none, nobody is kept away
+        yield

@@ -182,17 +182,22 @@ def closing(reason: str) -> Frame:
 
 
 def transfer_frames(
-    first: FrameHeader, buffers: Iterable[memoryview], total_bytes: int, frame_bytes: int
-) -> Iterator[Frame]:
+    first: FrameHeader, buffers: Sequence[memoryview], total_bytes: int, frame_bytes: int
+) -> Iterable[Frame]:
     """The frames of one transfer: `buffers` (bytes, `total_bytes` in all) cut every `frame_bytes`.
 
     `first` is the first frame's header, with its kind and its offset; the others get a bare one.
     """
     assert 0 < frame_bytes <= MAXIMUM_PAYLOAD_BYTES, f"frames of {frame_bytes} bytes"
-    if total_bytes <= frame_bytes:
-        first.last = True
-        yield Frame(first.SerializeToString(), tuple(buffers), total_bytes)
-        return
+    if total_bytes > frame_bytes:
+        return _cut(first, buffers, total_bytes, frame_bytes)
+    first.last = True
+    return [Frame(first.SerializeToString(), buffers, total_bytes)]
+
+
+def _cut(
+    first: FrameHeader, buffers: Sequence[memoryview], total_bytes: int, frame_bytes: int
+) -> Iterator[Frame]:
     transfer, offset = first.transfer, first.offset
     remaining = iter(buffers)
     current = memoryview(b"")

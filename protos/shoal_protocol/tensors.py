@@ -7,7 +7,7 @@ little-endian and row-major is copied once, into the frame. `assembly` is the wa
 
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, Self
@@ -93,10 +93,7 @@ class ActivationKey:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedActivation:
     """Tensors ready for a stream; `frames` gives them as often as wanted, iterating does so as
-    messages of gRPC.
-
-    A new try on the same stream needs a new number: `header.transfer`.
-    """
+    messages of gRPC."""
 
     header: pb.FrameHeader
     buffers: list[memoryview]
@@ -107,7 +104,10 @@ class EncodedActivation:
     def __iter__(self) -> Iterator[bytes]:
         return map(bytes, self.frames())
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self, transfer: int | None = None) -> Iterable[Frame]:
+        """`transfer` is another number: a new try on the same stream needs one."""
+        if transfer is not None:
+            self.header.transfer = transfer
         return transfer_frames(self.header, self.buffers, self.encoded_bytes, self.frame_bytes)
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from time import perf_counter
-from typing import Final
+from typing import Final, cast
 
 from shoal_protocol import eager
 from shoal_protocol.bulk.handlers import FrameHandler, ItemHandler
@@ -102,7 +102,9 @@ class BulkLink:
         self._numbers = count(1)
         # A write to a local stream costs so little that nobody waits for more to leave with it.
         self._pace = None if transport.local else Pace(LONGEST_SECONDS)
-        self._room = asyncio.Semaphore(WAITING_TRANSFERS)
+        self.broken: str | None = None
+        """Why the link has ended; None while it has not."""
+        self._room = asyncio.Event()
         self._waiting: deque[Outgoing] = deque()
         self._answers: deque[Frame] = deque()
         self._pushed = UnansweredFrames()
@@ -114,11 +116,6 @@ class BulkLink:
         self._watch: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
-
-    @property
-    def broken(self) -> str | None:
-        """Why the link has ended; None while it has not."""
-        return self._ended.result() if self._ended.done() else None
 
     async def run(self) -> str:
         """Serve the stream until it ends; why it did. Raises `MalformedFrame`."""
@@ -139,12 +136,13 @@ class BulkLink:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._transport.close()
-        return self._ended.result()
+        return self.broken or reason
 
     def end(self, reason: str) -> None:
         """End the link: what is on its way will not be acknowledged. `run` returns."""
-        if self._ended.done():
+        if self.broken is not None:
             return
+        self.broken = reason
         self._ended.set_result(reason)
         for outgoing in (*self._unanswered.values(), *self._waiting):
             outgoing.fail(reason)
@@ -152,7 +150,7 @@ class BulkLink:
         self._waiting.clear()
         self._answers.clear()
         self._pushed.drop()
-        self._room.release()
+        self._room.set()
         if self._watch is not None:
             self._watch.cancel()
 
@@ -161,21 +159,17 @@ class BulkLink:
     async def send(self, outbound: OutboundActivation) -> int:
         """Deliver; the bytes that it took on the wire. Raises `Undelivered`,
         `UnsupportedTensor`."""
-        encoded = await self._encode(outbound)
-
-        def frames(number: int) -> Iterable[Frame]:
-            encoded.header.transfer = number
-            return encoded.frames()
+        encoded, settle = await self._encode(outbound), outbound.settle
 
         def frames_from_disk(number: int) -> AsyncIterator[Frame]:
-            assert outbound.settle is not None, "it is on disk"
-            return read_in_thread(frames(number), outbound.settle)
+            assert settle is not None, "it is on disk"
+            return read_in_thread(encoded.frames(number), settle)
 
         started, delay = perf_counter(), 0.02
         while True:
             begun = perf_counter()
-            if outbound.settle is None:
-                outgoing = await self.enqueue(frames, size=encoded.encoded_bytes)
+            if settle is None:
+                outgoing = await self.enqueue(encoded.frames, size=encoded.encoded_bytes)
             else:
                 outgoing = await self.enqueue(frames_from_disk)
             answer = await outgoing.answered
@@ -192,7 +186,7 @@ class BulkLink:
         """Seconds to the other side and back, for so many bytes that leave when it is their turn,
         at most `PING_BYTES`. Raises `Undelivered`."""
         frame = partial(ping, payload=os.urandom(size), answer_bytes=answer_bytes)
-        outgoing = await self.enqueue(lambda number: (frame(number),), size=size)
+        outgoing = await self.enqueue(lambda number: [frame(number)], size=size)
         await outgoing.answered
         return perf_counter() - outgoing.left_at
 
@@ -206,15 +200,20 @@ class BulkLink:
         """Have a transfer sent once (see `Outgoing`), when there is room for it and it is its turn.
         Raises `Undelivered`; so does waiting for `answered`."""
         if len(self._waiting) >= WAITING_TRANSFERS:
-            self._traffic.full_queues += 1
-        await self._room.acquire()
+            await self._wait_for_room()
         if self.broken is not None:
-            self._room.release()  # wakes the next that waits
             raise Undelivered(self.broken)
         outgoing = Outgoing(next(self._numbers), frames, size)
         self._waiting.append(outgoing)
         self._wake()
         return outgoing
+
+    async def _wait_for_room(self) -> None:
+        """Returns when fewer than `WAITING_TRANSFERS` wait, or the link has ended."""
+        self._traffic.full_queues += 1
+        while len(self._waiting) >= WAITING_TRANSFERS:
+            self._room.clear()
+            await self._room.wait()
 
     def answer(self, frame: Frame) -> None:
         """Send an acknowledgement, as soon as a frame can leave."""
@@ -227,7 +226,7 @@ class BulkLink:
         never will. Whoever calls bounds how many wait. Raises `Undelivered`."""
         if self.broken is not None:
             raise Undelivered(self.broken)
-        self._pushed.put(frame, left)
+        self._pushed.append(Unanswered(frame, left))
         self._wake()
 
     def on_end(self, act: Callable[[str], None]) -> None:
@@ -247,8 +246,10 @@ class BulkLink:
             bfloat16=outbound.bfloat16,
             frame_bytes=self._transport.frame_bytes,
         )
-        size = sum([tensor.nbytes for tensor in outbound.tensors.values()])
-        text = any([tensor.dtype.kind in "OU" for tensor in outbound.tensors.values()])
+        size, text = 0, False
+        for tensor in outbound.tensors.values():
+            size += tensor.nbytes
+            text = text or tensor.dtype.kind in "OU"
         quick = (fast and not text) or size < _ENCODE_IN_THREAD_FROM_BYTES
         encoded = encode() if quick and outbound.settle is None else await in_thread(encode)
         encoded.header.activation.ticket = outbound.ticket
@@ -262,9 +263,10 @@ class BulkLink:
             # What is alone leaves at once; where more is under way, the next of this turn join it.
             alone = not (self._left_at_once or self._unanswered)
             if alone and len(self._waiting) + len(self._answers) + len(self._pushed) == 1:
-                self._left_at_once = True
                 self._writer = eager.begin(self._write_all())
-                self._loop.call_soon(self._end_turn)
+                if not self._unanswered:
+                    self._left_at_once = True
+                    self._loop.call_soon(self._end_turn)
             else:
                 self._writer = asyncio.create_task(self._write_all())
             if self._watch is None:
@@ -310,17 +312,17 @@ class BulkLink:
             if room < 0:
                 break
             if (outgoing := self._next()) is not None:
-                made = outgoing.frames(outgoing.number)
-                assert not isinstance(made, AsyncIterator), "what has a size is at hand"
                 transfers.append(outgoing)
-                frames += made
+                # What has a size is at hand.
+                frames += cast("Iterable[Frame]", outgoing.frames(outgoing.number))
         if self._pace is not None:
             self._pace.leave(len(frames))
         try:
             if frames:
                 await self._write(frames)
         finally:
-            self._pushed.end(pushed)
+            for each in pushed:
+                each.left()
         for outgoing in transfers:
             outgoing.written_at = perf_counter()
 
@@ -339,8 +341,9 @@ class BulkLink:
 
     def _next(self) -> Outgoing | None:
         """The transfer whose turn it is; None: its sender has given it up."""
-        self._room.release()
         outgoing = self._waiting.popleft()
+        if len(self._waiting) == WAITING_TRANSFERS // 2:
+            self._room.set()
         if outgoing.answered.cancelled():
             return None
         self._unanswered[outgoing.number] = outgoing

@@ -31,9 +31,7 @@ class Outgoing:
     number: int
     frames: Frames
     size: float
-    answered: asyncio.Future[Acknowledgement] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    answered: asyncio.Future[Acknowledgement] = field(default_factory=asyncio.Future)
     left_at: float = math.inf
     written_at: float = math.inf
 
@@ -61,34 +59,20 @@ class Unanswered(NamedTuple):
     left: Callable[[], None]
 
 
-class UnansweredFrames:
+class UnansweredFrames(deque[Unanswered]):
     """Those that wait for a link, in order."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Unanswered] = deque()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def put(self, frame: Frame, left: Callable[[], None]) -> None:
-        self._waiting.append(Unanswered(frame, left))
 
     def take(self, count: int, size: int) -> list[Unanswered]:
         """The next, at most so many with so many bytes; one alone may be larger."""
         taken: list[Unanswered] = []
-        while self._waiting and len(taken) < count:
-            size -= self._waiting[0].frame.size
+        while self and len(taken) < count:
+            size -= self[0].frame.size
             if size < 0 and taken:
                 break
-            taken.append(self._waiting.popleft())
+            taken.append(self.popleft())
         return taken
-
-    def end(self, taken: list[Unanswered]) -> None:
-        """These have left, or never will."""
-        for each in taken:
-            each.left()
 
     def drop(self) -> None:
         """The link has ended."""
-        while self._waiting:
-            self._waiting.popleft().left()
+        while self:
+            self.popleft().left()

@@ -3,7 +3,8 @@
 The receiver trusts nothing: counts are bounded, shape times element size must be the decoded size
 that the header states, the sum must be within the receiver's limit, all before anything is
 allocated; offsets must be contiguous. Then there is one allocation and one copy (out of the frame
-into the array); what is encoded is received beside it and decoded at the end.
+into the array); what is encoded is received beside it and decoded at the end. What needs neither
+decoding nor a check, and is whole in one frame, may stay there.
 """
 
 import math
@@ -40,7 +41,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedActivation:
-    """One complete transfer. The arrays share one buffer, each at a multiple of 64 bytes."""
+    """One complete transfer. The arrays share one buffer, each where its type may begin."""
 
     transfer: int
     key: ActivationKey
@@ -153,6 +154,32 @@ class ActivationAssembler:
         except TransferError as error:
             self._refuse(header, error)
             raise
+
+    def whole(self, header: pb.FrameHeader) -> bool:
+        """Whether the frame that `begin` has accepted holds its whole transfer, as arrays have
+        it."""
+        current = self._current
+        assert current is not None, "begin comes first"
+        return header.last and not current.filled and not current.bytes_to_decode
+
+    def keep(self, header: pb.FrameHeader, payload: memoryview) -> ReceivedActivation | None:
+        """`fill` for a frame that is `whole`: its payload becomes the arrays' memory, where each of
+        them may begin where it lies."""
+        current = self._current
+        assert current is not None, "begin comes first"
+        if len(payload) == current.size:
+            arrays: dict[str, Array] = {}
+            start = 0
+            for tensor in current.tensors:
+                dtype = DTYPES[tensor.data_type]
+                arrays[tensor.name] = array = np.ndarray(tensor.shape, dtype, payload, start)
+                if not array.flags.aligned:
+                    break
+                start += tensor.decoded_bytes
+            else:
+                self._current = None
+                return _received(current, arrays)
+        return self.fill(header, payload)
 
     def complete(self, header: pb.FrameHeader) -> ReceivedActivation | None:
         """A frame's payload is in its targets; the activation when that was the last one."""
@@ -328,13 +355,18 @@ def _next_targets(current: _Transfer, size: int) -> list[memoryview]:
 
 
 def _finish(current: _Transfer) -> ReceivedActivation:
-    activation, array = current.activation, current.array
+    array = current.array
     assert array is not None, "it has been filled"
+    return _received(current, {tensor.name: _array(tensor, array) for tensor in current.tensors})
+
+
+def _received(current: _Transfer, tensors: dict[str, Array]) -> ReceivedActivation:
+    activation = current.activation
     return ReceivedActivation(
         transfer=current.number,
         key=ActivationKey.of(activation.key),
         device=activation.device,
-        tensors={tensor.name: _array(tensor, array) for tensor in current.tensors},
+        tensors=tensors,
         decoded_bytes=current.decoded_bytes,
         encoded_bytes=current.size,
     )

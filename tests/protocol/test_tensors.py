@@ -163,6 +163,17 @@ def test_every_frame_of_a_transfer_is_what_protobuf_writes() -> None:
         assert pb.Frame.FromString(message).SerializeToString() == message
 
 
+@given(st.integers(0, 2**64 - 1), st.text(max_size=150), st.integers(1, 40_000))
+def test_the_payload_of_a_transfer_of_one_frame_begins_where_an_array_may(
+    transfer: int, device: str, size: int
+) -> None:
+    tensors = {"x": np.zeros(size, np.uint8)}
+    (message,) = encode_activation(KEY, device, tensors, transfer=transfer)
+    _, payload = split_frame(message)
+    assert len(payload) == size
+    assert (len(message) - size) % 16 == 0
+
+
 def test_a_relay_changes_the_number_and_not_the_payload() -> None:
     tensors = {"x": np.arange(1000)}
     relayed = []

@@ -31,7 +31,7 @@ from shoal_protocol.bulk.outgoing import Traffic as Traffic  # noqa: PLC0414 (as
 from shoal_protocol.bulk.outgoing import Unanswered, UnansweredFrames
 from shoal_protocol.bulk.outgoing import Undelivered as Undelivered  # noqa: PLC0414 (as well)
 from shoal_protocol.bulk.sources import Frames, each, read_in_thread
-from shoal_protocol.bulk.transport import Payload, Received, Transport, TransportBroken
+from shoal_protocol.bulk.transport import Received, Transport, TransportBroken
 from shoal_protocol.codecs import LinkCodec
 from shoal_protocol.frames import FRAMES_TOGETHER, Frame, MalformedFrame, acknowledgement, ping
 from shoal_protocol.pacing import LONGEST_SECONDS, Pace
@@ -278,7 +278,8 @@ class BulkLink:
     async def _write_all(self) -> None:
         try:
             while self._answers or self._pushed or self._waiting:
-                if self._next_is_small:
+                # Whatever is small leaves as one message.
+                if self._answers or self._pushed or self._waiting[0].size <= _SMALL_BYTES:
                     await self._write_together()
                 elif (outgoing := self._next()) is not None:
                     await self._write_transfer(outgoing)
@@ -289,11 +290,6 @@ class BulkLink:
             raise
         finally:
             self._writing = False
-
-    @property
-    def _next_is_small(self) -> bool:
-        """Whether what leaves next leaves as one message."""
-        return bool(self._answers or self._pushed) or self._waiting[0].size <= _SMALL_BYTES
 
     async def _write_together(self) -> None:
         """Acknowledgements, items and small transfers, in one message."""
@@ -351,8 +347,10 @@ class BulkLink:
         return outgoing
 
     def _take_answers(self) -> list[Frame]:
-        together = min(len(self._answers), FRAMES_TOGETHER)
-        return [self._answers.popleft() for _ in range(together)]
+        taken: list[Frame] = []
+        while self._answers and len(taken) < FRAMES_TOGETHER:
+            taken.append(self._answers.popleft())
+        return taken
 
     async def _write(self, frames: Sequence[Frame]) -> None:
         self._writing_since = perf_counter()
@@ -415,19 +413,16 @@ class BulkLink:
                     raise MalformedFrame("items where none belong")
                 self._items_came = True
                 await self._items.take_items(header.items, frame.payload)
+            case _ if self._handler is None:
+                raise MalformedFrame("a transfer where only acknowledgements belong")
             case _:
-                await self._take(header, frame.payload)
+                if (answer := await self._handler.take(header, frame.payload)) is not None:
+                    self._answers.append(answer)
 
     def _take_answer(self, header: FrameHeader) -> None:
         outgoing = self._unanswered.pop(header.transfer, None)
         if outgoing is not None and not outgoing.answered.done():
             outgoing.answered.set_result(header.acknowledgement)
-
-    async def _take(self, header: FrameHeader, payload: Payload) -> None:
-        if self._handler is None:
-            raise MalformedFrame("a transfer where only acknowledgements belong")
-        if (answer := await self._handler.take(header, payload)) is not None:
-            self._answers.append(answer)
 
     async def _acknowledge(self) -> None:
         """Write acknowledgements here where nothing else is under way: a task of its own would cost

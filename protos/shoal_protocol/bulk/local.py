@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from shoal_protocol.bulk.transport import Received, TransportBroken
@@ -208,7 +209,8 @@ class LocalTransport:
             held = self._end - self._start
             self._buffer[:held] = bytes(self._buffer[self._start : self._end])
             self._start, self._end = 0, held
-        count = await self._receive([self._buffer[self._end :]])
+        into = self._buffer[self._end :]
+        count = await self._reading.do(partial(self._socket.recv_into, into))
         self._end += count
         if not count and (self._end or self._unread):
             raise TransportBroken("the stream ended within a frame")
@@ -257,7 +259,7 @@ class _Arriving:
         self.size = size
 
     async def read(self) -> memoryview:
-        view = memoryview(bytearray(self.size))
+        view = np.empty(self.size, np.uint8).data
         await self._transport.take([view])
         return view
 

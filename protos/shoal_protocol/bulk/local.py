@@ -283,7 +283,7 @@ class _Calls:
         self._made: Prompt[int] | None = None
         self._registered = self._closed = False
 
-    async def do(self, call: Callable[[], int]) -> int:
+    def do(self, call: Callable[[], int]) -> Awaitable[int]:
         """Make a call that does not block; what it returns. Raises `TransportBroken`."""
         if self._closed:
             raise TransportBroken("closed")
@@ -292,13 +292,11 @@ class _Calls:
         if not self._registered:
             self._registered = True
             self._add(self._number, self._ready)
-        try:
-            return await made
-        finally:
-            self._call = None  # it has memory that is not the link's
+        return made
 
     def close(self) -> None:
         self._closed = True
+        self._call = None
         self._unregister()
         if self._made is not None and not self._made.done():
             self._made.set_exception(TransportBroken("closed"))
@@ -307,6 +305,7 @@ class _Calls:
     def _ready(self) -> None:
         made, call = self._made, self._call
         if made is None or call is None or made.done():
+            self._call = None
             self._unregister()  # nobody waits now
             return
         try:
@@ -316,6 +315,7 @@ class _Calls:
         except OSError as error:
             made.set_exception(_gone(error))
             return
+        self._call = None  # it has memory that is not the link's
         made.give(count)
 
     def _unregister(self) -> None:

@@ -110,7 +110,7 @@ class BulkLink:
         self._pushed = UnansweredFrames()
         self._answers_together = _LOCAL_ANSWERS if transport.local else FRAMES_TOGETHER
         self._unanswered: dict[int, Outgoing] = {}
-        self._writer: asyncio.Task[None] | None = None
+        self._writer: eager.Running[None] | None = None
         self._writing = self._left_at_once = self._items_came = False
         self._writing_since = math.inf
         self._watch: asyncio.TimerHandle | None = None
@@ -119,22 +119,23 @@ class BulkLink:
 
     async def run(self) -> str:
         """Serve the stream until it ends; why it did. Raises `MalformedFrame`."""
-        reading = asyncio.create_task(self._read(), name="bulk reader")
+        reading = eager.start(self._read())
+        assert reading is not None, "it waits for a turn before all else"
         reason = "closed"
         try:
-            await asyncio.wait((reading, self._ended), return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                reason = reading.result()
+            await asyncio.wait((reading.ended, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if reading.ended.done():
+                reason = reading.ended.result()
                 await self._flush_answers()
         except MalformedFrame as error:
             reason = str(error)
             raise
         finally:
             self.end(reason)
-            tasks = [task for task in (reading, self._writer) if task is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            running = [each for each in (reading, self._writer) if each is not None]
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*(each.ended for each in running), return_exceptions=True)
             await self._transport.close()
         return self.broken or reason
 
@@ -203,7 +204,8 @@ class BulkLink:
             await self._wait_for_room()
         if self.broken is not None:
             raise Undelivered(self.broken)
-        outgoing = Outgoing(next(self._numbers), frames, size)
+        answered: eager.Prompt[Acknowledgement] = eager.Prompt(loop=self._loop)
+        outgoing = Outgoing(next(self._numbers), frames, size, answered)
         self._waiting.append(outgoing)
         self._wake()
         return outgoing
@@ -263,14 +265,17 @@ class BulkLink:
             # What is alone leaves at once; where more is under way, the next of this turn join it.
             alone = not (self._left_at_once or self._unanswered)
             if alone and len(self._waiting) + len(self._answers) + len(self._pushed) == 1:
-                self._writer = eager.begin(self._write_all())
+                self._begin_writing()
                 if not self._unanswered:
                     self._left_at_once = True
                     self._loop.call_soon(self._end_turn)
             else:
-                self._writer = asyncio.create_task(self._write_all())
+                self._loop.call_soon(self._begin_writing)
             if self._watch is None:
                 self._watch_progress()
+
+    def _begin_writing(self) -> None:
+        self._writer = eager.start(self._write_all())
 
     def _end_turn(self) -> None:
         self._left_at_once = False
@@ -282,7 +287,9 @@ class BulkLink:
                 if self._answers or self._pushed or self._waiting[0].size <= _SMALL_BYTES:
                     await self._write_together()
                 elif (outgoing := self._next()) is not None:
-                    await self._write_transfer(outgoing)
+                    # What is yet to come may wait for it as only a task can.
+                    work = self._write_transfer(outgoing)
+                    await (work if outgoing.size < math.inf else asyncio.create_task(work))
         except TransportBroken as error:
             self.end(str(error))
         except Exception as error:
@@ -333,7 +340,7 @@ class BulkLink:
     async def _flush_answers(self) -> None:
         """The other side has ended its direction: it may still wait for acknowledgements."""
         if self._writer is not None and not self._waiting and not self._unanswered:
-            await asyncio.wait((self._writer,), timeout=STEP_SECONDS)
+            await asyncio.wait((self._writer.ended,), timeout=STEP_SECONDS)
 
     def _next(self) -> Outgoing | None:
         """The transfer whose turn it is; None: its sender has given it up."""
@@ -381,6 +388,7 @@ class BulkLink:
 
     async def _read(self) -> str:
         """Handle what the other side sends until it ends; why it did."""
+        await asyncio.sleep(0)
         try:
             async for frames in self._transport.received():
                 for frame in frames:
@@ -422,7 +430,7 @@ class BulkLink:
     def _take_answer(self, header: FrameHeader) -> None:
         outgoing = self._unanswered.pop(header.transfer, None)
         if outgoing is not None and not outgoing.answered.done():
-            outgoing.answered.set_result(header.acknowledgement)
+            outgoing.answered.give(header.acknowledgement)
 
     async def _acknowledge(self) -> None:
         """Write acknowledgements here where nothing else is under way: a task of its own would cost

@@ -1,14 +1,14 @@
 """What waits for a link, or is under way on it: transfers that are answered, and frames that are
 not; and what links have carried."""
 
-import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoal_protocol.bulk.sources import Frames
+from shoal_protocol.eager import Prompt
 from shoal_protocol.frames import Frame
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
@@ -31,7 +31,7 @@ class Outgoing:
     number: int
     frames: Frames
     size: float
-    answered: asyncio.Future[Acknowledgement] = field(default_factory=asyncio.Future)
+    answered: Prompt[Acknowledgement]
     left_at: float = math.inf
     written_at: float = math.inf
 

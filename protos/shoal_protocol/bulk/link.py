@@ -17,8 +17,7 @@ import asyncio
 import math
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -26,21 +25,19 @@ from typing import Final, cast
 
 from shoal_protocol import eager
 from shoal_protocol.bulk.handlers import FrameHandler, ItemHandler
-from shoal_protocol.bulk.outgoing import Outgoing as Outgoing  # noqa: PLC0414 (offered from here)
+from shoal_protocol.bulk.outgoing import (
+    OutboundActivation as OutboundActivation,  # noqa: PLC0414 (offered from here)
+)
+from shoal_protocol.bulk.outgoing import Outgoing as Outgoing  # noqa: PLC0414 (as well)
 from shoal_protocol.bulk.outgoing import Traffic as Traffic  # noqa: PLC0414 (as well)
 from shoal_protocol.bulk.outgoing import Unanswered, UnansweredFrames
 from shoal_protocol.bulk.outgoing import Undelivered as Undelivered  # noqa: PLC0414 (as well)
-from shoal_protocol.bulk.sources import Frames, each, read_in_thread
+from shoal_protocol.bulk.sources import Frames, read_in_thread
 from shoal_protocol.bulk.transport import Received, Transport, TransportBroken
 from shoal_protocol.codecs import LinkCodec
 from shoal_protocol.frames import FRAMES_TOGETHER, Frame, MalformedFrame, acknowledgement, ping
 from shoal_protocol.pacing import LONGEST_SECONDS, Pace
-from shoal_protocol.tensors import (
-    ActivationKey,
-    Array,
-    EncodedActivation,
-    encode_activation,
-)
+from shoal_protocol.tensors import EncodedActivation, encode_activation
 from shoal_protocol.threads import in_thread
 from shoal_protocol.v1.tensors_pb2 import NONE, Acknowledgement, FrameHeader
 
@@ -60,24 +57,6 @@ _LOCAL_ANSWERS: Final = 8
 """Acknowledgements that leave together where a write costs little: a sender that waits for them
 continues while the rest of what came with them is still being taken."""
 _ENCODE_IN_THREAD_FROM_BYTES: Final = 64 << 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboundActivation:
-    """What is to be sent: tensors on one edge, and the device they are for (empty: a result).
-
-    `lossy` permits float16; `bfloat16` names the uint16 arrays that are that; `ticket` shows the
-    receiver that the coordinator has asked for this transfer. `settle` is there where reading the
-    tensors may wait for a disk: it lets go of the pages that were read for a frame.
-    """
-
-    key: ActivationKey
-    device: str
-    tensors: Mapping[str, Array]
-    lossy: bool = False
-    bfloat16: frozenset[str] = frozenset()
-    ticket: bytes = b""
-    settle: Callable[[], None] | None = None
 
 
 class BulkLink:
@@ -331,11 +310,19 @@ class BulkLink:
 
     async def _write_transfer(self, outgoing: Outgoing) -> None:
         frames = outgoing.frames(outgoing.number)
-        async for frame in frames if isinstance(frames, AsyncIterator) else each(frames):
-            await self._write((frame,))
-            while self._answers:
-                await self._write(self._take_answers())
+        if isinstance(frames, AsyncIterator):
+            async for frame in frames:
+                await self._write_frame(frame)
+        else:
+            for frame in frames:
+                await self._write_frame(frame)
         outgoing.written_at = perf_counter()
+
+    async def _write_frame(self, frame: Frame) -> None:
+        """One of a large transfer, and the acknowledgements that have gathered."""
+        await self._write((frame,))
+        while self._answers:
+            await self._write(self._take_answers())
 
     async def _flush_answers(self) -> None:
         """The other side has ended its direction: it may still wait for acknowledgements."""

@@ -161,7 +161,7 @@ class LocalTransport:
 
     def _at_hand(self) -> Iterator[Received]:
         """The frames of which at least the header is in the buffer."""
-        while (received := self._next()) is not None:
+        while self._start < self._end and (received := self._next()) is not None:
             yield received
 
     def _next(self) -> Received | None:

@@ -3,13 +3,14 @@ not; and what links have carried."""
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoal_protocol.bulk.sources import Frames
 from shoal_protocol.eager import Prompt
 from shoal_protocol.frames import Frame
+from shoal_protocol.tensors import ActivationKey, Array
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 
@@ -19,6 +20,24 @@ class Undelivered(Exception):
     def __init__(self, reason: str, outcome: Acknowledgement.Outcome | None = None) -> None:
         super().__init__(reason)
         self.outcome = outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboundActivation:
+    """What is to be sent: tensors on one edge, and the device they are for (empty: a result).
+
+    `lossy` permits float16; `bfloat16` names the uint16 arrays that are that; `ticket` shows the
+    receiver that the coordinator has asked for this transfer. `settle` is there where reading the
+    tensors may wait for a disk: it lets go of the pages that were read for a frame.
+    """
+
+    key: ActivationKey
+    device: str
+    tensors: Mapping[str, Array]
+    lossy: bool = False
+    bfloat16: frozenset[str] = frozenset()
+    ticket: bytes = b""
+    settle: Callable[[], None] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -140,9 +140,12 @@ class GrpcTransport:
 
 def read_message(message: bytes) -> Iterator[Received]:
     """The frames of one message of gRPC. Raises `MalformedFrame`."""
-    for frame in frames_in(message):
-        header, payload = split_frame(frame)
-        yield Received(header, Held(payload), header.ByteSize() + len(payload))
+    return map(_read_frame, frames_in(message))
+
+
+def _read_frame(frame: bytes) -> Received:
+    header, payload = split_frame(frame)
+    return Received(header, Held(payload), header.ByteSize() + len(payload))
 
 
 def describe(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from ctypes import addressof, c_char
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +39,7 @@ class Limits:
     name_bytes: int = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedActivation:
+class ReceivedActivation(NamedTuple):
     """One complete transfer. The arrays share one buffer, each where its type may begin."""
 
     transfer: int

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,8 +62,7 @@ class UnsupportedTensor(TypeError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationKey:
+class ActivationKey(NamedTuple):
     """Names the tensors on one edge of a job's graph, for one item (see `v1/tensors.proto`)."""
 
     job: str

@@ -6,7 +6,6 @@ import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -155,7 +154,7 @@ async def test_what_is_sent_from_disk_has_little_more_than_a_frame_in_memory(
 
     tensors = {"x": np.frombuffer(mapping, np.uint8)}
     async with serving(sender, receiver):
-        await sender.send(replace(outbound(), tensors=tensors, settle=settle))
+        await sender.send(outbound()._replace(tensors=tensors, settle=settle))
     assert len(taker.taken) == 1
     assert 0 < most <= 4 * MAXIMUM_PAYLOAD_BYTES
 
@@ -181,7 +180,7 @@ async def test_much_text_is_encoded_beside_the_event_loop(joined: Joined) -> Non
 
     texts = np.array([Text("text")] * 10_000, object)
     async with serving(sender, receiver):
-        await sender.send(replace(outbound(), tensors={"x": texts}))
+        await sender.send(outbound()._replace(tensors={"x": texts}))
     assert (taker.taken[0].tensors["x"] == texts).all()
     assert encoders
     assert threading.get_ident() not in encoders

@@ -22,8 +22,7 @@ class Undelivered(Exception):
         self.outcome = outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboundActivation:
+class OutboundActivation(NamedTuple):
     """What is to be sent: tensors on one edge, and the device they are for (empty: a result).
 
     `lossy` permits float16; `bfloat16` names the uint16 arrays that are that; `ticket` shows the

@@ -226,6 +226,22 @@ async def test_a_full_queue_makes_senders_wait_and_is_counted() -> None:
         await asyncio.wait_for(asyncio.gather(*sending), 10)
 
 
+async def test_who_waits_for_room_is_not_overtaken_for_ever(joined: Joined) -> None:
+    """Senders that go on as soon as they are answered always find a place that has just left."""
+    _, sender, _, receiver = joined
+    sent = [0] * (2 * WAITING_TRANSFERS)
+
+    async def send(number: int) -> None:
+        while min(sent) < 3:
+            outgoing = await sender.enqueue(lambda number: (ping(number),), size=1)
+            await outgoing.answered
+            sent[number] += 1
+
+    async with serving(sender, receiver):
+        await asyncio.wait_for(asyncio.gather(*map(send, range(len(sent)))), 10)
+    assert max(sent) < 20
+
+
 @pytest.mark.parametrize("size", [100, 1 << 20])
 async def test_a_transfer_that_is_alone_leaves_at_once(size: int, joined: Joined) -> None:
     pipe, sender, _, receiver = joined

@@ -90,7 +90,7 @@ class BulkLink:
         self._answers_together = _LOCAL_ANSWERS if transport.local else FRAMES_TOGETHER
         self._unanswered: dict[int, Outgoing] = {}
         self._writer: eager.Running[None] | None = None
-        self._writing = self._left_at_once = self._items_came = False
+        self._writing = self._left_at_once = self._items_came = self._full = False
         self._writing_since = math.inf
         self._watch: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -130,6 +130,7 @@ class BulkLink:
         self._waiting.clear()
         self._answers.clear()
         self._pushed.drop()
+        self._full = False
         self._room.set()
         if self._watch is not None:
             self._watch.cancel()
@@ -179,7 +180,7 @@ class BulkLink:
     async def enqueue(self, frames: Frames, *, size: float = math.inf) -> Outgoing:
         """Have a transfer sent once (see `Outgoing`), when there is room for it and it is its turn.
         Raises `Undelivered`; so does waiting for `answered`."""
-        if len(self._waiting) >= WAITING_TRANSFERS:
+        if self._full or len(self._waiting) >= WAITING_TRANSFERS:
             await self._wait_for_room()
         if self.broken is not None:
             raise Undelivered(self.broken)
@@ -190,9 +191,11 @@ class BulkLink:
         return outgoing
 
     async def _wait_for_room(self) -> None:
-        """Returns when fewer than `WAITING_TRANSFERS` wait, or the link has ended."""
+        """Returns when there is room, or the link has ended. Once it is full, whoever comes waits
+        until half has left: so nobody who waits is overtaken for ever."""
         self._traffic.full_queues += 1
-        while len(self._waiting) >= WAITING_TRANSFERS:
+        while self._full or len(self._waiting) >= WAITING_TRANSFERS:
+            self._full = True
             self._room.clear()
             await self._room.wait()
 
@@ -332,7 +335,8 @@ class BulkLink:
     def _next(self) -> Outgoing | None:
         """The transfer whose turn it is; None: its sender has given it up."""
         outgoing = self._waiting.popleft()
-        if len(self._waiting) == WAITING_TRANSFERS // 2:
+        if self._full and len(self._waiting) <= WAITING_TRANSFERS // 2:
+            self._full = False
             self._room.set()
         if outgoing.answered.cancelled():
             return None

@@ -371,6 +371,17 @@ async def test_acknowledgements_leave_before_a_stream_whose_other_side_has_finis
     assert len(taker.taken) == 1
 
 
+async def test_what_waits_for_a_turn_leaves_before_such_a_stream_as_well(joined: Joined) -> None:
+    pipe, link, _, _ = joined
+    running = asyncio.create_task(link.run())
+    await asyncio.sleep(0)
+    link.push(ping(1), lambda: None)
+    link.answer(acknowledgement(7))
+    pipe.incoming.put_nowait(None)
+    assert await asyncio.wait_for(running, 10) == "the other side has closed the stream"
+    assert pipe.written == [bytes(ping(1)), bytes(acknowledgement(7))]
+
+
 async def test_where_only_acknowledgements_belong_a_transfer_ends_the_stream() -> None:
     pipe = Pipe()
     link = BulkLink(pipe)

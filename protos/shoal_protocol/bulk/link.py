@@ -246,24 +246,21 @@ class BulkLink:
             self._writing = True
             # What is alone leaves at once; where more is under way, the next of this turn join it.
             alone = not (self._left_at_once or self._unanswered)
-            if alone and len(self._waiting) + len(self._answers) + len(self._pushed) == 1:
-                self._begin_writing()
-                if not self._unanswered:
-                    self._left_at_once = True
-                    self._loop.call_soon(self._end_turn)
-            else:
-                self._loop.call_soon(self._begin_writing)
+            alone = alone and len(self._waiting) + len(self._answers) + len(self._pushed) == 1
+            self._writer = eager.start(self._write_all(at_once=alone))
+            if alone and not self._unanswered:
+                self._left_at_once = True
+                self._loop.call_soon(self._end_turn)
             if self._watch is None:
                 self._watch_progress()
-
-    def _begin_writing(self) -> None:
-        self._writer = eager.start(self._write_all())
 
     def _end_turn(self) -> None:
         self._left_at_once = False
 
-    async def _write_all(self) -> None:
+    async def _write_all(self, *, at_once: bool) -> None:
         try:
+            if not at_once:
+                await asyncio.sleep(0)
             while self._answers or self._pushed or self._waiting:
                 # Whatever is small leaves as one message.
                 if self._answers or self._pushed or self._waiting[0].size <= _SMALL_BYTES:

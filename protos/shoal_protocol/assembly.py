@@ -128,7 +128,7 @@ class ActivationAssembler:
         """`feed` for a frame that is split already."""
         if not self.begin(header):
             return None
-        return (self.keep if self.whole(header) else self.fill)(header, payload)
+        return (self.keep if self.whole(header, len(payload)) else self.fill)(header, payload)
 
     def begin(self, header: pb.FrameHeader) -> bool:
         """Check a frame's header; whether `fill` is to follow. False: it belongs to a transfer that
@@ -156,31 +156,29 @@ class ActivationAssembler:
             self._refuse(header, error)
             raise
 
-    def whole(self, header: pb.FrameHeader) -> bool:
-        """Whether the frame that `begin` has accepted holds its whole transfer, as arrays have
-        it."""
+    def whole(self, header: pb.FrameHeader, size: int) -> bool:
+        """Whether the frame that `begin` has accepted holds its whole transfer, as arrays have it,
+        in a payload of that size."""
         current = self._current
         assert current is not None, "begin comes first"
-        return header.last and not current.filled and not current.bytes_to_decode
+        alone = header.last and not current.filled and size == current.size
+        return alone and not current.bytes_to_decode
 
     def keep(self, header: pb.FrameHeader, payload: memoryview) -> ReceivedActivation | None:
         """`fill` for a frame that is `whole`: its payload becomes the arrays' memory, where each of
         them may begin where it lies."""
         current = self._current
         assert current is not None, "begin comes first"
-        if len(payload) == current.size:
-            arrays: dict[str, Array] = {}
-            start = 0
-            for tensor in current.tensors:
-                dtype = DTYPES[tensor.data_type]
-                arrays[tensor.name] = array = np.ndarray(tensor.shape, dtype, payload, start)
-                if not array.flags.aligned:
-                    break
-                start += tensor.decoded_bytes
-            else:
-                self._current = None
-                return _received(current, arrays)
-        return self.fill(header, payload)
+        arrays: dict[str, Array] = {}
+        start = 0
+        for tensor in current.tensors:
+            dtype = DTYPES[tensor.data_type]
+            arrays[tensor.name] = array = np.ndarray(tensor.shape, dtype, payload, start)
+            if not array.flags.aligned:
+                return self.fill(header, payload)
+            start += tensor.decoded_bytes
+        self._current = None
+        return _received(current, arrays)
 
     def complete(self, header: pb.FrameHeader) -> ReceivedActivation | None:
         """A frame's payload is in its targets; the activation when that was the last one."""

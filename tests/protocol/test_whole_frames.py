@@ -30,7 +30,7 @@ class Memory:
         """Memory is memory."""
 
     def abandon(self) -> None:
-        raise AssertionError("it is taken")
+        """Memory is memory."""
 
 
 class Taker:
@@ -47,7 +47,19 @@ class Taker:
         self.tensors = received.tensors
 
     def refused(self, error: Exception) -> None:
-        raise AssertionError("it is taken") from error
+        """The answer says it."""
+
+
+class Unread:
+    """A payload that nobody may take."""
+
+    size = 800
+
+    async def read(self) -> memoryview:
+        raise AssertionError("it is not what the header says")
+
+    async def read_into(self, targets: object) -> None:
+        raise AssertionError("it is not what the header says")
 
 
 async def taken(received: Received) -> Taker:
@@ -82,3 +94,15 @@ async def test_arrays_are_copied_where_one_of_them_lies_where_it_must_not_begin(
         assert array.flags.aligned
         assert not np.shares_memory(array, np.frombuffer(message, np.uint8))
     assert taker.memory.allocated >= received.payload.size
+
+
+async def test_a_payload_of_another_size_than_its_header_says_is_refused_unread() -> None:
+    (message,) = encode_activation(KEY, "b", {"x": np.arange(100.0)}, transfer=1)
+    (received,) = read_message(message)
+    header = received.header
+    del header.activation.tensors[0].shape[:]
+    header.activation.tensors[0].encoded_bytes = header.activation.tensors[0].decoded_bytes = 8
+    taker = Taker()
+    answer = await Intake(taker).take(header, Unread())
+    assert answer is not None
+    assert b"more than the 8 bytes" in answer.header

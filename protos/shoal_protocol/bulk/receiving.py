@@ -89,7 +89,7 @@ class Intake:
             decoded_bytes = self._assembler.bytes_to_decode if header.last else 0
             if buffer.blocks or decoded_bytes >= _DECODE_IN_THREAD_FROM_BYTES:
                 received = await in_thread(self._fill, header, await payload.read(), buffer)
-            elif self._assembler.whole(header):
+            elif self._assembler.whole(header, payload.size):
                 received = self._assembler.keep(header, await payload.read())
             else:
                 await payload.read_into(self._assembler.targets(header, payload.size))

@@ -103,10 +103,12 @@ class ActivationAssembler:
 
     Each frame takes three steps: `begin` checks its header and asks for admission, `targets` gives
     the memory that its payload goes to, `complete` decodes what is whole. `fill` copies a payload
-    there and completes; `keep` leaves it where it is; `feed` does all. `fill` and `complete` may
-    run in a thread. All raise `TransferError` (`MalformedFrame` when the sender is wrong) with the
-    transfer's number; what is still to come of that transfer is then ignored, so the caller answers
-    with an acknowledgement of the error's outcome and continues. Other streams, other assemblers.
+    there and completes, `keep` leaves it where it is; `feed` does all, and its arrays may be
+    written to. `fill` and `complete` may run in a thread.
+
+    All raise `TransferError` (`MalformedFrame` when the sender is wrong) with the transfer's
+    number; what is still to come of that transfer is then ignored, so the caller answers with an
+    acknowledgement of the error's outcome and continues. Other streams, other assemblers.
     """
 
     def __init__(self, limits: Limits = Limits(), admit: Admission | None = None) -> None:
@@ -126,9 +128,7 @@ class ActivationAssembler:
 
     def add(self, header: pb.FrameHeader, payload: memoryview) -> ReceivedActivation | None:
         """`feed` for a frame that is split already."""
-        if not self.begin(header):
-            return None
-        return (self.keep if self.whole(header, len(payload)) else self.fill)(header, payload)
+        return self.fill(header, payload) if self.begin(header) else None
 
     def begin(self, header: pb.FrameHeader) -> bool:
         """Check a frame's header; whether `fill` is to follow. False: it belongs to a transfer that

@@ -72,7 +72,8 @@ class Running(Generic[Result]):
     def __init__(
         self, work: Coroutine[Any, None, Result], awaited: asyncio.Future[Any] | None
     ) -> None:
-        """A coroutine that waits for `awaited` now. `ended` has what it returns or raises."""
+        """A coroutine that waits for `awaited` now; None: for the next turn of the loop, in which
+        it may as well begin. `ended` has what it returns or raises."""
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[Result] = asyncio.Future(loop=self._loop)
         self._work = work

@@ -98,8 +98,7 @@ class BulkLink:
 
     async def run(self) -> str:
         """Serve the stream until it ends; why it did. Raises `MalformedFrame`."""
-        reading = eager.start(self._read())
-        assert reading is not None, "it waits for a turn before all else"
+        reading = eager.Running(self._read(), None)
         reason = "closed"
         try:
             await asyncio.wait((reading.ended, self._ended), return_when=asyncio.FIRST_COMPLETED)
@@ -247,7 +246,8 @@ class BulkLink:
             # What is alone leaves at once; where more is under way, the next of this turn join it.
             alone = not (self._left_at_once or self._unanswered)
             alone = alone and len(self._waiting) + len(self._answers) + len(self._pushed) == 1
-            self._writer = eager.start(self._write_all(at_once=alone))
+            work = self._write_all()
+            self._writer = eager.start(work) if alone else eager.Running(work, None)
             if alone and not self._unanswered:
                 self._left_at_once = True
                 self._loop.call_soon(self._end_turn)
@@ -257,10 +257,8 @@ class BulkLink:
     def _end_turn(self) -> None:
         self._left_at_once = False
 
-    async def _write_all(self, *, at_once: bool) -> None:
+    async def _write_all(self) -> None:
         try:
-            if not at_once:
-                await asyncio.sleep(0)
             while self._answers or self._pushed or self._waiting:
                 # Whatever is small leaves as one message.
                 if self._answers or self._pushed or self._waiting[0].size <= _SMALL_BYTES:
@@ -376,7 +374,6 @@ class BulkLink:
 
     async def _read(self) -> str:
         """Handle what the other side sends until it ends; why it did."""
-        await asyncio.sleep(0)
         try:
             async for frames in self._transport.received():
                 for frame in frames:

@@ -3,7 +3,8 @@
 The receiver trusts nothing: counts are bounded, shape times element size must be the decoded size
 that the header states, the sum must be within the receiver's limit, all before anything is
 allocated; offsets must be contiguous. Then there is one allocation and one copy (out of the frame
-into the array); what is encoded is received beside it and decoded at the end.
+into the array); what is encoded is received beside it and decoded at the end. What needs neither
+decoding nor a check, and is whole in one frame, may stay there.
 """
 
 import math
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from ctypes import addressof, c_char
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +39,8 @@ class Limits:
     name_bytes: int = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedActivation:
-    """One complete transfer. The arrays share one buffer, each at a multiple of 64 bytes."""
+class ReceivedActivation(NamedTuple):
+    """One complete transfer. The arrays share one buffer, each where its type may begin."""
 
     transfer: int
     key: ActivationKey
@@ -103,10 +103,12 @@ class ActivationAssembler:
 
     Each frame takes three steps: `begin` checks its header and asks for admission, `targets` gives
     the memory that its payload goes to, `complete` decodes what is whole. `fill` copies a payload
-    there and completes; `feed` does all. `fill` and `complete` may run in a thread. All raise
-    `TransferError` (`MalformedFrame` when the sender is wrong) with the transfer's number; what is
-    still to come of that transfer is then ignored, so the caller answers with an acknowledgement of
-    the error's outcome and continues. Other streams, other assemblers.
+    there and completes, `keep` leaves it where it is; `feed` does all, and its arrays may be
+    written to. `fill` and `complete` may run in a thread.
+
+    All raise `TransferError` (`MalformedFrame` when the sender is wrong) with the transfer's
+    number; what is still to come of that transfer is then ignored, so the caller answers with an
+    acknowledgement of the error's outcome and continues. Other streams, other assemblers.
     """
 
     def __init__(self, limits: Limits = Limits(), admit: Admission | None = None) -> None:
@@ -153,6 +155,30 @@ class ActivationAssembler:
         except TransferError as error:
             self._refuse(header, error)
             raise
+
+    def whole(self, header: pb.FrameHeader, size: int) -> bool:
+        """Whether the frame that `begin` has accepted holds its whole transfer, as arrays have it,
+        in a payload of that size."""
+        current = self._current
+        assert current is not None, "begin comes first"
+        alone = header.last and not current.filled and size == current.size
+        return alone and not current.bytes_to_decode
+
+    def keep(self, header: pb.FrameHeader, payload: memoryview) -> ReceivedActivation | None:
+        """`fill` for a frame that is `whole`: its payload becomes the arrays' memory, where each of
+        them may begin where it lies."""
+        current = self._current
+        assert current is not None, "begin comes first"
+        arrays: dict[str, Array] = {}
+        start = 0
+        for tensor in current.tensors:
+            dtype = DTYPES[tensor.data_type]
+            arrays[tensor.name] = array = np.ndarray(tensor.shape, dtype, payload, start)
+            if not array.flags.aligned:
+                return self.fill(header, payload)
+            start += tensor.decoded_bytes
+        self._current = None
+        return _received(current, arrays)
 
     def complete(self, header: pb.FrameHeader) -> ReceivedActivation | None:
         """A frame's payload is in its targets; the activation when that was the last one."""
@@ -328,13 +354,18 @@ def _next_targets(current: _Transfer, size: int) -> list[memoryview]:
 
 
 def _finish(current: _Transfer) -> ReceivedActivation:
-    activation, array = current.activation, current.array
+    array = current.array
     assert array is not None, "it has been filled"
+    return _received(current, {tensor.name: _array(tensor, array) for tensor in current.tensors})
+
+
+def _received(current: _Transfer, tensors: dict[str, Array]) -> ReceivedActivation:
+    activation = current.activation
     return ReceivedActivation(
         transfer=current.number,
         key=ActivationKey.of(activation.key),
         device=activation.device,
-        tensors={tensor.name: _array(tensor, array) for tensor in current.tensors},
+        tensors=tensors,
         decoded_bytes=current.decoded_bytes,
         encoded_bytes=current.size,
     )

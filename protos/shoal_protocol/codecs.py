@@ -210,7 +210,7 @@ class LinkCodec:
         fixed = min(self._fixed, default=self._ASSUMED_FIXED_SECONDS)
         # Copied: large tensors are encoded in a thread, while transfers are observed in another.
         large = tuple(self._large)
-        return max(size / max(seconds - fixed, seconds / 8) for size, seconds in large)
+        return max([size / max(seconds - fixed, seconds / 8) for size, seconds in large])
 
     @property
     def fast(self) -> bool:

@@ -25,6 +25,11 @@ _FRAMES_TAG: Final = 0x1A  # field 3, length-delimited
 _FRAMES_PREFIX: Final = bytes((_FRAMES_TAG,))
 _TRANSFER_TAG: Final = b"\x08"  # of a header: field 1, a varint
 _MESSAGE_TAG: Final = b"\x52"  # of a header: field 10, length-delimited
+_ALIGNMENT: Final = 16
+"""Of a payload in its message, which Python allocates at a multiple of that. Any type may begin
+there."""
+_PADDINGS: Final = [b"\x62" + bytes((gap,)) + bytes(gap) for gap in range(2 * _ALIGNMENT)]
+"""Of a header: field 12, length-delimited. Its own length may become a byte longer by it."""
 _ACCEPTED: Final = b"\x2a\x00\x30\x01"
 """Of a header: an acknowledgement (field 5) without contents, and `last` (field 6)."""
 
@@ -124,12 +129,13 @@ def frames_in(message: bytes) -> Iterable[bytes]:
     return frames
 
 
-def join_frames(frames: Sequence[bytes]) -> bytes:
+def join_frames(frames: Sequence[Frame | bytes]) -> bytes:
     """One message that holds these frames, at most `FRAMES_TOGETHER`."""
     if len(frames) == 1:
-        return frames[0]
+        return bytes(frames[0])
     pieces: list[bytes] = []
-    for frame in frames:
+    for each in frames:
+        frame = bytes(each)
         pieces += (_FRAMES_PREFIX, _length(len(frame)), frame)
     return b"".join(pieces)
 
@@ -182,17 +188,23 @@ def closing(reason: str) -> Frame:
 
 
 def transfer_frames(
-    first: FrameHeader, buffers: Iterable[memoryview], total_bytes: int, frame_bytes: int
-) -> Iterator[Frame]:
+    first: FrameHeader, buffers: Sequence[memoryview], total_bytes: int, frame_bytes: int
+) -> Iterable[Frame]:
     """The frames of one transfer: `buffers` (bytes, `total_bytes` in all) cut every `frame_bytes`.
 
     `first` is the first frame's header, with its kind and its offset; the others get a bare one.
     """
     assert 0 < frame_bytes <= MAXIMUM_PAYLOAD_BYTES, f"frames of {frame_bytes} bytes"
-    if total_bytes <= frame_bytes:
-        first.last = True
-        yield Frame(first.SerializeToString(), tuple(buffers), total_bytes)
-        return
+    if total_bytes > frame_bytes:
+        return _cut(first, buffers, total_bytes, frame_bytes)
+    first.last = True
+    header = first.SerializeToString()
+    return [Frame(header + _padding(len(header), total_bytes), buffers, total_bytes)]
+
+
+def _cut(
+    first: FrameHeader, buffers: Sequence[memoryview], total_bytes: int, frame_bytes: int
+) -> Iterator[Frame]:
     transfer, offset = first.transfer, first.offset
     remaining = iter(buffers)
     current = memoryview(b"")
@@ -208,6 +220,17 @@ def transfer_frames(
         header = FrameHeader(transfer=transfer, offset=offset + sent) if sent else first
         header.last = sent + size == total_bytes
         yield Frame(header.SerializeToString(), pieces, size)
+
+
+@lru_cache(maxsize=1024)
+def _padding(header_bytes: int, payload_bytes: int) -> bytes:
+    """The field that makes a payload begin where an array may, behind a header of so many bytes."""
+
+    def start(padding: bytes) -> int:
+        padded = header_bytes + len(padding)
+        return 2 + len(_varint(padded)) + padded + len(_varint(payload_bytes))
+
+    return next(padding for padding in _PADDINGS if start(padding) % _ALIGNMENT == 0)
 
 
 @lru_cache(maxsize=1024)
@@ -228,9 +251,12 @@ def _varint(value: int) -> bytes:
 
 def _read_length(message: bytes, position: int) -> tuple[int, int]:
     """A varint at a position, and where it ends. No message is so long that it needs six bytes."""
-    value = 0
-    for index, byte in enumerate(message[position : position + 5]):
-        value |= (byte & 0x7F) << 7 * index
+    value = shift = 0
+    while shift < 35 and position < len(message):
+        byte = message[position]
+        value |= (byte & 0x7F) << shift
+        position += 1
         if byte < 0x80:
-            return value, position + index + 1
+            return value, position
+        shift += 7
     raise MalformedFrame("the frame ends within a length")

@@ -48,14 +48,12 @@ class Pace:
         return min(self._longest, GATHERED * self._interval) if worth_it else 0.0
 
     async def turn(self, *, busy: bool) -> None:
-        loop = asyncio.get_running_loop()
-        wait = self._last + self.gap_seconds - loop.time()
-        if busy and wait > 0:
+        if busy and (wait := self._last + self.gap_seconds - monotonic()) > 0:
             await asyncio.sleep(wait)
 
     def leave(self, count: int, at: float | None = None) -> None:
-        """So many things leave in the turn that begins now (`at`, by the event loop's clock)."""
-        now = asyncio.get_running_loop().time() if at is None else at
+        """So many things leave in the turn that begins now (`at`, by the monotonic clock)."""
+        now = monotonic() if at is None else at
         interval = min((now - self._last) / max(count, 1), self._longest)
         self._interval += _WEIGHT * (interval - self._interval)
         self._last = now

@@ -7,10 +7,10 @@ little-endian and row-major is copied once, into the frame. `assembly` is the wa
 
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,8 +62,7 @@ class UnsupportedTensor(TypeError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationKey:
+class ActivationKey(NamedTuple):
     """Names the tensors on one edge of a job's graph, for one item (see `v1/tensors.proto`)."""
 
     job: str
@@ -93,10 +92,7 @@ class ActivationKey:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedActivation:
     """Tensors ready for a stream; `frames` gives them as often as wanted, iterating does so as
-    messages of gRPC.
-
-    A new try on the same stream needs a new number: `header.transfer`.
-    """
+    messages of gRPC."""
 
     header: pb.FrameHeader
     buffers: list[memoryview]
@@ -107,7 +103,10 @@ class EncodedActivation:
     def __iter__(self) -> Iterator[bytes]:
         return map(bytes, self.frames())
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self, transfer: int | None = None) -> Iterable[Frame]:
+        """`transfer` is another number: a new try on the same stream needs one."""
+        if transfer is not None:
+            self.header.transfer = transfer
         return transfer_frames(self.header, self.buffers, self.encoded_bytes, self.frame_bytes)
 
 

@@ -6,7 +6,6 @@ import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -155,7 +154,7 @@ async def test_what_is_sent_from_disk_has_little_more_than_a_frame_in_memory(
 
     tensors = {"x": np.frombuffer(mapping, np.uint8)}
     async with serving(sender, receiver):
-        await sender.send(replace(outbound(), tensors=tensors, settle=settle))
+        await sender.send(outbound()._replace(tensors=tensors, settle=settle))
     assert len(taker.taken) == 1
     assert 0 < most <= 4 * MAXIMUM_PAYLOAD_BYTES
 
@@ -181,7 +180,7 @@ async def test_much_text_is_encoded_beside_the_event_loop(joined: Joined) -> Non
 
     texts = np.array([Text("text")] * 10_000, object)
     async with serving(sender, receiver):
-        await sender.send(replace(outbound(), tensors={"x": texts}))
+        await sender.send(outbound()._replace(tensors={"x": texts}))
     assert (taker.taken[0].tensors["x"] == texts).all()
     assert encoders
     assert threading.get_ident() not in encoders
@@ -225,6 +224,22 @@ async def test_a_full_queue_makes_senders_wait_and_is_counted() -> None:
         assert traffic.full_queues == 9
         pipe.flows.set()
         await asyncio.wait_for(asyncio.gather(*sending), 10)
+
+
+async def test_who_waits_for_room_is_not_overtaken_for_ever(joined: Joined) -> None:
+    """Senders that go on as soon as they are answered always find a place that has just left."""
+    _, sender, _, receiver = joined
+    sent = [0] * (2 * WAITING_TRANSFERS)
+
+    async def send(number: int) -> None:
+        while min(sent) < 3:
+            outgoing = await sender.enqueue(lambda number: (ping(number),), size=1)
+            await outgoing.answered
+            sent[number] += 1
+
+    async with serving(sender, receiver):
+        await asyncio.wait_for(asyncio.gather(*map(send, range(len(sent)))), 10)
+    assert max(sent) < 20
 
 
 @pytest.mark.parametrize("size", [100, 1 << 20])
@@ -354,6 +369,17 @@ async def test_acknowledgements_leave_before_a_stream_whose_other_side_has_finis
     assert await asyncio.wait_for(receiver.run(), 10) == "the other side has closed the stream"
     assert pipe.incoming.get_nowait() == bytes(acknowledgement(7))
     assert len(taker.taken) == 1
+
+
+async def test_what_waits_for_a_turn_leaves_before_such_a_stream_as_well(joined: Joined) -> None:
+    pipe, link, _, _ = joined
+    running = asyncio.create_task(link.run())
+    await asyncio.sleep(0)
+    link.push(ping(1), lambda: None)
+    link.answer(acknowledgement(7))
+    pipe.incoming.put_nowait(None)
+    assert await asyncio.wait_for(running, 10) == "the other side has closed the stream"
+    assert pipe.written == [bytes(ping(1)), bytes(acknowledgement(7))]
 
 
 async def test_where_only_acknowledgements_belong_a_transfer_ends_the_stream() -> None:

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from shoal_protocol.eager import Prompt, begin
+from shoal_protocol.eager import Prompt, begin, start
 
 
 async def test_what_waits_for_nothing_ends_at_once_without_a_task() -> None:
@@ -159,3 +159,86 @@ async def test_a_task_that_has_gone_on_is_freed_with_its_prompt(ends: str) -> No
         assert left() is None
     finally:
         gc.enable()
+
+
+async def test_what_waits_for_nothing_has_ended_when_it_was_started() -> None:
+    done: list[object] = []
+
+    async def work() -> None:
+        done.append(asyncio.current_task())
+
+    assert start(work()) is None
+    assert done == [asyncio.current_task()]
+
+
+async def test_what_is_started_goes_on_without_a_task() -> None:
+    done: list[object] = []
+    first: asyncio.Future[str] = asyncio.Future()
+
+    async def work() -> str:
+        done.append(await first)
+        await asyncio.sleep(0)
+        done.append(asyncio.current_task())
+        done.append(await asyncio.create_task(asyncio.sleep(0, "of a task")))
+        return "over"
+
+    running = start(work())
+    assert running is not None
+    first.set_result("first")
+    assert await running.ended == "over"
+    assert done == ["first", None, "of a task"]
+
+
+async def test_what_is_started_raises_where_its_end_is_waited_for() -> None:
+    async def work() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("lost")
+
+    running = start(work())
+    assert running is not None
+    with pytest.raises(KeyError, match="lost"):
+        await running.ended
+
+
+@pytest.mark.parametrize("waits_for", ["future", "result", "turn"])
+async def test_what_is_started_may_be_cancelled_and_clean_up(waits_for: str) -> None:
+    done: list[str] = []
+    future: asyncio.Future[None] = asyncio.Future()
+
+    async def work() -> None:
+        try:
+            await (asyncio.sleep(0) if waits_for == "turn" else future)
+            done.append("went on")
+        finally:
+            await asyncio.sleep(0)
+            done.append("cleaned up")
+
+    running = start(work())
+    assert running is not None
+    if waits_for == "result":
+        future.set_result(None)
+    running.cancel()
+    await asyncio.wait((running.ended,))
+    assert running.ended.cancelled()
+    assert done == ["cleaned up"]
+
+
+async def test_a_task_goes_on_within_what_gives_it_a_prompt() -> None:
+    done: list[object] = []
+    prompt: Prompt[int] = Prompt()
+
+    async def wait() -> None:
+        done.append(await prompt)
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        prompt.give(7)
+        done.append("given")
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    running = start(work())
+    assert running is not None
+    await running.ended
+    await task
+    assert done == [7, "given"]

@@ -6,7 +6,6 @@ import socket
 import struct
 import weakref
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -139,7 +138,7 @@ async def test_the_runtime_s_input_is_the_memory_that_was_granted() -> None:
     sender, receiver = BulkLink(near), BulkLink(far, Intake(taker))
     tensors: dict[str, Array] = {"x": np.arange(300_000, dtype=np.float32), "y": np.arange(5)}
     async with serving(sender, receiver):
-        await asyncio.wait_for(sender.send(replace(outbound(), tensors=tensors)), 10)
+        await asyncio.wait_for(sender.send(outbound()._replace(tensors=tensors)), 10)
     for name, expected in tensors.items():
         received = taker.taken[0].tensors[name]
         np.testing.assert_array_equal(received, expected)
@@ -193,7 +192,7 @@ async def test_a_header_that_is_larger_than_the_buffer_arrives() -> None:
     sender, receiver = BulkLink(near), BulkLink(far, Intake(taker))
     tensors = {f"{number:0200}": np.full(3, number, np.float32) for number in range(1000)}
     async with serving(sender, receiver):
-        await asyncio.wait_for(sender.send(replace(outbound(), tensors=tensors)), 10)
+        await asyncio.wait_for(sender.send(outbound()._replace(tensors=tensors)), 10)
         await asyncio.wait_for(sender.send(outbound(1)), 10)
     assert taker.taken[0].tensors.keys() == tensors.keys()
     assert all((taker.taken[0].tensors[name] == tensors[name]).all() for name in tensors)
@@ -322,7 +321,7 @@ async def test_what_was_sent_and_received_is_not_held_by_the_link() -> None:
     array = np.zeros(3 << 20, np.uint8)
     sent = weakref.ref(array)
     async with serving(sender, receiver):
-        await asyncio.wait_for(sender.send(replace(outbound(), tensors={"x": array})), 10)
+        await asyncio.wait_for(sender.send(outbound()._replace(tensors={"x": array})), 10)
         del array
         received = weakref.ref(taker.buffers[0].array)
         taker.buffers.clear()

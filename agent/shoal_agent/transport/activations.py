@@ -91,10 +91,9 @@ class StoreBuffer:
         self.granted = granted
         self.file = file
         self.mapping: mmap.mmap | None = None
-
-    @property
-    def blocks(self) -> bool:
-        return self.file is not None
+        self.blocks = file is not None
+        self.waiting_bytes = 0 if self.blocks else min(size, granted)
+        """What of the granted bytes it has in memory while it waits."""
 
     def allocate(self, size: int) -> NDArray[np.uint8]:
         if self.file is None:
@@ -108,20 +107,14 @@ class StoreBuffer:
             raise TransferError(f"no room: {error}", outcome=Acknowledgement.BUSY) from error
         return np.frombuffer(self.mapping, np.uint8)
 
-    @property
-    def waiting_bytes(self) -> int:
-        """What of the granted bytes it has in memory while it waits."""
-        return 0 if self.file is not None else min(self.size, self.granted)
-
     def settle(self) -> None:
         """What went to the file needs no memory any more."""
         _release_pages(self.mapping)
 
     def arrive(self) -> None:
         """All has come, and waits from now on."""
-        waiting = self.waiting_bytes
-        self._space.end_move(self.granted - waiting)
-        self._space.arrive(waiting)
+        self._space.end_move(self.granted - self.waiting_bytes)
+        self._space.arrive(self.waiting_bytes)
         self.granted = 0
         if self.mapping is not None:
             self.settle()

@@ -63,8 +63,10 @@ class _Activations:
             )
         if not inbox.has_room(memory_bytes):
             raise TransferError("no room for activations", outcome=Acknowledgement.BUSY)
-        has_text = STRING in [tensor.dtype for tensor in activation.tensors]
-        text_bytes = memory_bytes if has_text else 0
+        text_bytes = 0
+        for tensor in activation.tensors:
+            if tensor.dtype == STRING:
+                text_bytes = memory_bytes
         try:
             return inbox.open_buffer(memory_bytes, scratch_bytes(activation), text_bytes)
         except SpillFull as error:

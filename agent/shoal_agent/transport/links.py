@@ -53,7 +53,9 @@ class PeerLink:
     async def send(self, outbound: OutboundActivation) -> int:
         """Deliver to the peer; the bytes that it took on the wire. Raises `Undelivered`,
         `UnsupportedTensor`."""
-        bulk = self.open()
+        bulk = self._bulk
+        if bulk is None or bulk.broken is not None:
+            bulk = self.open()
         self._users += 1
         try:
             return await bulk.send(outbound)

@@ -169,9 +169,10 @@ class DeviceLink:
     async def take(self, header: FrameHeader, payload: Payload) -> Frame | None:
         match header.WhichOneof("kind"):
             case "activation" if header.activation.device:
-                return await self._begin_relay(header, payload)
+                # Its waiting has an end, for which it must be a task.
+                return await asyncio.create_task(self._begin_relay(header, payload))
             case None if self._relay is not None and header.transfer == self._relay.source:
-                await self._pass(self._relay, header, payload)
+                await asyncio.create_task(self._pass(self._relay, header, payload))
                 return None
             case None if self._ignored == header.transfer:
                 return None

@@ -17,30 +17,27 @@ import asyncio
 import math
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
 from time import perf_counter
-from typing import Final
+from typing import Final, cast
 
 from shoal_protocol import eager
 from shoal_protocol.bulk.handlers import FrameHandler, ItemHandler
-from shoal_protocol.bulk.outgoing import Outgoing as Outgoing  # noqa: PLC0414 (offered from here)
+from shoal_protocol.bulk.outgoing import (
+    OutboundActivation as OutboundActivation,  # noqa: PLC0414 (offered from here)
+)
+from shoal_protocol.bulk.outgoing import Outgoing as Outgoing  # noqa: PLC0414 (as well)
 from shoal_protocol.bulk.outgoing import Traffic as Traffic  # noqa: PLC0414 (as well)
 from shoal_protocol.bulk.outgoing import Unanswered, UnansweredFrames
 from shoal_protocol.bulk.outgoing import Undelivered as Undelivered  # noqa: PLC0414 (as well)
-from shoal_protocol.bulk.sources import Frames, each, read_in_thread
-from shoal_protocol.bulk.transport import Payload, Received, Transport, TransportBroken
+from shoal_protocol.bulk.sources import Frames, read_in_thread
+from shoal_protocol.bulk.transport import Received, Transport, TransportBroken
 from shoal_protocol.codecs import LinkCodec
 from shoal_protocol.frames import FRAMES_TOGETHER, Frame, MalformedFrame, acknowledgement, ping
 from shoal_protocol.pacing import LONGEST_SECONDS, Pace
-from shoal_protocol.tensors import (
-    ActivationKey,
-    Array,
-    EncodedActivation,
-    encode_activation,
-)
+from shoal_protocol.tensors import EncodedActivation, encode_activation
 from shoal_protocol.threads import in_thread
 from shoal_protocol.v1.tensors_pb2 import NONE, Acknowledgement, FrameHeader
 
@@ -60,24 +57,6 @@ _LOCAL_ANSWERS: Final = 8
 """Acknowledgements that leave together where a write costs little: a sender that waits for them
 continues while the rest of what came with them is still being taken."""
 _ENCODE_IN_THREAD_FROM_BYTES: Final = 64 << 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboundActivation:
-    """What is to be sent: tensors on one edge, and the device they are for (empty: a result).
-
-    `lossy` permits float16; `bfloat16` names the uint16 arrays that are that; `ticket` shows the
-    receiver that the coordinator has asked for this transfer. `settle` is there where reading the
-    tensors may wait for a disk: it lets go of the pages that were read for a frame.
-    """
-
-    key: ActivationKey
-    device: str
-    tensors: Mapping[str, Array]
-    lossy: bool = False
-    bfloat16: frozenset[str] = frozenset()
-    ticket: bytes = b""
-    settle: Callable[[], None] | None = None
 
 
 class BulkLink:
@@ -102,49 +81,47 @@ class BulkLink:
         self._numbers = count(1)
         # A write to a local stream costs so little that nobody waits for more to leave with it.
         self._pace = None if transport.local else Pace(LONGEST_SECONDS)
-        self._room = asyncio.Semaphore(WAITING_TRANSFERS)
+        self.broken: str | None = None
+        """Why the link has ended; None while it has not."""
+        self._room = asyncio.Event()
         self._waiting: deque[Outgoing] = deque()
         self._answers: deque[Frame] = deque()
         self._pushed = UnansweredFrames()
         self._answers_together = _LOCAL_ANSWERS if transport.local else FRAMES_TOGETHER
         self._unanswered: dict[int, Outgoing] = {}
-        self._writer: asyncio.Task[None] | None = None
-        self._writing = self._left_at_once = self._items_came = False
+        self._writer: eager.Running[None] | None = None
+        self._writing = self._left_at_once = self._items_came = self._full = False
         self._writing_since = math.inf
         self._watch: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
 
-    @property
-    def broken(self) -> str | None:
-        """Why the link has ended; None while it has not."""
-        return self._ended.result() if self._ended.done() else None
-
     async def run(self) -> str:
         """Serve the stream until it ends; why it did. Raises `MalformedFrame`."""
-        reading = asyncio.create_task(self._read(), name="bulk reader")
+        reading = eager.Running(self._read(), None)
         reason = "closed"
         try:
-            await asyncio.wait((reading, self._ended), return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                reason = reading.result()
+            await asyncio.wait((reading.ended, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if reading.ended.done():
+                reason = reading.ended.result()
                 await self._flush_answers()
         except MalformedFrame as error:
             reason = str(error)
             raise
         finally:
             self.end(reason)
-            tasks = [task for task in (reading, self._writer) if task is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            running = [each for each in (reading, self._writer) if each is not None]
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*(each.ended for each in running), return_exceptions=True)
             await self._transport.close()
-        return self._ended.result()
+        return self.broken or reason
 
     def end(self, reason: str) -> None:
         """End the link: what is on its way will not be acknowledged. `run` returns."""
-        if self._ended.done():
+        if self.broken is not None:
             return
+        self.broken = reason
         self._ended.set_result(reason)
         for outgoing in (*self._unanswered.values(), *self._waiting):
             outgoing.fail(reason)
@@ -152,7 +129,8 @@ class BulkLink:
         self._waiting.clear()
         self._answers.clear()
         self._pushed.drop()
-        self._room.release()
+        self._full = False
+        self._room.set()
         if self._watch is not None:
             self._watch.cancel()
 
@@ -161,21 +139,17 @@ class BulkLink:
     async def send(self, outbound: OutboundActivation) -> int:
         """Deliver; the bytes that it took on the wire. Raises `Undelivered`,
         `UnsupportedTensor`."""
-        encoded = await self._encode(outbound)
-
-        def frames(number: int) -> Iterable[Frame]:
-            encoded.header.transfer = number
-            return encoded.frames()
+        encoded, settle = await self._encode(outbound), outbound.settle
 
         def frames_from_disk(number: int) -> AsyncIterator[Frame]:
-            assert outbound.settle is not None, "it is on disk"
-            return read_in_thread(frames(number), outbound.settle)
+            assert settle is not None, "it is on disk"
+            return read_in_thread(encoded.frames(number), settle)
 
         started, delay = perf_counter(), 0.02
         while True:
             begun = perf_counter()
-            if outbound.settle is None:
-                outgoing = await self.enqueue(frames, size=encoded.encoded_bytes)
+            if settle is None:
+                outgoing = await self.enqueue(encoded.frames, size=encoded.encoded_bytes)
             else:
                 outgoing = await self.enqueue(frames_from_disk)
             answer = await outgoing.answered
@@ -192,7 +166,7 @@ class BulkLink:
         """Seconds to the other side and back, for so many bytes that leave when it is their turn,
         at most `PING_BYTES`. Raises `Undelivered`."""
         frame = partial(ping, payload=os.urandom(size), answer_bytes=answer_bytes)
-        outgoing = await self.enqueue(lambda number: (frame(number),), size=size)
+        outgoing = await self.enqueue(lambda number: [frame(number)], size=size)
         await outgoing.answered
         return perf_counter() - outgoing.left_at
 
@@ -205,16 +179,24 @@ class BulkLink:
     async def enqueue(self, frames: Frames, *, size: float = math.inf) -> Outgoing:
         """Have a transfer sent once (see `Outgoing`), when there is room for it and it is its turn.
         Raises `Undelivered`; so does waiting for `answered`."""
-        if len(self._waiting) >= WAITING_TRANSFERS:
-            self._traffic.full_queues += 1
-        await self._room.acquire()
+        if self._full or len(self._waiting) >= WAITING_TRANSFERS:
+            await self._wait_for_room()
         if self.broken is not None:
-            self._room.release()  # wakes the next that waits
             raise Undelivered(self.broken)
-        outgoing = Outgoing(next(self._numbers), frames, size)
+        answered: eager.Prompt[Acknowledgement] = eager.Prompt(loop=self._loop)
+        outgoing = Outgoing(next(self._numbers), frames, size, answered)
         self._waiting.append(outgoing)
         self._wake()
         return outgoing
+
+    async def _wait_for_room(self) -> None:
+        """Returns when there is room, or the link has ended. Once it is full, whoever comes waits
+        until half has left: so nobody who waits is overtaken for ever."""
+        self._traffic.full_queues += 1
+        while self._full or len(self._waiting) >= WAITING_TRANSFERS:
+            self._full = True
+            self._room.clear()
+            await self._room.wait()
 
     def answer(self, frame: Frame) -> None:
         """Send an acknowledgement, as soon as a frame can leave."""
@@ -227,7 +209,7 @@ class BulkLink:
         never will. Whoever calls bounds how many wait. Raises `Undelivered`."""
         if self.broken is not None:
             raise Undelivered(self.broken)
-        self._pushed.put(frame, left)
+        self._pushed.append(Unanswered(frame, left))
         self._wake()
 
     def on_end(self, act: Callable[[str], None]) -> None:
@@ -247,8 +229,10 @@ class BulkLink:
             bfloat16=outbound.bfloat16,
             frame_bytes=self._transport.frame_bytes,
         )
-        size = sum([tensor.nbytes for tensor in outbound.tensors.values()])
-        text = any([tensor.dtype.kind in "OU" for tensor in outbound.tensors.values()])
+        size, text = 0, False
+        for tensor in outbound.tensors.values():
+            size += tensor.nbytes
+            text = text or tensor.dtype.kind in "OU"
         quick = (fast and not text) or size < _ENCODE_IN_THREAD_FROM_BYTES
         encoded = encode() if quick and outbound.settle is None else await in_thread(encode)
         encoded.header.activation.ticket = outbound.ticket
@@ -261,12 +245,12 @@ class BulkLink:
             self._writing = True
             # What is alone leaves at once; where more is under way, the next of this turn join it.
             alone = not (self._left_at_once or self._unanswered)
-            if alone and len(self._waiting) + len(self._answers) + len(self._pushed) == 1:
+            alone = alone and len(self._waiting) + len(self._answers) + len(self._pushed) == 1
+            work = self._write_all()
+            self._writer = eager.start(work) if alone else eager.Running(work, None)
+            if alone and not self._unanswered:
                 self._left_at_once = True
-                self._writer = eager.begin(self._write_all())
                 self._loop.call_soon(self._end_turn)
-            else:
-                self._writer = asyncio.create_task(self._write_all())
             if self._watch is None:
                 self._watch_progress()
 
@@ -276,10 +260,13 @@ class BulkLink:
     async def _write_all(self) -> None:
         try:
             while self._answers or self._pushed or self._waiting:
-                if self._next_is_small:
+                # Whatever is small leaves as one message.
+                if self._answers or self._pushed or self._waiting[0].size <= _SMALL_BYTES:
                     await self._write_together()
                 elif (outgoing := self._next()) is not None:
-                    await self._write_transfer(outgoing)
+                    # What is yet to come may wait for it as only a task can.
+                    work = self._write_transfer(outgoing)
+                    await (work if outgoing.size < math.inf else asyncio.create_task(work))
         except TransportBroken as error:
             self.end(str(error))
         except Exception as error:
@@ -287,11 +274,6 @@ class BulkLink:
             raise
         finally:
             self._writing = False
-
-    @property
-    def _next_is_small(self) -> bool:
-        """Whether what leaves next leaves as one message."""
-        return bool(self._answers or self._pushed) or self._waiting[0].size <= _SMALL_BYTES
 
     async def _write_together(self) -> None:
         """Acknowledgements, items and small transfers, in one message."""
@@ -310,37 +292,47 @@ class BulkLink:
             if room < 0:
                 break
             if (outgoing := self._next()) is not None:
-                made = outgoing.frames(outgoing.number)
-                assert not isinstance(made, AsyncIterator), "what has a size is at hand"
                 transfers.append(outgoing)
-                frames += made
+                # What has a size is at hand.
+                frames += cast("Iterable[Frame]", outgoing.frames(outgoing.number))
         if self._pace is not None:
             self._pace.leave(len(frames))
         try:
             if frames:
                 await self._write(frames)
         finally:
-            self._pushed.end(pushed)
+            for each in pushed:
+                each.left()
         for outgoing in transfers:
             outgoing.written_at = perf_counter()
 
     async def _write_transfer(self, outgoing: Outgoing) -> None:
         frames = outgoing.frames(outgoing.number)
-        async for frame in frames if isinstance(frames, AsyncIterator) else each(frames):
-            await self._write((frame,))
-            while self._answers:
-                await self._write(self._take_answers())
+        if isinstance(frames, AsyncIterator):
+            async for frame in frames:
+                await self._write_frame(frame)
+        else:
+            for frame in frames:
+                await self._write_frame(frame)
         outgoing.written_at = perf_counter()
+
+    async def _write_frame(self, frame: Frame) -> None:
+        """One of a large transfer, and the acknowledgements that have gathered."""
+        await self._write((frame,))
+        while self._answers:
+            await self._write(self._take_answers())
 
     async def _flush_answers(self) -> None:
         """The other side has ended its direction: it may still wait for acknowledgements."""
         if self._writer is not None and not self._waiting and not self._unanswered:
-            await asyncio.wait((self._writer,), timeout=STEP_SECONDS)
+            await asyncio.wait((self._writer.ended,), timeout=STEP_SECONDS)
 
     def _next(self) -> Outgoing | None:
         """The transfer whose turn it is; None: its sender has given it up."""
-        self._room.release()
         outgoing = self._waiting.popleft()
+        if self._full and len(self._waiting) <= WAITING_TRANSFERS // 2:
+            self._full = False
+            self._room.set()
         if outgoing.answered.cancelled():
             return None
         self._unanswered[outgoing.number] = outgoing
@@ -348,8 +340,10 @@ class BulkLink:
         return outgoing
 
     def _take_answers(self) -> list[Frame]:
-        together = min(len(self._answers), FRAMES_TOGETHER)
-        return [self._answers.popleft() for _ in range(together)]
+        taken: list[Frame] = []
+        while self._answers and len(taken) < FRAMES_TOGETHER:
+            taken.append(self._answers.popleft())
+        return taken
 
     async def _write(self, frames: Sequence[Frame]) -> None:
         self._writing_since = perf_counter()
@@ -412,19 +406,16 @@ class BulkLink:
                     raise MalformedFrame("items where none belong")
                 self._items_came = True
                 await self._items.take_items(header.items, frame.payload)
+            case _ if self._handler is None:
+                raise MalformedFrame("a transfer where only acknowledgements belong")
             case _:
-                await self._take(header, frame.payload)
+                if (answer := await self._handler.take(header, frame.payload)) is not None:
+                    self._answers.append(answer)
 
     def _take_answer(self, header: FrameHeader) -> None:
         outgoing = self._unanswered.pop(header.transfer, None)
         if outgoing is not None and not outgoing.answered.done():
-            outgoing.answered.set_result(header.acknowledgement)
-
-    async def _take(self, header: FrameHeader, payload: Payload) -> None:
-        if self._handler is None:
-            raise MalformedFrame("a transfer where only acknowledgements belong")
-        if (answer := await self._handler.take(header, payload)) is not None:
-            self._answers.append(answer)
+            outgoing.answered.give(header.acknowledgement)
 
     async def _acknowledge(self) -> None:
         """Write acknowledgements here where nothing else is under way: a task of its own would cost

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from shoal_protocol.bulk.transport import Received, TransportBroken
@@ -168,7 +169,7 @@ class LocalTransport:
 
     def _at_hand(self) -> Iterator[Received]:
         """The frames of which at least the header is in the buffer."""
-        while (received := self._next()) is not None:
+        while self._start < self._end and (received := self._next()) is not None:
             yield received
 
     def _next(self) -> Received | None:
@@ -216,7 +217,8 @@ class LocalTransport:
             held = self._end - self._start
             self._buffer[:held] = bytes(self._buffer[self._start : self._end])
             self._start, self._end = 0, held
-        count = await self._receive([self._buffer[self._end :]])
+        into = self._buffer[self._end :]
+        count = await self._reading.do(partial(self._socket.recv_into, into))
         self._end += count
         if not count and (self._end or self._unread):
             raise TransportBroken("the stream ended within a frame")
@@ -265,7 +267,7 @@ class _Arriving:
         self.size = size
 
     async def read(self) -> memoryview:
-        view = memoryview(bytearray(self.size))
+        view = np.empty(self.size, np.uint8).data
         await self._transport.take([view])
         return view
 
@@ -289,7 +291,7 @@ class _Calls:
         self._made: Prompt[int] | None = None
         self._registered = self._closed = False
 
-    async def do(self, call: Callable[[], int]) -> int:
+    def do(self, call: Callable[[], int]) -> Awaitable[int]:
         """Make a call that does not block; what it returns. Raises `TransportBroken`."""
         if self._closed:
             raise TransportBroken("closed")
@@ -298,13 +300,11 @@ class _Calls:
         if not self._registered:
             self._registered = True
             self._add(self._number, self._ready)
-        try:
-            return await made
-        finally:
-            self._call = None  # it has memory that is not the link's
+        return made
 
     def close(self) -> None:
         self._closed = True
+        self._call = None
         self._unregister()
         if self._made is not None and not self._made.done():
             self._made.set_exception(TransportBroken("closed"))
@@ -313,6 +313,7 @@ class _Calls:
     def _ready(self) -> None:
         made, call = self._made, self._call
         if made is None or call is None or made.done():
+            self._call = None
             self._unregister()  # nobody waits now
             return
         try:
@@ -322,6 +323,7 @@ class _Calls:
         except OSError as error:
             made.set_exception(_gone(error))
             return
+        self._call = None  # it has memory that is not the link's
         made.give(count)
 
     def _unregister(self) -> None:

@@ -1,15 +1,16 @@
 """What waits for a link, or is under way on it: transfers that are answered, and frames that are
 not; and what links have carried."""
 
-import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoal_protocol.bulk.sources import Frames
+from shoal_protocol.eager import Prompt
 from shoal_protocol.frames import Frame
+from shoal_protocol.tensors import ActivationKey, Array
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 
@@ -19,6 +20,23 @@ class Undelivered(Exception):
     def __init__(self, reason: str, outcome: Acknowledgement.Outcome | None = None) -> None:
         super().__init__(reason)
         self.outcome = outcome
+
+
+class OutboundActivation(NamedTuple):
+    """What is to be sent: tensors on one edge, and the device they are for (empty: a result).
+
+    `lossy` permits float16; `bfloat16` names the uint16 arrays that are that; `ticket` shows the
+    receiver that the coordinator has asked for this transfer. `settle` is there where reading the
+    tensors may wait for a disk: it lets go of the pages that were read for a frame.
+    """
+
+    key: ActivationKey
+    device: str
+    tensors: Mapping[str, Array]
+    lossy: bool = False
+    bfloat16: frozenset[str] = frozenset()
+    ticket: bytes = b""
+    settle: Callable[[], None] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -31,9 +49,7 @@ class Outgoing:
     number: int
     frames: Frames
     size: float
-    answered: asyncio.Future[Acknowledgement] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    answered: Prompt[Acknowledgement]
     left_at: float = math.inf
     written_at: float = math.inf
 
@@ -61,34 +77,20 @@ class Unanswered(NamedTuple):
     left: Callable[[], None]
 
 
-class UnansweredFrames:
+class UnansweredFrames(deque[Unanswered]):
     """Those that wait for a link, in order."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Unanswered] = deque()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def put(self, frame: Frame, left: Callable[[], None]) -> None:
-        self._waiting.append(Unanswered(frame, left))
 
     def take(self, count: int, size: int) -> list[Unanswered]:
         """The next, at most so many with so many bytes; one alone may be larger."""
         taken: list[Unanswered] = []
-        while self._waiting and len(taken) < count:
-            size -= self._waiting[0].frame.size
+        while self and len(taken) < count:
+            size -= self[0].frame.size
             if size < 0 and taken:
                 break
-            taken.append(self._waiting.popleft())
+            taken.append(self.popleft())
         return taken
-
-    def end(self, taken: list[Unanswered]) -> None:
-        """These have left, or never will."""
-        for each in taken:
-            each.left()
 
     def drop(self) -> None:
         """The link has ended."""
-        while self._waiting:
-            self._waiting.popleft().left()
+        while self:
+            self.popleft().left()

@@ -2,9 +2,10 @@
 
 A sender receives one of four outcomes: taken; stale (drop it); busy (send it again later); refused
 (malformed or not allowed: do not send it again). Nothing is allocated before the header has been
-checked and a buffer been granted; where that is memory, the payload is put straight into it. Work
-that blocks (a buffer on disk, decoding megabytes) is done in a thread; the reader waits for it,
-which is back-pressure on this one stream.
+checked and a buffer been granted. Where that is memory, a transfer of one frame stays where its
+payload has come, and one of several is put together in it. Work that blocks (a buffer on disk,
+decoding megabytes) is done in a thread; the reader waits for it, which is back-pressure on this one
+stream.
 """
 
 from typing import Final, Protocol
@@ -88,6 +89,8 @@ class Intake:
             decoded_bytes = self._assembler.bytes_to_decode if header.last else 0
             if buffer.blocks or decoded_bytes >= _DECODE_IN_THREAD_FROM_BYTES:
                 received = await in_thread(self._fill, header, await payload.read(), buffer)
+            elif self._assembler.whole(header, payload.size):
+                received = self._assembler.keep(header, await payload.read())
             else:
                 await payload.read_into(self._assembler.targets(header, payload.size))
                 received = self._assembler.complete(header)
@@ -122,8 +125,9 @@ class Intake:
 def scratch_bytes(activation: Activation) -> int:
     """Memory that decoding takes beside the decoded tensors: their encoded bytes, and the largest
     tensor once more as its codec gives it."""
-    encoded = [each for each in activation.tensors if each.codec != NONE]
-    if not encoded:
-        return 0
-    largest = max(each.decoded_bytes for each in encoded)
-    return sum(each.encoded_bytes for each in encoded) + largest
+    encoded_bytes = largest = 0
+    for each in activation.tensors:
+        if each.codec != NONE:
+            encoded_bytes += each.encoded_bytes
+            largest = max(largest, each.decoded_bytes)
+    return encoded_bytes + largest

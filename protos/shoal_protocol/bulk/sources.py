@@ -9,12 +9,6 @@ Frames = Callable[[int], Iterable[Frame] | AsyncIterator[Frame]]
 """The frames of a transfer, made from its number: those at hand, or as they come."""
 
 
-async def each(frames: Iterable[Frame]) -> AsyncIterator[Frame]:
-    """Those at hand as those that come."""
-    for frame in frames:
-        yield frame
-
-
 async def read_in_thread(
     frames: Iterable[Frame], settle: Callable[[], None]
 ) -> AsyncIterator[Frame]:

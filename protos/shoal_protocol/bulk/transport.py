@@ -23,6 +23,9 @@ from shoal_protocol.v1.tensors_pb2 import FrameHeader
 STREAM_ERRORS: Final = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What reading from or writing to a broken stream of gRPC raises."""
 
+_BESIDE_BYTES: Final = 1 << 10
+"""What a message may hold beside a payload that is not copied out of it."""
+
 Write = Callable[[bytes], Awaitable[None]]
 
 
@@ -37,7 +40,7 @@ class Payload(Protocol):
     def size(self) -> int: ...
 
     async def read(self) -> memoryview:
-        """The bytes; they stay as they are. Raises `TransportBroken`."""
+        """The bytes, in memory of about their size that may be kept. Raises `TransportBroken`."""
         ...
 
     async def read_into(self, targets: Sequence[memoryview]) -> None:
@@ -79,19 +82,18 @@ class Transport(Protocol):
 
 
 class Held:
-    """A payload that is here already."""
+    """A payload that is here already, with its message."""
 
-    __slots__ = ("_view",)
+    __slots__ = ("_view", "size")
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
-
-    @property
-    def size(self) -> int:
-        return len(self._view)
+        self.size = len(view)
 
     async def read(self) -> memoryview:
-        return self._view
+        # Whoever keeps it counts its size: a stranger's header must not stay with it.
+        little = memoryview(self._view.obj).nbytes - self.size <= _BESIDE_BYTES
+        return self._view if little else memoryview(bytes(self._view))
 
     async def read_into(self, targets: Sequence[memoryview]) -> None:
         copy_into(targets, self._view)
@@ -128,7 +130,7 @@ class GrpcTransport:
 
     async def write(self, frames: Sequence[Frame]) -> None:
         try:
-            await self._write(join_frames([bytes(frame) for frame in frames]))
+            await self._write(join_frames(frames))
         except STREAM_ERRORS as error:
             raise TransportBroken(describe(error)) from error
 
@@ -138,9 +140,12 @@ class GrpcTransport:
 
 def read_message(message: bytes) -> Iterator[Received]:
     """The frames of one message of gRPC. Raises `MalformedFrame`."""
-    for frame in frames_in(message):
-        header, payload = split_frame(frame)
-        yield Received(header, Held(payload), header.ByteSize() + len(payload))
+    return map(_read_frame, frames_in(message))
+
+
+def _read_frame(frame: bytes) -> Received:
+    header, payload = split_frame(frame)
+    return Received(header, Held(payload), header.ByteSize() + len(payload))
 
 
 def describe(error: BaseException) -> str:

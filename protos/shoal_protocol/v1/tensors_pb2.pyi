@@ -68,7 +68,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., payload: _Optional[bytes] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("transfer", "offset", "activation", "file", "acknowledgement", "ping", "opening", "closing", "message", "items", "last")
+    __slots__ = ("transfer", "offset", "activation", "file", "acknowledgement", "ping", "opening", "closing", "message", "items", "last", "padding")
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class FrameHeader(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     transfer: int
     offset: int
     activation: Activation
@@ -91,7 +92,8 @@ class FrameHeader(_message.Message):
     message: bytes
     items: Items
     last: bool
-    def __init__(self, transfer: _Optional[int] = ..., offset: _Optional[int] = ..., activation: _Optional[_Union[Activation, _Mapping]] = ..., file: _Optional[_Union[FileSlice, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: _Optional[_Union[Closing, _Mapping]] = ..., message: _Optional[bytes] = ..., items: _Optional[_Union[Items, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
+    padding: bytes
+    def __init__(self, transfer: _Optional[int] = ..., offset: _Optional[int] = ..., activation: _Optional[_Union[Activation, _Mapping]] = ..., file: _Optional[_Union[FileSlice, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: _Optional[_Union[Closing, _Mapping]] = ..., message: _Optional[bytes] = ..., items: _Optional[_Union[Items, _Mapping]] = ..., last: _Optional[bool] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class Items(_message.Message):
     __slots__ = ("ticket", "instructions", "compute", "layout")

@@ -102,7 +102,7 @@ def reordered_model() -> onnx.ModelProto:
         "reordered",
         [value("x", TensorProto.FLOAT, [1, 3, 704, 704])],
         [value("y", TensorProto.FLOAT, None)],
-        [weight("w0", 9, 3, 3, 3), weight("w1", 9, 9, 3, 3), weight("w2", 1 << 18, 9, 1, 1)],
+        [weight("w0", 9, 3, 3, 3), weight("w1", 9, 9, 3, 3), weight("w2", 1 << 17, 9, 1, 1)],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 

@@ -43,7 +43,8 @@ class Task:
     `times`: of the way and of the default in turns, with the weights in the page cache;
     `cold`: to open and run once with nothing in the page cache; then of runs that begin so;
     `prepare`: to prepare the fragment, the bytes that this takes on disk, and the fragment's own;
-    `adapt`: to adopt another grant for blocks, there and back; then all, and blocks again;
+    `adapt`: to adopt another grant for blocks, there and back; then, in turns, the longest part of
+    becoming whole, between two of which items run; those items; and to adopt blocks again;
     `limited`: of runs within a limit that is set when the floor is known (`memory_limits`).
     """
 
@@ -101,11 +102,11 @@ class Granted:
         self.folder = self._cache.folder / task.digest.removeprefix("sha256:")
         self.feeds = SUBJECTS[task.name].inputs()
 
-    def prepare(self) -> Prepared:
+    def prepare(self, granted_bytes: int | None = None) -> Prepared:
+        """The form that runs in what is granted."""
         preparation = Preparation(self._cache, lambda _: True, lambda _: None)
-        return asyncio.run(
-            preparation.prepare(self._task.digest, self.folder, self._task.granted_bytes)
-        )
+        size = self._task.granted_bytes if granted_bytes is None else granted_bytes
+        return asyncio.run(preparation.prepare(self._task.digest, self.folder, size))
 
     def open(self, prepared: Prepared) -> None:
         self.runtime.open(self._task.digest, self.folder, self._task.granted_bytes, prepared)
@@ -113,6 +114,24 @@ class Granted:
     def grant(self, size_bytes: int) -> None:
         self._granted_bytes = size_bytes
         self.runtime.grant(self._task.digest, size_bytes)
+
+    def widen(self, meanwhile: Callable[[], None]) -> float:
+        """Have the whole take the place of the blocks, once it is open, and run items until then;
+        for how long at a time an item could not have run."""
+        longest, opening = 0.0, None
+        while True:
+            started = perf_counter()
+            opening = self.runtime.widen(self._task.digest)
+            longest = max(longest, perf_counter() - started)
+            if opening is None:
+                return longest
+            while not opening.done():
+                meanwhile()
+
+    def pack(self) -> None:
+        """All that is left."""
+        while self.runtime.pack(self._task.digest):
+            pass
 
     def drop_weights(self) -> None:
         self.runtime.drop_weights(self._task.digest)
@@ -148,7 +167,7 @@ def measure(task: Task) -> list[list[float]]:
         case "prepare":
             return _prepare(granted)
         case "adapt":
-            opened()
+            granted.open(granted.prepare(task.resident_bytes))
             return _adapt(task, granted)
         case "limited":
             return _limited(meter, opened, task.turns)
@@ -230,17 +249,22 @@ def _adapt(task: Task, granted: Granted) -> list[list[float]]:
     granted.run()
     few, many = task.least_bytes, (task.least_bytes + task.resident_bytes) // 2
     among: list[float] = []
+    for _ in range(max(1, task.turns // 5)):
+        for size in (few, many):
+            among.append(timed(partial(granted.grant, size))())
+            granted.run()
     to_whole: list[float] = []
+    meanwhile: list[float] = []
     to_blocks: list[float] = []
-    for steps in (
-        ((few, among), (many, among)),
-        ((task.resident_bytes, to_whole), (few, to_blocks)),
-    ):
-        for _ in range(max(1, task.turns // 5)):
-            for size, seconds in steps:
-                seconds.append(timed(partial(granted.grant, size))())
-                granted.run()
-    return [among, to_whole, to_blocks]
+    for _ in range(max(1, task.turns // 5)):
+        adopted = timed(partial(granted.grant, task.resident_bytes))()
+        taken = granted.widen(lambda: meanwhile.append(timed(granted.run)()))
+        to_whole.append(max(adopted, taken))
+        granted.run()
+        to_blocks.append(timed(partial(granted.grant, few))())
+        granted.pack()
+        granted.run()
+    return [among, to_whole, meanwhile, to_blocks]
 
 
 def _limited(meter: MemoryMeter, opened: Callable[[], Run], turns: int) -> list[list[float]]:

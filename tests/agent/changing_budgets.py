@@ -5,7 +5,8 @@ between; prints what the kernel measured.
 
 The store is used as the cache. Of all fragments together the blocks fit in the smallest budget. The
 report is JSON: for each change the budget, the peak of the runs under it, what was resident after
-them, and digests of the outputs; peak and outputs for each switch.
+them, and digests of the outputs; peak and outputs for each switch; how much more anonymous memory
+there is in the end than in the beginning, and how much is mapped of the store.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from shoal_agent.memory.residency import Ledger  # noqa: E402
 from shoal_agent.runtime.blocks import Blocks  # noqa: E402
 from shoal_agent.runtime.described import read_blocks  # noqa: E402
 from shoal_agent.runtime.fragments import Fragments  # noqa: E402
+from shoal_agent.runtime.mapped_pages import mapped_ranges, size_of  # noqa: E402
 from shoal_agent.runtime.onnx_runtime import Runtime  # noqa: E402
 from shoal_agent.runtime.process_memory import MemoryMeter  # noqa: E402
 from shoal_agent.runtime.processor import Processor  # noqa: E402
@@ -66,6 +68,7 @@ async def report(store: Path, changes: int, switches: int, digests: list[str]) -
                 await fragments.load(digest, each.least_bytes, [])
                 await run(fragments, digest)
                 await fragments.unload(digest)
+        anonymous = anonymous_bytes()
         for digest, each in zip(digests, blocks, strict=True):
             await fragments.load(digest, each.resident_bytes, [])
         steps = []
@@ -86,8 +89,16 @@ async def report(store: Path, changes: int, switches: int, digests: list[str]) -
             "budget": budget,
             "switched": switched,
             "evicted": evicted,
-            "left": meter.used_bytes(),
+            "left": anonymous_bytes() - anonymous,
+            "mapped": size_of(mapped_ranges(store.resolve())),
         }
+
+
+def anonymous_bytes() -> int:
+    """In memory: library pages, which any error brings in, are none of it."""
+    with open("/proc/self/status", encoding="ascii") as lines:
+        (line,) = (each for each in lines if each.startswith("RssAnon"))
+    return int(line.split()[1]) << 10
 
 
 async def switch(

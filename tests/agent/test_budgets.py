@@ -57,3 +57,4 @@ def test_every_budget_is_kept_and_none_leaves_a_trace(
     assert 2 in {len(found) for *_, found in report["switched"]}
     # Sessions that stayed open would come to 0.5 MiB with each change between blocks and whole.
     assert report["left"] < 2 * MIB
+    assert report["mapped"] == 0

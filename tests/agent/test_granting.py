@@ -1,51 +1,96 @@
 """Grants carried out: what is done at once, and what is left for later."""
 
 import asyncio
+from concurrent.futures import Future
+
+import pytest
 
 from shoal_agent.memory.residency import Grant, Ledger
+from shoal_agent.runtime.finishing import Finishing
 from shoal_agent.runtime.granting import Granting
 from shoal_agent.telemetry.counters import Counters
 from shoal_protocol.units import Bytes
 
 
 class Device:
-    """A runtime that packs a fragment in parts, each when it is allowed to."""
+    """A runtime that opens a fragment whole, and packs it in parts, each when it is allowed to."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
         self.allowed = asyncio.Semaphore(0)
+        self.openings: list[Future[bool]] = []
 
     async def grant(self, digest: str, size: int) -> None:
         self.done.append(f"{digest} within {size}")
+
+    async def widen(self, digest: str) -> Future[bool] | None:
+        self.done.append(f"{digest} is looked at")
+        return self.openings.pop(0) if self.openings else None
 
     async def pack(self, digest: str) -> bool:
         await self.allowed.acquire()
         self.done.append(f"part of {digest}")
         return self.done.count(f"part of {digest}") < 3
 
+    def change(self, digest: str) -> None:
+        self.done.append(f"{digest} changes")
 
-async def test_a_grant_is_carried_out_before_its_fragment_is_packed_part_after_part() -> None:
-    device = Device()
-    granting = Granting(
-        Ledger(budget=Bytes(64)), device.grant, device.pack, Counters(), lambda *_: None
-    )
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def granting(device: Device) -> Granting:
+    finishing = Finishing(device.widen, device.pack, device.change)
+    ledger = Ledger(budget=Bytes(64))
+    return Granting(ledger, device.grant, finishing.finish, Counters(), lambda *_: None)
+
+
+async def a_moment() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_a_grant_is_carried_out_before_its_fragment_is_packed_part_after_part(
+    device: Device, granting: Granting
+) -> None:
     granting.begin(Grant(digest="f", size=Bytes(8)))
     await granting.wait()
-    assert device.done == ["f within 8"], "nobody waits for what is left"
+    assert device.done[0] == "f within 8"
+    assert "part of f" not in device.done, "nobody waits for what is left"
     for parts in (1, 2, 3, 3):
         device.allowed.release()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert device.done == ["f within 8", *["part of f"] * parts]
+        await a_moment()
+        assert device.done == ["f within 8", "f is looked at", *["part of f"] * parts]
 
 
-async def test_what_is_left_is_given_up_when_the_agent_ends() -> None:
-    device = Device()
-    granting = Granting(
-        Ledger(budget=Bytes(64)), device.grant, device.pack, Counters(), lambda *_: None
-    )
+async def test_what_is_opened_beside_is_asked_for_again_and_a_change_is_told_before_it_is_made(
+    device: Device, granting: Granting
+) -> None:
+    stopped, opened = Future[bool](), Future[bool]()
+    device.openings = [stopped, opened]
+    granting.begin(Grant(digest="f", size=Bytes(8)))
+    await granting.wait()
+    await a_moment()
+    assert device.done == ["f within 8", "f is looked at"]
+    stopped.set_result(False)
+    await a_moment()
+    assert device.done[2:] == ["f is looked at"], "nothing has changed, and it is tried again"
+    opened.set_result(True)
+    await a_moment()
+    assert device.done[3:] == ["f changes", "f is looked at"]
+    device.allowed.release()
+    await a_moment()
+    assert device.done[5:] == ["part of f"], "what it did not become is packed"
+
+
+async def test_what_is_left_is_given_up_when_the_agent_ends(
+    device: Device, granting: Granting
+) -> None:
     granting.begin(Grant(digest="f", size=Bytes(8)))
     await granting.close()
     device.allowed.release()
-    await asyncio.sleep(0)
-    assert device.done == ["f within 8"]
+    await a_moment()
+    assert "part of f" not in device.done

@@ -61,15 +61,12 @@ from shoal_agent.runtime.open_block import (
     run_block,
 )
 from shoal_agent.runtime.prepared import PreparedModel
-from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, PREPARED_UNPACKED, Recipe
+from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, PREPARED_UNPACKED
+from shoal_agent.runtime.sessions import OpenSession
 from shoal_protocol.blocks import Block, Join, least_bytes
 from shoal_protocol.manifest import BLOCKS
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import format_apart
-
-OpenSession = Callable[[bytes | str, Path | None, Recipe, Weights], onnxruntime.InferenceSession]
-"""Opens a model, whose weights are in files of a folder, beside it where that is None, but for
-those that are mapped already; raises `RuntimeFailed`."""
 
 _SPARE_BYTES: Final = 32 << 10
 """Of what is held for a block, what is more than a session takes: enough for the ends of pages."""
@@ -282,6 +279,11 @@ class BlockFragment:
             else:
                 read_nothing_ahead(block.weights)
                 read_in_no_huge_pages(block.weights)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether its blocks were optimised for this processor."""
+        return bool(self._source.prepared)
 
     @property
     def may_pack(self) -> bool:

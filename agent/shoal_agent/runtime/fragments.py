@@ -7,7 +7,7 @@ Everything that touches ONNX Runtime runs in one thread, the processor.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter, process_time
 
@@ -29,8 +29,10 @@ from shoal_agent.memory.residency import (
 from shoal_agent.memory.trials import need_of_stopped
 from shoal_agent.runtime.batches import Batches
 from shoal_agent.runtime.failures import Exceeded, NotResident, OverBudget
+from shoal_agent.runtime.finishing import Finishing
 from shoal_agent.runtime.gathered_rows import GatheredRows
 from shoal_agent.runtime.granting import Granting
+from shoal_agent.runtime.in_background import begin
 from shoal_agent.runtime.light_runs import LightRuns
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.opening import LoadResult, Opening, Room, UnloadResult, limit_of_larger
@@ -80,12 +82,12 @@ class Fragments:
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self.spilling = Spilling(ledger, self._carry_out)
+        call = processor.call
+        finishing = Finishing(
+            partial(call, runtime.widen), partial(call, runtime.pack), self._note_change
+        )
         self._granting = Granting(
-            ledger,
-            partial(processor.call, runtime.grant),
-            partial(processor.call, runtime.pack),
-            counters,
-            self._cannot_run,
+            ledger, partial(call, runtime.grant), finishing.finish, counters, self._cannot_run
         )
 
     # ---- what sessions ask for ---------------------------------------------------------------
@@ -260,8 +262,9 @@ class Fragments:
         """What is reckoned for the other fragments."""
         return sum(n for key, n in self.ledger.resident.items() if key != digest)
 
-    def _terms(self, digest: str) -> tuple[Bytes, Share | None]:
-        return self.ledger.budget, self.ledger.shares.get(digest)
+    def _terms(self, digest: str) -> tuple[Bytes, Share | None, object]:
+        share, way = self.ledger.shares.get(digest), self.processor.way(digest)
+        return self.ledger.budget, share, way
 
     async def _measure(self, digest: str, peak_bytes: int, *, stopped: bool = False) -> None:
         """Put to a fragment what the process took beyond what is reckoned for all else; raises
@@ -426,14 +429,18 @@ class Fragments:
                 case Evict(digest=digest, reason=reason):
                     # A load under way sees that it lost its place, and closes what it opened.
                     if digest not in self._loading:
-                        _begin(self._evict(digest, reason), self._evicting)
+                        begin(self._evict(digest, reason), self._evicting)
                 case Grant(digest=digest) as grant:
-                    self.processor.note_change(digest)
-                    self._measured.discard(digest)
+                    self._note_change(digest)
                     self._granting.begin(grant)
 
+    def _note_change(self, digest: str) -> None:
+        """What a fragment takes from its next run on is not known."""
+        self.processor.note_change(digest)
+        self._measured.discard(digest)
+
     def _cannot_run(self, digest: str, reason: str) -> None:
-        _begin(self._evict(digest, reason), self._evicting)
+        begin(self._evict(digest, reason), self._evicting)
 
     async def _evict(self, digest: str, reason: str) -> None:
         # Loads that come after this wait until the memory is back.
@@ -441,9 +448,3 @@ class Fragments:
             await self._close(digest)
         self._counters.evictions += 1
         self._on_evicted(digest, reason)
-
-
-def _begin(work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
-    task = asyncio.create_task(work)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 from shoal_agent.memory.residency import Grant, Ledger, short
 from shoal_agent.runtime.failures import RuntimeFailed
+from shoal_agent.runtime.in_background import begin
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.manifest import FragmentDamaged
@@ -25,31 +26,30 @@ class Granting:
         self,
         ledger: Ledger,
         grant: InProcessor,
-        pack: Callable[[str], Awaitable[bool]],
+        finish: Callable[[str], Coroutine[None, None, None]],
         counters: Counters,
         on_failed: Callable[[str, str], None],
     ) -> None:
-        """`grant` lets a fragment run within so many bytes, in the processor's thread, and `pack`
-        does a part of what it left for later there, and says whether there is more; `on_failed`
-        receives each fragment that cannot, and why."""
+        """`grant` lets a fragment run within so many bytes, in the processor's thread, and `finish`
+        does what that left for later; `on_failed` receives each fragment that cannot, and why."""
         self._ledger = ledger
         self._grant = grant
-        self._pack = pack
+        self._finish = finish
         self._counters = counters
         self._on_failed = on_failed
         self._taking_back = False
         self.tasks: set[asyncio.Task[object]] = set()
-        self._packing: set[asyncio.Task[object]] = set()
+        self._finishing: set[asyncio.Task[object]] = set()
 
     def begin(self, grant: Grant) -> None:
         """Carry it out beside what goes on."""
-        self._begin(self._carry_out(grant))
+        begin(self._carry_out(grant), self.tasks)
 
     def take_back(self) -> None:
         """Free what was lent, for activations to come."""
         if not self._taking_back and any(share.lent for share in self._ledger.shares.values()):
             self._taking_back = True
-            self._begin(self._take_back())
+            begin(self._take_back(), self.tasks)
 
     async def wait(self) -> None:
         while self.tasks:
@@ -58,12 +58,9 @@ class Granting:
     async def close(self) -> None:
         """Wait for what is being granted, and leave what was to be done later."""
         await self.wait()
-        for task in self._packing:
+        for task in self._finishing:
             task.cancel()
-        await asyncio.gather(*self._packing, return_exceptions=True)
-
-    def _begin(self, work: Coroutine[None, None, object]) -> None:
-        _begin(work, self.tasks)
+        await asyncio.gather(*self._finishing, return_exceptions=True)
 
     async def _take_back(self) -> None:
         try:
@@ -90,16 +87,5 @@ class Granting:
             return False
         self._counters.grants += 1
         log.warning("%s runs within %s now", short(digest), format_bytes(size))
-        _begin(self._pack_all(digest), self._packing)
+        begin(self._finish(digest), self._finishing)
         return True
-
-    async def _pack_all(self, digest: str) -> None:
-        """Part after part: inputs that wait for the processor run between two of them."""
-        while await self._pack(digest):
-            pass
-
-
-def _begin(work: Coroutine[None, None, object], tasks: set[asyncio.Task[object]]) -> None:
-    task = asyncio.create_task(work)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)

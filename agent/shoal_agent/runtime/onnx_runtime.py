@@ -26,8 +26,8 @@ Memory is back when `close` returns.
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time, thread_time
 from typing import Final
@@ -57,21 +57,19 @@ from shoal_agent.runtime.in_passing import InPassing
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of
 from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
 from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
-from shoal_agent.runtime.mapped_weights import Weights
 from shoal_agent.runtime.open_block import as_value
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter
-from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
+from shoal_agent.runtime.recipes import AS_IT_IS
 from shoal_agent.runtime.results import Passed, Ran, RunResult, kept, result_of
-from shoal_agent.runtime.whole_fragment import WholeFragment
+from shoal_agent.runtime.sessions import open_session, opens, options_of
+from shoal_agent.runtime.whole_fragment import Whole, WholeFragment, whole_of
+from shoal_agent.runtime.widening import Widening
 from shoal_agent.telemetry.logs import log
-from shoal_protocol.manifest import MODEL, weight_files
 from shoal_protocol.tensors import Array
 
-_EXTERNAL_DATA: Final = "session.model_external_initializers_file_folder_path"
 _KNOWN_FRAGMENTS: Final = 1024
 """Of so many it is known that they were opened before."""
-_NONE_MAPPED: Final[Weights] = {}
 _PACKING_SECONDS: Final = 0.03
 """An input may wait for so long while blocks are packed; one block may take longer."""
 
@@ -97,6 +95,7 @@ class Runtime:
         self._open: dict[str, OpenFragment] = {}
         self._prepared: dict[str, Prepared] = {}
         self._blocks: dict[str, Blocks] = {}
+        self._widening = Widening(threads)
         self._opened_once: set[str] = set()
         self._passing = InPassing(meter)
         onnxruntime.set_default_logger_severity(4)
@@ -149,8 +148,9 @@ class Runtime:
             log.warning("%s is opened unprepared: %s", short(digest), error)
             fragment = self._fragment(folder, blocks, granted_bytes, NOTHING_PREPARED)
         self._open[digest], self._prepared[digest] = fragment, prepared
-        # Parsing and optimising leave freed heap and pages of code behind. What runs need of these
-        # returns in some milliseconds: too much for fragments that take turns in memory.
+        # Parsing and optimising leave freed heap and pages of code behind, packing some arena. What
+        # runs need of code returns in some milliseconds: too much for fragments that take turns.
+        self.shrink()
         self._meter.give_back(still_in_use=digest in self._opened_once)
         if len(self._opened_once) >= _KNOWN_FRAGMENTS:
             self._opened_once.clear()
@@ -170,39 +170,67 @@ class Runtime:
         soon: bool = False,
     ) -> OpenFragment:
         most_bytes = 0 if blocks is None else blocks.resident_bytes
-        open_session = partial(self._session, in_order=runs_in_order(folder))
-        spare = self._limit_bytes - (granted_bytes or 0)
         if blocks is not None and granted_bytes is not None and granted_bytes < most_bytes:
             if prepared.blocks is not None:
                 blocks = blocks.with_prepared(prepared.blocks, granted_bytes)
             blocks, threads = blocks.with_threads(self.threads, granted_bytes)
             if soon:
                 blocks = blocks.unpacked_first(granted_bytes)
-            sessions = partial(open_session, threads=threads)
+            sessions = opens(threads, in_order=runs_in_order(folder))
             return BlockFragment(blocks, granted_bytes, sessions, self.shrink)
-        weights, model = weight_files(folder), prepared.whole
-        size = sum(each.stat().st_size for each in weights)
-        recipe = None if model is None else model.recipe_for_whole(size, granted_bytes, spare)
-        if model is None or recipe is None:
-            return WholeFragment(open_session(str(folder / MODEL)), weights, size, prepared=False)
-        session = self._session(str(model.model), None, recipe)
-        return WholeFragment(session, [model.weights], size, prepared=True)
+        whole = self._whole(folder, granted_bytes, prepared)
+        return whole.open(whole.options(self.threads))
+
+    def _whole(self, folder: Path, granted_bytes: int | None, prepared: Prepared) -> Whole:
+        spare_bytes = self._limit_bytes - (granted_bytes or 0)
+        return whole_of(folder, prepared.whole, granted_bytes, spare_bytes)
 
     def grant(self, digest: str, granted_bytes: int) -> None:
-        """Run a fragment within so many bytes from now on. It is not open any more where that
-        fails; raises as `open`."""
+        """Run a fragment within so many bytes from now on; what can be done later is left to
+        `widen` and `pack`. It is not open any more where that fails; raises as `open`."""
         fragment, blocks = self._open.get(digest), self._blocks.get(digest)
         if fragment is None or blocks is None:
             return
-        in_blocks = granted_bytes < blocks.resident_bytes
-        is_in_blocks = isinstance(fragment, BlockFragment)
-        if isinstance(fragment, BlockFragment) and in_blocks and fragment.runs_in(granted_bytes):
-            fragment.grant(granted_bytes)
-        elif in_blocks or is_in_blocks:
-            prepared = self._prepared[digest]
-            del fragment
-            self.close(digest)
-            self.open(digest, blocks.folder, granted_bytes, prepared, soon=True)
+        if self._widening.discard(digest):
+            self.shrink()
+        prepared, beside_bytes, whole = self._prepared[digest], 0, None
+        if granted_bytes >= blocks.resident_bytes:
+            if isinstance(fragment, WholeFragment):
+                return
+            whole = self._whole(blocks.folder, granted_bytes, prepared)
+            if fragment.is_prepared and not whole.prepared:
+                whole = None  # it would run slower than its blocks
+            else:
+                beside_bytes = whole.opening_bytes
+        if isinstance(fragment, BlockFragment) and fragment.runs_in(granted_bytes - beside_bytes):
+            fragment.grant(granted_bytes - beside_bytes)
+            if whole is not None:
+                self._widening.want(digest, whole)
+            return
+        del fragment
+        self.close(digest)
+        self.open(digest, blocks.folder, granted_bytes, prepared, soon=True)
+
+    def widen(self, digest: str) -> Future[bool] | None:
+        """Have a fragment whose grant has grown take the place of its blocks, if it is open by now;
+        else what will say whether it is, when that has been tried. None: nothing is left to do."""
+        try:
+            opened = self._widening.step(digest)
+        except RuntimeFailed as error:
+            log.warning("%s runs in blocks still: %s", short(digest), error)
+            return None
+        if not isinstance(opened, WholeFragment):
+            return opened
+        self._open[digest] = opened
+        gc.collect()  # the blocks go now
+        self.shrink()
+        self._meter.give_back(still_in_use=True)
+        return None
+
+    @property
+    def opens_beside(self) -> bool:
+        """Whether a fragment is being opened while its blocks run."""
+        return self._widening.under_way
 
     def pack(self, digest: str) -> bool:
         """Do a part of what was left when a grant was adopted: one block, and others for as long as
@@ -210,6 +238,8 @@ class Runtime:
         fragment, until = self._open.get(digest), perf_counter() + _PACKING_SECONDS
         if not isinstance(fragment, BlockFragment) or not fragment.may_pack:
             return False
+        if self._widening.wants(digest):
+            return False  # `widen` comes first
         try:
             fragment.pack_one()
             while fragment.may_pack and perf_counter() < until:
@@ -217,6 +247,8 @@ class Runtime:
         except (RuntimeFailed, OSError, ValueError) as error:
             log.warning("%s runs with blocks that are not packed: %s", short(digest), error)
             return False
+        finally:
+            self.shrink()
         self._meter.give_back(still_in_use=True)
         return fragment.may_pack
 
@@ -239,6 +271,7 @@ class Runtime:
         fragment = self._opened(digest)
         feed = feed_of(fragment.inputs, tensors)
         if limit_bytes is not None:
+            self._widening.stop()
             is_bounded = is_larger or not is_tried
             in_blocks = isinstance(fragment, BlockFragment)
             may_drop = is_bounded and (is_larger or in_blocks or not is_known)
@@ -296,6 +329,7 @@ class Runtime:
     ) -> tuple[tuple[Point, ...], Tried]:
         """`open`, and run it once with inputs of the largest shapes that were planned for, before
         there is work. Raises as `open`."""
+        self._widening.stop()
         self.shrink()
         before = self._meter.used_bytes()
         curve = self.open(digest, folder, granted_bytes, prepared)
@@ -374,6 +408,7 @@ class Runtime:
     def close(self, digest: str) -> int:
         """Give a fragment up; the bytes that came back. Its memory is back on return."""
         before = self._meter.used_bytes()
+        self._widening.discard(digest)
         self._open.pop(digest, None)
         self._prepared.pop(digest, None)
         self._blocks.pop(digest, None)
@@ -400,42 +435,8 @@ class Runtime:
         """Give back what neither fragments nor activations hold."""
         self._ballast.empty_arena()
 
-    def _session(
-        self,
-        model: str | bytes,
-        weights: Path | None = None,
-        recipe: Recipe = AS_IT_IS,
-        mapped: Weights = _NONE_MAPPED,
-        *,
-        in_order: bool = False,
-        threads: int | None = None,
-    ) -> onnxruntime.InferenceSession:
-        """`weights` is the folder of its external data, which a path has beside it; those that are
-        `mapped` are used from there, and the caller keeps them. `in_order`: run the nodes in the
-        order of the file, where nobody has ordered them anew to prepare it."""
-        options = recipe.options(threads or self.threads)
-        # A plan for all activations at once would be allocated beside what the first run left.
-        options.enable_mem_pattern = False
-        if in_order and recipe is AS_IT_IS:
-            options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        options.add_session_config_entry("session.use_env_allocators", "1")
-        # Spinning burns processor time that the other agents of a machine need.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if weights is not None:
-            options.add_session_config_entry(_EXTERNAL_DATA, str(weights))
-        for name, value in mapped.items():
-            options.add_initializer(name, value)
-        try:
-            session = onnxruntime.InferenceSession(
-                model,
-                options,
-                providers=["CPUExecutionProvider"],
-                disabled_optimizers=list(recipe.disabled),
-            )
-        except Exception as error:  # as above
-            raise failure_of(error) from error
-        session._model_bytes = None  # it would hold on to the model that it has read
-        return session
+    def _session(self, model: bytes) -> onnxruntime.InferenceSession:
+        return open_session(model, options_of(AS_IT_IS, self.threads))
 
 
 def _result(fragment: OpenFragment, ran: Ran, peak_bytes: int) -> RunResult:

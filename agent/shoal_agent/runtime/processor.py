@@ -38,6 +38,7 @@ class Processor:
         self._waiting = 0
         self._light: dict[tuple[str, int], int] = {}
         self._largest: dict[tuple[str, int], int] = {}
+        self._ways: dict[str, object] = {}
 
     async def call(self, function: Callable[..., Result], *arguments: object) -> Result:
         """Run in the thread that ONNX Runtime has.
@@ -89,20 +90,21 @@ class Processor:
             if passed is not None:
                 return self._result(digest, passed, limit_bytes, items)
         self._stopper = Stopper()
-        is_safe = is_known and size <= self._largest.get(key, -1)
+        is_safe, way = is_known and size <= self._largest.get(key, -1), self.way(digest)
         guarded = None if is_safe else limit_bytes
         run = partial(self._runtime.run, digest, tensors, self._stopper, guarded)
         result = await self._in_thread(
             partial(run, is_known=is_known, is_tried=is_tried, is_larger=is_larger)
         )
-        if not result.squeezed:
-            self._largest[key] = max(size, self._largest.get(key, 0))
         self._handling.ran(items, result.compute_seconds, result.processor_seconds)
+        is_so_still = self.way(digest) is way
+        if is_so_still and not result.squeezed:
+            self._largest[key] = max(size, self._largest.get(key, 0))
         if result.compute_seconds > _LIGHT_SECONDS or result.peak_bytes > limit_bytes:
             self._light.pop(key, None)
-        elif measured:
+        elif measured and is_so_still:
             self._light[key] = max(size, self._light.get(key, 0))
-        if items == 1 and not self._waiting:
+        if items == 1 and not self._waiting and not self._runtime.opens_beside:
             self.times.note(
                 digest, result.compute_seconds, result.processor_seconds, result.streamed_bytes
             )
@@ -145,15 +147,22 @@ class Processor:
         """Ask the present run to end early, also when it still waits for the thread."""
         self._stopper.stop()
 
+    def way(self, digest: str) -> object:
+        """How a fragment runs: another one after each change. What a run has shown that began
+        before one says nothing of those after it."""
+        return self._ways.setdefault(digest, object())
+
     def note_change(self, digest: str) -> None:
         """The fragment is to run in other terms from now on, or no more."""
         self.note_gathered(digest)
+        self._ways.pop(digest, None)
         self._largest = {key: size for key, size in self._largest.items() if key[0] != digest}
 
     def note_budget(self) -> None:
         """What has run within the old budget may exceed the new one."""
         self._light.clear()
         self._largest.clear()
+        self._ways.clear()
 
     def note_gathered(self, digest: str) -> None:
         """The peak of the fragment's next run is to be its own."""

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from shoal_agent.memory.residency import Demand, Ledger
+from shoal_agent.runtime.in_background import begin
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import SpillFull
 
@@ -22,9 +23,7 @@ class Spilling:
 
     def begin(self, digest: str | None) -> None:
         """Restore the ledger's invariant, beside what goes on; `digest` needs the room."""
-        task = asyncio.create_task(self._spill_excess(digest))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        begin(self._spill_excess(digest), self.tasks)
 
     async def make_room(self, size: int) -> None:
         """Spill; where somebody else does already, less may be needed then: ask again."""

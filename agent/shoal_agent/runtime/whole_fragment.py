@@ -1,38 +1,96 @@
 """A fragment that runs as one session."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import onnxruntime
 
+from shoal_agent.runtime.described import runs_in_order
 from shoal_agent.runtime.failures import Stopper, failure_of
 from shoal_agent.runtime.inputs import input_spec
 from shoal_agent.runtime.mapped_pages import PageRange
+from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.process_memory import clean_pages
+from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, Recipe
+from shoal_agent.runtime.sessions import open_session, options_of
+from shoal_protocol.manifest import MODEL, weight_files
 from shoal_protocol.tensors import Array
+
+_GRAPH_FACTOR: Final = 12
+"""Memory to open a graph that is not prepared, over the size of its file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """How a fragment is opened as one session. `weights` are the files that are mapped, of which
+    `weight_bytes` are weights, and the others packed copies. While it is opened it takes
+    `opening_bytes` at most, and its weights are read by runs only."""
+
+    model: Path
+    recipe: Recipe
+    weights: tuple[Path, ...]
+    weight_bytes: int
+    in_order: bool
+    opening_bytes: int
+
+    @property
+    def prepared(self) -> bool:
+        return self.recipe is not AS_IT_IS
+
+    def options(self, threads: int) -> onnxruntime.SessionOptions:
+        return options_of(self.recipe, threads, in_order=self.in_order)
+
+    def open(self, options: onnxruntime.SessionOptions) -> "WholeFragment":
+        """Raises `RuntimeFailed`."""
+        return WholeFragment(self, open_session(str(self.model), options, self.recipe))
+
+
+def whole_of(
+    folder: Path, prepared: PreparedModel | None, granted_bytes: int | None, spare_bytes: int
+) -> Whole:
+    """How a fragment in a folder is opened where it is granted so much, beside `spare_bytes`.
+
+    Raises `FragmentDamaged`, `OSError`."""
+    files = weight_files(folder)
+    size, model = sum(each.stat().st_size for each in files), folder / MODEL
+    recipe = None
+    if prepared is not None:
+        recipe = prepared.recipe_for_whole(size, granted_bytes, spare_bytes)
+    if prepared is None or recipe is None:
+        recipe, opening_bytes = AS_IT_IS, _GRAPH_FACTOR * model.stat().st_size
+    else:
+        opened = prepared.packed if recipe is PREPARED else prepared.unpacked
+        model, files, opening_bytes = prepared.model, [prepared.weights], opened.opening_bytes
+    return Whole(
+        model=model,
+        recipe=recipe,
+        weights=tuple(each.resolve() for each in files),
+        weight_bytes=size,
+        in_order=runs_in_order(folder),
+        opening_bytes=opening_bytes,
+    )
 
 
 class WholeFragment:
     """One session. It maps its weights, and they stay in memory once they have been read."""
 
-    def __init__(
-        self,
-        session: onnxruntime.InferenceSession,
-        weights: Sequence[Path],
-        weight_bytes: int,
-        *,
-        prepared: bool,
-    ) -> None:
-        """`weights` are the files that are mapped; packed copies in them do not count as weights.
-
-        Raises `RuntimeFailed`.
-        """
-        self.prepared = prepared
+    def __init__(self, source: Whole, session: onnxruntime.InferenceSession) -> None:
+        """Raises `RuntimeFailed`."""
+        self._source = source
         self._session = session
-        self._weights = [each.resolve() for each in weights]
-        self.weight_bytes = weight_bytes
         self.inputs = tuple(input_spec(value) for value in session.get_inputs())
         self.outputs = tuple(value.name for value in session.get_outputs())
+
+    @property
+    def prepared(self) -> bool:
+        return self._source.prepared
+
+    @property
+    def weight_bytes(self) -> int:
+        """Without packed copies."""
+        return self._source.weight_bytes
 
     def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
         """One item, as views into the arena; raises `RuntimeFailed` and its kinds."""
@@ -43,4 +101,4 @@ class WholeFragment:
 
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped."""
-        return clean_pages(self._weights)
+        return clean_pages(self._source.weights)

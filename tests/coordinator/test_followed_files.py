@@ -4,6 +4,7 @@ import random
 import shutil
 import sqlite3
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 import pytest
@@ -110,13 +111,14 @@ class Camera:
         self.open()
 
     def end(self) -> None:
-        for _ in range(4 * len(self.dropped) + 20):
+        """Small files are made by a thread, and until then others wait."""
+        until = monotonic() + 60
+        while self.left or not self.watch.settled:
+            assert monotonic() < until, f"{self.watch.waiting} files wait for ever"
             self.look(last=True)
             while self.left:
                 self.compute()
             self.store.publish()
-            if self.watch.settled and not self.left:
-                break
         assert self.store.complete() is None
 
 

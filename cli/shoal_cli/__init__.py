@@ -30,10 +30,9 @@ def main() -> None:
         status = run_app(sys.argv[1:])
     except KeyboardInterrupt:  # while all of that was imported
         status = 130
-    if "obstore" in sys.modules or "grpc" in sys.modules:
-        # Their threads may still call Python, or hold what another waits for: the process aborts
-        # then, or stays for ever, while the interpreter is taken down. All is closed by now, so end
-        # without that.
+    if "obstore" in sys.modules:
+        # Its threads may still call Python, and abort the process when they do so while the
+        # interpreter is taken down. All is closed by now, so end without that.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
                 stream.flush()

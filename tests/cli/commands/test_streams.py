@@ -1,6 +1,5 @@
 """The command where its streams are closed or full, or it is interrupted before it has begun."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,12 +11,6 @@ import pytest
 from shoal_cli import main
 
 SHOAL = f"{sys.executable} -m shoal_cli"
-
-
-@pytest.fixture(autouse=True)
-def exits_by_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command ends at once where other tests of this process have loaded gRPC."""
-    monkeypatch.setattr(os, "_exit", sys.exit)
 
 
 def shell(line: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,6 @@ import pty
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ def test_a_run_is_watched_described_and_explained_while_it_goes_on(
     assert "device one joined as session" in logs
 
     status, drawn = watch_on_a_terminal(bench, work)
-    assert status == 0, drawn[-4000:]
+    assert status == 0, drawn[-1000:]
     assert "3 of 3 devices ready" in drawn
     assert drawn.endswith("\x1b[?25h\x1b[?1049l")  # the terminal is as it was
 
@@ -78,7 +77,7 @@ def watch_on_a_terminal(bench: Workbench, work: Path) -> tuple[int, str]:
     """`shoal top` until it has drawn something, and Control-C then: its status, and all it drew."""
     ours, its = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-m", "shoal_cli", "top", "--work", work],
+        [sys.executable, "-m", "shoal_cli", "top", "--work", work],
         stdin=its,
         stdout=its,
         stderr=its,
@@ -89,12 +88,9 @@ def watch_on_a_terminal(bench: Workbench, work: Path) -> tuple[int, str]:
     while b"devices ready" not in drawn:
         drawn += os.read(ours, 65536)
     process.send_signal(signal.SIGINT)
-    stuck = threading.Timer(60, process.send_signal, (signal.SIGABRT,))  # it shows where
-    stuck.start()
     with contextlib.suppress(OSError):  # nobody has the other end any more
         while piece := os.read(ours, 65536):
             drawn += piece
-    stuck.cancel()
     os.close(ours)
     return process.wait(timeout=30), drawn.decode(errors="replace")
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -15,6 +16,8 @@ from cluster_fixtures import SHARED_PLANE, api_access, control_plane
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # As for Shoal's own processes: to start these threads takes longer than to import numpy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# A shell that starts the check in the background has it ignore Ctrl-C, and what it starts as well.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Plans of tests are the same on every machine, and none of them waits for its measurement.
 os.environ.setdefault("SHOAL_SPEED", os.devnull)
 

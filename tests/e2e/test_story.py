@@ -105,8 +105,9 @@ def test_every_kind_is_shown_in_one_table_and_is_ready(read: ShoalOnNodes) -> No
         "inferencejob.shoal.dev/ocr",
     }
     for what in sorted(shown):
-        if not what.startswith("inferencejob"):
-            read.wait(what, "Ready", seconds=30)
+        kind, name = what.split("/")
+        if kind != "inferencejob.shoal.dev":
+            assert read.condition(kind, name, "Ready")["status"] == "True", read.story_of(what)
 
 
 def test_agents_are_on_different_nodes_and_their_limits_follow_their_floors(

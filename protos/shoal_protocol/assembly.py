@@ -9,10 +9,11 @@ decoding nor a check, and is whole in one frame, may stay there.
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import tensors_pb2 as pb
 
 _ALIGNMENT: Final = 64
+_KNOWN_TENSORS: Final = 256
 _STRING_OVERHEAD_BYTES: Final = 64
 """What a Python string takes beyond its bytes, for the limit."""
 
@@ -50,9 +52,6 @@ class ReceivedActivation(NamedTuple):
     encoded_bytes: int
 
 
-_NOTHING: Final = memoryview(b"")
-
-
 class Buffer(Protocol):
     """Where an activation is received into."""
 
@@ -66,24 +65,24 @@ Admission = Callable[[pb.Activation, int], Buffer | None]
 returns the buffer (None: plain memory). May refuse it by raising `TransferError` (STALE, BUSY)."""
 
 
-@dataclass(slots=True)
-class _Tensor:
-    """What one tensor's header says, where it ends up in the buffer, and what its bytes go to."""
+class _Tensor(NamedTuple):
+    """What one tensor's header says, and `cost_bytes`, which it takes in memory."""
 
     name: str
     data_type: pb.DataType
+    dtype: np.dtype[Any]
     shape: tuple[int, ...]
     codec: pb.Codec
     shuffled: bool
     encoded_bytes: int
     decoded_bytes: int
-    start: int
-    target: memoryview
+    cost_bytes: int
 
 
 @dataclass(slots=True)
 class _Transfer:
-    """The transfer being received: the tensors' targets are filled one after the other."""
+    """The transfer being received. Where it has a buffer, each tensor begins in there at its start,
+    and its bytes go to its target; the targets are filled one after the other."""
 
     number: int
     activation: pb.Activation
@@ -93,6 +92,8 @@ class _Transfer:
     bytes_to_decode: int
     size: int
     array: NDArray[np.uint8] | None = None
+    starts: Sequence[int] = ()
+    targets: Sequence[memoryview] = ()
     filled: int = 0
     target: int = 0
     position: int = 0
@@ -172,8 +173,8 @@ class ActivationAssembler:
         arrays: dict[str, Array] = {}
         start = 0
         for tensor in current.tensors:
-            dtype = DTYPES[tensor.data_type]
-            arrays[tensor.name] = array = np.ndarray(tensor.shape, dtype, payload, start)
+            array: Array = np.ndarray(tensor.shape, tensor.dtype, payload, start)
+            arrays[tensor.name] = array
             if not array.flags.aligned:
                 return self.fill(header, payload)
             start += tensor.decoded_bytes
@@ -228,13 +229,13 @@ class ActivationAssembler:
         tensors: list[_Tensor] = []
         size = decoded_bytes = bytes_to_decode = cost = 0
         for message in messages:
-            tensor, cost_of_tensor = _read_tensor(message, limits)
+            tensor = _read_tensor(message, limits)
             tensors.append(tensor)
             size += tensor.encoded_bytes
             decoded_bytes += tensor.decoded_bytes
             if tensor.codec != pb.NONE or tensor.data_type in (pb.STRING, pb.BOOL):
                 bytes_to_decode += tensor.decoded_bytes
-            cost += cost_of_tensor
+            cost += tensor.cost_bytes
             if cost > limits.decoded_bytes:
                 least, most = format_bytes(cost), format_bytes(limits.decoded_bytes)
                 raise MalformedFrame(f"would take {least} or more, at most {most} are allowed")
@@ -251,47 +252,59 @@ class ActivationAssembler:
         )
 
 
-def _read_tensor(message: pb.TensorHeader, limits: Limits) -> tuple[_Tensor, int]:
-    """A tensor, and what it will take in memory; `MalformedFrame` if it contradicts itself."""
-    tensor = _Tensor(
-        name=message.name,
-        data_type=message.dtype,
-        shape=tuple(message.shape[:]),  # sliced: iterating asks for one element after another
-        codec=message.codec,
-        shuffled=message.shuffled,
-        encoded_bytes=message.encoded_bytes,
-        decoded_bytes=message.decoded_bytes,
-        start=0,
-        target=_NOTHING,
-    )
-    name, shape = tensor.name, tensor.shape
+def _read_tensor(message: pb.TensorHeader, limits: Limits) -> _Tensor:
+    """A tensor; `MalformedFrame` if its header is above a limit, or contradicts itself."""
+    name, shape = message.name, tuple(message.shape[:])  # sliced: iterating asks one by one
     if len(name) > limits.name_bytes:
         raise MalformedFrame(f"a tensor's name of {len(name)} characters")
-    dtype = DTYPES.get(tensor.data_type)
-    if dtype is None:
-        raise MalformedFrame(f"tensor {name!r}: data type {tensor.data_type} is not known")
     if len(shape) > limits.rank:
         raise MalformedFrame(f"tensor {name!r}: rank {len(shape)}, at most {limits.rank}")
+    return _check_tensor(
+        name,
+        message.dtype,
+        shape,
+        message.codec,
+        message.shuffled,
+        message.encoded_bytes,
+        message.decoded_bytes,
+    )
+
+
+@lru_cache(_KNOWN_TENSORS)
+def _check_tensor(  # noqa: PLR0913, PLR0917 - the fields of a header; a cache takes positions
+    name: str,
+    data_type: pb.DataType,
+    shape: tuple[int, ...],
+    codec: pb.Codec,
+    shuffled: bool,
+    encoded_bytes: int,
+    decoded_bytes: int,
+) -> _Tensor:
+    """The tensor that these make; `MalformedFrame` if they contradict one another. Item after item
+    has the same ones. Name and rank are within limits, so what the cache holds is as well."""
+    dtype = DTYPES.get(data_type)
+    if dtype is None:
+        raise MalformedFrame(f"tensor {name!r}: data type {data_type} is not known")
     # Python's integers do not overflow. numpy's would, in the dimensions beside a zero as well.
     elements = math.prod(shape)
     if not elements and math.prod(filter(None, shape)) * dtype.itemsize > sys.maxsize:
         raise MalformedFrame(f"tensor {name!r}: the shape {list(shape)} is too large")
-    if tensor.data_type == pb.STRING:
-        cost = tensor.decoded_bytes + elements * _STRING_OVERHEAD_BYTES
-        matches = tensor.decoded_bytes >= 4 * elements
+    cost_bytes = decoded_bytes
+    if data_type == pb.STRING:
+        cost_bytes += elements * _STRING_OVERHEAD_BYTES
+        matches = decoded_bytes >= 4 * elements
     else:
-        cost = tensor.decoded_bytes
-        matches = cost == elements * dtype.itemsize
+        matches = decoded_bytes == elements * dtype.itemsize
     if not matches:
-        raise MalformedFrame(
-            f"tensor {name!r}: {tensor.decoded_bytes} bytes do not make {list(shape)}"
-        )
+        raise MalformedFrame(f"tensor {name!r}: {decoded_bytes} bytes do not make {list(shape)}")
+    tensor = _Tensor(
+        name, data_type, dtype, shape, codec, shuffled, encoded_bytes, decoded_bytes, cost_bytes
+    )
     if not _suits_codec(tensor):
         raise MalformedFrame(
-            f"tensor {name!r}: codec {tensor.codec} cannot make {tensor.decoded_bytes} bytes "
-            f"of {tensor.encoded_bytes}"
+            f"tensor {name!r}: codec {codec} cannot make {decoded_bytes} bytes of {encoded_bytes}"
         )
-    return tensor, cost
+    return tensor
 
 
 def _suits_codec(tensor: _Tensor) -> bool:
@@ -310,21 +323,22 @@ def _suits_codec(tensor: _Tensor) -> bool:
 
 def _allocate(current: _Transfer) -> None:
     """One buffer for all decoded tensors; bytes yet to be decoded go beside it."""
+    starts: list[int] = []
     end = 0
     for tensor in current.tensors:
-        tensor.start = end
+        starts.append(end)
         end += -(-tensor.decoded_bytes // _ALIGNMENT) * _ALIGNMENT
     size = end + _ALIGNMENT
     into = current.into
     array = current.array = np.empty(size, np.uint8) if into is None else into.allocate(size)
     shift = -addressof(c_char.from_buffer(array.data)) % _ALIGNMENT
-    view = array.data
-    for tensor in current.tensors:
-        tensor.start += shift
-        if tensor.codec == pb.NONE:
-            tensor.target = view[tensor.start : tensor.start + tensor.decoded_bytes]
-        else:
-            tensor.target = np.empty(tensor.encoded_bytes, np.uint8).data
+    current.starts = [start + shift for start in starts]
+    current.targets = [
+        array.data[start : start + tensor.decoded_bytes]
+        if tensor.codec == pb.NONE
+        else np.empty(tensor.encoded_bytes, np.uint8).data
+        for tensor, start in zip(current.tensors, current.starts, strict=True)
+    ]
 
 
 def copy_into(targets: Iterable[memoryview], payload: memoryview) -> None:
@@ -340,7 +354,7 @@ def _next_targets(current: _Transfer, size: int) -> list[memoryview]:
     current.filled += size
     targets: list[memoryview] = []
     while size:
-        target = current.tensors[current.target].target
+        target = current.targets[current.target]
         start = current.position
         end = min(len(target), start + size)
         if start < end:
@@ -356,7 +370,11 @@ def _next_targets(current: _Transfer, size: int) -> list[memoryview]:
 def _finish(current: _Transfer) -> ReceivedActivation:
     array = current.array
     assert array is not None, "it has been filled"
-    return _received(current, {tensor.name: _array(tensor, array) for tensor in current.tensors})
+    placed = zip(current.tensors, current.starts, current.targets, strict=True)
+    return _received(
+        current,
+        {tensor.name: _array(tensor, array, start, target) for tensor, start, target in placed},
+    )
 
 
 def _received(current: _Transfer, tensors: dict[str, Array]) -> ReceivedActivation:
@@ -371,12 +389,13 @@ def _received(current: _Transfer, tensors: dict[str, Array]) -> ReceivedActivati
     )
 
 
-def _array(tensor: _Tensor, buffer: NDArray[np.uint8]) -> Array:
+def _array(tensor: _Tensor, buffer: NDArray[np.uint8], start: int, target: memoryview) -> Array:
+    slot = buffer.data[start : start + tensor.decoded_bytes]
     if tensor.codec != pb.NONE:
         try:
             codecs.decode(
-                tensor.target,
-                buffer.data[tensor.start : tensor.start + tensor.decoded_bytes],
+                target,
+                slot,
                 tensor.codec,
                 shuffled=tensor.shuffled,
                 element_bytes=element_bytes(tensor.data_type),
@@ -384,9 +403,8 @@ def _array(tensor: _Tensor, buffer: NDArray[np.uint8]) -> Array:
         except CodecError as error:
             raise MalformedFrame(f"tensor {tensor.name!r}: {error}") from error
     if tensor.data_type == pb.STRING:
-        slot = buffer.data[tensor.start : tensor.start + tensor.decoded_bytes]
         return _decode_strings(tensor.name, slot, tensor.shape)
-    array: Array = np.ndarray(tensor.shape, DTYPES[tensor.data_type], buffer, tensor.start)
+    array: Array = np.ndarray(tensor.shape, tensor.dtype, buffer, start)
     if tensor.data_type == pb.BOOL and array.size and array.view(np.uint8).max() > 1:
         raise MalformedFrame(f"tensor {tensor.name!r}: a truth value that is neither 0 nor 1")
     return array

@@ -9,6 +9,7 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from time import perf_counter
 from typing import Any, Final, NamedTuple, Self
 
@@ -22,6 +23,8 @@ from shoal_protocol.frames import Frame, transfer_frames
 from shoal_protocol.v1 import tensors_pb2 as pb
 
 Array = NDArray[Any]
+
+_KNOWN_TENSORS: Final = 256
 
 MODEL: Final = -1
 """As a producer: the model's inputs; as a consumer: the model's outputs."""
@@ -141,14 +144,8 @@ def encode_activation(  # noqa: PLR0913 - all but three have a default
         if codec != pb.NONE:
             edge = (key.job, key.producer, key.consumer, name)
             used, shuffled, encoded = _encode(plain, data_type, codec, edge, lossy=lossy)
-        activation.tensors.add(
-            name=name,
-            dtype=data_type,
-            shape=array.shape,
-            codec=used,
-            shuffled=shuffled,
-            encoded_bytes=len(encoded),
-            decoded_bytes=len(plain),
+        activation.MergeFromString(
+            _described(name, data_type, array.shape, used, shuffled, len(encoded), len(plain))
         )
         buffers.append(encoded)
         decoded_bytes += len(plain)
@@ -160,6 +157,30 @@ def encode_activation(  # noqa: PLR0913 - all but three have a default
         encoded_bytes=encoded_bytes,
         frame_bytes=frame_bytes,
     )
+
+
+@lru_cache(_KNOWN_TENSORS)
+def _described(  # noqa: PLR0913, PLR0917 - the fields of a header; a cache takes positions
+    name: str,
+    data_type: pb.DataType,
+    shape: tuple[int, ...],
+    codec: pb.Codec,
+    shuffled: bool,
+    encoded_bytes: int,
+    decoded_bytes: int,
+) -> bytes:
+    """An activation's field that describes a tensor. Item after item has the same ones."""
+    activation = pb.Activation()
+    activation.tensors.add(
+        name=name,
+        dtype=data_type,
+        shape=shape,
+        codec=codec,
+        shuffled=shuffled,
+        encoded_bytes=encoded_bytes,
+        decoded_bytes=decoded_bytes,
+    )
+    return activation.SerializeToString()
 
 
 def data_type_of(name: str, array: Array) -> pb.DataType:

@@ -373,6 +373,7 @@ class Agent:
                 await channel.channel_ready()
         except TimeoutError as error:
             raise SessionBroken(await why_unreachable(channel)) from error
+        self._follower.find_libraries()
         floor = await self.fragments.processor.call(self._meter.settle, LIBRARY_RESERVE_BYTES)
         self._check_limit(floor)
         await self._follower.settled()

@@ -38,9 +38,14 @@ class BudgetFollower:
         self._settled = asyncio.Event()
         self._libraries: frozenset[str] = frozenset()
 
+    def find_libraries(self) -> None:
+        """While no fragment is open. Before the floor is measured, which their paths are part of;
+        where nobody will ask for them there are none."""
+        if not self.settings.exit_with_parent:
+            self._libraries = library_files()
+
     async def settled(self) -> None:
         """The floor has been measured, and no fragment is open yet."""
-        self._libraries = library_files()
         await self._make_room()
         self._settled.set()
 

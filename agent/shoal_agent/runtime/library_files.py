@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 _PATH_FIELD: Final = 5
@@ -17,12 +16,12 @@ _PATH_FIELD: Final = 5
 
 def library_files() -> frozenset[str]:
     """Paths of mapped files and of modules' code. While no fragment is open, all mapped files are
-    of libraries."""
+    of libraries. No `Path` for any: that keeps the names of all folders for ever."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         fields = [line.rstrip("\n").split(maxsplit=_PATH_FIELD) for line in maps]
     mapped = {each[_PATH_FIELD] for each in fields if len(each) > _PATH_FIELD}
     modules = {getattr(module, "__cached__", None) for module in tuple(sys.modules.values())}
-    return frozenset(path for path in mapped | modules if path and Path(path).is_file())
+    return frozenset(path for path in mapped | modules if path and os.path.isfile(path))
 
 
 def uncache(paths: Iterable[str]) -> None:

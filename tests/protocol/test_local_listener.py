@@ -1,6 +1,8 @@
 """Who listens for local links, and peers that mean no good."""
 
 import asyncio
+import os
+import resource
 import socket
 import stat
 import struct
@@ -193,3 +195,23 @@ async def test_more_connections_than_allowed_are_closed_at_once(tmp_path: Path) 
             assert await exchange_with(address) == b""
             await asyncio.wait_for(links[0].send(outbound()), 10)
     assert len(taker.taken) == 3
+
+
+async def test_a_listener_without_descriptors_accepts_when_there_are_some_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(local, "_ACCEPT_PAUSE_SECONDS", 0.05)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with served(tmp_path, Taker()) as address:
+        with socket.socket(socket.AF_UNIX) as client:
+            spare = os.dup(client.fileno())
+            os.close(spare)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (spare, before[1]))
+            try:
+                client.connect(address.removeprefix("unix:") + ".bulk")
+                async with asyncio.timeout(10):
+                    while caplog.text.count("cannot accept") < 2:
+                        await asyncio.sleep(0.01)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            assert await exchange_with(address, b"\xff" * 64)

@@ -351,32 +351,44 @@ class LocalListener:
         except OSError:
             self._socket.close()
             raise
-        self._accepting = asyncio.create_task(self._accept(), name="local link")
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._socket, self._accept)
 
     async def stop(self) -> None:
-        """Accept no more, and end the links."""
-        tasks = [self._accepting, *self._serving]
+        """Accept no more, and end the links; again does nothing."""
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+        if self._pause is not None:
+            self._pause.cancel()
+        tasks = list(self._serving)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._socket.close()
         self._path.unlink(missing_ok=True)
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(self._socket)
-            except OSError as error:  # no descriptors are left, for one
-                logger.warning("%s: cannot accept: %s", self._path, error)
-                await asyncio.sleep(_ACCEPT_PAUSE_SECONDS)
-                continue
-            if len(self._serving) >= self._connections:
-                connection.close()
-                continue
-            serving = asyncio.create_task(self._serve_one(connection))
-            self._serving.add(serving)
-            serving.add_done_callback(self._serving.discard)
+    def _accept(self) -> None:
+        """Not by `loop.sock_accept`: that looks whether the socket is one of `ssl`, a module that
+        an idle agent does without."""
+        try:
+            connection, _ = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # who asked has gone
+        except OSError as error:  # no descriptors are left, for one
+            logger.warning("%s: cannot accept: %s", self._path, error)
+            self._loop.remove_reader(self._socket)
+            self._pause = self._loop.call_later(
+                _ACCEPT_PAUSE_SECONDS, self._loop.add_reader, self._socket, self._accept
+            )
+            return
+        if len(self._serving) >= self._connections:
+            connection.close()
+            return
+        connection.setblocking(False)
+        serving = asyncio.create_task(self._serve_one(connection))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
 
     async def _serve_one(self, connection: socket.socket) -> None:
         transport, reason = LocalTransport(connection, served=True), "the server stops"

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import mmap
+import re
 from pathlib import Path
 
 import onnxruntime  # noqa: F401 - a large library
@@ -156,3 +157,27 @@ def test_library_pages_go_when_a_fragment_is_opened_for_the_first_time(
         runtime.open("fragment", made.folder)
         runtime.close("fragment")
     assert kept == [False, False, True, False]
+
+
+def test_of_tables_that_nobody_uses_only_what_was_not_written_to_goes(tmp_path: Path) -> None:
+    pages = 16
+    path = tmp_path / "libopenblas-0.so"
+    path.write_bytes(b"t" * pages * mmap.PAGESIZE)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as tables:
+        written = 5 * mmap.PAGESIZE
+        tables[written] = ord("w")
+        assert set(tables[:: mmap.PAGESIZE]) == set(b"tw")
+        assert resident_pages(path) == pages
+        drop_library_pages()
+        assert resident_pages(path) == 1
+        assert tables[written] == ord("w")
+        assert tables[:written] == b"t" * written
+
+
+def resident_pages(path: Path) -> int:
+    """Of a mapped file."""
+    text = Path("/proc/self/smaps").read_text()
+    described = text.partition(f"{path}\n")[2]
+    found = re.search(r"^Rss: +(\d+) kB", described, re.MULTILINE)
+    assert found is not None
+    return (int(found[1]) << 10) // mmap.PAGESIZE

@@ -7,10 +7,15 @@ the agent has been idle for a moment, and after each load, and those that return
 from what a fragment takes (`process_memory`).
 
 Only mappings that are not writable and hold no page of this process's own (relocated tables do).
+The linear algebra that numpy brings is an exception: its tables are writable, and the kernel maps
+most of them when it is loaded. Nobody calls it, so nobody writes to a page between the look at what
+is this process's own and the drop of the rest.
 """
 
+import contextlib
 import mmap
 import os
+import re
 import sys
 from collections.abc import Iterable
 from typing import Final
@@ -21,6 +26,9 @@ _ENTRY_BYTES: Final = 8
 _TOP_BYTE: Final = _ENTRY_BYTES - 1 if sys.byteorder == "little" else 0
 _IS_RESIDENT: Final = bytes(top & 0xA0 == 0xA0 for top in range(256))
 """By the top byte of an entry in the kernel's pagemap: bit 63, in memory; bit 61, of a file."""
+_TABLES_OF_LINEAR_ALGEBRA: Final = re.compile(
+    r"^([0-9a-f]+)-([0-9a-f]+) rw-p .*/lib(?:\w*openblas|gfortran|quadmath)[^/]*$", re.MULTILINE
+)
 
 
 class LibraryPages:
@@ -40,9 +48,37 @@ class LibraryPages:
         drop(self._ranges)
 
     def _resident_pages(self, pages: PageRange) -> int:
-        count, first = pages.size // mmap.PAGESIZE, pages.start // mmap.PAGESIZE
-        entries = os.pread(self._pagemap, count * _ENTRY_BYTES, first * _ENTRY_BYTES)
-        return entries[_TOP_BYTE::_ENTRY_BYTES].translate(_IS_RESIDENT).count(1)
+        return _are_resident(self._pagemap, pages).count(1)
+
+
+def drop_unused_tables() -> None:
+    """Let go what is in memory of the tables of linear algebra, but for what was written to."""
+    with contextlib.suppress(OSError):  # a hardened container
+        drop(_clean_pages(_tables_of_linear_algebra()))
+
+
+def _tables_of_linear_algebra() -> list[PageRange]:
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        found = _TABLES_OF_LINEAR_ALGEBRA.findall(maps.read())
+    return [PageRange(int(start, 16), int(end, 16)) for start, end in found]
+
+
+def _clean_pages(ranges: Iterable[PageRange]) -> list[PageRange]:
+    """What of them is in memory as it is in the file."""
+    clean = []
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        for pages in ranges:
+            for run in re.finditer(b"\x01+", _are_resident(pagemap.fileno(), pages)):
+                start, end = (pages.start + index * mmap.PAGESIZE for index in run.span())
+                clean.append(PageRange(start, end))
+    return clean
+
+
+def _are_resident(pagemap: int, pages: PageRange) -> bytes:
+    """For each page 1 if it is in memory and of a file."""
+    count, first = pages.size // mmap.PAGESIZE, pages.start // mmap.PAGESIZE
+    entries = os.pread(pagemap, count * _ENTRY_BYTES, first * _ENTRY_BYTES)
+    return entries[_TOP_BYTE::_ENTRY_BYTES].translate(_IS_RESIDENT)
 
 
 def _merged(ranges: Iterable[PageRange]) -> list[PageRange]:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from shoal_agent.runtime.library_pages import LibraryPages
+from shoal_agent.runtime.library_pages import LibraryPages, drop_unused_tables
 from shoal_agent.runtime.mapped_pages import PageRange, drop
 
 _STATUS_BYTES: Final = 8192
@@ -262,6 +262,7 @@ def drop_library_pages() -> None:
     What is dropped is on disk, unchanged, and mostly in the page cache still.
     """
     drop(_library_mappings())
+    drop_unused_tables()
 
 
 def clean_pages(paths: Iterable[Path]) -> list[PageRange]:

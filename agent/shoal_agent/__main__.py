@@ -3,7 +3,11 @@
 import os
 import sys
 
-from shoal_agent.command import main
+from shoal_agent.unused_modules import execute_when_used
+
+execute_when_used()
+
+from shoal_agent.command import main  # noqa: E402 - it imports what need not be executed
 
 if __name__ == "__main__":
     status = main()

@@ -7,13 +7,13 @@ verified.
 """
 
 import re
-import ssl
 import time
+from binascii import a2b_base64
 from calendar import timegm
 from pathlib import Path
 from typing import Final
 
-_FIRST: Final = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_FIRST: Final = re.compile("-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 _VERSION: Final = 0xA0
 _TIMES: Final = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
 """UTCTime and GeneralizedTime."""
@@ -24,7 +24,7 @@ def expiration_seconds(path: Path) -> float | None:
     cannot be read, or is no certificate."""
     try:
         found = _FIRST.search(path.read_text())
-        return None if found is None else _not_after(ssl.PEM_cert_to_DER_cert(found[0]))
+        return None if found is None else _not_after(a2b_base64(found[1]))
     except (OSError, ValueError, LookupError):
         return None
 

@@ -6,13 +6,15 @@ share a measurement; `processors` says how much of such threads a device has.
 
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import Message
 
 from shoal_protocol.digests import Digest, is_digest
-from shoal_protocol.v1 import coordinator_pb2 as coordinator
 from shoal_protocol.v1 import session_pb2 as pb
+
+if TYPE_CHECKING:  # an agent has no use for it
+    from shoal_protocol.v1 import coordinator_pb2 as coordinator
 
 _LARGEST: Final = 1e15
 """Of operations or bytes in a second: no device comes near it."""
@@ -73,7 +75,7 @@ def speed_message(speed: Speed) -> pb.Speed:
     return pb.Speed(**asdict(speed))
 
 
-def link_of(status: coordinator.DeviceStatus) -> Link:
+def link_of(status: "coordinator.DeviceStatus") -> Link:
     """What is known of a device's link."""
     return Link(
         bytes_per_second=sane(status, "link_bytes_per_second"),
@@ -93,7 +95,7 @@ def link_of(status: coordinator.DeviceStatus) -> Link:
     )
 
 
-def fragment_times_of(status: coordinator.DeviceStatus) -> FragmentTimes:
+def fragment_times_of(status: "coordinator.DeviceStatus") -> FragmentTimes:
     """What fragments were measured to take on a device."""
     return tuple(
         FragmentTime(

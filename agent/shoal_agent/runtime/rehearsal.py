@@ -7,7 +7,7 @@ the floor is taken. The pages of code that it read are dropped then; the floor h
 those that return (`process_memory`).
 
 Measured (x86-64, ONNX Runtime 1.31, gRPC 1.85), resident: 79.7 MiB as it starts, 67 rehearsed and
-connected, 39 right after library pages were dropped, 45 when an idle agent has those again that it
+connected, 36 right after library pages were dropped, 44 when an idle agent has those again that it
 needs, and 50 to 57 with a model at work, without what that takes itself.
 
 A rehearsal that fails costs accuracy, nothing else: it is logged, and the agent continues.

@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 from agent.fragment_making import MadeFragment, write_fragment
+from agent.larger_item_probe import ARENA_BYTES
 from made_models import Made, weight
 
 PROBE = Path(__file__).with_name("larger_item_probe.py")
@@ -41,6 +42,16 @@ HANDED_ON = Made(
 )
 """The same rows as its output, which is copied."""
 
+REDUCED = Made(
+    text="""g (int64[2] count) => (float[1,1024] y) {
+        one = Constant<value_float = 1.0>()
+        large = Expand(one, count)
+        y = ReduceMax<axes = [0], keepdims = 1>(large) }""",
+    weights={},
+    shapes={},
+)
+"""The same rows, and next to nothing besides."""
+
 
 def layers(count: int) -> Made:
     """As many rows as its input says, and 4 MiB of weights for each layer, which reads all of them
@@ -62,9 +73,11 @@ def layers(count: int) -> Made:
     )
 
 
-def found_with(folder: Path, made: Made, rows_mib: int) -> dict[str, Any]:
+def found_with(
+    folder: Path, made: Made, rows_mib: int, *how: str, limit: int = LIMIT
+) -> dict[str, Any]:
     fragment = write_fragment(folder, onnx.load(made.save(folder)), 16 * MIB)
-    command = [sys.executable, PROBE, fragment.folder, LIMIT, rows_mib * 256]
+    command = [sys.executable, PROBE, fragment.folder, limit, rows_mib * 256, *how]
     found: dict[str, Any] = json.loads(subprocess.check_output(list(map(str, command)), text=True))
     return found
 
@@ -85,6 +98,16 @@ def test_an_item_whose_outputs_leave_no_room_for_their_copy_is_stopped(
     found = found_with(tmp_path, HANDED_ON, rows_mib)
     assert (found["stopped"] == "") == runs, found
     assert found["peak"] <= BUDGET
+
+
+@pytest.mark.parametrize(("rows_mib", "runs"), [(30, True), (62, False), (63, False)])
+def test_what_the_arena_keeps_of_itself_is_part_of_what_an_untried_fragment_takes(
+    tmp_path: Path, rows_mib: int, *, runs: bool
+) -> None:
+    """Its tables are 2 MiB here, and one node takes all the rest."""
+    found = found_with(tmp_path, REDUCED, rows_mib, "untried", limit=ARENA_BYTES)
+    assert (found["stopped"] == "") == runs, found
+    assert found["peak"] <= ARENA_BYTES
 
 
 def test_the_item_after_a_larger_one_has_room_for_all_weights(tmp_path: Path) -> None:

@@ -24,8 +24,12 @@ from shoal_protocol.arena_regions import REGION_BYTES
 
 _SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
 _NUMBER_BYTES: Final = 4
-_TABLE_BYTES: Final = REGION_BYTES // 32
+_TABLE: Final = 32
+_TABLE_BYTES: Final = REGION_BYTES // _TABLE
 """Of the region that a run needs anyway."""
+_BESIDE: Final = 32
+"""Of what a run has of the arena it takes one part in so many besides, measured 43 at most: scratch
+memory of kernels, and what the kernel needs to map all that."""
 _PIECE_BYTES: Final = 1 << 20
 _MOST_PIECES: Final = 32
 """Each is in memory for a moment."""
@@ -82,6 +86,12 @@ class Ballast:
     def _make(self, size_bytes: int) -> onnxruntime.OrtValue:
         count = onnxruntime.OrtValue.ortvalue_from_numpy(np.array([size_bytes // _NUMBER_BYTES]))
         return self._session.run_with_ort_values(["y"], {"count": count})[0]
+
+
+def beside_arena(limit_bytes: int, room_bytes: int) -> int:
+    """What is taken at most, but for the arena's blocks, by a run that has `room_bytes` of an arena
+    of `limit_bytes`: its tables, and what a node cannot ask of it."""
+    return limit_bytes // _TABLE + room_bytes // _BESIDE
 
 
 def _whole_pages(start: int, size: int) -> PageRange:

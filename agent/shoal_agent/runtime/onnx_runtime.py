@@ -39,7 +39,7 @@ from shoal_agent.memory.residency import short
 from shoal_agent.memory.swapping import grant_curve
 from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.arena import register_arena
-from shoal_agent.runtime.ballast import Ballast
+from shoal_agent.runtime.ballast import Ballast, beside_arena
 from shoal_agent.runtime.blocks import BlockFragment, Blocks
 from shoal_agent.runtime.described import read_blocks, runs_in_order
 from shoal_agent.runtime.failures import (
@@ -283,8 +283,9 @@ class Runtime:
             read_bytes = min(size_of(weights), READ_BYTES)
             if is_larger:  # whose limit leaves room besides
                 taken += read_bytes // 2
-            elif not is_known:
-                taken += read_bytes
+            else:
+                taken += read_bytes if not is_known else 0
+                taken += beside_arena(limit_bytes, max(0, self._limit_bytes - taken))
             try:
                 with self._ballast.hold(taken if is_bounded else 0):
                     return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)

@@ -21,12 +21,18 @@ from numpy.typing import NDArray
 from shoal_protocol import codecs
 from shoal_protocol.codecs import CodecError
 from shoal_protocol.frames import MalformedFrame, TransferError, split_frame
-from shoal_protocol.tensors import DTYPES, ActivationKey, Array, element_bytes
+from shoal_protocol.tensors import (
+    DTYPES,
+    KNOWN_TENSORS,
+    ActivationKey,
+    Array,
+    TensorFields,
+    element_bytes,
+)
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import tensors_pb2 as pb
 
 _ALIGNMENT: Final = 64
-_KNOWN_TENSORS: Final = 256
 _STRING_OVERHEAD_BYTES: Final = 64
 """What a Python string takes beyond its bytes, for the limit."""
 
@@ -70,12 +76,12 @@ class _Tensor(NamedTuple):
 
     name: str
     data_type: pb.DataType
-    dtype: np.dtype[Any]
     shape: tuple[int, ...]
     codec: pb.Codec
     shuffled: bool
     encoded_bytes: int
     decoded_bytes: int
+    dtype: np.dtype[Any]
     cost_bytes: int
 
 
@@ -260,28 +266,23 @@ def _read_tensor(message: pb.TensorHeader, limits: Limits) -> _Tensor:
     if len(shape) > limits.rank:
         raise MalformedFrame(f"tensor {name!r}: rank {len(shape)}, at most {limits.rank}")
     return _check_tensor(
-        name,
-        message.dtype,
-        shape,
-        message.codec,
-        message.shuffled,
-        message.encoded_bytes,
-        message.decoded_bytes,
+        TensorFields(
+            name,
+            message.dtype,
+            shape,
+            message.codec,
+            message.shuffled,
+            message.encoded_bytes,
+            message.decoded_bytes,
+        )
     )
 
 
-@lru_cache(_KNOWN_TENSORS)
-def _check_tensor(  # noqa: PLR0913, PLR0917 - the fields of a header; a cache takes positions
-    name: str,
-    data_type: pb.DataType,
-    shape: tuple[int, ...],
-    codec: pb.Codec,
-    shuffled: bool,
-    encoded_bytes: int,
-    decoded_bytes: int,
-) -> _Tensor:
-    """The tensor that these make; `MalformedFrame` if they contradict one another. Item after item
-    has the same ones. Name and rank are within limits, so what the cache holds is as well."""
+@lru_cache(KNOWN_TENSORS)
+def _check_tensor(fields: TensorFields) -> _Tensor:
+    """The tensor that these make; `MalformedFrame` if they contradict one another. Name and rank
+    are within limits."""
+    name, data_type, shape, codec, _, encoded_bytes, decoded_bytes = fields
     dtype = DTYPES.get(data_type)
     if dtype is None:
         raise MalformedFrame(f"tensor {name!r}: data type {data_type} is not known")
@@ -297,9 +298,7 @@ def _check_tensor(  # noqa: PLR0913, PLR0917 - the fields of a header; a cache t
         matches = decoded_bytes == elements * dtype.itemsize
     if not matches:
         raise MalformedFrame(f"tensor {name!r}: {decoded_bytes} bytes do not make {list(shape)}")
-    tensor = _Tensor(
-        name, data_type, dtype, shape, codec, shuffled, encoded_bytes, decoded_bytes, cost_bytes
-    )
+    tensor = _Tensor(*fields, dtype, cost_bytes)
     if not _suits_codec(tensor):
         raise MalformedFrame(
             f"tensor {name!r}: codec {codec} cannot make {decoded_bytes} bytes of {encoded_bytes}"

@@ -24,7 +24,9 @@ from shoal_protocol.v1 import tensors_pb2 as pb
 
 Array = NDArray[Any]
 
-_KNOWN_TENSORS: Final = 256
+KNOWN_TENSORS: Final = 256
+"""Of so many headers, a few kilobytes each at most, what was made of them is kept: item after item
+has the same ones."""
 
 MODEL: Final = -1
 """As a producer: the model's inputs; as a consumer: the model's outputs."""
@@ -113,6 +115,18 @@ class EncodedActivation:
         return transfer_frames(self.header, self.buffers, self.encoded_bytes, self.frame_bytes)
 
 
+class TensorFields(NamedTuple):
+    """What a `TensorHeader` says."""
+
+    name: str
+    dtype: pb.DataType
+    shape: tuple[int, ...]
+    codec: pb.Codec
+    shuffled: bool
+    encoded_bytes: int
+    decoded_bytes: int
+
+
 def encode_activation(  # noqa: PLR0913 - all but three have a default
     key: ActivationKey,
     device: str,
@@ -144,9 +158,10 @@ def encode_activation(  # noqa: PLR0913 - all but three have a default
         if codec != pb.NONE:
             edge = (key.job, key.producer, key.consumer, name)
             used, shuffled, encoded = _encode(plain, data_type, codec, edge, lossy=lossy)
-        activation.MergeFromString(
-            _described(name, data_type, array.shape, used, shuffled, len(encoded), len(plain))
+        fields = TensorFields(
+            name, data_type, array.shape, used, shuffled, len(encoded), len(plain)
         )
+        activation.MergeFromString(_described(fields))
         buffers.append(encoded)
         decoded_bytes += len(plain)
         encoded_bytes += len(encoded)
@@ -159,27 +174,11 @@ def encode_activation(  # noqa: PLR0913 - all but three have a default
     )
 
 
-@lru_cache(_KNOWN_TENSORS)
-def _described(  # noqa: PLR0913, PLR0917 - the fields of a header; a cache takes positions
-    name: str,
-    data_type: pb.DataType,
-    shape: tuple[int, ...],
-    codec: pb.Codec,
-    shuffled: bool,
-    encoded_bytes: int,
-    decoded_bytes: int,
-) -> bytes:
-    """An activation's field that describes a tensor. Item after item has the same ones."""
+@lru_cache(KNOWN_TENSORS)
+def _described(fields: TensorFields) -> bytes:
+    """An activation's field that describes a tensor."""
     activation = pb.Activation()
-    activation.tensors.add(
-        name=name,
-        dtype=data_type,
-        shape=shape,
-        codec=codec,
-        shuffled=shuffled,
-        encoded_bytes=encoded_bytes,
-        decoded_bytes=decoded_bytes,
-    )
+    activation.tensors.add(**fields._asdict())
     return activation.SerializeToString()
 
 

@@ -63,7 +63,7 @@ class _WhenUsed:
         """Not yet."""
 
     def execute(self, module: ModuleType, spec: ModuleSpec) -> None:
-        """Once; other threads wait. While it is executed, it has no more than it has so far."""
+        """Once; other threads wait that ask for what it does not have yet."""
         with self._lock:
             if self._is_executing or not isinstance(module, NotExecuted):
                 return

@@ -24,12 +24,12 @@ from shoal_protocol.arena_regions import REGION_BYTES
 
 _SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
 _NUMBER_BYTES: Final = 4
-_TABLE: Final = 32
-_TABLE_BYTES: Final = REGION_BYTES // _TABLE
+_BYTES_OF_A_TABLE_BYTE: Final = 32
+_TABLE_BYTES: Final = REGION_BYTES // _BYTES_OF_A_TABLE_BYTE
 """Of the region that a run needs anyway."""
-_BESIDE: Final = 32
-"""Of what a run has of the arena it takes one part in so many besides, measured 43 at most: scratch
-memory of kernels, and what the kernel needs to map all that."""
+_BYTES_OF_A_SCRATCH_BYTE: Final = 32
+"""Nodes take memory that they do not ask the arena for; the most that was measured is one byte for
+43 that they have of the arena."""
 _PIECE_BYTES: Final = 1 << 20
 _MOST_PIECES: Final = 32
 """Each is in memory for a moment."""
@@ -91,7 +91,7 @@ class Ballast:
 def beside_arena(limit_bytes: int, room_bytes: int) -> int:
     """What is taken at most, but for the arena's blocks, by a run that has `room_bytes` of an arena
     of `limit_bytes`: its tables, and what a node cannot ask of it."""
-    return limit_bytes // _TABLE + room_bytes // _BESIDE
+    return limit_bytes // _BYTES_OF_A_TABLE_BYTE + room_bytes // _BYTES_OF_A_SCRATCH_BYTE
 
 
 def _whole_pages(start: int, size: int) -> PageRange:

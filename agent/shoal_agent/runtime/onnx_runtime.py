@@ -284,7 +284,8 @@ class Runtime:
             if is_larger:  # whose limit leaves room besides
                 taken += read_bytes // 2
             else:
-                taken += read_bytes if not is_known else 0
+                if not is_known:
+                    taken += read_bytes
                 taken += beside_arena(limit_bytes, max(0, self._limit_bytes - taken))
             try:
                 with self._ballast.hold(taken if is_bounded else 0):

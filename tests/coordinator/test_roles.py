@@ -18,7 +18,6 @@ from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import files_pb2 as files
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 from shoal_protocol.v1.files_pb2_grpc import FilesStub
-from shoal_protocol.v1.session_pb2 import AgentMessage
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
@@ -35,10 +34,14 @@ async def put(channel: grpc.aio.Channel) -> object:
     return await read_all(call)  # type: ignore[arg-type]
 
 
+# Those that are to be refused send nothing: gRPC loses the status of a call (`STATUS_LOST`) whose
+# first write finds it refused.
+async def begin_put(channel: grpc.aio.Channel) -> object:
+    return await FilesStub(channel).Put(timeout=60).read()
+
+
 async def connect(channel: grpc.aio.Channel) -> object:
-    call = SessionClient(channel).connect()
-    await call.write(AgentMessage())
-    return await call.read()
+    return await SessionClient(channel).connect().read()
 
 
 async def exchange(channel: grpc.aio.Channel) -> object:
@@ -78,7 +81,7 @@ VIEWER: dict[str, Call] = {
     ),
 }
 WORKER: dict[str, Call] = {
-    "Put": put,
+    "Put": begin_put,
     "Fetch": lambda c: read_all(
         FilesStub(c).Fetch(files.FetchFileRequest(path="jobs/x/out/a.npz"), timeout=60)
     ),

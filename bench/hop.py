@@ -10,6 +10,9 @@ Ours is measured three times: the protocol alone; with what an agent has around 
 the same over the local link, which agents of one host use. The first two go over mutual TLS, as
 between two hosts, and so does the bare stream that they are compared with. The local link is
 compared with a bare stream over a Unix socket, which is the faster one.
+
+Both processes have the allocator's settings of an agent, which give large blocks back at once: so
+memory that is received into is new, as it is in an agent.
 """
 
 import asyncio
@@ -31,6 +34,7 @@ from measurement import RATIO, Measurement, alternate, compared
 
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.execution.values import Sent
+from shoal_agent.runtime.process_memory import tune_allocator
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.activations import ActivationStore, StoreBuffer
 from shoal_agent.transport.links import PeerLink
@@ -182,6 +186,8 @@ class Streams:
 
     @classmethod
     async def open(cls, folder: str, ports: Sequence[str]) -> "Streams":
+        """Connect to what `receiver` has started. This process has an agent's allocator then."""
+        tune_allocator()
         credentials = _credentials(Path(folder))
         ours, agent = (
             open_channel(f"127.0.0.1:{port}", credentials, server_name=_NAME) for port in ports[:2]
@@ -377,4 +383,5 @@ async def _receive(folder: str) -> None:
 
 
 if __name__ == "__main__":
+    tune_allocator()
     asyncio.run(_receive(sys.argv[1]))

@@ -34,9 +34,11 @@ from measurement import RATIO, Measurement, alternate, compared
 
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.execution.values import Sent
-from shoal_agent.runtime.process_memory import tune_allocator
+from shoal_agent.memory.residency import Ledger
+from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, tune_allocator
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.activations import ActivationStore, StoreBuffer
+from shoal_agent.transport.buffers import Buffers
 from shoal_agent.transport.links import PeerLink
 from shoal_agent.transport.serving import Peers
 from shoal_agent.transport.shaping import Uplink
@@ -56,7 +58,7 @@ from shoal_protocol.services import (
 )
 from shoal_protocol.tensors import ActivationKey, Array, encode_activation
 from shoal_protocol.tickets import make_ticket
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import Bytes, format_bytes
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
 
 SIZES: Final = (4 << 10, 384 << 10, 8 << 20)
@@ -67,6 +69,7 @@ _UNLIMITED: Final = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
+_BUDGET: Final = Bytes(256 << 20)
 _NAME: Final = "receiver"
 _KEY: Final = ActivationKey(job="bench", epoch=1, item=1, producer=0, consumer=1)
 _TICKET_KEY: Final = bytes(range(32))
@@ -327,7 +330,8 @@ class _Accepting:
     ticket_key = _TICKET_KEY
 
     def __init__(self, folder: Path) -> None:
-        self._store = ActivationStore(folder, 0, _Space())
+        buffers = Buffers(Ledger(budget=_BUDGET), MAPPED_FROM_BYTES)
+        self._store = ActivationStore(folder, 0, _Space(), buffers)
 
     @property
     def itineraries(self) -> ItemHandler:

@@ -11,8 +11,8 @@ the same over the local link, which agents of one host use. The first two go ove
 between two hosts, and so does the bare stream that they are compared with. The local link is
 compared with a bare stream over a Unix socket, which is the faster one.
 
-Both processes have the allocator's settings of an agent, which give large blocks back at once: so
-memory that is received into is new, as it is in an agent.
+Each side of a comparison has a sender and a receiver of its own: ours have the allocator's settings
+of an agent, which give large blocks back at once, the peer's have the allocator as it comes.
 """
 
 import asyncio
@@ -22,8 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -63,6 +64,7 @@ from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
 
 SIZES: Final = (4 << 10, 384 << 10, 8 << 20)
 _BARE: Final = "bench.Bare"
+_BARE_KINDS: Final = ("secured", "plain")
 _PIECE_BYTES: Final = 1 << 20
 _RECEIVERS: Final = 4
 _UNLIMITED: Final = [
@@ -77,6 +79,9 @@ _TICKET: Final = make_ticket(_TICKET_KEY, _KEY)
 _LAST: Final = 1
 """First byte of the bare message that is to be answered."""
 
+Hop = Callable[[str, int], float]
+"""Sends a tensor of a size in one of the ways: the seconds that it took."""
+
 
 def hops(
     *, quick: bool, sizes: Sequence[int] = SIZES, receivers: int = _RECEIVERS
@@ -89,22 +94,19 @@ def hops(
     samples: dict[int, dict[str, list[float]]] = {size: {} for size in sizes}
     for _ in range(receivers):
         with (
-            tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder,
-            receiver(folder) as ports,
-            asyncio.Runner() as runner,
+            sender(of_agent=True) as ours,
+            sender(of_agent=False) as peer,
         ):
-            streams = runner.run(Streams.open(folder, ports))
             for size, collected in samples.items():
                 turns = (20 if size > _PIECE_BYTES else 200) * (1 if quick else 5)
-                for name, times in _hop(runner, streams, size, turns).items():
+                for name, times in _hop(ours, peer, size, turns).items():
                     collected.setdefault(name, []).extend(times)
-            runner.run(streams.close())
     for size, collected in samples.items():
         agent, push = collected.pop("agent"), collected.pop("push")
         local = collected.pop("local")
         secured, plain = (
             min((times for way, times in collected.items() if way.startswith(kind)), key=median)
-            for kind in ("secured", "plain")
+            for kind in _BARE_KINDS
         )
         name = f"hop of {format_bytes(size)}"
         yield compared(f"{name}, protocol", push, secured, unit="s", goal=RATIO <= 1.25)
@@ -117,7 +119,10 @@ async def bare_messages_per_second(seconds: float, *, streams: int = 8) -> float
 
     Several streams at once, so that both processes always have something to do.
     """
-    with tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder, receiver(folder):
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder,
+        receiver(folder, of_agent=False),
+    ):
         return await _exchange(f"unix:{folder}/bare.sock", seconds, streams)
 
 
@@ -140,23 +145,11 @@ async def _exchange(target: str, seconds: float, streams: int) -> float:
         return sum(counts) / (time.perf_counter() - began)
 
 
-def _hop(
-    runner: asyncio.Runner, streams: "Streams", size: int, turns: int
-) -> dict[str, list[float]]:
+def _hop(ours: Hop, peer: Hop, size: int, turns: int) -> dict[str, list[float]]:
     """Seconds of each way to send a tensor of a size."""
-    tensor = np.arange(size // 4, dtype=np.float32).reshape(1, -1, 64)
-    whole = bytes((_LAST,)) + bytes(size - 1)
-    pieces = [bytes(_PIECE_BYTES)] * (size // _PIECE_BYTES - 1) + [whole[:_PIECE_BYTES]]
-    subjects = {
-        "agent": lambda: runner.run(timed(streams.agent(tensor))),
-        "local": lambda: runner.run(timed(streams.local(tensor))),
-        "push": lambda: runner.run(timed(streams.push(tensor))),
-        "secured whole": lambda: runner.run(timed(streams.bare([whole]))),
-        "plain whole": lambda: runner.run(timed(streams.plain([whole]))),
-    }
-    if size > _PIECE_BYTES:
-        subjects["secured pieces"] = lambda: runner.run(timed(streams.bare(pieces)))
-        subjects["plain pieces"] = lambda: runner.run(timed(streams.plain(pieces)))
+    subjects = {way: partial(ours, way, size) for way in ("agent", "local", "push")}
+    for way in ("whole", "pieces") if size > _PIECE_BYTES else ("whole",):
+        subjects |= {f"{kind} {way}": partial(peer, f"{kind} {way}", size) for kind in _BARE_KINDS}
     alternate(subjects, turns=10)
     return alternate(subjects, turns=turns, limit_seconds=10)
 
@@ -189,8 +182,6 @@ class Streams:
 
     @classmethod
     async def open(cls, folder: str, ports: Sequence[str]) -> "Streams":
-        """Connect to what `receiver` has started. This process has an agent's allocator then."""
-        tune_allocator()
         credentials = _credentials(Path(folder))
         ours, agent = (
             open_channel(f"127.0.0.1:{port}", credentials, server_name=_NAME) for port in ports[:2]
@@ -255,17 +246,78 @@ def _outbound(tensor: Array) -> OutboundActivation:
     return OutboundActivation(key=_KEY, device="receiver", tensors={"x": tensor}, ticket=_TICKET)
 
 
+# ---- the sending process -------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def sender(*, of_agent: bool) -> Iterator[Hop]:
+    """Start it and its receiver, with an agent's allocator or as it comes."""
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder,
+        receiver(folder, of_agent=of_agent) as ports,
+        _started("send", folder, *ports, of_agent=of_agent) as process,
+    ):
+        answers, orders = process.stdout, process.stdin
+        assert answers is not None
+        assert orders is not None
+
+        def hop(way: str, size: int) -> float:
+            orders.write(f"{size} {way}\n")
+            orders.flush()
+            return float(answers.readline())
+
+        yield hop
+
+
+def _send(folder: str, ports: Sequence[str]) -> None:
+    """Do what is asked on standard input."""
+    with asyncio.Runner() as runner:
+        streams = runner.run(Streams.open(folder, ports))
+        ways: dict[str, Callable[[], Awaitable[None]]] = {}
+        made = 0
+        for line in sys.stdin:
+            number, way = line.rstrip().split(maxsplit=1)
+            if (size := int(number)) != made:
+                ways, made = _ways(streams, size), size
+            print(runner.run(timed(ways[way]())), flush=True)
+        runner.run(streams.close())
+
+
+def _ways(streams: Streams, size: int) -> dict[str, Callable[[], Awaitable[None]]]:
+    tensor = np.arange(size // 4, dtype=np.float32).reshape(1, -1, 64)
+    whole = bytes((_LAST,)) + bytes(size - 1)
+    pieces = [bytes(_PIECE_BYTES)] * (size // _PIECE_BYTES - 1) + [whole[:_PIECE_BYTES]]
+    return {
+        "agent": partial(streams.agent, tensor),
+        "local": partial(streams.local, tensor),
+        "push": partial(streams.push, tensor),
+        "secured whole": partial(streams.bare, [whole]),
+        "plain whole": partial(streams.plain, [whole]),
+        "secured pieces": partial(streams.bare, pieces),
+        "plain pieces": partial(streams.plain, pieces),
+    }
+
+
 # ---- the receiving process -----------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def receiver(folder: str) -> Iterator[list[str]]:
-    """Start it; the ports of its servers over TLS: the protocol alone, an agent, the bare one."""
+def receiver(folder: str, *, of_agent: bool = True) -> Iterator[list[str]]:
+    """Start it, with an agent's allocator or as it comes; the ports of its servers over TLS: the
+    protocol alone, an agent, the bare one."""
     _issue(Path(folder))
-    with subprocess.Popen([sys.executable, __file__, folder], stdout=subprocess.PIPE) as process:
+    with _started("receive", folder, of_agent=of_agent) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()
+
+
+@contextlib.contextmanager
+def _started(part: str, *arguments: str, of_agent: bool) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, __file__, "agent" if of_agent else "bare", part, *arguments]
+    pipes = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipes, stdout=pipes, text=True) as process:
         try:
-            assert process.stdout is not None
-            yield process.stdout.readline().decode().split()
+            yield process
         finally:
             process.kill()
 
@@ -387,5 +439,10 @@ async def _receive(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    tune_allocator()
-    asyncio.run(_receive(sys.argv[1]))
+    whose, part, its_folder, *its_ports = sys.argv[1:]
+    if whose == "agent":
+        tune_allocator()
+    if part == "send":
+        _send(its_folder, its_ports)
+    else:
+        asyncio.run(_receive(its_folder))

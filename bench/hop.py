@@ -36,7 +36,7 @@ from measurement import RATIO, Measurement, alternate, compared
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.execution.values import Sent
 from shoal_agent.memory.residency import Ledger
-from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, tune_allocator
+from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim, tune_allocator
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.activations import ActivationStore, StoreBuffer
 from shoal_agent.transport.buffers import Buffers
@@ -369,8 +369,11 @@ class _Space:
     def request_move(self, size: int) -> bool:
         return True
 
+    def end_move(self, size: int) -> None:
+        if size >= MAPPED_FROM_BYTES:
+            trim()  # as `Fragments` does
+
     def return_space(self, size: int) -> None: ...
-    def end_move(self, size: int) -> None: ...
     def begin_move(self, size: int) -> None: ...
     def arrive(self, size: int) -> None: ...
 

@@ -65,13 +65,13 @@ from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
 SIZES: Final = (4 << 10, 384 << 10, 8 << 20)
 _BARE: Final = "bench.Bare"
 _BARE_KINDS: Final = ("secured", "plain")
+_PIPE: Final = subprocess.PIPE
 _PIECE_BYTES: Final = 1 << 20
 _RECEIVERS: Final = 4
 _UNLIMITED: Final = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
-_BUDGET: Final = Bytes(256 << 20)
 _NAME: Final = "receiver"
 _KEY: Final = ActivationKey(job="bench", epoch=1, item=1, producer=0, consumer=1)
 _TICKET_KEY: Final = bytes(range(32))
@@ -314,8 +314,7 @@ def receiver(folder: str, *, of_agent: bool = True) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def _started(part: str, *arguments: str, of_agent: bool) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, __file__, "agent" if of_agent else "bare", part, *arguments]
-    pipes = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipes, stdout=pipes, text=True) as process:
+    with subprocess.Popen(command, stdin=_PIPE, stdout=_PIPE, text=True) as process:
         try:
             yield process
         finally:
@@ -385,7 +384,7 @@ class _Accepting:
     ticket_key = _TICKET_KEY
 
     def __init__(self, folder: Path) -> None:
-        buffers = Buffers(Ledger(budget=_BUDGET), MAPPED_FROM_BYTES)
+        buffers = Buffers(Ledger(budget=Bytes(256 << 20)), MAPPED_FROM_BYTES)
         self._store = ActivationStore(folder, 0, _Space(), buffers)
 
     @property

@@ -39,7 +39,7 @@ from shoal_agent.runtime.opening import LoadResult, Opening, Room, UnloadResult,
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
 from shoal_agent.runtime.processor import Processor
-from shoal_agent.runtime.results import RunResult
+from shoal_agent.runtime.results import Passed, RunResult
 from shoal_agent.runtime.spilling import Spilling
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
@@ -190,10 +190,7 @@ class Fragments:
         if self._terms(digest) != terms:
             return result  # what it took was right when it began, and says nothing of the next run
         beside = max(before, self._activations)
-        over = result.peak_bytes > self.ledger.budget
-        if known and over:
-            self._counters.over_budget += 1
-            await self.processor.call(self._runtime.shrink)
+        over = known and await self._give_excess_back(result.peak_bytes)
         if result.squeezed:  # what it would have taken is not known
             share = self.ledger.shares.get(digest)
             if self._opening.trial_of(digest) is None and share is not None and share.slack:
@@ -203,6 +200,25 @@ class Fragments:
             await self._measure(digest, result.peak_bytes - beside)
         await self._gathered.check(digest, result.peak_bytes - beside)
         return result
+
+    async def note_passed(self, digest: str, passed: Passed) -> None:
+        """Take what runs in passing have shown (`light`), when what they made has left. Raises
+        `OverBudget`: the fragment is not resident any more."""
+        is_light = self.light.is_light(digest)
+        peak_bytes = self.light.note(digest, passed)
+        if is_light or digest not in self._measured:
+            return
+        taken = peak_bytes - self._activations
+        if await self._give_excess_back(peak_bytes) and digest in self.ledger.shares:
+            await self._measure(digest, taken)
+        await self._gathered.check(digest, taken)
+
+    async def _give_excess_back(self, peak_bytes: int) -> bool:
+        """Whether a run has taken more than there is."""
+        if over := peak_bytes > self.ledger.budget:
+            self._counters.over_budget += 1
+            await self.processor.call(self._runtime.shrink)
+        return over
 
     async def run_together(
         self, digest: str, items: Sequence[Mapping[str, Array]]

@@ -1,4 +1,5 @@
-"""Runs of light fragments on several items, one after the other in one turn of the event loop.
+"""Runs of light fragments on several items, one after the other in one turn of the event loop, and
+runs that take little on one that is alone.
 
 A light fragment takes next to no time, so that what is done around a run costs more than the run
 itself. Here it is done once for all of them: clocks, meters and the ledger. What the runs have
@@ -35,23 +36,25 @@ class LightRuns:
         return self._processor.light_bytes(digest) >= 0
 
     def run(self, digest: str, items: Sequence[Mapping[str, Array]]) -> Passed | None:
-        """What a light fragment gives for each of the items; `note` is to follow. None:
-        `Fragments.run` is for them. Raises as that does, and then that may be due to any of
-        them."""
+        """What a fragment gives for each of the items, where it is light or one is alone;
+        `Fragments.note_passed` is to follow. None: `Fragments.run` is for them. Raises as that
+        does, and then that may be due to any of them."""
         if digest not in self._ledger.resident:
             raise NotResident(f"{short(digest)} is not resident")
-        if not self.is_light(digest):
+        sizes = [sum([each.nbytes for each in tensors.values()]) for tensors in items]
+        if self.is_light(digest):
+            runs_here = max(sizes) <= self._processor.light_bytes(digest)
+        else:
+            is_known = digest in self._measured and self._opening.is_known(digest)
+            runs_here = is_known and len(items) == 1 and self._processor.runs_here(digest, *sizes)
+        trial = self._opening.trial_of(digest)
+        if not runs_here or (trial is not None and max(sizes) > trial.input_bytes):
             return None
-        trial, most = self._opening.trial_of(digest), self._processor.light_bytes(digest)
-        if trial is not None:
-            most = min(most, trial.input_bytes)
-        for tensors in items:
-            if sum([each.nbytes for each in tensors.values()]) > most:
-                return None
         return self._processor.run_in_passing(digest, items)
 
-    def note(self, digest: str, passed: Passed) -> None:
-        """Take what runs have shown."""
-        self._processor.note_passed(digest, passed, self._ledger.budget)
+    def note(self, digest: str, passed: Passed) -> int:
+        """Take what runs have shown; the peak, which is not always the newest."""
+        peak_bytes = self._processor.note_passed(digest, passed, self._ledger.budget)
         for _ in passed.outputs:
             self._ledger.note_run(digest, passed.seconds)
+        return peak_bytes

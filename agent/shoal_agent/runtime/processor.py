@@ -102,7 +102,7 @@ class Processor:
         """
         key = (digest, items)
         size = sum(tensor.nbytes for tensor in tensors.values())
-        if is_known and self._may_run_here(key, size):
+        if is_known and self.runs_here(digest, size, items):
             passed = self.run_in_passing(digest, (tensors,))
             if passed is not None:
                 return self._result(digest, passed, limit_bytes, items)
@@ -131,8 +131,9 @@ class Processor:
             )
         return result
 
-    def _may_run_here(self, key: tuple[str, int], size: int) -> bool:
-        if (short := self._short.get(key)) is None or size > short.size_bytes:
+    def runs_here(self, digest: str, size: int, items: int = 1) -> bool:
+        """Whether a run on items of so many bytes together is to be made in passing now."""
+        if (short := self._short.get((digest, items))) is None or size > short.size_bytes:
             return False
         return short.is_light or perf_counter() - self._rests_since >= short.seconds
 
@@ -146,14 +147,18 @@ class Processor:
     def run_in_passing(self, digest: str, runs: Sequence[Mapping[str, Array]]) -> Passed | None:
         """Run a fragment here, once for each of these; `note_passed` is to follow. None: something
         waits for the thread, or it took long; `run` is for each of them then."""
-        return None if self._waiting else self._runtime.run_in_passing(digest, runs)
+        if self._waiting:
+            return None
+        passed = self._runtime.run_in_passing(digest, runs)
+        self._rests_since = perf_counter()
+        return passed
 
     def note_passed(self, digest: str, passed: Passed, limit_bytes: int, items: int = 1) -> int:
         """Count runs that were made in passing, of `items` at once as in `run`; the peak."""
         seconds, processor_seconds = passed.seconds, passed.processor_seconds
         peak_bytes, count = self._runtime.peak_in_passing(digest), len(passed.outputs)
         self._handling.ran(count * items, count * seconds, count * processor_seconds)
-        self._rests_since, key = perf_counter(), (digest, items)
+        key = (digest, items)
         if (short := self._short.get(key)) is not None:
             if seconds > _SHORT_SECONDS or peak_bytes > limit_bytes:
                 del self._short[key]

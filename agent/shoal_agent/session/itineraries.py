@@ -13,11 +13,13 @@ for none, and one that takes its time leaves before the next one runs.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Final, NamedTuple, Protocol
 
 from shoal_agent.execution.legs import Arrived, Leg, Legs, Step
+from shoal_agent.runtime.failures import OverBudget
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.results import Passed
 from shoal_agent.session.answers import EXPECTED, failure, failure_of
@@ -256,7 +258,7 @@ class Itineraries:
         finally:
             self._running_since = None
             for ran in runs:
-                self._note(ran)
+                await self._note(ran)
 
     async def _run_step(self, step: Step, values: Sequence[dict[str, Array]]) -> _Runs:
         """Run a fragment on all of these, which get its outputs. Raises `KeyError` for what nothing
@@ -275,11 +277,12 @@ class Itineraries:
             each.update(made)
         return _Runs(digest, outputs, seconds, passed)
 
-    def _note(self, runs: _Runs) -> None:
+    async def _note(self, runs: _Runs) -> None:
         """Take what runs have shown, when what they made has left: nobody waits for that."""
         digest, made = runs.digest, self._made.get(runs.digest, 0)
         if runs.passed is not None:
-            self._fragments.light.note(digest, runs.passed)
+            with suppress(OverBudget):  # the coordinator hears of the eviction
+                await self._fragments.note_passed(digest, runs.passed)
         for outputs in runs.outputs:
             made = max(made, sum([array.nbytes for array in outputs.values()]))
         self._ran.add(digest)

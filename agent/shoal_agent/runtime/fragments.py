@@ -33,6 +33,7 @@ from shoal_agent.runtime.finishing import Finishing
 from shoal_agent.runtime.gathered_rows import GatheredRows
 from shoal_agent.runtime.granting import Granting
 from shoal_agent.runtime.in_background import begin
+from shoal_agent.runtime.in_passing import FEW_BYTES
 from shoal_agent.runtime.light_runs import LightRuns
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.opening import LoadResult, Opening, Room, UnloadResult, limit_of_larger
@@ -190,7 +191,10 @@ class Fragments:
         if self._terms(digest) != terms:
             return result  # what it took was right when it began, and says nothing of the next run
         beside = max(before, self._activations)
-        over = known and await self._give_excess_back(result.peak_bytes)
+        over = result.peak_bytes > self.ledger.budget
+        if known and over:
+            self._counters.over_budget += 1
+            await self.processor.call(self._runtime.shrink)
         if result.squeezed:  # what it would have taken is not known
             share = self.ledger.shares.get(digest)
             if self._opening.trial_of(digest) is None and share is not None and share.slack:
@@ -202,23 +206,11 @@ class Fragments:
         return result
 
     async def note_passed(self, digest: str, passed: Passed) -> None:
-        """Take what runs in passing have shown (`light`), when what they made has left. Raises
-        `OverBudget`: the fragment is not resident any more."""
-        is_light = self.light.is_light(digest)
+        """Take what runs in passing have shown (`light`), when what they made has left. Where that
+        was too much, the next run goes the other way, and is measured as it is."""
         peak_bytes = self.light.note(digest, passed)
-        if is_light or digest not in self._measured:
-            return
-        taken = peak_bytes - self._activations
-        if await self._give_excess_back(peak_bytes) and digest in self.ledger.shares:
-            await self._measure(digest, taken)
-        await self._gathered.check(digest, taken)
-
-    async def _give_excess_back(self, peak_bytes: int) -> bool:
-        """Whether a run has taken more than there is."""
-        if over := peak_bytes > self.ledger.budget:
-            self._counters.over_budget += 1
-            await self.processor.call(self._runtime.shrink)
-        return over
+        if self._runtime.weight_bytes(digest) > FEW_BYTES:
+            await self._gathered.check(digest, peak_bytes - self._activations)
 
     async def run_together(
         self, digest: str, items: Sequence[Mapping[str, Array]]

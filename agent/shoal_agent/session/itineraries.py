@@ -13,13 +13,11 @@ for none, and one that takes its time leaves before the next one runs.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Final, NamedTuple, Protocol
 
 from shoal_agent.execution.legs import Arrived, Leg, Legs, Step
-from shoal_agent.runtime.failures import OverBudget
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.results import Passed
 from shoal_agent.session.answers import EXPECTED, failure, failure_of
@@ -281,8 +279,7 @@ class Itineraries:
         """Take what runs have shown, when what they made has left: nobody waits for that."""
         digest, made = runs.digest, self._made.get(runs.digest, 0)
         if runs.passed is not None:
-            with suppress(OverBudget):  # the coordinator hears of the eviction
-                await self._fragments.note_passed(digest, runs.passed)
+            await self._fragments.note_passed(digest, runs.passed)
         for outputs in runs.outputs:
             made = max(made, sum([array.nbytes for array in outputs.values()]))
         self._ran.add(digest)

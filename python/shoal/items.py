@@ -40,7 +40,7 @@ class _Waiting:
 
     place: int
     inputs: Sequence[Frame]
-    answer: asyncio.Future[Arrays]
+    answer: eager.Prompt[Arrays]
 
 
 def own_arrays(inputs: Mapping[str, Array]) -> Arrays:
@@ -72,7 +72,8 @@ class Items:
         self._sending: asyncio.Task[None] | None = None
         self._lost_at = math.inf
         self._failure: ShoalError | None = None
-        self._task = asyncio.create_task(self._serve())
+        # Not a task: who waits for an answer goes on where it is read.
+        self._serving = eager.Running(self._serve(), None)
 
     async def compute(self, place: int, inputs: Mapping[str, Array]) -> Arrays:
         """An item's results. The arrays must not change before that. Raises `ItemFailed`, or what
@@ -84,7 +85,7 @@ class Items:
             frames = frames_of(number, inputs)
         except UnsupportedTensor as error:
             raise ItemFailed(place, "InvalidInput", str(error)) from error
-        answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+        answer: eager.Prompt[Arrays] = eager.Prompt()
         self._waiting[number] = _Waiting(place, frames, answer)
         self._unsent.append(number)
         self._send_now()
@@ -102,8 +103,8 @@ class Items:
 
     async def close(self) -> None:
         self.fail(PoolClosed())
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self._serving.cancel()
+        await asyncio.gather(self._serving.ended, return_exceptions=True)
         await self._channel.close()
 
     # ---- the call --------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class Items:
     def _give(self, number: int, results: Arrays) -> None:
         waiting = self._waiting.get(number)
         if waiting is not None and not waiting.answer.done():
-            waiting.answer.set_result(results)
+            waiting.answer.give(results)
 
     def _give_failure(self, failure: pb.InferFailure) -> None:
         need = failure.need_bytes if failure.HasField("need_bytes") else None

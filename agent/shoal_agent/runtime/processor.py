@@ -44,16 +44,18 @@ class Processor:
         runtime: Runtime,
         executor: ThreadPoolExecutor,
         handling: HandlingMeter | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`handling` is fed with the runs of tasks."""
+        """`handling` is fed with the runs of tasks; `clock` counts seconds."""
         self._runtime = runtime
         self._executor = executor
         self.times = TaskTimes(runtime.threads)
         self._handling = handling or HandlingMeter()
+        self._clock = clock
         self._stopper = Stopper()
         self._waiting = 0
         self._short: dict[tuple[str, int], _Short] = {}
-        self._rests_since = 0.0
+        self._rests_since = clock()
         self._largest: dict[tuple[str, int], int] = {}
         self._ways: dict[str, object] = {}
 
@@ -117,7 +119,7 @@ class Processor:
         is_so_still = self.way(digest) is way
         if is_so_still and not result.squeezed:
             self._largest[key] = max(size, self._largest.get(key, 0))
-        self._rests_since = perf_counter()
+        self._rests_since = self._clock()
         short, seconds = self._short.get(key, _Short(0, 0.0)), result.compute_seconds
         # What is streamed may come from a disk, which takes its time.
         may_wait = seconds <= _LIGHT_SECONDS or not result.streamed_bytes
@@ -135,7 +137,7 @@ class Processor:
         """Whether a run on items of so many bytes together is to be made in passing now."""
         if (short := self._short.get((digest, items))) is None or size > short.size_bytes:
             return False
-        return short.is_light or perf_counter() - self._rests_since >= short.seconds
+        return short.is_light or self._clock() - self._rests_since >= short.seconds
 
     def light_bytes(self, digest: str) -> int:
         """The largest item on which a fragment's runs may be made in passing, several in a row;
@@ -150,7 +152,7 @@ class Processor:
         if self._waiting:
             return None
         passed = self._runtime.run_in_passing(digest, runs)
-        self._rests_since = perf_counter()
+        self._rests_since = self._clock()
         return passed
 
     def note_passed(self, digest: str, passed: Passed, limit_bytes: int, items: int = 1) -> int:

@@ -22,8 +22,8 @@ from shoal.calls import Call, CallEnded, Calls
 from shoal.errors import ItemFailed, ModelFailed, PoolClosed, PoolFailed, ShoalError
 from shoal_protocol import eager
 from shoal_protocol.assembly import Limits
-from shoal_protocol.called_items import ItemReader, frames_of
-from shoal_protocol.frames import Frame, split_frame
+from shoal_protocol.called_items import ItemFrame, ItemReader, frames_of
+from shoal_protocol.frames import Frame
 from shoal_protocol.tensors import Array, UnsupportedTensor
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -164,19 +164,18 @@ class Items:
                 waiting = self._waiting.get(self._unsent.popleft())
                 if waiting is not None:
                     for frame in waiting.inputs:
-                        await call.write(pb.InferRequest(frame=bytes(frame)))
+                        await call.write(frame)
 
     async def _receive(self, call: Call) -> None:
         reader = ItemReader(_take_any, Limits())
         async for message in call.answers():
-            match message.WhichOneof("message"):
-                case "started":
-                    self._lost_at = math.inf
-                case "frame":
-                    if (item := reader.add(*split_frame(message.frame))) is not None:
-                        self._give(item.number, item.tensors)
-                case "failure":
-                    self._give_failure(message.failure)
+            if isinstance(message, ItemFrame):
+                if (item := reader.add(*message)) is not None:
+                    self._give(item.number, item.tensors)
+            elif message.HasField("failure"):
+                self._give_failure(message.failure)
+            else:
+                self._lost_at = math.inf
 
     def _give(self, number: int, results: Arrays) -> None:
         waiting = self._waiting.get(number)

@@ -137,7 +137,7 @@ async def test_rows_that_have_gathered_leave_behind_an_item_that_passed_by(
         passed = device.pass_by()
         assert passed is not None
         device.runtime.peak_bytes = peak_bytes
-        await device.fragments.note_passed(device.digest, passed)
+        await device.fragments.light.note(device.digest, passed)
         assert len(device.runtime.dropped) == dropped
     device.now += 1
     assert not await device.runs_here()

@@ -33,14 +33,13 @@ from shoal_agent.runtime.finishing import Finishing
 from shoal_agent.runtime.gathered_rows import GatheredRows
 from shoal_agent.runtime.granting import Granting
 from shoal_agent.runtime.in_background import begin
-from shoal_agent.runtime.in_passing import FEW_BYTES
 from shoal_agent.runtime.light_runs import LightRuns
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.opening import LoadResult, Opening, Room, UnloadResult, limit_of_larger
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
 from shoal_agent.runtime.processor import Processor
-from shoal_agent.runtime.results import Passed, RunResult
+from shoal_agent.runtime.results import RunResult
 from shoal_agent.runtime.spilling import Spilling
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
@@ -79,7 +78,7 @@ class Fragments:
         self._evicting: set[asyncio.Task[None]] = set()
         self._measured: set[str] = set()
         self._gathered = GatheredRows(ledger, processor, runtime)
-        self.light = LightRuns(ledger, processor, self._opening, self._measured)
+        self.light = LightRuns(ledger, processor, self._opening, self._measured, self._gathered)
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self.spilling = Spilling(ledger, self._carry_out)
@@ -204,13 +203,6 @@ class Fragments:
             await self._measure(digest, result.peak_bytes - beside)
         await self._gathered.check(digest, result.peak_bytes - beside)
         return result
-
-    async def note_passed(self, digest: str, passed: Passed) -> None:
-        """Take what runs in passing have shown (`light`), when what they made has left. Where that
-        was too much, the next run goes the other way, and is measured as it is."""
-        peak_bytes = self.light.note(digest, passed)
-        if self._runtime.weight_bytes(digest) > FEW_BYTES:
-            await self._gathered.check(digest, peak_bytes - self._activations)
 
     async def run_together(
         self, digest: str, items: Sequence[Mapping[str, Array]]

@@ -139,12 +139,17 @@ class Processor:
             return False
         return short.is_light or self._clock() - self._rests_since >= short.seconds
 
+    def gathers(self, digest: str) -> bool:
+        """Whether more weights may come into memory run by run than do no harm."""
+        return self._runtime.weight_bytes(digest) > FEW_BYTES
+
     def light_bytes(self, digest: str) -> int:
         """The largest item on which a fragment's runs may be made in passing, several in a row;
         -1: they may not."""
-        grows = self._runtime.weight_bytes(digest) > FEW_BYTES
         short = self._short.get((digest, 1))
-        return -1 if grows or short is None or not short.is_light else short.size_bytes
+        if short is None or not short.is_light or self.gathers(digest):
+            return -1
+        return short.size_bytes
 
     def run_in_passing(self, digest: str, runs: Sequence[Mapping[str, Array]]) -> Passed | None:
         """Run a fragment here, once for each of these; `note_passed` is to follow. None: something

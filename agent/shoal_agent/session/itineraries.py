@@ -279,7 +279,7 @@ class Itineraries:
         """Take what runs have shown, when what they made has left: nobody waits for that."""
         digest, made = runs.digest, self._made.get(runs.digest, 0)
         if runs.passed is not None:
-            await self._fragments.note_passed(digest, runs.passed)
+            await self._fragments.light.note(digest, runs.passed)
         for outputs in runs.outputs:
             made = max(made, sum([array.nbytes for array in outputs.values()]))
         self._ran.add(digest)

@@ -81,7 +81,7 @@ class Fragments:
         self._evicting: set[asyncio.Task[None]] = set()
         self._measured: set[str] = set()
         self._gathered = GatheredRows(ledger, processor, runtime, make_room)
-        self.light = LightRuns(ledger, processor, self._opening, self._measured)
+        self.light = LightRuns(ledger, processor, self._opening, self._measured, self._gathered)
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self.spilling = Spilling(ledger, self.buffers, self._carry_out)

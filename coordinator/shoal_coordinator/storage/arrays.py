@@ -22,18 +22,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final, Literal, Self
+from typing import IO, Any, BinaryIO, Final, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal_coordinator.storage.archive_forms import LARGEST_BYTES, ArchiveForm
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.units import format_bytes
 
 Array = npt.NDArray[Any]
 _File = io.BytesIO | io.BufferedReader | io.BufferedRandom
 
-_SMALL_FILE_BYTES: Final = 64 * 1024
+_SMALL_FILE_BYTES: Final = LARGEST_BYTES
 _HEADER_BYTES: Final = 64 * 1024
 _KNOWN_HEADERS: Final = 32
 """Of those parsed last: the files of a folder mostly have the same."""
@@ -83,6 +84,14 @@ class Limits:
     item_bytes: int = field(default_factory=default_item_bytes)
 
 
+class ArrayKind(NamedTuple):
+    """What decides how an array is used."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayHeader:
     """One array in a file. `offset` is where its data starts in the file, `header` the bytes before
@@ -99,11 +108,15 @@ class ArrayHeader:
     checksum: int | None = None
 
     @property
+    def kind(self) -> ArrayKind:
+        return ArrayKind(self.name, self.dtype, self.shape)
+
+    @property
     def data_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_headers(path: Path, limits: Limits) -> dict[str, ArrayHeader]:
+def read_headers(path: str | Path, limits: Limits) -> dict[str, ArrayHeader]:
     """The arrays of a file by name, without reading their data; raises `UnreadableArrays`."""
     with ArrayFile(path, limits=limits) as arrays:
         return arrays.headers
@@ -123,7 +136,7 @@ def _reading(problem: str) -> Iterator[None]:
         raise UnreadableArrays(f"{problem}: {str(e) or type(e).__name__}") from e
 
 
-def _open_file(path: Path) -> tuple[_File, int]:
+def _open_file(path: str) -> tuple[_File, int]:
     """The file, or what a small one holds; its size."""
     # A pipe in the place of the file would be waited for.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -131,12 +144,42 @@ def _open_file(path: Path) -> tuple[_File, int]:
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise UnreadableArrays("is no file any more")
-    file, size = os.fdopen(descriptor, "rb", buffering=0), status.st_size
-    if size > _SMALL_FILE_BYTES:
-        return io.BufferedReader(file), size
-    with file:
-        content = file.read(size)
+    if status.st_size > _SMALL_FILE_BYTES:
+        return io.BufferedReader(os.fdopen(descriptor, "rb", buffering=0)), status.st_size
+    try:
+        content = os.read(descriptor, status.st_size)
+    finally:
+        os.close(descriptor)
     return io.BytesIO(content), len(content)
+
+
+def _small_archive_headers(content: bytes, limits: Limits) -> dict[str, ArrayHeader]:
+    """Those of an archive in memory, which is not parsed where its form is known."""
+    known = _known_form(limits, len(content))
+    for form, headers in known:
+        if (checksums := form.checksums(content)) is not None:
+            return {
+                header.name: replace(header, checksum=checksum)
+                for header, checksum in zip(headers, checksums, strict=True)
+            }
+    found = _archive_headers(io.BytesIO(content), len(content), limits)
+    if not any(header.compressed for header in found.values()):
+        data = {
+            f"{name}.npy": slice(header.offset, header.offset + header.data_bytes)
+            for name, header in found.items()
+        }
+        if (form := ArchiveForm.of(content, data)) is not None:
+            known[:] = ((form, tuple(found.values())),)
+    return found
+
+
+@lru_cache(_KNOWN_HEADERS)
+def _known_form(
+    _limits: Limits, _size: int
+) -> list[tuple[ArchiveForm, tuple[ArrayHeader, ...]]]:
+    """The form of the archive of this size that was parsed last, and what was found in it; to be
+    put there by the caller."""
+    return []
 
 
 def _archive_headers(file: BinaryIO, size: int, limits: Limits) -> dict[str, ArrayHeader]:
@@ -242,18 +285,22 @@ def _described(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 class ArrayFile:
     """An open `.npy` or `.npz` file whose arrays are read whole or row by row."""
 
-    def __init__(self, path: Path, *, limits: Limits, spool: Path | None = None) -> None:
+    def __init__(self, path: str | Path, *, limits: Limits, spool: Path | None = None) -> None:
         """Read the headers; raises `UnreadableArrays`. `spool` is where copies are made of arrays
         that have no random access, without a name; default: /tmp."""
         self._limits = limits
         self._spool = spool
         self._copies: dict[tuple[str, bool], _File] = {}
+        name = os.fspath(path)
+        suffix = os.path.splitext(name)[1]
         with ExitStack() as resources:
-            with _reading(f"is no readable {path.suffix} file"):
-                self._file, size = _open_file(path)
+            with _reading(f"is no readable {suffix} file"):
+                self._file, size = _open_file(name)
                 resources.enter_context(self._file)
-                if path.suffix == ".npy":
+                if suffix == ".npy":
                     self.headers = {SOLE: _parse_header(SOLE, self._file, size, limits)}
+                elif isinstance(self._file, io.BytesIO):
+                    self.headers = _small_archive_headers(self._file.getvalue(), limits)
                 else:
                     self.headers = _archive_headers(self._file, size, limits)
             self._resources = resources.pop_all()

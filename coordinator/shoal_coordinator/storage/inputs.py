@@ -19,8 +19,9 @@ import hashlib
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -30,6 +31,7 @@ from shoal_coordinator.storage.arrays import (
     Array,
     ArrayFile,
     ArrayHeader,
+    ArrayKind,
     Limits,
     UnreadableArrays,
     read_headers,
@@ -45,6 +47,8 @@ _OPEN_FILES: Final = 4
 """More than one, because a model's input that is used late is read again when the item gets
 there."""
 _WHOLE_DIGEST_BYTES: Final = 1024 * 1024
+_KNOWN_CONTENTS: Final = 256
+"""Of files that differ in their arrays."""
 
 _SAME_NAMES: Final = (
     *("bool", "float16", "complex64", "complex128"),
@@ -133,6 +137,8 @@ class InputSet:
         self.digest = digest
         """Changes when a file comes, goes, or holds something else."""
         self._table = FileTable(files)
+        self._prefix = os.path.join(folder, "")
+        self._classify = _classifier(model_inputs, limits.arrays)
         self._model_inputs = model_inputs
         self._limits = limits
         self._spool: Path | None = None
@@ -224,8 +230,9 @@ class InputSet:
             self._open.move_to_end(number)
             return self._open[number]
         file = self._table[number]
-        arrays = ArrayFile(self.folder / file.name, limits=self._limits.arrays, spool=self._spool)
-        if _classify(arrays.headers, self._model_inputs, self._limits.arrays) != file.contents:
+        path = self._prefix + file.name
+        arrays = ArrayFile(path, limits=self._limits.arrays, spool=self._spool)
+        if self._classify(_kinds(arrays.headers)) != file.contents:
             arrays.close()
             raise UnreadableArrays("was changed after the job had begun")
         self._open[number] = arrays
@@ -251,15 +258,17 @@ def scan_inputs(
     digest = hashlib.sha256()
     files: list[InputFile] = []
     first = 0
+    prefix = os.path.join(folder, "")
+    classify = _classifier(model_inputs, limits.arrays)
     for name in _names(folder, limits):
         try:
-            headers = read_headers(folder / name, limits.arrays)
+            headers = read_headers(prefix + name, limits.arrays)
         except UnreadableArrays as e:
             contents = FileContents(1, problem=str(e))
             digest.update(os.fsencode(f"{name}\0unreadable\0"))
         else:
-            contents = _classify(headers, model_inputs, limits.arrays)
-            digest.update(_fingerprint(folder / name, headers))
+            contents = classify(_kinds(headers))
+            digest.update(_fingerprint(folder, name, headers))
         files.append(InputFile(name, first, contents))
         first += contents.items
         if first > limits.items:
@@ -302,13 +311,14 @@ def _names(folder: Path, limits: FolderLimits) -> list[str]:
     return names
 
 
-def _fingerprint(path: Path, headers: Mapping[str, ArrayHeader]) -> bytes:
+def _fingerprint(folder: Path, name: str, headers: Mapping[str, ArrayHeader]) -> bytes:
     """What distinguishes a file from another of the same name: an archive has checksums of its
     members; a small `.npy` is read; of a large one, the time of its last change must do."""
-    parts = [path.name]
+    parts = [name]
     for header in headers.values():
         parts.append(f"{header.name}:{header.dtype.str}:{header.shape}:{header.checksum}")
     if SOLE in headers:
+        path = folder / name
         status = path.stat()
         if status.st_size <= _WHOLE_DIGEST_BYTES:
             parts.append(hashlib.sha256(path.read_bytes()).hexdigest())
@@ -322,7 +332,8 @@ def contents_of(
 ) -> FileContents:
     """What a file holds, by its headers. Raises `OSError` that says nothing of it."""
     try:
-        contents = _contents(read_headers(path, limits.arrays), model_inputs, limits.arrays)
+        kinds = _kinds(read_headers(path, limits.arrays))
+        contents = _contents(kinds, model_inputs, limits.arrays)
     except UnreadableArrays as problem:
         return FileContents(1, problem=str(problem))
     if contents.items > limits.items:
@@ -330,19 +341,34 @@ def contents_of(
     return contents
 
 
-def _classify(
-    headers: Mapping[str, ArrayHeader], model_inputs: tuple[TensorSpec, ...], limits: Limits
-) -> FileContents:
-    try:
-        return _contents(headers, model_inputs, limits)
-    except UnreadableArrays as problem:
-        return FileContents(1, problem=str(problem))
+Kinds = tuple[ArrayKind, ...]
+"""Of the arrays of a file."""
+
+
+def _kinds(headers: Mapping[str, ArrayHeader]) -> Kinds:
+    return tuple([header.kind for header in headers.values()])
+
+
+def _classifier(
+    model_inputs: tuple[TensorSpec, ...], limits: Limits
+) -> Callable[[Kinds], FileContents]:
+    """Says what files hold; those with arrays of the same kinds share the answer."""
+
+    @lru_cache(_KNOWN_CONTENTS)
+    def classify(kinds: Kinds) -> FileContents:
+        try:
+            return _contents(kinds, model_inputs, limits)
+        except UnreadableArrays as problem:
+            return FileContents(1, problem=str(problem))
+
+    return classify
 
 
 def _contents(
-    headers: Mapping[str, ArrayHeader], model_inputs: tuple[TensorSpec, ...], limits: Limits
+    kinds: Kinds, model_inputs: tuple[TensorSpec, ...], limits: Limits
 ) -> FileContents:
     """The same; raises `UnreadableArrays` where not even the number of items is known."""
+    headers = {kind.name: kind for kind in kinds}
     if SOLE in headers:
         if len(model_inputs) != 1:
             names = ", ".join(spec.name for spec in model_inputs)
@@ -392,7 +418,7 @@ def _envelope(shapes: Collection[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(map(max, zip(*(each for each in shapes if len(each) == rank), strict=True)))
 
 
-def _rows(spec: TensorSpec, header: ArrayHeader) -> tuple[int | None, tuple[int, ...]]:
+def _rows(spec: TensorSpec, header: ArrayKind) -> tuple[int | None, tuple[int, ...]]:
     """The rows of an array that is stacked (else None), and the shape that one item has of it."""
     shape = header.shape
     if spec.shape is None:
@@ -410,7 +436,7 @@ def _rows(spec: TensorSpec, header: ArrayHeader) -> tuple[int | None, tuple[int,
 
 
 def _unsuitable(
-    headers: Mapping[str, ArrayHeader],
+    headers: Mapping[str, ArrayKind],
     shapes: Mapping[str, tuple[int, ...]],
     model_inputs: tuple[TensorSpec, ...],
 ) -> str | None:
@@ -430,7 +456,7 @@ def _unsuitable(
     return None
 
 
-def _wrong_dtype(spec: TensorSpec, header: ArrayHeader) -> str | None:
+def _wrong_dtype(spec: TensorSpec, header: ArrayKind) -> str | None:
     have, wanted = header.dtype.newbyteorder("="), _NUMPY_NAMES.get(spec.dtype)
     if wanted is None:
         return f"cannot be read for {spec.name}: arrays of type {spec.dtype} are not supported"
@@ -443,7 +469,7 @@ def _wrong_dtype(spec: TensorSpec, header: ArrayHeader) -> str | None:
     return f"has {spec.name} of type {name}, the model takes {wanted}{remedy}"
 
 
-def _misfit(spec: TensorSpec, header: ArrayHeader, what: str, value: int) -> str:
+def _misfit(spec: TensorSpec, header: ArrayKind, what: str, value: int) -> str:
     wanted = ", ".join("?" if size is None else str(size) for size in spec.shape or ())
     have = list(header.shape)
     return f"{what} {value} in {spec.name}: the array is {have}, the model takes [{wanted}]"

@@ -1,9 +1,9 @@
 """What small `.npz` files have in common whose arrays have the same names, types and shapes.
 
-An archive consists of local headers, `.npy` headers and data, and a directory at its end. In another
-one of the same *form* only the data differs, and with it the checksums, and the times of change. So
-an archive whose other bytes are all known needs no parser, and one of a known form is made by
-filling in its data.
+An archive consists of local headers, `.npy` headers and data, and a directory at its end. In
+another one of the same *form* only the data differs, and with it the checksums, and the times of
+change. So an archive whose other bytes are all known needs no parser, and one of a known form is
+made by filling in its data.
 
     local header    [4] [times 10:14] [CRC-32 14:18] ... name, extra, `.npy` header, data
     directory       [6] [times 12:16] [CRC-32 16:20] ... name, extra, comment     per member

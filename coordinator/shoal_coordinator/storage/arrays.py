@@ -1,4 +1,4 @@
-"""NumPy's `.npy` and `.npz` files, read and written piece by piece.
+"""NumPy's `.npy` and `.npz` files, read piece by piece.
 
 Files are untrusted: nothing is unpickled, every size in a header is checked against the file
 and a limit before anything is allocated, and no file is mapped, so that one which shrinks meanwhile
@@ -17,7 +17,7 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -91,6 +91,10 @@ class ArrayKind(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
+    @property
+    def data_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayHeader:
@@ -153,7 +157,7 @@ def _open_file(path: str) -> tuple[_File, int]:
     return io.BytesIO(content), len(content)
 
 
-def _small_archive_headers(content: bytes, limits: Limits) -> dict[str, ArrayHeader]:
+def _small_headers(content: bytes, limits: Limits) -> dict[str, ArrayHeader]:
     """Those of an archive in memory, which is not parsed where its form is known."""
     known = _known_form(limits, len(content))
     for form, headers in known:
@@ -162,27 +166,33 @@ def _small_archive_headers(content: bytes, limits: Limits) -> dict[str, ArrayHea
                 header.name: replace(header, checksum=checksum)
                 for header, checksum in zip(headers, checksums, strict=True)
             }
-    found = _archive_headers(io.BytesIO(content), len(content), limits)
-    if not any(header.compressed for header in found.values()):
-        data = {
-            f"{name}.npy": slice(header.offset, header.offset + header.data_bytes)
-            for name, header in found.items()
-        }
-        if (form := ArchiveForm.of(content, data)) is not None:
-            known[:] = ((form, tuple(found.values())),)
+    found = archive_headers(io.BytesIO(content), len(content), limits)
+    if (new := form_of(content, found)) is not None:
+        known[:] = ((new, tuple(found.values())),)
     return found
 
 
+def form_of(content: bytes, headers: Mapping[str, ArrayHeader]) -> ArchiveForm | None:
+    """The form of an archive that holds these arrays, if it has one."""
+    if any(header.compressed for header in headers.values()):
+        return None
+    places = {
+        f"{name}.npy": slice(header.offset, header.offset + header.data_bytes)
+        for name, header in headers.items()
+    }
+    return ArchiveForm.of(content, places)
+
+
 @lru_cache(_KNOWN_HEADERS)
-def _known_form(
-    _limits: Limits, _size: int
-) -> list[tuple[ArchiveForm, tuple[ArrayHeader, ...]]]:
+def _known_form(_limits: Limits, _size: int) -> list[tuple[ArchiveForm, tuple[ArrayHeader, ...]]]:
     """The form of the archive of this size that was parsed last, and what was found in it; to be
     put there by the caller."""
     return []
 
 
-def _archive_headers(file: BinaryIO, size: int, limits: Limits) -> dict[str, ArrayHeader]:
+def archive_headers(file: BinaryIO, size: int, limits: Limits) -> dict[str, ArrayHeader]:
+    """The arrays of an archive of this size by name. Raises whatever damaged bytes make zipfile and
+    NumPy raise, and `UnreadableArrays`."""
     headers: dict[str, ArrayHeader] = {}
     with zipfile.ZipFile(file) as archive:
         infos = archive.infolist()
@@ -300,9 +310,9 @@ class ArrayFile:
                 if suffix == ".npy":
                     self.headers = {SOLE: _parse_header(SOLE, self._file, size, limits)}
                 elif isinstance(self._file, io.BytesIO):
-                    self.headers = _small_archive_headers(self._file.getvalue(), limits)
+                    self.headers = _small_headers(self._file.getvalue(), limits)
                 else:
-                    self.headers = _archive_headers(self._file, size, limits)
+                    self.headers = archive_headers(self._file, size, limits)
             self._resources = resources.pop_all()
 
     def __enter__(self) -> Self:
@@ -453,35 +463,3 @@ def little_endian(array: Array) -> Array:
     if array.dtype.byteorder == ">":
         return array.astype(array.dtype.newbyteorder("<"))
     return array
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayStream:
-    """An array to be written: its data comes in pieces, in C order."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    pieces: Iterable[bytes | memoryview]
-
-
-def write_archive(file: BinaryIO, arrays: Iterable[ArrayStream]) -> None:
-    """Write an uncompressed `.npz` without holding an array in memory.
-
-    The same arrays give the same bytes: no time of day, no order but the one given.
-    """
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for array in arrays:
-            info = zipfile.ZipInfo(f"{array.name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            info.external_attr = 0o644 << 16
-            with archive.open(info, "w", force_zip64=True) as member:
-                np.lib.format.write_array_header_1_0(
-                    member,
-                    {
-                        "descr": np.lib.format.dtype_to_descr(array.dtype),
-                        "fortran_order": False,
-                        "shape": array.shape,
-                    },
-                )
-                for piece in array.pieces:
-                    member.write(piece)

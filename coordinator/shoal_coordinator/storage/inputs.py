@@ -364,9 +364,7 @@ def _classifier(
     return classify
 
 
-def _contents(
-    kinds: Kinds, model_inputs: tuple[TensorSpec, ...], limits: Limits
-) -> FileContents:
+def _contents(kinds: Kinds, model_inputs: tuple[TensorSpec, ...], limits: Limits) -> FileContents:
     """The same; raises `UnreadableArrays` where not even the number of items is known."""
     headers = {kind.name: kind for kind in kinds}
     if SOLE in headers:

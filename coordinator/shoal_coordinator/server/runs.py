@@ -127,6 +127,8 @@ class JobRun(Run):
             if not task.cancelled() and (error := task.exception()) is not None:
                 on_error(error)
 
+        if not self.completed:
+            self.prefetch.look_ahead(self.first)
         self._writing = asyncio.create_task(self._write_results(feed))
         self._writing.add_done_callback(ended)
 

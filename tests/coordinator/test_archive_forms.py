@@ -119,15 +119,16 @@ def test_a_damaged_file_after_a_sound_one_is_refused_in_the_same_words(tmp_path:
         return str(refused.value)
 
     before = refusal()
-    with ArrayFile(tmp_path / "sound.npz", limits=Limits(members=99)) as sound:
-        assert sound.read("x").tolist() == list(range(100))
+    for _ in range(3):
+        with ArrayFile(tmp_path / "sound.npz", limits=Limits(members=99)) as sound:
+            assert sound.read("x").tolist() == list(range(100))
     assert refusal() == before
     assert "Bad CRC-32" in before
 
 
 def test_a_limit_that_is_lower_refuses_what_was_read_with_a_higher_one(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros(100))
-    for _ in range(2):
+    for _ in range(3):
         with ArrayFile(tmp_path / "a.npz", limits=Limits(array_bytes=800)) as found:
             assert found.headers["x"].shape == (100,)
     with pytest.raises(UnreadableArrays, match="the limit is 799"):

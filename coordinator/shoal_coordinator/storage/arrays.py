@@ -39,6 +39,8 @@ _SMALL_FILE_BYTES: Final = LARGEST_BYTES
 _HEADER_BYTES: Final = 64 * 1024
 _KNOWN_HEADERS: Final = 32
 """Of those parsed last: the files of a folder mostly have the same."""
+_KNOWN_SIZES: Final = 128
+"""Of small archives whose forms are known."""
 _SHOWN_BYTES: Final = 16
 """Of a file that is no array."""
 _LENGTH_BYTES: Final = {(1, 0): 2, (2, 0): 4}
@@ -156,18 +158,36 @@ def _open_file(path: str) -> tuple[_File, int]:
     return io.BytesIO(content), len(content)
 
 
+@dataclass(slots=True)
+class _Met:
+    """The small archives of one size: whether there was one; the form of the last, with what was
+    found in it, as one value for all threads."""
+
+    any: bool = False
+    known: tuple[ArchiveForm, tuple[ArrayHeader, ...]] | None = None
+
+
+@lru_cache(_KNOWN_SIZES)
+def _met(_limits: Limits, _size: int) -> _Met:
+    """Of archives that were read with these limits."""
+    return _Met()
+
+
 def _small_headers(content: bytes, limits: Limits) -> dict[str, ArrayHeader]:
     """Those of an archive in memory, which is not parsed where its form is known."""
-    known = _known_form(limits, len(content))
-    for form, headers in known:
+    met = _met(limits, len(content))
+    if (known := met.known) is not None:
+        form, headers = known
         if (checksums := form.checksums(content)) is not None:
             return {
                 header.name: replace(header, checksum=checksum)
                 for header, checksum in zip(headers, checksums, strict=True)
             }
     found = archive_headers(io.BytesIO(content), len(content), limits)
-    if (new := form_of(content, found)) is not None:
-        known[:] = ((new, tuple(found.values())),)
+    # Where all files of a folder differ in their sizes, a form is of no use.
+    if met.any and (new := form_of(content, found)) is not None:
+        met.known = new, tuple(found.values())
+    met.any = True
     return found
 
 
@@ -180,13 +200,6 @@ def form_of(content: bytes, headers: Mapping[str, ArrayHeader]) -> ArchiveForm |
         for name, header in headers.items()
     }
     return ArchiveForm.of(content, places)
-
-
-@lru_cache(_KNOWN_HEADERS)
-def _known_form(_limits: Limits, _size: int) -> list[tuple[ArchiveForm, tuple[ArrayHeader, ...]]]:
-    """The form of the archive of this size that was parsed last, and what was found in it; to be
-    put there by the caller."""
-    return []
 
 
 def archive_headers(file: BinaryIO, size: int, limits: Limits) -> dict[str, ArrayHeader]:

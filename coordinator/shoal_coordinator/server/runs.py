@@ -127,8 +127,6 @@ class JobRun(Run):
             if not task.cancelled() and (error := task.exception()) is not None:
                 on_error(error)
 
-        if not self.completed:
-            self.prefetch.look_ahead(self.first)
         self._writing = asyncio.create_task(self._write_results(feed))
         self._writing.add_done_callback(ended)
 
@@ -155,6 +153,10 @@ class JobRun(Run):
 
     def item_bytes(self, item: int) -> int:
         return self.inputs.item_bytes(item)
+
+    def look_ahead(self) -> None:
+        if not self.completed:  # else the first item to do is not known here
+            self.prefetch.look_ahead(self.first)
 
     def cached(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
         return self.prefetch.cached(item, names)

@@ -160,8 +160,8 @@ def _open_file(path: str) -> tuple[_File, int]:
 
 @dataclass(slots=True)
 class _Met:
-    """The small archives of one size: whether there was one; the form of the last, with what was
-    found in it, as one value for all threads."""
+    """The small archives of one size: whether there was one; the form of the last and its headers,
+    which one assignment replaces: there are several readers."""
 
     any: bool = False
     known: tuple[ArchiveForm, tuple[ArrayHeader, ...]] | None = None
@@ -203,8 +203,7 @@ def form_of(content: bytes, headers: Mapping[str, ArrayHeader]) -> ArchiveForm |
 
 
 def archive_headers(file: BinaryIO, size: int, limits: Limits) -> dict[str, ArrayHeader]:
-    """The arrays of an archive of this size by name. Raises whatever damaged bytes make zipfile and
-    NumPy raise, and `UnreadableArrays`."""
+    """The arrays of an archive by name. Damaged bytes make zipfile and NumPy raise anything."""
     headers: dict[str, ArrayHeader] = {}
     with zipfile.ZipFile(file) as archive:
         infos = archive.infolist()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal_cli.local import runner
+from shoal_cli.local import planning, runner
 from shoal_cli.local.cgroups import Enforce
 from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.manifests import load_manifests
@@ -82,7 +82,7 @@ async def test_devices_start_while_the_model_is_cut_and_end_where_it_is_refused(
                 await asyncio.sleep(0.05)
         raise StepRefused("PreparationRefused", "it is no model")
 
-    monkeypatch.setattr(runner, "prepare", refuse)
+    monkeypatch.setattr(planning, "prepare", refuse)
     with open_workspace(tmp_path / "work") as workspace:
         run = runner._Run(workspace, RunOptions(enforce=Enforce.NONE), Observer())
         with pytest.raises(StepRefused, match="it is no model"):

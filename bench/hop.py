@@ -10,6 +10,9 @@ Ours is measured three times: the protocol alone; with what an agent has around 
 the same over the local link, which agents of one host use. The first two go over mutual TLS, as
 between two hosts, and so does the bare stream that they are compared with. The local link is
 compared with a bare stream over a Unix socket, which is the faster one.
+
+Each side of a comparison has a sender and a receiver of its own: ours have the allocator's settings
+of an agent, which give large blocks back at once, the peer's have the allocator as it comes.
 """
 
 import asyncio
@@ -19,8 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -31,8 +35,11 @@ from measurement import RATIO, Measurement, alternate, compared
 
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.execution.values import Sent
+from shoal_agent.memory.residency import Ledger
+from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim, tune_allocator
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.activations import ActivationStore, StoreBuffer
+from shoal_agent.transport.buffers import Buffers
 from shoal_agent.transport.links import PeerLink
 from shoal_agent.transport.serving import Peers
 from shoal_agent.transport.shaping import Uplink
@@ -52,11 +59,13 @@ from shoal_protocol.services import (
 )
 from shoal_protocol.tensors import ActivationKey, Array, encode_activation
 from shoal_protocol.tickets import make_ticket
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import Bytes, format_bytes
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
 
 SIZES: Final = (4 << 10, 384 << 10, 8 << 20)
 _BARE: Final = "bench.Bare"
+_BARE_KINDS: Final = ("secured", "plain")
+_PIPE: Final = subprocess.PIPE
 _PIECE_BYTES: Final = 1 << 20
 _RECEIVERS: Final = 4
 _UNLIMITED: Final = [
@@ -70,6 +79,9 @@ _TICKET: Final = make_ticket(_TICKET_KEY, _KEY)
 _LAST: Final = 1
 """First byte of the bare message that is to be answered."""
 
+Hop = Callable[[str, int], float]
+"""Sends a tensor of a size in one of the ways: the seconds that it took."""
+
 
 def hops(
     *, quick: bool, sizes: Sequence[int] = SIZES, receivers: int = _RECEIVERS
@@ -82,22 +94,19 @@ def hops(
     samples: dict[int, dict[str, list[float]]] = {size: {} for size in sizes}
     for _ in range(receivers):
         with (
-            tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder,
-            receiver(folder) as ports,
-            asyncio.Runner() as runner,
+            sender(of_agent=True) as ours,
+            sender(of_agent=False) as peer,
         ):
-            streams = runner.run(Streams.open(folder, ports))
             for size, collected in samples.items():
                 turns = (20 if size > _PIECE_BYTES else 200) * (1 if quick else 5)
-                for name, times in _hop(runner, streams, size, turns).items():
+                for name, times in _hop(ours, peer, size, turns).items():
                     collected.setdefault(name, []).extend(times)
-            runner.run(streams.close())
     for size, collected in samples.items():
         agent, push = collected.pop("agent"), collected.pop("push")
         local = collected.pop("local")
         secured, plain = (
             min((times for way, times in collected.items() if way.startswith(kind)), key=median)
-            for kind in ("secured", "plain")
+            for kind in _BARE_KINDS
         )
         name = f"hop of {format_bytes(size)}"
         yield compared(f"{name}, protocol", push, secured, unit="s", goal=RATIO <= 1.25)
@@ -110,7 +119,10 @@ async def bare_messages_per_second(seconds: float, *, streams: int = 8) -> float
 
     Several streams at once, so that both processes always have something to do.
     """
-    with tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder, receiver(folder):
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder,
+        receiver(folder, of_agent=False),
+    ):
         return await _exchange(f"unix:{folder}/bare.sock", seconds, streams)
 
 
@@ -133,23 +145,11 @@ async def _exchange(target: str, seconds: float, streams: int) -> float:
         return sum(counts) / (time.perf_counter() - began)
 
 
-def _hop(
-    runner: asyncio.Runner, streams: "Streams", size: int, turns: int
-) -> dict[str, list[float]]:
+def _hop(ours: Hop, peer: Hop, size: int, turns: int) -> dict[str, list[float]]:
     """Seconds of each way to send a tensor of a size."""
-    tensor = np.arange(size // 4, dtype=np.float32).reshape(1, -1, 64)
-    whole = bytes((_LAST,)) + bytes(size - 1)
-    pieces = [bytes(_PIECE_BYTES)] * (size // _PIECE_BYTES - 1) + [whole[:_PIECE_BYTES]]
-    subjects = {
-        "agent": lambda: runner.run(timed(streams.agent(tensor))),
-        "local": lambda: runner.run(timed(streams.local(tensor))),
-        "push": lambda: runner.run(timed(streams.push(tensor))),
-        "secured whole": lambda: runner.run(timed(streams.bare([whole]))),
-        "plain whole": lambda: runner.run(timed(streams.plain([whole]))),
-    }
-    if size > _PIECE_BYTES:
-        subjects["secured pieces"] = lambda: runner.run(timed(streams.bare(pieces)))
-        subjects["plain pieces"] = lambda: runner.run(timed(streams.plain(pieces)))
+    subjects = {way: partial(ours, way, size) for way in ("agent", "local", "push")}
+    for way in ("whole", "pieces") if size > _PIECE_BYTES else ("whole",):
+        subjects |= {f"{kind} {way}": partial(peer, f"{kind} {way}", size) for kind in _BARE_KINDS}
     alternate(subjects, turns=10)
     return alternate(subjects, turns=turns, limit_seconds=10)
 
@@ -246,17 +246,77 @@ def _outbound(tensor: Array) -> OutboundActivation:
     return OutboundActivation(key=_KEY, device="receiver", tensors={"x": tensor}, ticket=_TICKET)
 
 
+# ---- the sending process -------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def sender(*, of_agent: bool) -> Iterator[Hop]:
+    """Start it and its receiver, with an agent's allocator or as it comes."""
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder,
+        receiver(folder, of_agent=of_agent) as ports,
+        _started("send", folder, *ports, of_agent=of_agent) as process,
+    ):
+        answers, orders = process.stdout, process.stdin
+        assert answers is not None
+        assert orders is not None
+
+        def hop(way: str, size: int) -> float:
+            orders.write(f"{size} {way}\n")
+            orders.flush()
+            return float(answers.readline())
+
+        yield hop
+
+
+def _send(folder: str, ports: Sequence[str]) -> None:
+    """Do what is asked on standard input."""
+    with asyncio.Runner() as runner:
+        streams = runner.run(Streams.open(folder, ports))
+        ways: dict[str, Callable[[], Awaitable[None]]] = {}
+        made = 0
+        for line in sys.stdin:
+            number, way = line.rstrip().split(maxsplit=1)
+            if (size := int(number)) != made:
+                ways, made = _ways(streams, size), size
+            print(runner.run(timed(ways[way]())), flush=True)
+        runner.run(streams.close())
+
+
+def _ways(streams: Streams, size: int) -> dict[str, Callable[[], Awaitable[None]]]:
+    tensor = np.arange(size // 4, dtype=np.float32).reshape(1, -1, 64)
+    whole = bytes((_LAST,)) + bytes(size - 1)
+    pieces = [bytes(_PIECE_BYTES)] * (size // _PIECE_BYTES - 1) + [whole[:_PIECE_BYTES]]
+    return {
+        "agent": partial(streams.agent, tensor),
+        "local": partial(streams.local, tensor),
+        "push": partial(streams.push, tensor),
+        "secured whole": partial(streams.bare, [whole]),
+        "plain whole": partial(streams.plain, [whole]),
+        "secured pieces": partial(streams.bare, pieces),
+        "plain pieces": partial(streams.plain, pieces),
+    }
+
+
 # ---- the receiving process -----------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def receiver(folder: str) -> Iterator[list[str]]:
-    """Start it; the ports of its servers over TLS: the protocol alone, an agent, the bare one."""
+def receiver(folder: str, *, of_agent: bool = True) -> Iterator[list[str]]:
+    """Start it, with an agent's allocator or as it comes; the ports of its servers over TLS: the
+    protocol alone, an agent, the bare one."""
     _issue(Path(folder))
-    with subprocess.Popen([sys.executable, __file__, folder], stdout=subprocess.PIPE) as process:
+    with _started("receive", folder, of_agent=of_agent) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()
+
+
+@contextlib.contextmanager
+def _started(part: str, *arguments: str, of_agent: bool) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, __file__, "agent" if of_agent else "bare", part, *arguments]
+    with subprocess.Popen(command, stdin=_PIPE, stdout=_PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
-            yield process.stdout.readline().decode().split()
+            yield process
         finally:
             process.kill()
 
@@ -308,8 +368,11 @@ class _Space:
     def request_move(self, size: int) -> bool:
         return True
 
+    def end_move(self, size: int) -> None:
+        if size >= MAPPED_FROM_BYTES:
+            trim()  # as `Fragments` does
+
     def return_space(self, size: int) -> None: ...
-    def end_move(self, size: int) -> None: ...
     def begin_move(self, size: int) -> None: ...
     def arrive(self, size: int) -> None: ...
 
@@ -321,7 +384,8 @@ class _Accepting:
     ticket_key = _TICKET_KEY
 
     def __init__(self, folder: Path) -> None:
-        self._store = ActivationStore(folder, 0, _Space())
+        buffers = Buffers(Ledger(budget=Bytes(256 << 20)), MAPPED_FROM_BYTES)
+        self._store = ActivationStore(folder, 0, _Space(), buffers)
 
     @property
     def itineraries(self) -> ItemHandler:
@@ -377,4 +441,10 @@ async def _receive(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_receive(sys.argv[1]))
+    whose, part, its_folder, *its_ports = sys.argv[1:]
+    if whose == "agent":
+        tune_allocator()
+    if part == "send":
+        _send(its_folder, its_ports)
+    else:
+        asyncio.run(_receive(its_folder))

@@ -222,7 +222,9 @@ class Agent:
 
     def open_store(self) -> ActivationStore:
         """An empty store for a session's activations; what the last one held is gone by now."""
-        store = ActivationStore(self.settings.cache, self._spill_bytes, self.fragments)
+        store = ActivationStore(
+            self.settings.cache, self._spill_bytes, self.fragments, self.fragments.buffers
+        )
         self.fragments.spilling.spill = store.spill
         return store
 
@@ -405,6 +407,7 @@ class Agent:
             if now == before != rested and (tasks is None or tasks.idle):
                 await self.links.close_idle()
                 await self.fragments.batches.give_back()
+                self.fragments.buffers.give_back()
                 await self.fragments.processor.call(self._meter.give_back)
                 with contextlib.suppress(OSError):  # the next start measures anew
                     await in_thread(self._times.store, self._times_path)

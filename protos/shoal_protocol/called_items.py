@@ -1,16 +1,19 @@
 """The items of a program's call (`Infer`) as frames: inputs on the way in, results on the way back.
 
+Over gRPC a frame is in a message of the call. On a local stream it is one of the stream's own.
+
 A small item is one frame of the kind that goes from device to device (`items`), with a layout that
 is read once. What is larger, holds text or has its bytes in another order is a transfer
 (`tensors`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from shoal_protocol.assembly import ActivationAssembler, Limits
-from shoal_protocol.control import ITEM_FRAME_BYTES
-from shoal_protocol.frames import Frame, MalformedFrame
+from shoal_protocol.bulk.local import LocalTransport
+from shoal_protocol.control import LocalControl, StreamClosed
+from shoal_protocol.frames import Frame, MalformedFrame, split_frame
 from shoal_protocol.items import ITEM_BYTES, items_frame, read_layout
 from shoal_protocol.tensors import (
     MODEL,
@@ -19,11 +22,61 @@ from shoal_protocol.tensors import (
     UnsupportedTensor,
     encode_activation,
 )
+from shoal_protocol.v1.coordinator_pb2 import InferAnswer, InferRequest
 from shoal_protocol.v1.tensors_pb2 import Activation, FrameHeader, Items, Layout
 
 _KNOWN_LAYOUTS: Final = 64
 
 Check = Callable[[Activation | Layout], None]
+
+
+Ours = TypeVar("Ours", InferRequest, InferAnswer)
+Theirs = TypeVar("Theirs", InferRequest, InferAnswer)
+
+
+class ItemFrame(NamedTuple):
+    """A frame of an item that has come."""
+
+    header: FrameHeader
+    payload: memoryview
+
+
+def item_frame(message: Theirs) -> Theirs | ItemFrame:
+    """A message of a call, or the frame that it holds. Raises `MalformedFrame`."""
+    if message.WhichOneof("message") == "frame":
+        return ItemFrame(*split_frame(message.frame))
+    return message
+
+
+class LocalCall(Generic[Ours, Theirs]):
+    """Either end of a call on a local stream. `parse` reads the other side's messages."""
+
+    def __init__(self, transport: LocalTransport, parse: Callable[[bytes], Theirs]) -> None:
+        self._transport = transport
+        self._control: LocalControl[Ours, Theirs] = LocalControl(transport, parse)
+
+    async def received(self) -> AsyncIterator[Theirs | ItemFrame]:
+        """The other side's messages and frames, until it ends the stream. Raises
+        `TransportBroken`, `MalformedFrame`."""
+        async for frames in self._transport.received():
+            for frame in frames:
+                match frame.header.WhichOneof("kind"):
+                    case "items" | "activation" | None:  # what follows an activation has no kind
+                        yield ItemFrame(frame.header, await frame.payload.read())
+                    case "closing":
+                        raise StreamClosed(frame.header.closing.reason)
+                    case _:
+                        yield item_frame(self._control.message(frame))
+
+    async def write(self, message: Ours | Frame) -> None:
+        """Raises `TransportBroken`, of a message `MessageTooLarge` as well."""
+        if isinstance(message, Frame):
+            await self._transport.write((message,))
+        else:
+            await self._control.write((message,))
+
+    async def close(self) -> None:
+        await self._transport.close()
 
 
 class CalledItem(NamedTuple):
@@ -45,7 +98,7 @@ def frames_of(number: int, tensors: Mapping[str, Array], *, whole: bool = True) 
         except UnsupportedTensor:
             pass  # text, for one: a transfer carries it, or says what is wrong
     key = ActivationKey(job="", epoch=0, item=number, producer=MODEL, consumer=MODEL)
-    encoded = encode_activation(key, "", tensors, transfer=number, frame_bytes=ITEM_FRAME_BYTES)
+    encoded = encode_activation(key, "", tensors, transfer=number)
     return tuple(encoded.frames())
 
 
@@ -89,6 +142,7 @@ class ItemReader:
             self._check(layout.message)
             if len(self._checked) < _KNOWN_LAYOUTS:
                 self._checked.add(data)
-        own = memoryview(bytearray(payload))  # whoever gets the arrays may change them
+        # Whoever gets the arrays may change them.
+        own = memoryview(bytearray(payload)) if payload.readonly else payload
         (tensors,) = layout.items(own, 1)
         return CalledItem(items.instructions[0], tensors, layout.size, whole=True)

@@ -15,7 +15,6 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.transport import STREAM_ERRORS, Received, TransportBroken, describe
-from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import MAXIMUM_HEADER_BYTES, MalformedFrame, control_message
 from shoal_protocol.pacing import BATCHED_MESSAGES
 from shoal_protocol.services import Connection
@@ -28,8 +27,6 @@ from shoal_protocol.v1.session_pb2 import (
 
 LOCAL_MESSAGE_BYTES: Final = MAXIMUM_HEADER_BYTES - 64
 """What a message has at most that fits a frame."""
-ITEM_FRAME_BYTES: Final = MAXIMUM_PAYLOAD_BYTES - (64 << 10)
-"""The payload of one frame of an item of `Infer`: with its header it is a message that fits."""
 
 Ours = TypeVar("Ours", bound=ProtobufMessage)
 Theirs = TypeVar("Theirs", bound=ProtobufMessage)
@@ -124,7 +121,7 @@ class LocalControl(Generic[Ours, Theirs]):
                 if frame.header.WhichOneof("kind") == "closing":
                     yield messages
                     raise StreamClosed(frame.header.closing.reason)
-                messages.append(self._message(frame))
+                messages.append(self.message(frame))
             yield messages
 
     async def write(self, messages: Sequence[Ours]) -> None:
@@ -137,7 +134,8 @@ class LocalControl(Generic[Ours, Theirs]):
     async def close(self) -> None:
         await self._transport.close()
 
-    def _message(self, frame: Received) -> Theirs:
+    def message(self, frame: Received) -> Theirs:
+        """The message that is a frame. Raises `MalformedFrame`."""
         header = frame.header
         kind = header.WhichOneof("kind")
         if kind != "message" or frame.payload.size:

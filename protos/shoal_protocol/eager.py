@@ -111,6 +111,8 @@ class Running(Generic[Result]):
         else:
             awaited._asyncio_future_blocking = False  # its word that it is awaited, not yielded
             awaited.add_done_callback(self._go_on, context=self._context)
+            if self._cancelled and awaited.cancel():  # by who went on inside of it
+                self._cancelled = False
 
 
 class Prompt(asyncio.Future[Result], Generic[Result]):

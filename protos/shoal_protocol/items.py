@@ -54,24 +54,26 @@ class _Place(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What an item's part of a payload holds, `size` bytes; `message` is the same as it was
-    received."""
+    """What an item's part of a payload holds, `size` bytes, and `stride` from one item to the next;
+    `message` is the same as it was received."""
 
     places: tuple[_Place, ...]
     size: int
+    stride: int
+    has_truths: bool
     message: pb.Layout
 
     def payload_bytes(self, count: int) -> int:
         """Of so many items."""
-        return (count - 1) * self._stride + self.size
+        return (count - 1) * self.stride + self.size
 
     def items(self, payload: memoryview, count: int) -> list[dict[str, Array]]:
         """The tensors of so many items, as views of a payload of their size. Raises
         `MalformedFrame`."""
         # numpy's arrays begin where their type may: a view of a whole message need not.
         buffer = bytes(payload) if payload.readonly else payload
-        stride, places = self._stride, self.places
-        if any(place.is_bool for place in places):
+        stride, places = self.stride, self.places
+        if self.has_truths:
             self._check_truths(buffer, count)
         return [
             {
@@ -81,16 +83,11 @@ class Layout(NamedTuple):
             for begin in [number * stride for number in range(count)]
         ]
 
-    @property
-    def _stride(self) -> int:
-        """From one item to the next."""
-        return _aligned(self.size)
-
     def _check_truths(self, buffer: memoryview | bytes, count: int) -> None:
         whole = np.frombuffer(buffer, np.uint8)
         for place in self.places:
             for begin in range(count) if place.is_bool else ():
-                at = begin * self._stride + place.start
+                at = begin * self.stride + place.start
                 if whole[at : at + math.prod(place.shape)].max(initial=0) > 1:
                     raise MalformedFrame(
                         f"tensor {place.name!r}: a truth value that is neither 0 nor 1"
@@ -116,7 +113,8 @@ def read_layout(data: bytes) -> Layout:
             raise MalformedFrame(f"an item of {size} bytes, at most {MAXIMUM_PAYLOAD_BYTES}")
     if len({place.name for place in places}) != len(places):
         raise MalformedFrame("two tensors of one name")
-    return Layout(tuple(places), size, message)
+    has_truths = any(place.is_bool for place in places)
+    return Layout(tuple(places), size, _aligned(size), has_truths, message)
 
 
 def _read_place(tensor: pb.TensorHeader, start: int) -> _Place:
@@ -154,9 +152,13 @@ def _write_layout(tensors: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...
     return data
 
 
-def alike(items: Iterable[Numbered]) -> Iterator[list[Numbered]]:
+def alike(items: Sequence[Numbered]) -> Iterable[Sequence[Numbered]]:
     """Items as they leave together: those that follow one another and have the same layout, as
     many as one frame may have. One with more than `ITEM_BYTES` is alone."""
+    return (items,) if len(items) == 1 else _alike(items)
+
+
+def _alike(items: Iterable[Numbered]) -> Iterator[list[Numbered]]:
     together: list[Numbered] = []
     known: object = None
     room = 0
@@ -187,7 +189,7 @@ def items_frame(ticket: bytes, compute: Iterable[int], items: Sequence[Numbered]
     pieces: list[Buffer] = []
     size = 0
     for _, tensors in items:
-        size = _add_pieces(pieces, _pad(pieces, size), tensors)
+        size = _add_pieces(pieces, size, tensors)
     if size > MAXIMUM_PAYLOAD_BYTES:
         raise UnsupportedTensor(described[-1][0], f"makes an item of {size} bytes")
     payload = pieces if len(pieces) <= _FEW_PIECES else [b"".join(pieces)]

@@ -1,7 +1,8 @@
 """The call that a model's items go over: a local stream to a coordinator of this host, else gRPC.
 
-On the local stream the messages are those of `Infer`, each of them a frame. A message over gRPC
-costs as much as all else that is done for a small item, on either side.
+On the local stream the messages are those of `Infer`, each of them a frame, and the frames of items
+are themselves. A message over gRPC costs as much as all else that is done for a small item, on
+either side.
 
 A local stream has no codes. Where it ends for another reason than that one side has gone, the next
 call is one over gRPC: that takes larger messages, and says whether trying again may help.
@@ -15,14 +16,14 @@ import grpc
 
 from shoal_protocol.bulk.local import INFER, LocalTransport, connect
 from shoal_protocol.bulk.transport import TransportBroken
+from shoal_protocol.called_items import ItemFrame, LocalCall, item_frame
 from shoal_protocol.channels import STATUS_LOST
 from shoal_protocol.control import (
     LOCAL_MESSAGE_BYTES,
-    LocalControl,
     MessageTooLarge,
     StreamClosed,
 )
-from shoal_protocol.frames import MalformedFrame
+from shoal_protocol.frames import Frame, MalformedFrame
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
@@ -45,11 +46,11 @@ class CallEnded(Exception):
 class Call(Protocol):
     """A call of `Infer`. One task reads, one task writes."""
 
-    async def write(self, request: pb.InferRequest) -> None:
+    async def write(self, request: pb.InferRequest | Frame) -> None:
         """Raises `CallEnded`."""
         ...
 
-    def answers(self) -> AsyncIterator[pb.InferAnswer]:
+    def answers(self) -> AsyncIterator[pb.InferAnswer | ItemFrame]:
         """What the coordinator sends until it ends the call. Raises `CallEnded`."""
         ...
 
@@ -81,15 +82,15 @@ class Calls:
 
 class _LocalCall:
     def __init__(self, transport: LocalTransport) -> None:
-        self._stream: LocalControl[pb.InferRequest, pb.InferAnswer] = LocalControl(
+        self._stream: LocalCall[pb.InferRequest, pb.InferAnswer] = LocalCall(
             transport, pb.InferAnswer.FromString
         )
         self.is_refused = False
         """Whether another one would end as this one did."""
 
-    async def write(self, request: pb.InferRequest) -> None:
+    async def write(self, request: pb.InferRequest | Frame) -> None:
         try:
-            await self._stream.write((request,))
+            await self._stream.write(request)
         except MessageTooLarge as error:
             self.is_refused = True
             await self._stream.close()  # whoever waits for answers learns it
@@ -97,11 +98,10 @@ class _LocalCall:
         except TransportBroken as error:
             raise CallEnded(str(error)) from error
 
-    async def answers(self) -> AsyncIterator[pb.InferAnswer]:
+    async def answers(self) -> AsyncIterator[pb.InferAnswer | ItemFrame]:
         try:
-            async for messages in self._stream.received():
-                for message in messages:
-                    yield message
+            async for message in self._stream.received():
+                yield message
         except (TransportBroken, MalformedFrame) as error:
             self.is_refused |= isinstance(error, StreamClosed | MalformedFrame)
             raise CallEnded(str(error)) from error
@@ -114,7 +114,9 @@ class _GrpcCall:
     def __init__(self, call: "_Infer") -> None:
         self._call = call
 
-    async def write(self, request: pb.InferRequest) -> None:
+    async def write(self, request: pb.InferRequest | Frame) -> None:
+        if isinstance(request, Frame):
+            request = pb.InferRequest(frame=bytes(request))
         try:
             await self._call.write(request)
         except grpc.aio.AioRpcError as error:
@@ -122,10 +124,10 @@ class _GrpcCall:
         except asyncio.InvalidStateError as error:
             raise CallEnded(str(error)) from error
 
-    async def answers(self) -> AsyncIterator[pb.InferAnswer]:
+    async def answers(self) -> AsyncIterator[pb.InferAnswer | ItemFrame]:
         try:
             async for message in self._call:
-                yield message
+                yield item_frame(message)
         except grpc.aio.AioRpcError as error:
             raise _ended(error) from error
 

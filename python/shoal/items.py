@@ -22,8 +22,8 @@ from shoal.calls import Call, CallEnded, Calls
 from shoal.errors import ItemFailed, ModelFailed, PoolClosed, PoolFailed, ShoalError
 from shoal_protocol import eager
 from shoal_protocol.assembly import Limits
-from shoal_protocol.called_items import ItemReader, frames_of
-from shoal_protocol.frames import Frame, split_frame
+from shoal_protocol.called_items import ItemFrame, ItemReader, frames_of
+from shoal_protocol.frames import Frame
 from shoal_protocol.tensors import Array, UnsupportedTensor
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -40,7 +40,7 @@ class _Waiting:
 
     place: int
     inputs: Sequence[Frame]
-    answer: asyncio.Future[Arrays]
+    answer: eager.Prompt[Arrays]
 
 
 def own_arrays(inputs: Mapping[str, Array]) -> Arrays:
@@ -72,7 +72,8 @@ class Items:
         self._sending: asyncio.Task[None] | None = None
         self._lost_at = math.inf
         self._failure: ShoalError | None = None
-        self._task = asyncio.create_task(self._serve())
+        # Not a task: who waits for an answer goes on where it is read.
+        self._serving = eager.Running(self._serve(), None)
 
     async def compute(self, place: int, inputs: Mapping[str, Array]) -> Arrays:
         """An item's results. The arrays must not change before that. Raises `ItemFailed`, or what
@@ -84,7 +85,7 @@ class Items:
             frames = frames_of(number, inputs)
         except UnsupportedTensor as error:
             raise ItemFailed(place, "InvalidInput", str(error)) from error
-        answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+        answer: eager.Prompt[Arrays] = eager.Prompt()
         self._waiting[number] = _Waiting(place, frames, answer)
         self._unsent.append(number)
         self._send_now()
@@ -102,8 +103,8 @@ class Items:
 
     async def close(self) -> None:
         self.fail(PoolClosed())
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self._serving.cancel()
+        await asyncio.gather(self._serving.ended, return_exceptions=True)
         await self._channel.close()
 
     # ---- the call --------------------------------------------------------------------------------
@@ -163,24 +164,23 @@ class Items:
                 waiting = self._waiting.get(self._unsent.popleft())
                 if waiting is not None:
                     for frame in waiting.inputs:
-                        await call.write(pb.InferRequest(frame=bytes(frame)))
+                        await call.write(frame)
 
     async def _receive(self, call: Call) -> None:
         reader = ItemReader(_take_any, Limits())
         async for message in call.answers():
-            match message.WhichOneof("message"):
-                case "started":
-                    self._lost_at = math.inf
-                case "frame":
-                    if (item := reader.add(*split_frame(message.frame))) is not None:
-                        self._give(item.number, item.tensors)
-                case "failure":
-                    self._give_failure(message.failure)
+            if isinstance(message, ItemFrame):
+                if (item := reader.add(*message)) is not None:
+                    self._give(item.number, item.tensors)
+            elif message.HasField("failure"):
+                self._give_failure(message.failure)
+            else:
+                self._lost_at = math.inf
 
     def _give(self, number: int, results: Arrays) -> None:
         waiting = self._waiting.get(number)
         if waiting is not None and not waiting.answer.done():
-            waiting.answer.set_result(results)
+            waiting.answer.give(results)
 
     def _give_failure(self, failure: pb.InferFailure) -> None:
         need = failure.need_bytes if failure.HasField("need_bytes") else None

@@ -1,7 +1,9 @@
 """Fragments and the processor's thread in the test's own process."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from shoal_agent.cache.disk import FragmentCache
@@ -33,9 +35,14 @@ class Thread(ThreadPoolExecutor):
 
 
 def make_fragments(
-    folder: Path, processor: Thread, budget: int = BUDGET, kind: type[Runtime] = Runtime
+    folder: Path,
+    processor: Thread,
+    budget: int = BUDGET,
+    kind: type[Runtime] = Runtime,
+    clock: Callable[[], float] = perf_counter,
 ) -> Fragments:
-    """Fragments over a cache that holds what the test wrote to the folder."""
+    """Fragments over a cache that holds what the test wrote to the folder. `clock` says how long
+    the processor has rested."""
     cache = FragmentCache(folder, 1 << 30)
     meter = MemoryMeter()
     runtime = processor.submit(kind, meter, threads=1, limit_bytes=64 * MIB).result()
@@ -45,7 +52,7 @@ def make_fragments(
         cache=cache,
         fetcher=Fetcher(cache, lambda *_: None, at_once),
         runtime=runtime,
-        processor=Processor(runtime, processor),
+        processor=Processor(runtime, processor, clock=clock),
         counters=Counters(),
         on_evicted=lambda *_: None,
     )

@@ -166,7 +166,7 @@ async def test_a_load_whose_room_cannot_be_made_books_nothing_and_works_later(
     make: Callable[..., Fragments], dense: MadeFragment, tmp_path: Path
 ) -> None:
     fragments = make(budget=16 * MIB)
-    store = ActivationStore(tmp_path / "disk", 3 * MIB, fragments)
+    store = ActivationStore(tmp_path / "disk", 3 * MIB, fragments, fragments.buffers)
     fragments.spilling.spill = store.spill
     keys = [Made("j", 1, item, 0) for item in range(12)]
     for key in keys:
@@ -215,7 +215,7 @@ async def test_text_that_is_kept_counts_with_all_its_characters(
     make: Callable[..., Fragments], tmp_path: Path
 ) -> None:
     fragments = make()
-    store = ActivationStore(tmp_path / "spill", 1 << 30, fragments)
+    store = ActivationStore(tmp_path / "spill", 1 << 30, fragments, fragments.buffers)
     await store.put(Made("j", 1, 0, 0), {"long": np.array(["x" * 10 * MIB], object)})
     assert fragments.ledger.reserved >= 10 * MIB
     await store.put(Made("j", 1, 0, 1), {"many": np.array(["ab"] * 1000, object)})
@@ -259,7 +259,7 @@ async def test_a_full_device_receives_little_text(
     make: Callable[..., Fragments], tmp_path: Path, array: np.ndarray, outcome: int
 ) -> None:
     fragments = make(budget=0)
-    inbox = Inbox(ActivationStore(tmp_path / "spill", 1 << 30, fragments))
+    inbox = Inbox(ActivationStore(tmp_path / "spill", 1 << 30, fragments, fragments.buffers))
     intake = open_intake("pi-4", lambda: inbox, Counters())
     key = ActivationKey(job="j", epoch=1, item=0, producer=-1, consumer=0)
     (frame,) = encode_activation(key, "pi-4", {"x": array}, transfer=1)

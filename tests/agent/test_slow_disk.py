@@ -82,7 +82,7 @@ class Agent:
         return pb.Telemetry()
 
     def open_store(self) -> ActivationStore:
-        store = ActivationStore(self._folder, 32 * MIB, self.fragments)
+        store = ActivationStore(self._folder, 32 * MIB, self.fragments, self.fragments.buffers)
         self.fragments.spilling.spill = store.spill
         return store
 

@@ -91,6 +91,20 @@ def test_what_is_asked_for_in_order_is_read_in_rows(tmp_path: Path) -> None:
     inputs.close()
 
 
+def test_a_window_of_items_is_in_memory_when_it_is_asked_for_at_once(tmp_path: Path) -> None:
+    inputs, reader = inputs_of(tmp_path / "in", 2000), AtOnce()
+    prefetch = InputPrefetch(inputs, reader, 16, CrashCount(tmp_path / "crashes"))
+    prefetch.look_ahead(0)
+    assert reader.visits == 4, "and no more than a window"
+    for first in range(0, 2000, 200):
+        window = [prefetch.cached(item, ["x"]) for item in range(first, first + 200)]
+        assert None not in window
+        for item in range(first, first + 200):
+            prefetch.forget(item)
+    assert reader.visits == 32, "each item was read once"
+    inputs.close()
+
+
 def test_an_item_is_forgotten_when_it_has_ended_and_large_ones_are_left_alone(
     tmp_path: Path,
 ) -> None:

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shoal_coordinator.storage import arrays
 from shoal_coordinator.storage import inputs as module
-from shoal_coordinator.storage.arrays import Limits, copy_in_c_order
+from shoal_coordinator.storage import transposing
+from shoal_coordinator.storage.arrays import Limits
 from shoal_coordinator.storage.inputs import FolderLimits, InputSet, InputsRefused, InputUnsuitable
 from shoal_coordinator.storage.locations import LocationRefused, local_folder
+from shoal_coordinator.storage.transposing import copy_in_c_order
 from shoal_protocol.partition import TensorSpec
 
 IMAGE = (TensorSpec(name="x", dtype="float", shape=(1, 3, "height", "width")),)
@@ -79,7 +80,7 @@ def test_rows_are_read_in_any_order_from_any_kind_of_archive(tmp_path, save, ord
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_rows_in_fortran_order_are_read_in_bounded_memory(tmp_path, save, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(arrays, "TILE_BYTES", 1 << 16)
+    monkeypatch.setattr(transposing, "TILE_BYTES", 1 << 16)
     rows = np.random.default_rng(1).normal(size=(400, 3, 64, 64)).astype(np.float32)
     save(tmp_path / "rows.npz", x=np.asfortranarray(rows))
     inputs = scan_inputs(tmp_path, IMAGE)
@@ -115,7 +116,7 @@ def test_a_matrix_is_copied_in_c_order_whatever_its_shape(
         tempfile.TemporaryFile() as target,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(arrays, "TILE_BYTES", tile_bytes)
+        patch.setattr(transposing, "TILE_BYTES", tile_bytes)
         source.write(b"head" + matrix.transpose(1, 0, 2).tobytes())
         source.flush()
         copy_in_c_order(source, 4, target, rows=rows, columns=columns, element_bytes=element_bytes)

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal_coordinator.storage import result_log
+from shoal_coordinator.storage import parts, result_log
+from shoal_coordinator.storage import results as results_module
 from shoal_coordinator.storage.catalogues import FixedFiles
 from shoal_coordinator.storage.folders import Folder
+from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.parts import ResultFile
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from small_disk import small_disk
@@ -242,3 +244,63 @@ def test_a_file_that_cannot_be_made_stays_in_its_log(store: Open, tmp_path: Path
         store()
     (tmp_path / "out" / "s1.npz").rmdir()
     assert store().completed() == {0, 1}
+
+
+def single_results(out: Path) -> dict[str, bytes]:
+    """The files of three single items, each of which gets its arrays one after the other."""
+    files = (
+        ResultFile("plain.npz", 0, 1),
+        ResultFile("stacked.npz", 1, 1, stacked=True),
+        ResultFile("joined.npz", 2, 1, stacked=True, joined=True),
+    )
+    results = ResultStore(
+        out, job="job", identity="i", catalogue=FixedFiles(files), names=("y", "label")
+    )
+    with contextlib.closing(results):
+        for item in range(len(files)):
+            results.add(item, {"label": np.array(["öld"], dtype=object)})
+            results.add(item, {"y": np.full((1, 3), item, ">f4")})
+            results.add(item, {"label": np.array(["a new one"], dtype=object)})
+        assert results.finish(range(len(files))) == {}
+        assert results.complete() is None
+    return {path.name: path.read_bytes() for path in out.glob("*.npz")}
+
+
+@pytest.mark.parametrize("scarce", ["_UNWRITTEN_BYTES", "_TAIL_BYTES"])
+def test_a_file_has_the_same_bytes_whether_or_not_its_arrays_stayed_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scarce: str
+) -> None:
+    held = single_results(tmp_path / "held")
+    assert not list((tmp_path / "held/.shoal/job").glob("*.part"))
+    flushed: list[str] = []
+    write = parts.Part._write
+
+    def noted(part: parts.Part, pieces: Any) -> None:
+        flushed.append(part.name)
+        write(part, pieces)
+
+    monkeypatch.setattr(parts.Part, "_write", noted)
+    where = results_module if scarce == "_UNWRITTEN_BYTES" else parts
+    monkeypatch.setattr(where, scarce, 0)
+    assert single_results(tmp_path / "written") == held
+    assert set(flushed) == {"0.part", "1.part", "2.part"}
+    with np.load(tmp_path / "held/stacked.npz") as file:
+        assert (file["y"].tolist(), file["label"].tolist()) == ([[[1, 1, 1]]], [["a new one"]])
+    with np.load(tmp_path / "held/joined.npz") as file:
+        assert (file["y"].tolist(), file["label"].tolist()) == ([[2, 2, 2]], ["a new one"])
+
+
+def test_what_had_arrived_of_an_item_that_fails_is_dropped(tmp_path: Path) -> None:
+    with contextlib.closing(
+        ResultStore(
+            tmp_path / "out",
+            job="job",
+            identity="i",
+            catalogue=FixedFiles([ResultFile("a.npz", 0, 1)]),
+            names=("y", "z"),
+        )
+    ) as results:
+        results.add(0, {"y": np.zeros((1, 3))})
+        results.fail([FailedItem(0, "a.npz", "no luck")])
+        assert results.complete() is None
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".shoal", "failures.json"]

@@ -171,7 +171,9 @@ class _Device:
         return pb.Telemetry()
 
     def open_store(self) -> ActivationStore:
-        return ActivationStore(empty_folder("spill"), 4 * MIB, self.fragments)
+        return ActivationStore(
+            empty_folder("spill"), 4 * MIB, self.fragments, self.fragments.buffers
+        )
 
 
 @cache

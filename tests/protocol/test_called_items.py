@@ -1,16 +1,31 @@
 """The items of a program's call as frames."""
 
-from collections.abc import Mapping
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping
 
 import numpy as np
 import pytest
 
 from shoal_protocol.assembly import Limits
-from shoal_protocol.called_items import CalledItem, ItemReader, frames_of, number_in
-from shoal_protocol.frames import Frame, MalformedFrame, TransferError, split_frame
+from shoal_protocol.bulk.local import LocalTransport
+from shoal_protocol.called_items import (
+    CalledItem,
+    ItemFrame,
+    ItemReader,
+    LocalCall,
+    frames_of,
+    number_in,
+)
+from shoal_protocol.control import StreamClosed
+from shoal_protocol.frames import Frame, MalformedFrame, TransferError, closing, ping, split_frame
 from shoal_protocol.items import ITEM_BYTES, items_frame
 from shoal_protocol.tensors import Array
+from shoal_protocol.v1.coordinator_pb2 import InferAnswer, InferRequest, SubmitJobRequest
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, Layout
+
+Program = LocalCall[InferRequest, InferAnswer]
+Coordinator = LocalCall[InferAnswer, InferRequest]
 
 SMALL = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "truth": np.array([True, False])}
 LARGE = {"x": np.zeros(ITEM_BYTES + 1, np.uint8)}
@@ -85,3 +100,74 @@ def test_an_item_is_as_long_as_its_layout_says() -> None:
     header, payload = split_frame(bytes(*frames_of(7, SMALL)))
     with pytest.raises(MalformedFrame, match="bytes, not"):
         ItemReader(take_any, Limits()).add(header, payload[:-1])
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[tuple[Program, Coordinator]]:
+    """Both ends of a local call."""
+    near, far = socket.socketpair(socket.AF_UNIX)
+    near.setblocking(False)
+    far.setblocking(False)
+    ours: Program = LocalCall(LocalTransport(near), InferAnswer.FromString)
+    theirs: Coordinator = LocalCall(LocalTransport(far), InferRequest.FromString)
+    yield ours, theirs
+    await ours.close()
+    await theirs.close()
+
+
+@pytest.mark.parametrize("size", [0, 8, 100_000, 3 << 20])
+async def test_a_local_call_carries_items_as_frames_between_its_messages(
+    ends: tuple[Program, Coordinator], size: int
+) -> None:
+    ours, theirs = ends
+    item = {"x": np.arange(size, dtype=np.uint8)}
+
+    async def send() -> None:
+        await ours.write(InferRequest(start=SubmitJobRequest(name="calls")))
+        for frame in frames_of(7, item):
+            await ours.write(frame)
+        await ours.write(InferRequest(start=SubmitJobRequest(name="end")))
+
+    sending = asyncio.create_task(send())
+    received, reader, found = theirs.received(), ItemReader(lambda _: None, Limits()), []
+    first = await anext(received)
+    assert isinstance(first, InferRequest)
+    while isinstance(each := await anext(received), ItemFrame):
+        found.append(reader.add(*each))
+    await sending
+    assert each.start.name == "end"
+    *parts, whole = found
+    assert set(parts) <= {None}
+    assert whole is not None
+    assert whole.number == 7
+    np.testing.assert_array_equal(whole.tensors["x"], item["x"])
+    whole.tensors["x"][:] = 0  # it is the receiver's own
+
+
+async def test_a_frame_in_a_message_of_a_local_call_is_that_frame(
+    ends: tuple[Program, Coordinator],
+) -> None:
+    ours, theirs = ends
+    (frame,) = frames_of(7, {"x": np.ones(3, np.float32)})
+    await ours.write(InferRequest(frame=bytes(frame)))
+    await ours.write(frame)
+    received = theirs.received()
+    assert await anext(received) == await anext(received)
+
+
+async def test_a_local_call_ends_with_what_has_no_place_in_it(
+    ends: tuple[Program, Coordinator],
+) -> None:
+    ours, theirs = ends
+    await ours.write(ping(1))
+    with pytest.raises(MalformedFrame, match="ping"):
+        await anext(theirs.received())
+
+
+async def test_the_reason_is_known_where_the_other_side_has_ended_a_local_call(
+    ends: tuple[Program, Coordinator],
+) -> None:
+    ours, theirs = ends
+    await theirs.write(closing("the coordinator stops"))
+    with pytest.raises(StreamClosed, match="the coordinator stops"):
+        await anext(ours.received())

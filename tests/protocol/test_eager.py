@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from shoal_protocol.eager import Prompt, begin, start
+from shoal_protocol.eager import Prompt, Running, begin, start
 
 
 async def test_what_waits_for_nothing_ends_at_once_without_a_task() -> None:
@@ -221,6 +221,26 @@ async def test_what_is_started_may_be_cancelled_and_clean_up(waits_for: str) -> 
     await asyncio.wait((running.ended,))
     assert running.ended.cancelled()
     assert done == ["cleaned up"]
+
+
+async def test_what_is_started_is_cancelled_by_who_goes_on_within_it() -> None:
+    prompt: Prompt[Running[None]] = Prompt()
+
+    async def wait() -> None:
+        (await prompt).cancel()
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        prompt.give(running)
+        await asyncio.Future()
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    running = Running(work(), None)
+    async with asyncio.timeout(10):
+        await asyncio.wait((running.ended,))
+    assert running.ended.cancelled()
+    await task
 
 
 async def test_a_task_goes_on_within_what_gives_it_a_prompt() -> None:

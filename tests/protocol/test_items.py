@@ -67,9 +67,9 @@ def test_items_of_one_layout_that_follow_one_another_leave_together() -> None:
 
 def test_items_together_have_no_more_bytes_than_one_may_have() -> None:
     half = {"x": np.zeros(ITEM_BYTES // 2 - 64, np.uint8)}
-    assert [len(each) for each in alike(enumerate([half] * 5))] == [2, 2, 1]
+    assert [len(each) for each in alike(list(enumerate([half] * 5)))] == [2, 2, 1]
     large = {"x": np.zeros(2 * ITEM_BYTES, np.uint8)}
-    assert [len(each) for each in alike(enumerate([large] * 3))] == [1, 1, 1]
+    assert [len(each) for each in alike(list(enumerate([large] * 3)))] == [1, 1, 1]
 
 
 def test_equal_layouts_are_read_once() -> None:

@@ -55,7 +55,7 @@ class Unread:
 
     size = 800
 
-    async def read(self) -> memoryview:
+    async def read(self, allocate: object = None) -> memoryview:
         raise AssertionError("it is not what the header says")
 
     async def read_into(self, targets: object) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,15 +15,10 @@ from shoal import calls, items
 from shoal.items import Items
 from shoal_coordinator.server import CoordinatorSettings, service, serving
 from shoal_protocol.bulk.local import LocalTransport
+from shoal_protocol.called_items import LocalCall
 from shoal_protocol.channels import open_channel
-from shoal_protocol.control import (
-    ITEM_FRAME_BYTES,
-    LOCAL_MESSAGE_BYTES,
-    LocalControl,
-    MessageTooLarge,
-)
+from shoal_protocol.control import MessageTooLarge
 from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
-from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 X = np.ones((1, 4), np.float32)
@@ -148,7 +142,7 @@ async def test_a_model_that_a_local_stream_cannot_begin_with_goes_over_grpc(
 async def test_a_message_that_a_local_stream_cannot_carry_goes_over_grpc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: ModuleType
 ) -> None:
-    monkeypatch.setattr(side, "LocalControl", Narrow)
+    monkeypatch.setattr(side, "LocalCall", Narrow)
     bench = Bench(tmp_path, local=True)
     async with serving(bench.settings), connected(bench.device()):
         sent = bench.items()
@@ -157,9 +151,9 @@ async def test_a_message_that_a_local_stream_cannot_carry_goes_over_grpc(
     np.testing.assert_allclose(result["y"], whole_model(X)["y"])
 
 
-class Narrow(LocalControl[Any, Any]):
-    async def write(self, messages: Sequence[Any]) -> None:
-        raise MessageTooLarge(f"{len(messages)} messages do not fit")
+class Narrow(LocalCall[Any, Any]):
+    async def write(self, message: Any) -> None:
+        raise MessageTooLarge(f"{message} does not fit")
 
 
 async def test_a_message_beyond_a_frame_is_refused_before_it_is_written() -> None:
@@ -167,22 +161,10 @@ async def test_a_message_beyond_a_frame_is_refused_before_it_is_written() -> Non
     with ours, theirs:
         for end in (ours, theirs):
             end.setblocking(False)
-        stream: LocalControl[pb.InferRequest, pb.InferAnswer] = LocalControl(
+        stream: LocalCall[pb.InferRequest, pb.InferAnswer] = LocalCall(
             LocalTransport(ours), pb.InferAnswer.FromString
         )
         with pytest.raises(MessageTooLarge, match=r"a message of 10485\d\d bytes"):
-            await stream.write((pb.InferRequest(frame=bytes(MAXIMUM_PAYLOAD_BYTES)),))
+            await stream.write(pb.InferRequest(frame=bytes(MAXIMUM_PAYLOAD_BYTES)))
         with pytest.raises(BlockingIOError):
             theirs.recv(1)
-
-
-def test_frames_of_an_item_fit_a_local_stream() -> None:
-    key = ActivationKey(job="", epoch=0, item=7, producer=-1, consumer=-1)
-    arrays: dict[str, np.ndarray] = {
-        "x" * 1000: np.zeros(3 << 20, np.uint8),
-        "y": np.zeros((1, 40, 6625), np.float32),
-    }
-    encoded = encode_activation(key, "", arrays, transfer=1, frame_bytes=ITEM_FRAME_BYTES)
-    sizes = [pb.InferAnswer(frame=frame).ByteSize() for frame in encoded]
-    assert len(sizes) > 4
-    assert max(sizes) <= LOCAL_MESSAGE_BYTES

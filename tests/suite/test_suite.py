@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from real_models import ROOT
-from suite.descent import KIB, Bench, Row, descend
+from suite.descent import KIB, MIB, Bench, Row, descend
 from suite.subjects import ENTRIES, LIGHT
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -48,6 +48,20 @@ def test_every_budget_that_a_model_runs_in_is_kept(
     assert any(row.outcome == "ran" for row in rows)
     for row in rows:
         check(row, bench.subject.tolerance)
+
+
+@pytest.mark.minutes
+@pytest.mark.parametrize(
+    ("name", "devices", "budget_mib"), [("ppocr_rec_half", 2, 63), ("ppocr_det_mixed", 1, 89)]
+)
+def test_items_run_where_what_would_cover_all_their_shapes_does_not(
+    name: str, devices: int, budget_mib: int, tmp_path: Path
+) -> None:
+    """Six lines of 320 columns and one of 640 are covered by six of 640, which there are not."""
+    bench = bench_of(name, tmp_path)
+    row = bench.run(devices, budget_mib * MIB)
+    check(row, bench.subject.tolerance)
+    assert row.outcome == "ran", row
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ What counts against the budget, all above the agent's idle floor:
 
 - *resident*: fragments that can run now, with weights, activations of one item and workspace;
 - *in flight*: fragments that are being loaded, with what the plan reckons for them;
-- *reserved*: activations that wait in memory (inputs of tasks to come, outputs that are kept);
+- *reserved*: activations that wait in memory, and memory that waits for such (transport.buffers);
 - *moving*: activations that are being received or sent, results on their way among them, with the
   frames that carry them.
 

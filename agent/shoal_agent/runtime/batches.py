@@ -74,13 +74,16 @@ class Batches:
         processor: Processor,
         runtime: Runtime,
         folder: Callable[[str], Path],
+        make_room: Callable[[int], int],
         end_move: Callable[[int], None],
     ) -> None:
-        """`folder` is where a fragment is, `end_move` returns moving bytes to the ledger."""
+        """`folder` is where a fragment is; `make_room` frees what waits for activations, if less
+        than so much is free; `end_move` returns moving bytes to the ledger."""
         self._ledger = ledger
         self._processor = processor
         self._runtime = runtime
         self._folder = folder
+        self._make_room = make_room
         self._end_move = end_move
         self._fragments: dict[str, _Fragment | None] = {}
         self._granted = 0
@@ -118,6 +121,8 @@ class Batches:
             for number, item in enumerate(items)
             if item is not None and likeness(item, fragment.counted) == like
         ][: fragment.most]
+        wanted = fragment.extra_bytes(len(chosen), alone) - self._granted
+        self._make_room(self._ledger.withheld + wanted)
         room = self._granted + self._ledger.spare
         chosen = chosen[: max(1, fragment.items_within(room, alone))]
         if len(chosen) < 2:

@@ -43,6 +43,7 @@ from shoal_agent.runtime.results import RunResult
 from shoal_agent.runtime.spilling import Spilling
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
+from shoal_agent.transport.buffers import Buffers
 from shoal_protocol.frame_sizes import FETCH_BYTES, MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_apart, format_bytes
@@ -72,16 +73,18 @@ class Fragments:
         self._on_evicted = on_evicted
         preparation = Preparation(cache, self.request_move, self.end_move)
         self._opening = Opening(cache, fetcher, preparation, runtime, processor, self._room)
-        self.batches = Batches(ledger, processor, runtime, cache.path, self.end_move)
+        self.buffers = Buffers(ledger, MAPPED_FROM_BYTES)
+        make_room = self.buffers.make_room
+        self.batches = Batches(ledger, processor, runtime, cache.path, make_room, self.end_move)
         self._turn = asyncio.Lock()
         self._loading: dict[str, asyncio.Event] = {}
         self._evicting: set[asyncio.Task[None]] = set()
         self._measured: set[str] = set()
-        self._gathered = GatheredRows(ledger, processor, runtime)
-        self.light = LightRuns(ledger, processor, self._opening, self._measured)
+        self._gathered = GatheredRows(ledger, processor, runtime, make_room)
+        self.light = LightRuns(ledger, processor, self._opening, self._measured, self._gathered)
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()
-        self.spilling = Spilling(ledger, self._carry_out)
+        self.spilling = Spilling(ledger, self.buffers, self._carry_out)
         call = processor.call
         finishing = Finishing(
             partial(call, runtime.widen), partial(call, runtime.pack), self._note_change
@@ -96,10 +99,9 @@ class Fragments:
         self, digest: str, need_bytes: int, sources: Sequence[Source], priority: int = 0
     ) -> LoadResult:
         """Make a fragment resident, to run within `need_bytes`: as a whole if that is enough for
-        it, else in blocks. `priority` weighs where memory is divided.
-
-        Raises `OverBudget`, `SpillFull`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,
-        `RuntimeFailed`, `OSError`.
+        it, else in blocks. `priority` weighs where memory is divided. Raises `OverBudget`,
+        `SpillFull`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`, `RuntimeFailed`,
+        `OSError`.
         """
         started, used = perf_counter(), process_time()
         while True:
@@ -108,8 +110,7 @@ class Fragments:
             if admitted:
                 break
             if digest in self.ledger.resident:
-                waited = perf_counter() - started
-                return LoadResult(self.ledger.resident[digest], waited, 0.0, 0)
+                return LoadResult(self.ledger.resident[digest], perf_counter() - started, 0.0, 0)
             # Somebody else loads it. Where that fails, this load is one of its own.
             await self._loading[digest].wait()
         self._loading[digest] = asyncio.Event()
@@ -146,10 +147,7 @@ class Fragments:
             self._loading.pop(digest).set()
 
     async def unload(self, digest: str) -> UnloadResult:
-        """Give a fragment up. Its memory is back on return.
-
-        Raises `NotResident`.
-        """
+        """Give a fragment up: its memory is back on return. Raises `NotResident`."""
         async with self._turn:
             if (loading := self._loading.get(digest)) is not None:
                 await loading.wait()
@@ -174,11 +172,8 @@ class Fragments:
             self.end_move(FETCH_BYTES)
 
     async def run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
-        """Run a resident fragment on one item's tensors, and measure it.
-
-        Raises `NotResident`, `OverBudget` (it is not resident any more then), `InputMismatch`,
-        `RuntimeFailed`.
-        """
+        """Run a resident fragment on one item's tensors, and measure it. Raises `NotResident`,
+        `OverBudget` (it is not resident any more then), `InputMismatch`, `RuntimeFailed`."""
         if digest not in self.ledger.resident:
             raise NotResident(f"{short(digest)} is not resident")
         known = digest in self._measured
@@ -229,7 +224,7 @@ class Fragments:
             if trial is not None and is_larger:
                 limit = limit_of_larger(trial, size, limit)
             # What such a run may take, nothing that comes meanwhile may have.
-            held = Bytes(0) if is_known and not is_larger else self.ledger.free
+            held = 0 if is_known and not is_larger else self.buffers.make_room(self.ledger.budget)
             self.ledger.request_move(held)
             try:
                 return await run(limit_bytes=limit, measured=measured), beside
@@ -304,6 +299,7 @@ class Fragments:
         log.warning("the budget is %s now", format_bytes(budget_bytes))
         self.processor.note_budget()
         self.batches.take_back()
+        self.buffers.give_back()
         self._carry_out(self.ledger.change_budget(Bytes(budget_bytes)))
         while changing := self.spilling.tasks | self._granting.tasks | self._evicting:
             await asyncio.gather(*changing, return_exceptions=True)
@@ -313,18 +309,21 @@ class Fragments:
         """Memory is short elsewhere, or not any more: fragments do without so much, if they can."""
         log.info("memory is short: %s are withheld", format_bytes(size_bytes))
         self.batches.take_back()
+        self.buffers.give_back()
         self._carry_out(self.ledger.withhold(Bytes(size_bytes)))
         await self._granting.wait()
 
     # ---- the activations' share --------------------------------------------------------------
 
     def request_space(self, size: int) -> bool:
+        self.buffers.make_room(size)
         return self.ledger.request_space(size) or self._take_back()
 
     def return_space(self, size: int) -> None:
         self.ledger.return_space(size)
 
     def request_move(self, size: int) -> bool:
+        self.buffers.make_room(size)
         return self.ledger.request_move(size) or self._take_back()
 
     def _take_back(self) -> bool:
@@ -385,7 +384,7 @@ class Fragments:
     async def _admit(self, digest: str, need_bytes: int) -> bool:
         """Whether there is something to load. Raises `OverBudget`, `SpillFull`."""
         while True:
-            if need_bytes > self.ledger.free:
+            if need_bytes > self.buffers.make_room(need_bytes):
                 await self._gathered.drop_all()
                 await self.batches.give_back()
             match self.ledger.request_load(digest, Bytes(need_bytes)):

@@ -4,6 +4,8 @@ A fragment with a table is reckoned with by the rows that one item reads. Where 
 may stay, since they would have to be read again; the ledger says how much.
 """
 
+from collections.abc import Callable
+
 from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.processor import Processor
@@ -13,8 +15,16 @@ from shoal_protocol.units import Bytes
 class GatheredRows:
     """What of a device's fragments is in memory beyond what was planned for them."""
 
-    def __init__(self, ledger: Ledger, processor: Processor, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        processor: Processor,
+        runtime: Runtime,
+        make_room: Callable[[int], int],
+    ) -> None:
+        """`make_room` frees what waits for activations, if less than so much is free."""
         self._ledger = ledger
+        self._make_room = make_room
         self._processor = processor
         self._runtime = runtime
         self._planned: dict[str, Bytes] = {}
@@ -44,6 +54,7 @@ class GatheredRows:
         if most <= 0:
             return True  # it is reckoned with all that it has: what is more is not its weights
         size, planned = Bytes(min(excess, most)), self._planned.get(digest, reckoned)
+        self._make_room(self._ledger.budget)
         grown = self._ledger.grow(digest, size, planned)
         if grown:
             self._planned[digest] = planned

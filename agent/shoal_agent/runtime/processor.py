@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final, TypeVar
+from time import perf_counter
+from typing import Final, NamedTuple, TypeVar
 
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.in_passing import FEW_BYTES
@@ -16,8 +17,23 @@ from shoal_protocol.threads import in_executor
 
 _LIGHT_SECONDS: Final = 0.0005
 """A run that takes less is not worth the way to the processor's thread and back."""
+_SHORT_SECONDS: Final = 0.01
+"""Nor is one that takes less where the device has rested for as long: messages wait for its end,
+but they are few then, and the way would be a tenth of it."""
 
 Result = TypeVar("Result")
+
+
+class _Short(NamedTuple):
+    """The largest item on which a fragment's run takes next to no time, or little, and what the
+    last one took."""
+
+    size_bytes: int
+    seconds: float
+
+    @property
+    def is_light(self) -> bool:
+        return self.seconds <= _LIGHT_SECONDS
 
 
 class Processor:
@@ -28,15 +44,18 @@ class Processor:
         runtime: Runtime,
         executor: ThreadPoolExecutor,
         handling: HandlingMeter | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`handling` is fed with the runs of tasks."""
+        """`handling` is fed with the runs of tasks; `clock` counts seconds."""
         self._runtime = runtime
         self._executor = executor
         self.times = TaskTimes(runtime.threads)
         self._handling = handling or HandlingMeter()
+        self._clock = clock
         self._stopper = Stopper()
         self._waiting = 0
-        self._light: dict[tuple[str, int], int] = {}
+        self._short: dict[tuple[str, int], _Short] = {}
+        self._rests_since = clock()
         self._largest: dict[tuple[str, int], int] = {}
         self._ways: dict[str, object] = {}
 
@@ -74,7 +93,7 @@ class Processor:
         is_larger: bool,
         items: int = 1,
     ) -> RunResult:
-        """In the thread; or here, where that costs more than the run itself.
+        """In the thread; or here, where that costs too much beside the run itself.
 
         An item that is larger than those before it is kept within the limit, or stopped, and so is
         the first one: what was made up for its trial may have computed less; so is every item,
@@ -85,7 +104,7 @@ class Processor:
         """
         key = (digest, items)
         size = sum(tensor.nbytes for tensor in tensors.values())
-        if is_known and size <= self._light.get(key, -1):
+        if is_known and self.runs_here(digest, size, items):
             passed = self.run_in_passing(digest, (tensors,))
             if passed is not None:
                 return self._result(digest, passed, limit_bytes, items)
@@ -100,34 +119,58 @@ class Processor:
         is_so_still = self.way(digest) is way
         if is_so_still and not result.squeezed:
             self._largest[key] = max(size, self._largest.get(key, 0))
-        if result.compute_seconds > _LIGHT_SECONDS or result.peak_bytes > limit_bytes:
-            self._light.pop(key, None)
+        self._rests_since = self._clock()
+        short, seconds = self._short.get(key, _Short(0, 0.0)), result.compute_seconds
+        # What is streamed may come from a disk, which takes its time.
+        may_wait = seconds <= _LIGHT_SECONDS or not result.streamed_bytes
+        if seconds > _SHORT_SECONDS or not may_wait or result.peak_bytes > limit_bytes:
+            self._short.pop(key, None)
         elif measured and is_so_still:
-            self._light[key] = max(size, self._light.get(key, 0))
+            self._short[key] = _Short(max(size, short.size_bytes), seconds)
         if items == 1 and not self._waiting and not self._runtime.opens_beside:
             self.times.note(
                 digest, result.compute_seconds, result.processor_seconds, result.streamed_bytes
             )
         return result
 
+    def runs_here(self, digest: str, size: int, items: int = 1) -> bool:
+        """Whether a run on items of so many bytes together is to be made in passing now."""
+        if (short := self._short.get((digest, items))) is None or size > short.size_bytes:
+            return False
+        return short.is_light or self._clock() - self._rests_since >= short.seconds
+
+    def gathers(self, digest: str) -> bool:
+        """Whether more weights may come into memory run by run than do no harm."""
+        return self._runtime.weight_bytes(digest) > FEW_BYTES
+
     def light_bytes(self, digest: str) -> int:
         """The largest item on which a fragment's runs may be made in passing, several in a row;
         -1: they may not."""
-        grows = self._runtime.weight_bytes(digest) > FEW_BYTES
-        return -1 if grows else self._light.get((digest, 1), -1)
+        short = self._short.get((digest, 1))
+        if short is None or not short.is_light or self.gathers(digest):
+            return -1
+        return short.size_bytes
 
     def run_in_passing(self, digest: str, runs: Sequence[Mapping[str, Array]]) -> Passed | None:
         """Run a fragment here, once for each of these; `note_passed` is to follow. None: something
         waits for the thread, or it took long; `run` is for each of them then."""
-        return None if self._waiting else self._runtime.run_in_passing(digest, runs)
+        if self._waiting:
+            return None
+        passed = self._runtime.run_in_passing(digest, runs)
+        self._rests_since = self._clock()
+        return passed
 
     def note_passed(self, digest: str, passed: Passed, limit_bytes: int, items: int = 1) -> int:
         """Count runs that were made in passing, of `items` at once as in `run`; the peak."""
         seconds, processor_seconds = passed.seconds, passed.processor_seconds
         peak_bytes, count = self._runtime.peak_in_passing(digest), len(passed.outputs)
         self._handling.ran(count * items, count * seconds, count * processor_seconds)
-        if seconds > _LIGHT_SECONDS or peak_bytes > limit_bytes:
-            self._light.pop((digest, items), None)
+        key = (digest, items)
+        if (short := self._short.get(key)) is not None:
+            if seconds > _SHORT_SECONDS or peak_bytes > limit_bytes:
+                del self._short[key]
+            elif not short.is_light or seconds > _LIGHT_SECONDS:
+                self._short[key] = short._replace(seconds=seconds)
         if items == 1:
             self.times.note(digest, seconds, processor_seconds, passed.streamed_bytes)
         return peak_bytes
@@ -160,10 +203,10 @@ class Processor:
 
     def note_budget(self) -> None:
         """What has run within the old budget may exceed the new one."""
-        self._light.clear()
+        self._short.clear()
         self._largest.clear()
         self._ways.clear()
 
     def note_gathered(self, digest: str) -> None:
         """The peak of the fragment's next run is to be its own."""
-        self._light = {key: size for key, size in self._light.items() if key[0] != digest}
+        self._short = {key: short for key, short in self._short.items() if key[0] != digest}

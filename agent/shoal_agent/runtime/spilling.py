@@ -8,14 +8,18 @@ from shoal_agent.memory.residency import Demand, Ledger
 from shoal_agent.runtime.in_background import begin
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import SpillFull
+from shoal_agent.transport.buffers import Buffers
 
 
 class Spilling:
     """What is being spilled, one after the other. `spill` brings at least so many bytes to disk."""
 
-    def __init__(self, ledger: Ledger, on_failed: Callable[[Sequence[Demand]], None]) -> None:
+    def __init__(
+        self, ledger: Ledger, buffers: Buffers, on_failed: Callable[[Sequence[Demand]], None]
+    ) -> None:
         """`on_failed` receives what follows where the disk has no place."""
         self._ledger = ledger
+        self._buffers = buffers
         self._on_failed = on_failed
         self._turn = asyncio.Lock()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -35,12 +39,14 @@ class Spilling:
     async def spill_all(self) -> bool:
         """Spill whatever can be; whether there is less in memory now."""
         before = self._ledger.reserved
+        self._buffers.give_back()
         with suppress(SpillFull):
-            await self.make_room(before)
+            await self.make_room(self._ledger.reserved)
         return self._ledger.reserved < before
 
     async def _spill_excess(self, digest: str | None) -> None:
         async with self._turn:
+            self._buffers.make_room(self._ledger.excess)
             if (size := self._ledger.excess) == 0:
                 return
             try:

@@ -256,7 +256,7 @@ class Itineraries:
         finally:
             self._running_since = None
             for ran in runs:
-                self._note(ran)
+                await self._note(ran)
 
     async def _run_step(self, step: Step, values: Sequence[dict[str, Array]]) -> _Runs:
         """Run a fragment on all of these, which get its outputs. Raises `KeyError` for what nothing
@@ -275,11 +275,11 @@ class Itineraries:
             each.update(made)
         return _Runs(digest, outputs, seconds, passed)
 
-    def _note(self, runs: _Runs) -> None:
+    async def _note(self, runs: _Runs) -> None:
         """Take what runs have shown, when what they made has left: nobody waits for that."""
         digest, made = runs.digest, self._made.get(runs.digest, 0)
         if runs.passed is not None:
-            self._fragments.light.note(digest, runs.passed)
+            await self._fragments.light.note(digest, runs.passed)
         for outputs in runs.outputs:
             made = max(made, sum([array.nbytes for array in outputs.values()]))
         self._ran.add(digest)

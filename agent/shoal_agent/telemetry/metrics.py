@@ -26,7 +26,7 @@ GAUGES: Final = {
     "used_bytes": "Resident bytes above the floor.",
     "peak_bytes": "Highest resident bytes above the floor since the start.",
     "fragments_bytes": "Bytes of the budget that resident fragments account for.",
-    "reserved_bytes": "Bytes of the budget that waiting activations have.",
+    "reserved_bytes": "Bytes of the budget of waiting activations and of memory for the next ones.",
     "withheld_bytes": "Bytes withheld from fragments while memory is short on the machine.",
     "resident_fragments": "Fragments that can run now.",
     "cached_fragments": "Fragments on disk.",

@@ -7,7 +7,8 @@ failing or deadlocking. The disk's share is bounded too; beyond it a sender is a
 has memory counts there as well, since it may have to leave for a fragment.
 
 What is received goes where it will be: into memory that was granted before the first byte, or into
-a mapped file whose pages are released after every frame (`StoreBuffer`). What is sent is lent
+a mapped file whose pages are released after every frame (`StoreBuffer`). Memory of what is dropped
+may wait for what comes next (`transport.buffers`). What is sent is lent
 (`ActivationStore.lend`): it counts as moving, and is not spilled meanwhile.
 
 All methods belong to the event loop's thread; files are written, allocated and removed in other
@@ -36,6 +37,7 @@ from numpy.typing import NDArray
 
 from shoal_agent.execution.values import Key
 from shoal_agent.memory.residency import NoRoom
+from shoal_agent.transport.buffers import Buffers, Lease
 from shoal_protocol.frame_sizes import received_frame_bytes
 from shoal_protocol.frames import TransferError
 from shoal_protocol.tensors import Array, memory_bytes
@@ -66,7 +68,7 @@ class _Stored:
 
     `granted` are the ledger's bytes, `file` where they are on disk and `mapping` that file's;
     `writing` says that they are being written there; `lent` counts who sends them now, `dropped`
-    says that they go when nobody does any more.
+    says that they go when nobody does any more. `lease` is the memory that they were received into.
     """
 
     tensors: dict[str, Array]
@@ -74,6 +76,7 @@ class _Stored:
     granted: int
     file: Path | None = None
     mapping: mmap.mmap | None = None
+    lease: Lease | None = None
     writing: bool = False
     lent: int = 0
     dropped: bool = False
@@ -91,13 +94,15 @@ class StoreBuffer:
         self.granted = granted
         self.file = file
         self.mapping: mmap.mmap | None = None
+        self.lease: Lease | None = None
         self.blocks = file is not None
         self.waiting_bytes = 0 if self.blocks else min(size, granted)
         """What of the granted bytes it has in memory while it waits."""
 
     def allocate(self, size: int) -> NDArray[np.uint8]:
         if self.file is None:
-            return np.empty(size, np.uint8)
+            array, self.lease = self.store.buffers.take(size)
+            return array
         try:
             with self.file.open("w+b") as file:
                 # Writing to a mapping that the disk has no room for would end the process.
@@ -145,13 +150,15 @@ class SpillFull(NoRoom):
 class ActivationStore:
     """Keeps tensors by key."""
 
-    def __init__(self, folder: Path, limit_bytes: int, space: Space) -> None:
-        """`space` is the memory, `limit_bytes` the disk."""
+    def __init__(self, folder: Path, limit_bytes: int, space: Space, buffers: Buffers) -> None:
+        """`space` is the memory, `limit_bytes` the disk; `buffers` has what waits to be received
+        into."""
         self._folder = folder / "activations"
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True, mode=0o700)
         self._limit_bytes = limit_bytes
         self._space = space
+        self.buffers = buffers
         self._stored: OrderedDict[Key, _Stored] = OrderedDict()
         self.held_bytes = 0
         self.spilled_bytes = 0
@@ -184,7 +191,9 @@ class ActivationStore:
     def receive(self, key: Key, tensors: Mapping[str, Array], buffer: StoreBuffer) -> None:
         self.drop([key])
         granted = buffer.waiting_bytes
-        stored = _Stored(dict(tensors), buffer.size, granted, buffer.file, buffer.mapping)
+        stored = _Stored(
+            dict(tensors), buffer.size, granted, buffer.file, buffer.mapping, buffer.lease
+        )
         self._stored[key] = stored
         buffer.arrive()
 
@@ -330,7 +339,7 @@ class ActivationStore:
                 _remove(path)
         if not written:
             return 0
-        stored.file, stored.mapping = path, mapping
+        stored.file, stored.mapping, stored.lease = path, mapping, None
         stored.tensors.update(views)
         text = _text_bytes(stored.tensors)
         gone = max(0, stored.granted - text)
@@ -361,6 +370,8 @@ class ActivationStore:
             self.spilled_bytes -= stored.size
             # Whoever still uses the mapping may: its pages live as long as it does.
             _remove(stored.file)
+        elif stored.lease is not None:
+            self.buffers.keep(stored.lease)
 
 
 def _text_bytes(tensors: Mapping[str, Array]) -> int:

@@ -143,8 +143,8 @@ def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path, shown: _Shown
     from shoal_cli.commands.progress import choose_progress
     from shoal_cli.commands.tables import errors
     from shoal_cli.local.planned_jobs import with_items
+    from shoal_cli.local.planning import NoPlan, prepare_once
     from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
-    from shoal_cli.local.runner import NoPlan, prepare_once
     from shoal_cli.local.workspace import open_workspace
     from shoal_planner.outcome import Plan
 

@@ -19,8 +19,9 @@ class CutOrder:
     devices by their numbers. `beside` is what other models leave of the devices; empty where none
     runs on them. `shapes` are those of inputs with dynamic axes, by default those that
     cover every item in `sample`. `outgrown` are divided afterwards, one after the other: see
-    `shoal_planner.finer_cuts`. `items` are those of the job, where somebody says how many;
-    `follows`: more may come than are in `sample`.
+    `shoal_planner.finer_cuts`. So many of the largest kinds of items in `sample` are `left_out` of
+    what the cut covers: devices have measured that no cut for them fits. `items` are those of the
+    job, where somebody says how many; `follows`: more may come than are in `sample`.
     """
 
     name: str
@@ -38,6 +39,7 @@ class CutOrder:
     planned: bool = False
     pinned: bool = False
     outgrown: tuple[Outgrown, ...] = ()
+    left_out: int = 0
     items: int | None = None
     follows: bool = False
 

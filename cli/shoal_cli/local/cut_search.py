@@ -190,8 +190,14 @@ def suit_inputs(
         return Suited(profile, base.shapes, base.choices, note=base.note)
     if inputs is None or not envelopes:
         return Suited(profile, order.shapes, _choices(order, profile))
+    refusal = PreparationRefused("fragments for them took more than the devices have")
+    if order.left_out // 2 >= len(envelopes) - 1 and order.left_out:
+        raise refusal
+    envelopes = envelopes[: max(1, len(envelopes) - order.left_out)]
     try:
-        return _suited(order, model, inputs, envelopes[-1])
+        suited = _suited(order, model, inputs, envelopes[-1])
+        beyond = inputs.beyond(envelopes[-1])
+        return replace(suited, note=_beyond(order, beyond, refusal)) if beyond else suited
     except PreparationRefused as error:
         refusal = error
     covering: tuple[Suited, Shapes] | None = None

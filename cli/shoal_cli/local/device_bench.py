@@ -37,10 +37,11 @@ from shoal_cli.local.observer import Observer
 from shoal_cli.local.orders import JobOrder, bare_manifests, read_orders
 from shoal_cli.local.peers import Peer, PeerFailed, PeerRequest, running_peer
 from shoal_cli.local.planned_jobs import PlannedJob
+from shoal_cli.local.planning import plan_on_pool
 from shoal_cli.local.pool import PoolRun, RunOptions
 from shoal_cli.local.preparation import prepare
 from shoal_cli.local.resident import ResidencySampler, mapped_bytes
-from shoal_cli.local.runner import EnforcementImpossible, plan_on_pool
+from shoal_cli.local.runner import EnforcementImpossible
 from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.workspace import Workspace
 from shoal_protocol.channels import open_channel

@@ -14,6 +14,8 @@ _SUMMED: Final = (
     *("restarts", "limit_failures", "out_of_memory_kills"),
 )
 
+MOST_LEFT_OUT: Final = 16
+
 
 def is_too_large(report: JobReport) -> bool:
     """Whether the job failed because a fragment fits on no device."""
@@ -29,6 +31,17 @@ def cut_finer(job: PlannedJob, report: JobReport) -> JobOrder | None:
         return None
     finer = replace(cut, outgrown=(*cut.outgrown, *found))
     return replace(job.order, plan=replace(job.order.plan, cut=finer))
+
+
+def cover_less(order: JobOrder) -> JobOrder | None:
+    """The job, cut anew for all but the largest kinds of its items, twice as many each
+    time; None: that was done often enough, or nobody knows its items. What is larger than
+    the plan covers runs by itself, guarded: an envelope of mixed shapes is larger than any item."""
+    cut = order.plan.cut
+    if cut.sample is None or cut.left_out >= MOST_LEFT_OUT:
+        return None
+    less = replace(cut, outgrown=(), left_out=max(1, 2 * cut.left_out))
+    return replace(order, plan=replace(order.plan, cut=less))
 
 
 def in_words(job: PlannedJob, report: JobReport) -> str:

@@ -16,21 +16,21 @@ import contextlib
 import datetime
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 
 from shoal_cli.local import supervisor
 from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
-from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.finer_cuts import cut_finer, in_words, is_too_large, merged
 from shoal_cli.local.finished import find_finished, remember
 from shoal_cli.local.observer import Observer, Snapshot
-from shoal_cli.local.orders import JobOrder, JobRefused, Orders, PlanOrder
-from shoal_cli.local.planned_jobs import PlannedJob, with_items
-from shoal_cli.local.plans import assumption, cut_beside, find_plan, plans_beside
+from shoal_cli.local.orders import JobOrder, JobRefused, Orders
+from shoal_cli.local.planned_jobs import PlannedJob
+from shoal_cli.local.planning import plan_on_pool, prepare_once, try_finer
+from shoal_cli.local.plans import assumption, cut_beside, plans_beside
 from shoal_cli.local.pool import PoolRun, RunOptions, Target
-from shoal_cli.local.preparation import Prepared, check_model, partition_path, prepare
+from shoal_cli.local.preparation import Prepared, check_model, partition_path
 from shoal_cli.local.remote import feeds_of
 from shoal_cli.local.report import (
     DeviceReport,
@@ -48,7 +48,6 @@ from shoal_cli.local.workspace import Workspace
 from shoal_cli.transfer.feeds import Feeds
 from shoal_coordinator.storage.inputs import SUFFIXES
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
-from shoal_planner.outcome import Infeasible, Plan
 from shoal_protocol.units import counted
 
 
@@ -60,10 +59,6 @@ class EnforcementImpossible(Exception):
             f"budgets cannot be enforced here: {reason}; "
             "run as a user who may make cgroups, or with --enforce auto to measure only"
         )
-
-
-class NoPlan(Exception):
-    """A partition fits the pool in no way."""
 
 
 class Interrupted(Exception):
@@ -79,27 +74,6 @@ async def run_orders(
         return await run.run(orders)
     finally:
         observer.ended()
-
-
-async def prepare_once(
-    order: CutOrder, prepared: dict[str, Prepared], workspace: Workspace, observer: Observer
-) -> Prepared:
-    """Cut a model, unless its partition is among the `prepared` ones, where it is afterwards."""
-    if order.name not in prepared:
-        observer.phase(f"checking and cutting {order.model} ({order.path.name})")
-        tell = partial(observer.cutting, order.name)
-        prepared[order.name] = await prepare(order, workspace.store, tell)
-        if prepared[order.name].note:
-            observer.note(prepared[order.name].note)
-    return prepared[order.name]
-
-
-def plan_on_pool(order: PlanOrder, prepared: Prepared, others: Iterable[Plan] = ()) -> Plan:
-    """The placement of a partition beside other plans; raises `NoPlan`."""
-    found = find_plan(with_items(order, prepared), prepared, others)
-    if isinstance(found, Infeasible):
-        raise NoPlan(found.message(order.cut.name, prepared.advice))
-    return found
 
 
 def check_folders(order: JobOrder) -> None:
@@ -209,12 +183,12 @@ class _Run:
         if left:
             await self._run_pools(left)
         while not self._interrupted and (left := self._cut_finer(left)):
-            self._supervisor = Supervisor(self._on_death)
-            try:
-                await self._run_pools(left)
-            except (StepRefused, StepCrashed, NoPlan) as error:
-                self._note(f"it cannot be cut finer: {error}")
-                return
+            left = list(await try_finer(left, self._run_again, self._note))
+
+    async def _run_again(self, orders: Sequence[JobOrder]) -> Sequence[JobOrder]:
+        self._supervisor = Supervisor(self._on_death)
+        await self._run_pools(orders)
+        return orders
 
     async def _is_finished(self, order: JobOrder) -> bool:
         if order.follows:

@@ -31,6 +31,7 @@ from shoal_cli.local.manifests import Manifests
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, JobRefused, Orders
 from shoal_cli.local.planned_jobs import PlannedJob, device_report
+from shoal_cli.local.planning import plan_on_pool, prepare_once, try_finer
 from shoal_cli.local.plans import assumption
 from shoal_cli.local.pool import RunOptions
 from shoal_cli.local.preparation import Prepared
@@ -39,14 +40,10 @@ from shoal_cli.local.report import DeviceReport, Enforcement, JobReport, RunRepo
 from shoal_cli.local.run_record import timeline_of
 from shoal_cli.local.runner import (
     Interrupted,
-    NoPlan,
     check_folders,
-    plan_on_pool,
-    prepare_once,
     verify_job,
 )
 from shoal_cli.local.signals import ENDING, handling
-from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_cli.standalone.carrying import Carried
@@ -221,7 +218,7 @@ class _Run:
         """Phases 1 to 4; again for jobs of which a fragment turned out too large."""
         for order in orders:
             check_folders(order)
-        jobs = await self._plan_jobs(orders)
+        jobs: Sequence[Sent] = await self._plan_jobs(orders)
         while jobs:
             await self._run_planned(jobs)
             finer = []
@@ -231,11 +228,7 @@ class _Run:
                 if is_too_large(report) and recut is not None:
                     self._note(in_words(sent.job, report))
                     finer.append(recut)
-            try:
-                jobs = await self._plan_jobs(finer)
-            except (StepRefused, StepCrashed, NoPlan) as error:
-                self._note(f"it cannot be cut finer: {error}")
-                return
+            jobs = await try_finer(finer, self._plan_jobs, self._note)
 
     async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[Sent]:
         prepared: dict[str, Prepared] = {}

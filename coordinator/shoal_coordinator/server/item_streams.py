@@ -24,9 +24,9 @@ from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.stream_runs import Item, StreamRun
 from shoal_protocol import eager
 from shoal_protocol.assembly import Limits
-from shoal_protocol.called_items import ItemReader, frames_of, number_in
+from shoal_protocol.called_items import ItemFrame, ItemReader, frames_of, number_in
 from shoal_protocol.digests import Digest
-from shoal_protocol.frames import MalformedFrame, TransferError, split_frame
+from shoal_protocol.frames import Frame, TransferError
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Activation, Layout
@@ -37,7 +37,8 @@ UNANSWERED_BYTES: Final = 256 << 20
 """Above this no further item is read; one alone may be larger."""
 ITEM_BYTES: Final = 1 << 30
 
-Write = Callable[[pb.InferAnswer], Awaitable[None]]
+Requests = AsyncIterator[pb.InferRequest | ItemFrame]
+Write = Callable[[pb.InferAnswer | Frame], Awaitable[None]]
 
 
 class StreamRefused(Exception):
@@ -79,7 +80,7 @@ class ItemStreams:
         self,
         request: pb.SubmitJobRequest,
         document: PartitionDocument,
-        requests: AsyncIterator[pb.InferRequest],
+        requests: Requests,
         write: Write,
     ) -> None:
         """Answer items until the client has sent all of them and has all answers, or the job
@@ -131,7 +132,7 @@ class _ItemStream:
         """Nothing more is computed."""
         self._give(failure)
 
-    async def exchange(self, requests: AsyncIterator[pb.InferRequest], write: Write) -> None:
+    async def exchange(self, requests: Requests, write: Write) -> None:
         """Take items and give answers, until one side has ended. Raises `StreamRefused`."""
         self._write = write
         self._write_now()
@@ -153,16 +154,15 @@ class _ItemStream:
 
     # ---- items -----------------------------------------------------------------------------------
 
-    async def _read(self, requests: AsyncIterator[pb.InferRequest]) -> None:
+    async def _read(self, requests: Requests) -> None:
         """Until the client has sent its last item, and has all answers."""
         reader = ItemReader(self._check, Limits(decoded_bytes=ITEM_BYTES))
         number = 0
         async for request in requests:
             await self._room(UNANSWERED_ITEMS - 1, UNANSWERED_BYTES)
-            try:
-                header, payload = split_frame(request.frame)
-            except MalformedFrame as error:
-                raise StreamRefused(str(error)) from error
+            if not isinstance(request, ItemFrame):
+                raise StreamRefused("a message that holds no frame of an item")
+            header, payload = request
             if (begun := number_in(header)) is not None:
                 number = begun
             try:
@@ -216,7 +216,7 @@ class _ItemStream:
     async def _write_answer(self, write: Write, answer: Item) -> None:
         if answer.failure is None:
             for frame in frames_of(answer.number, answer.results, whole=answer.whole):
-                await write(pb.InferAnswer(frame=bytes(frame)))
+                await write(frame)
         else:
             failure = _failure(answer.failure)
             failure.item = answer.number

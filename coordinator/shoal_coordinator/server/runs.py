@@ -154,6 +154,10 @@ class JobRun(Run):
     def item_bytes(self, item: int) -> int:
         return self.inputs.item_bytes(item)
 
+    def look_ahead(self) -> None:
+        if not self.completed:  # else the first item to do is not known here
+            self.prefetch.look_ahead(self.first)
+
     def cached(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
         return self.prefetch.cached(item, names)
 

@@ -14,6 +14,7 @@ from shoal_coordinator.server import wire
 from shoal_coordinator.server.item_lists import NotListed, items_of, pages, require_failed
 from shoal_coordinator.server.item_streams import (
     ItemStreams,
+    Requests,
     StreamRefused,
     TooManyStreams,
     Write,
@@ -26,8 +27,10 @@ from shoal_coordinator.server.roles import Role, Roles, abort
 from shoal_coordinator.server.wire import Malformed
 from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.transport import TransportBroken
-from shoal_protocol.control import LocalControl, MessageTooLarge
+from shoal_protocol.called_items import ItemFrame, LocalCall, item_frame
+from shoal_protocol.control import MessageTooLarge
 from shoal_protocol.fragment_store import FragmentStore
+from shoal_protocol.frames import Frame, MalformedFrame
 from shoal_protocol.partition import DocumentRefused
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorServicer
@@ -173,22 +176,24 @@ class CoordinatorService(CoordinatorServicer):
         self, requests: AsyncIterator[pb.InferRequest], context: _Context
     ) -> None:
         await self._roles.require(context, Role.CLIENT)
+
+        async def write(answer: pb.InferAnswer | Frame) -> None:
+            if isinstance(answer, Frame):
+                answer = pb.InferAnswer(frame=bytes(answer))
+            await context.write(answer)
+
         try:
-            await self._infer(requests, context.write)
+            await self._infer((item_frame(each) async for each in requests), write)
         except _Refused as error:
             await abort(context, error.code, str(error))
 
     async def infer_locally(self, _: str, transport: LocalTransport) -> str:
         """Serve `Infer` over a local stream; why it ended. Raises `TransportBroken`,
         `MalformedFrame`."""
-        stream: LocalControl[pb.InferAnswer, pb.InferRequest] = LocalControl(
+        stream: LocalCall[pb.InferAnswer, pb.InferRequest] = LocalCall(
             transport, pb.InferRequest.FromString
         )
-
-        async def write(answer: pb.InferAnswer) -> None:
-            await stream.write((answer,))
-
-        serving = asyncio.create_task(self._infer(_until_gone(stream), write))
+        serving = asyncio.create_task(self._infer(_until_gone(stream), stream.write))
         try:
             # While too many items have no answer, nobody reads that their client has gone.
             while not (await asyncio.wait({serving}, timeout=ABANDONED_SECONDS))[0]:
@@ -202,15 +207,17 @@ class CoordinatorService(CoordinatorServicer):
             await asyncio.gather(serving, return_exceptions=True)
         return "the call has ended"
 
-    async def _infer(self, requests: AsyncIterator[pb.InferRequest], write: Write) -> None:
-        """Raises `_Refused`."""
-        first = await anext(requests, pb.InferRequest())
+    async def _infer(self, requests: Requests, write: Write) -> None:
+        """Raises `_Refused`, `TransportBroken`."""
         try:
+            first = await anext(requests, pb.InferRequest())
+            if isinstance(first, ItemFrame):
+                raise StreamRefused("the first message does not begin a call")
             document, missing = self._jobs.checked(first.start)
             if missing:
                 raise _Refused(grpc.StatusCode.FAILED_PRECONDITION, missing)
             await self._streams.serve(first.start, document, requests, write)
-        except (DocumentRefused, Malformed, StreamRefused) as error:
+        except (DocumentRefused, Malformed, MalformedFrame, StreamRefused) as error:
             raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
         except TooManyStreams as error:
             raise _Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
@@ -306,13 +313,12 @@ class CoordinatorService(CoordinatorServicer):
 
 
 async def _until_gone(
-    stream: LocalControl[pb.InferAnswer, pb.InferRequest],
-) -> AsyncIterator[pb.InferRequest]:
+    stream: LocalCall[pb.InferAnswer, pb.InferRequest],
+) -> Requests:
     """The messages of a local stream, whose client ends it when it needs no more answers. Raises
     `TransportBroken`, `MalformedFrame`."""
-    async for messages in stream.received():
-        for message in messages:
-            yield message
+    async for message in stream.received():
+        yield message
     raise TransportBroken("the client has gone")
 
 

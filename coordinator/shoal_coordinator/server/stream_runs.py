@@ -70,6 +70,9 @@ class StreamRun(Run):
     def item_bytes(self, item: int) -> int:
         return self._items[item].input_bytes
 
+    def look_ahead(self) -> None:
+        """All items are in memory."""
+
     def cached(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
         if self._items[item].input_bytes > INLINE_BYTES:
             return None

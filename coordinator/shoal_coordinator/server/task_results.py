@@ -73,6 +73,10 @@ class Run(ABC):
         """What an item's inputs take in memory."""
 
     @abstractmethod
+    def look_ahead(self) -> None:
+        """Many items are about to be asked for at once."""
+
+    @abstractmethod
     def cached(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
         """Some of an item's inputs if they are small and in memory."""
 

@@ -90,6 +90,7 @@ class Travels:
         """The message of a Plan; None: the next device cannot be reached directly."""
         if (run := self._runs.get(order.job)) is None:
             return None
+        run.look_ahead()
         route = self._routes.setdefault(order.route, _Route())
         if len(self._routes) > _KNOWN_ROUTES:
             self._routes.popitem(last=False)

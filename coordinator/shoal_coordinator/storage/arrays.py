@@ -1,4 +1,4 @@
-"""NumPy's `.npy` and `.npz` files, read and written piece by piece.
+"""NumPy's `.npy` and `.npz` files, read piece by piece.
 
 Files are untrusted: nothing is unpickled, every size in a header is checked against the file
 and a limit before anything is allocated, and no file is mapped, so that one which shrinks meanwhile
@@ -17,26 +17,30 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final, Literal, Self
+from typing import IO, Any, BinaryIO, Final, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal_coordinator.storage.archive_forms import LARGEST_BYTES, ArchiveForm
+from shoal_coordinator.storage.transposing import copy_in_c_order
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.units import format_bytes
 
 Array = npt.NDArray[Any]
 _File = io.BytesIO | io.BufferedReader | io.BufferedRandom
 
-_SMALL_FILE_BYTES: Final = 64 * 1024
+_SMALL_FILE_BYTES: Final = LARGEST_BYTES
 _HEADER_BYTES: Final = 64 * 1024
 _KNOWN_HEADERS: Final = 32
 """Of those parsed last: the files of a folder mostly have the same."""
+_KNOWN_SIZES: Final = 128
+"""Of small archives whose forms are known."""
 _SHOWN_BYTES: Final = 16
 """Of a file that is no array."""
 _LENGTH_BYTES: Final = {(1, 0): 2, (2, 0): 4}
@@ -45,8 +49,6 @@ _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 _MOST_INFLATION: Final = 1032
 """The most bytes that deflate makes of one."""
 _COPY_BYTES: Final = 1024 * 1024
-TILE_BYTES: Final = 8 << 20
-"""Of two files in memory, while one is the other transposed."""
 _MAX_RANK: Final = 32
 """Axes that every version of NumPy can make an array of."""
 _ITEM_BYTES: Final = 2 * 1024**3
@@ -83,6 +85,18 @@ class Limits:
     item_bytes: int = field(default_factory=default_item_bytes)
 
 
+class ArrayKind(NamedTuple):
+    """What decides how an array is used."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def data_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayHeader:
     """One array in a file. `offset` is where its data starts in the file, `header` the bytes before
@@ -99,11 +113,15 @@ class ArrayHeader:
     checksum: int | None = None
 
     @property
+    def kind(self) -> ArrayKind:
+        return ArrayKind(self.name, self.dtype, self.shape)
+
+    @property
     def data_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_headers(path: Path, limits: Limits) -> dict[str, ArrayHeader]:
+def read_headers(path: str | Path, limits: Limits) -> dict[str, ArrayHeader]:
     """The arrays of a file by name, without reading their data; raises `UnreadableArrays`."""
     with ArrayFile(path, limits=limits) as arrays:
         return arrays.headers
@@ -123,7 +141,7 @@ def _reading(problem: str) -> Iterator[None]:
         raise UnreadableArrays(f"{problem}: {str(e) or type(e).__name__}") from e
 
 
-def _open_file(path: Path) -> tuple[_File, int]:
+def _open_file(path: str) -> tuple[_File, int]:
     """The file, or what a small one holds; its size."""
     # A pipe in the place of the file would be waited for.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -131,15 +149,61 @@ def _open_file(path: Path) -> tuple[_File, int]:
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise UnreadableArrays("is no file any more")
-    file, size = os.fdopen(descriptor, "rb", buffering=0), status.st_size
-    if size > _SMALL_FILE_BYTES:
-        return io.BufferedReader(file), size
-    with file:
-        content = file.read(size)
+    if status.st_size > _SMALL_FILE_BYTES:
+        return io.BufferedReader(os.fdopen(descriptor, "rb", buffering=0)), status.st_size
+    try:
+        content = os.read(descriptor, status.st_size)
+    finally:
+        os.close(descriptor)
     return io.BytesIO(content), len(content)
 
 
-def _archive_headers(file: BinaryIO, size: int, limits: Limits) -> dict[str, ArrayHeader]:
+@dataclass(slots=True)
+class _Met:
+    """The small archives of one size: whether there was one; the form of the last and its headers,
+    which one assignment replaces: there are several readers."""
+
+    any: bool = False
+    known: tuple[ArchiveForm, tuple[ArrayHeader, ...]] | None = None
+
+
+@lru_cache(_KNOWN_SIZES)
+def _met(_limits: Limits, _size: int) -> _Met:
+    """Of archives that were read with these limits."""
+    return _Met()
+
+
+def _small_headers(content: bytes, limits: Limits) -> dict[str, ArrayHeader]:
+    """Those of an archive in memory, which is not parsed where its form is known."""
+    met = _met(limits, len(content))
+    if (known := met.known) is not None:
+        form, headers = known
+        if (checksums := form.checksums(content)) is not None:
+            return {
+                header.name: replace(header, checksum=checksum)
+                for header, checksum in zip(headers, checksums, strict=True)
+            }
+    found = archive_headers(io.BytesIO(content), len(content), limits)
+    # Where all files of a folder differ in their sizes, a form is of no use.
+    if met.any and (new := form_of(content, found)) is not None:
+        met.known = new, tuple(found.values())
+    met.any = True
+    return found
+
+
+def form_of(content: bytes, headers: Mapping[str, ArrayHeader]) -> ArchiveForm | None:
+    """The form of an archive that holds these arrays, if it has one."""
+    if any(header.compressed for header in headers.values()):
+        return None
+    places = {
+        f"{name}.npy": slice(header.offset, header.offset + header.data_bytes)
+        for name, header in headers.items()
+    }
+    return ArchiveForm.of(content, places)
+
+
+def archive_headers(file: BinaryIO, size: int, limits: Limits) -> dict[str, ArrayHeader]:
+    """The arrays of an archive by name. Damaged bytes make zipfile and NumPy raise anything."""
     headers: dict[str, ArrayHeader] = {}
     with zipfile.ZipFile(file) as archive:
         infos = archive.infolist()
@@ -242,20 +306,24 @@ def _described(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 class ArrayFile:
     """An open `.npy` or `.npz` file whose arrays are read whole or row by row."""
 
-    def __init__(self, path: Path, *, limits: Limits, spool: Path | None = None) -> None:
+    def __init__(self, path: str | Path, *, limits: Limits, spool: Path | None = None) -> None:
         """Read the headers; raises `UnreadableArrays`. `spool` is where copies are made of arrays
         that have no random access, without a name; default: /tmp."""
         self._limits = limits
         self._spool = spool
         self._copies: dict[tuple[str, bool], _File] = {}
+        name = os.fspath(path)
+        suffix = os.path.splitext(name)[1]
         with ExitStack() as resources:
-            with _reading(f"is no readable {path.suffix} file"):
-                self._file, size = _open_file(path)
+            with _reading(f"is no readable {suffix} file"):
+                self._file, size = _open_file(name)
                 resources.enter_context(self._file)
-                if path.suffix == ".npy":
+                if suffix == ".npy":
                     self.headers = {SOLE: _parse_header(SOLE, self._file, size, limits)}
+                elif isinstance(self._file, io.BytesIO):
+                    self.headers = _small_headers(self._file.getvalue(), limits)
                 else:
-                    self.headers = _archive_headers(self._file, size, limits)
+                    self.headers = archive_headers(self._file, size, limits)
             self._resources = resources.pop_all()
 
     def __enter__(self) -> Self:
@@ -376,65 +444,7 @@ def _damaged(header: ArrayHeader) -> UnreadableArrays:
     return UnreadableArrays(f"is damaged: the checksum of {header.name!r} does not match")
 
 
-def copy_in_c_order(
-    source: BinaryIO, offset: int, target: BinaryIO, *, rows: int, columns: int, element_bytes: int
-) -> None:
-    """Write the `rows` x `columns` matrix whose transpose begins at `offset` of `source` to the
-    start of `target`. Both files are mapped, so nobody else may be able to cut them short. Raises
-    `OSError` if the disk is full.
-
-    The elements of one row lie as far apart as there are rows, so that reading a row would mean
-    reading all of it. NumPy transposes tile by tile: as many elements of as many rows as fit, both
-    as long as can be, so that neither file is touched element by element.
-    """
-    if not rows * columns:
-        return
-    os.posix_fallocate(target.fileno(), 0, rows * columns * element_bytes)
-    element = np.dtype((np.void, element_bytes))
-    old = np.memmap(source, element, "r", offset, (columns, rows)).T
-    new = np.memmap(target, element, "r+", 0, (rows, columns))
-    room = max(1, TILE_BYTES // element_bytes)
-    width = max(1, min(columns, max(math.isqrt(room), room // rows)))
-    height = max(1, min(rows, room // width))
-    for left in range(0, columns, width):
-        for top in range(0, rows, height):
-            tile = slice(top, top + height), slice(left, left + width)
-            new[tile] = old[tile]
-
-
 def little_endian(array: Array) -> Array:
     if array.dtype.byteorder == ">":
         return array.astype(array.dtype.newbyteorder("<"))
     return array
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayStream:
-    """An array to be written: its data comes in pieces, in C order."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    pieces: Iterable[bytes | memoryview]
-
-
-def write_archive(file: BinaryIO, arrays: Iterable[ArrayStream]) -> None:
-    """Write an uncompressed `.npz` without holding an array in memory.
-
-    The same arrays give the same bytes: no time of day, no order but the one given.
-    """
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for array in arrays:
-            info = zipfile.ZipInfo(f"{array.name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            info.external_attr = 0o644 << 16
-            with archive.open(info, "w", force_zip64=True) as member:
-                np.lib.format.write_array_header_1_0(
-                    member,
-                    {
-                        "descr": np.lib.format.dtype_to_descr(array.dtype),
-                        "fortran_order": False,
-                        "shape": array.shape,
-                    },
-                )
-                for piece in array.pieces:
-                    member.write(piece)

@@ -47,8 +47,12 @@ class Folder:
 
     def create(self, name: str) -> int:
         """The descriptor of a new, empty file; what had this name is removed."""
-        self.remove(name)
-        return self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            return self._open(name, flags)
+        except FileExistsError:
+            self.remove(name)
+            return self._open(name, flags)
 
     def size(self, name: str) -> int | None:
         """Bytes of a regular file; None if there is none of this name."""

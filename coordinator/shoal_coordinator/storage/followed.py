@@ -25,10 +25,11 @@ from threading import RLock
 from typing import Any, Final
 
 from shoal_coordinator.storage.catalogues import Catalogue, CatalogueFailed
+from shoal_coordinator.storage.contents import FileContents
 from shoal_coordinator.storage.file_names import encodable
 from shoal_coordinator.storage.file_tables import FileTable
 from shoal_coordinator.storage.folders import Folder
-from shoal_coordinator.storage.inputs import FileContents, InputFile
+from shoal_coordinator.storage.inputs import InputFile
 from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.job_files import result_file, result_name
 

@@ -16,11 +16,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
+from shoal_coordinator.storage.contents import FileContents
 from shoal_coordinator.storage.file_names import is_file, is_unreachable
 from shoal_coordinator.storage.followed import LATEST, FollowedFiles, Retaken, Waiting
 from shoal_coordinator.storage.inputs import (
     SUFFIXES,
-    FileContents,
     FolderLimits,
     InputFile,
     InputSet,

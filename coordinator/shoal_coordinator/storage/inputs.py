@@ -34,29 +34,17 @@ from shoal_coordinator.storage.arrays import (
     UnreadableArrays,
     read_headers,
 )
+from shoal_coordinator.storage.contents import FileContents, classifier, contents_by_kinds, kinds_of
 from shoal_coordinator.storage.file_names import encodable, is_file
 from shoal_coordinator.storage.file_tables import FileTable
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import TensorSpec
-from shoal_protocol.units import format_bytes
 
 SUFFIXES: Final = (".npy", ".npz")
 _OPEN_FILES: Final = 4
 """More than one, because a model's input that is used late is read again when the item gets
 there."""
 _WHOLE_DIGEST_BYTES: Final = 1024 * 1024
-
-_SAME_NAMES: Final = (
-    *("bool", "float16", "complex64", "complex128"),
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-)
-_NUMPY_NAMES: Final = {
-    **{name: name for name in _SAME_NAMES},
-    "float": "float32",
-    "double": "float64",
-    "bfloat16": "uint16",
-    "string": "str",
-}
 
 Shapes = Mapping[str, tuple[int, ...]]
 """By the names of the model's inputs."""
@@ -91,21 +79,6 @@ class FolderLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class FileContents:
-    """What a file holds: `stacked` names the arrays that have one row per item (None: the file is
-    one item as it is), `problem` says why no item of it can run. `joined`: the rows lie along
-    the model's own first axis, not along one more. `item_bytes` is what reading one item takes,
-    `shapes` are those of one item, in the order of the model's inputs."""
-
-    items: int
-    stacked: tuple[str, ...] | None = None
-    problem: str | None = None
-    joined: bool = False
-    item_bytes: int = 0
-    shapes: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class InputFile:
     """One file of a job; its items are numbered from `first`."""
 
@@ -133,6 +106,8 @@ class InputSet:
         self.digest = digest
         """Changes when a file comes, goes, or holds something else."""
         self._table = FileTable(files)
+        self._prefix = os.path.join(folder, "")
+        self._classify = classifier(model_inputs, limits.arrays)
         self._model_inputs = model_inputs
         self._limits = limits
         self._spool: Path | None = None
@@ -224,8 +199,9 @@ class InputSet:
             self._open.move_to_end(number)
             return self._open[number]
         file = self._table[number]
-        arrays = ArrayFile(self.folder / file.name, limits=self._limits.arrays, spool=self._spool)
-        if _classify(arrays.headers, self._model_inputs, self._limits.arrays) != file.contents:
+        path = self._prefix + file.name
+        arrays = ArrayFile(path, limits=self._limits.arrays, spool=self._spool)
+        if self._classify(kinds_of(arrays.headers)) != file.contents:
             arrays.close()
             raise UnreadableArrays("was changed after the job had begun")
         self._open[number] = arrays
@@ -251,15 +227,17 @@ def scan_inputs(
     digest = hashlib.sha256()
     files: list[InputFile] = []
     first = 0
+    prefix = os.path.join(folder, "")
+    classify = classifier(model_inputs, limits.arrays)
     for name in _names(folder, limits):
         try:
-            headers = read_headers(folder / name, limits.arrays)
+            headers = read_headers(prefix + name, limits.arrays)
         except UnreadableArrays as e:
             contents = FileContents(1, problem=str(e))
             digest.update(os.fsencode(f"{name}\0unreadable\0"))
         else:
-            contents = _classify(headers, model_inputs, limits.arrays)
-            digest.update(_fingerprint(folder / name, headers))
+            contents = classify(kinds_of(headers))
+            digest.update(_fingerprint(folder, name, headers))
         files.append(InputFile(name, first, contents))
         first += contents.items
         if first > limits.items:
@@ -302,13 +280,14 @@ def _names(folder: Path, limits: FolderLimits) -> list[str]:
     return names
 
 
-def _fingerprint(path: Path, headers: Mapping[str, ArrayHeader]) -> bytes:
+def _fingerprint(folder: Path, name: str, headers: Mapping[str, ArrayHeader]) -> bytes:
     """What distinguishes a file from another of the same name: an archive has checksums of its
     members; a small `.npy` is read; of a large one, the time of its last change must do."""
-    parts = [path.name]
+    parts = [name]
     for header in headers.values():
         parts.append(f"{header.name}:{header.dtype.str}:{header.shape}:{header.checksum}")
     if SOLE in headers:
+        path = folder / name
         status = path.stat()
         if status.st_size <= _WHOLE_DIGEST_BYTES:
             parts.append(hashlib.sha256(path.read_bytes()).hexdigest())
@@ -322,7 +301,8 @@ def contents_of(
 ) -> FileContents:
     """What a file holds, by its headers. Raises `OSError` that says nothing of it."""
     try:
-        contents = _contents(read_headers(path, limits.arrays), model_inputs, limits.arrays)
+        kinds = kinds_of(read_headers(path, limits.arrays))
+        contents = contents_by_kinds(kinds, model_inputs, limits.arrays)
     except UnreadableArrays as problem:
         return FileContents(1, problem=str(problem))
     if contents.items > limits.items:
@@ -330,120 +310,7 @@ def contents_of(
     return contents
 
 
-def _classify(
-    headers: Mapping[str, ArrayHeader], model_inputs: tuple[TensorSpec, ...], limits: Limits
-) -> FileContents:
-    try:
-        return _contents(headers, model_inputs, limits)
-    except UnreadableArrays as problem:
-        return FileContents(1, problem=str(problem))
-
-
-def _contents(
-    headers: Mapping[str, ArrayHeader], model_inputs: tuple[TensorSpec, ...], limits: Limits
-) -> FileContents:
-    """The same; raises `UnreadableArrays` where not even the number of items is known."""
-    if SOLE in headers:
-        if len(model_inputs) != 1:
-            names = ", ".join(spec.name for spec in model_inputs)
-            raise UnreadableArrays(
-                f"is an .npy file, but the model takes {names}; use an .npz of these"
-            )
-        headers = {model_inputs[0].name: headers[SOLE]}
-    missing = [spec.name for spec in model_inputs if spec.name not in headers]
-    if missing:
-        found = ", ".join(sorted(headers)) or "no array"
-        raise UnreadableArrays(f"lacks {', '.join(missing)}; it holds {found}")
-    lengths: dict[str, int] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for spec in model_inputs:
-        length, shapes[spec.name] = _rows(spec, headers[spec.name])
-        if length is not None:
-            lengths[spec.name] = length
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise UnreadableArrays(f"stacks arrays of different lengths: {listed}")
-    items = next(iter(lengths.values()), 1)
-    sizes = {name: headers[name].dtype.itemsize * math.prod(shapes[name]) for name in shapes}
-    if items > 1 and not any(sizes[name] for name in lengths):
-        # Otherwise some hundred bytes could ask for millions of runs.
-        raise UnreadableArrays(f"stacks {items} rows, none of which holds an element")
-    problem = _unsuitable(headers, shapes, model_inputs)
-    item_bytes = sum(sizes.values())
-    if problem is None and item_bytes > limits.item_bytes:
-        problem = (
-            f"needs {format_bytes(item_bytes)} for one item, and {format_bytes(limits.item_bytes)} "
-            "is the most that this coordinator reads; give it more memory, or smaller items"
-        )
-    ranks = {spec.name: len(spec.shape or ()) for spec in model_inputs}
-    return FileContents(
-        items=items,
-        stacked=tuple(lengths) if lengths else None,
-        problem=problem,
-        joined=all(len(headers[name].shape) == ranks[name] for name in lengths),
-        item_bytes=item_bytes,
-        shapes=tuple(shapes.values()),
-    )
-
-
 def _envelope(shapes: Collection[tuple[int, ...]]) -> tuple[int, ...]:
     """The largest size of each axis; of shapes that differ in rank, those of the highest."""
     rank = max(map(len, shapes))
     return tuple(map(max, zip(*(each for each in shapes if len(each) == rank), strict=True)))
-
-
-def _rows(spec: TensorSpec, header: ArrayHeader) -> tuple[int | None, tuple[int, ...]]:
-    """The rows of an array that is stacked (else None), and the shape that one item has of it."""
-    shape = header.shape
-    if spec.shape is None:
-        return None, shape
-    rank = len(spec.shape)
-    if len(shape) == rank + 1:
-        return shape[0], shape[1:]
-    if len(shape) != rank:
-        misfit = _misfit(spec, header, "has rank", len(shape))
-        letters = _wrong_dtype(spec, header) if header.dtype.kind in "SU" else None
-        raise UnreadableArrays(letters or misfit)
-    if rank and spec.shape[0] == 1 and shape[0] != 1:
-        return shape[0], (1, *shape[1:])
-    return None, shape
-
-
-def _unsuitable(
-    headers: Mapping[str, ArrayHeader],
-    shapes: Mapping[str, tuple[int, ...]],
-    model_inputs: tuple[TensorSpec, ...],
-) -> str | None:
-    """Why items of these shapes do not suit the model; None if they do.
-
-    A symbolic size is any size: exporters give one symbol to axes that differ, and the runtime
-    takes them.
-    """
-    for spec in model_inputs:
-        header, shape = headers[spec.name], shapes[spec.name]
-        problem = _wrong_dtype(spec, header)
-        if problem is not None:
-            return problem
-        for axis, (have, want) in enumerate(zip(shape, spec.shape or shape, strict=True)):
-            if isinstance(want, int) and have != want:
-                return _misfit(spec, header, f"has {have} where axis {axis} is", want)
-    return None
-
-
-def _wrong_dtype(spec: TensorSpec, header: ArrayHeader) -> str | None:
-    have, wanted = header.dtype.newbyteorder("="), _NUMPY_NAMES.get(spec.dtype)
-    if wanted is None:
-        return f"cannot be read for {spec.name}: arrays of type {spec.dtype} are not supported"
-    if have.kind == "U" if wanted == "str" else have == wanted:
-        return None
-    name = {"S": "bytes", "U": "text"}.get(have.kind, str(have))
-    remedy = f"; convert it with .astype({wanted!r})"
-    if name != str(have) and wanted != "str":  # letters do not become numbers so
-        remedy = ""
-    return f"has {spec.name} of type {name}, the model takes {wanted}{remedy}"
-
-
-def _misfit(spec: TensorSpec, header: ArrayHeader, what: str, value: int) -> str:
-    wanted = ", ".join("?" if size is None else str(size) for size in spec.shape or ())
-    have = list(header.shape)
-    return f"{what} {value} in {spec.name}: the array is {have}, the model takes [{wanted}]"

@@ -17,6 +17,7 @@ from shoal_coordinator.storage.folders import Folder
 Line = Mapping[str, int]
 
 _CHECKSUM: Final = "crc"
+_encoder: Final = json.JSONEncoder(separators=(",", ":"))
 _MOST_BYTES: Final = 64 << 20
 """More than a line for each file that a job may have."""
 
@@ -71,7 +72,7 @@ def write_at(descriptor: int, data: bytes | bytearray | memoryview, position: in
 
 
 def _text(line: Line) -> bytes:
-    return json.dumps(line, separators=(",", ":")).encode()
+    return _encoder.encode(line).encode()
 
 
 def _encode(line: Line) -> bytes:

@@ -8,9 +8,10 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from shoal_coordinator.storage.arrays import ArrayStream, write_archive
+from shoal_coordinator.storage.archives import ArrayStream, archive_of, write_archive
+from shoal_coordinator.storage.arrays import ArrayKind
 from shoal_coordinator.storage.folders import Folder
-from shoal_coordinator.storage.parts import ROWS, Part
+from shoal_coordinator.storage.parts import ROWS, Part, bytes_of
 
 _HELD_BYTES: Final = 1 << 20
 """Up to here the records are read into memory: each is looked for by itself."""
@@ -18,8 +19,17 @@ _HELD_ROWS: Final = 4096
 """Of so many rows it is known where their arrays lie, while a file is made."""
 
 
-def archive_of(part: Part) -> bytes:
+def content_of(part: Part) -> bytes:
     """The content of the result file of a part whose rows have ended. Raises `OSError`."""
+    if part.held:
+        arrays = [part.held[name] for name in part.names]
+        kinds = tuple(
+            [
+                ArrayKind(name, array.dtype, _shape(part, array.shape, 1))
+                for name, array in zip(part.names, arrays, strict=True)
+            ]
+        )
+        return archive_of(kinds, list(map(bytes_of, arrays)))
     archive = io.BytesIO()
     with part.reading() as source:
         write_archive(archive, _Rows(part, source).streams())
@@ -40,6 +50,13 @@ def make_file(part: Part, outputs: Folder) -> int:
         part.folder.remove(temporary)
         raise
     return size
+
+
+def _shape(part: Part, shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """That of an array in the file, of rows of this shape."""
+    if not part.file.stacked:
+        return shape
+    return (rows, *(shape[1:] if part.file.joined and shape[:1] == (1,) else shape))
 
 
 def _reading(part: Part) -> BinaryIO:
@@ -76,16 +93,12 @@ class _Rows:
             if all(each.kind == "U" for each, _ in kinds):
                 dtype = max((each for each, _ in kinds), key=lambda each: each.itemsize)
                 kinds = {(dtype, shape) for _, shape in kinds}
-            if not part.file.stacked:
-                yield stream(name, name, rows, dtype, shape)
-            elif len(kinds) > 1:
+            if part.file.stacked and len(kinds) > 1:
                 for row in rows:
                     extent = extents(row)[name]
                     yield stream(f"{name}.{row}", name, [row], extent.dtype, extent.shape)
-            elif part.file.joined and shape[:1] == (1,):
-                yield stream(name, name, rows, dtype, (len(rows), *shape[1:]))
             else:
-                yield stream(name, name, rows, dtype, (len(rows), *shape))
+                yield stream(name, name, rows, dtype, _shape(part, shape, len(rows)))
         if part.failed_rows:
             numbers = np.array(rows, np.int64)
             yield ArrayStream(

@@ -13,8 +13,9 @@ the newest to the oldest, so a stage that ran again replaces what it gave before
 item is one offset, so that a file of millions of rows takes little.
 
 The newest records are the part's *tail*: in memory, until it is long enough or the part is synced.
-So the rows of a batch cost one write, and the part of a small file of one item never touches the
-disk: `result_log` stores such files.
+So the rows of a batch cost one write. Small arrays of a file's only item become no record until the
+tail is written: mostly the file is made of them as they are (`made_files`), and the part of such a
+file never touches the disk: `result_log` stores it.
 """
 
 import contextlib
@@ -106,6 +107,8 @@ class Part:
         self._written = 0
         self._has_file = self._is_named = False
         self._tail = bytearray()
+        self.held: dict[str, Array] = {}
+        """Arrays of the only item, of which no record is made yet: all of them, once it ended."""
         self._problems: dict[int, str | OSError] = {}
         self._remaining = file.items
         self.failed_rows: set[int] = set()
@@ -138,26 +141,19 @@ class Part:
         """Append some arrays of a row. `problem` reports what went wrong; an `OSError` that says
         nothing of the part (`is_transient`) is raised."""
         try:
-            written = [(name, _storable(array)) for name, array in arrays.items()]
+            written = {name: _storable(array) for name, array in arrays.items()}
         except _TooWide as e:
             self._problems[row] = str(e)
             return
-        data = [_bytes_of(array) for _, array in written]
+        if self._may_hold(written):
+            self.held |= written
+            self._pending[row] = _Newest(0, frozenset(self.held))
+            self._problems.pop(row, None)
+            return
+        self._settle()
         before = self._pending.get(row)
-        head = {
-            "row": row,
-            "before": _ABSENT if before is None else before.start,
-            "arrays": [
-                [name, array.dtype.str, array.shape, zlib.crc32(content)]
-                for (name, array), content in zip(written, data, strict=True)
-            ],
-        }
-        text = _encode(head).encode()
-        lengths = _LENGTHS.pack(len(text), sum(map(len, data)))
-        checksum = _CHECKSUM.pack(zlib.crc32(text, zlib.crc32(lengths)))
-        pieces: list[bytes | memoryview] = [lengths + checksum + text, *data]
         try:
-            start = self._append(pieces)
+            start = self._append(_record(row, _ABSENT if before is None else before.start, written))
         except OSError as e:
             if is_transient(e):
                 raise
@@ -166,6 +162,19 @@ class Part:
         names = frozenset(arrays)
         self._pending[row] = _Newest(start, names if before is None else names | before.names)
         self._problems.pop(row, None)
+
+    def _may_hold(self, arrays: Mapping[str, Array]) -> bool:
+        if self.file.items > 1 or self._tail or self._written:
+            return False
+        size = sum(array.nbytes for each in (self.held, arrays) for array in each.values())
+        return size <= _TAIL_BYTES
+
+    def _settle(self) -> None:
+        """Make the first record, of what is held."""
+        if self.held:
+            held, self.held = self.held, {}
+            for piece in _record(0, _ABSENT, held):
+                self._tail += piece
 
     def _append(self, pieces: Sequence[bytes | memoryview]) -> int:
         """Add to the tail, or to the file what is too long for it; where it starts."""
@@ -182,13 +191,14 @@ class Part:
 
     def flush(self) -> None:
         """Free the tail's memory; `problem` reports what went wrong."""
-        if self._tail:
+        if self._tail or self.held:
             with contextlib.suppress(OSError):
                 self._write_tail()
 
     def _write_tail(self) -> None:
         """Write the tail to the file. On `OSError` it is gone, and its rows have that problem;
         unless the error says nothing of the part."""
+        self._settle()
         tail, self._tail = self._tail, bytearray()
         try:
             if tail:
@@ -256,6 +266,7 @@ class Part:
         self._pending.pop(row, None)
         self._problems.pop(row, None)
         if row not in self.failed_rows and self._committed[row] == _ABSENT:
+            self.held = {}
             self.failed_rows.add(row)
             self._remaining -= 1
 
@@ -270,7 +281,7 @@ class Part:
         been. What follows a damaged head cannot be parsed, and is truncated. Raises `OSError`.
         """
         with self.reading() as file:
-            while (record := self._record(file, self._written)) is not None:
+            while (record := self._record_at(file, self._written)) is not None:
                 self._replay(record, self._written, sound=self._is_sound(file, record))
                 self._written = record.end
             os.ftruncate(file.fileno(), self._written)
@@ -295,12 +306,13 @@ class Part:
 
     def reading(self) -> BinaryIO:
         """The records; those of a part that has no file yet are in memory."""
+        self._settle()
         if self._tail and self.in_memory:
             return io.BytesIO(self._tail)
         self._write_tail()
         return os.fdopen(self.folder.open(self.name, os.O_RDWR), "rb+")
 
-    def _record(self, file: BinaryIO, start: int) -> _Record | None:
+    def _record_at(self, file: BinaryIO, start: int) -> _Record | None:
         """The record that starts there; None if there is no sound head of one."""
         size = file.seek(0, os.SEEK_END)
         file.seek(start)
@@ -339,7 +351,7 @@ class Part:
         found: dict[str, Extent] = {}
         at = self._committed[row]
         while at != _ABSENT:
-            record = self._record(file, at)
+            record = self._record_at(file, at)
             if record is None or record.row != row or record.before >= at:
                 raise self._damaged(at)
             found = {**record.arrays, **found}
@@ -376,7 +388,24 @@ def _dtype(description: str) -> np.dtype[Any] | None:
     return np.dtype(description) if _DTYPE.fullmatch(description) else None
 
 
-def _bytes_of(array: Array) -> memoryview:
+def _record(row: int, before: int, arrays: Mapping[str, Array]) -> Sequence[bytes | memoryview]:
+    """The record of some arrays of a row, in pieces; `before` is where the one before it starts."""
+    data = [bytes_of(array) for array in arrays.values()]
+    head = {
+        "row": row,
+        "before": before,
+        "arrays": [
+            [name, array.dtype.str, array.shape, zlib.crc32(content)]
+            for (name, array), content in zip(arrays.items(), data, strict=True)
+        ],
+    }
+    text = _encode(head).encode()
+    lengths = _LENGTHS.pack(len(text), sum(map(len, data)))
+    checksum = _CHECKSUM.pack(zlib.crc32(text, zlib.crc32(lengths)))
+    return [lengths + checksum + text, *data]
+
+
+def bytes_of(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
 
 

@@ -1,13 +1,14 @@
 """The input prefetch: small inputs are read before they are asked for.
 
-To hand one read to another thread costs more than to read an item of a few KiB. So the first
-request reads a batch of items, and the next batch begins when half of the last one is used: items
-that are asked for in order are in memory. Other items (a retry, a large one, one that cannot be
-read) are read when they are asked for, and refused with their reason where that fails.
+To hand one read to another thread costs more than to read an item of a few KiB, and an item that is
+not in memory goes to its device alone, not in a frame with others. So batches of items are read
+ahead of those that are asked for in order: more than what is admitted at once. Other items (a
+retry, a large one, one that cannot be read) are read when they are asked for, and refused with
+their reason where that fails.
 """
 
 import contextlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 from typing import Final
@@ -18,7 +19,9 @@ from shoal_protocol.tensors import Array
 
 _BATCH: Final = 64
 """Items that one read takes."""
-_CACHED: Final = 8 * _BATCH
+_AHEAD: Final = 4 * _BATCH
+"""Items that are read before they are asked for: more than travel at once."""
+_CACHED: Final = 2 * _AHEAD
 """Items in memory, at most; those that were read first go first."""
 
 
@@ -35,26 +38,29 @@ class InputPrefetch:
         self._crashes = crashes
         self._cached: OrderedDict[int, dict[str, Array]] = OrderedDict()
         self._scheduled = 0
-        self._reading: Future[dict[int, dict[str, Array]]] | None = None
+        self._reading: deque[Future[dict[int, dict[str, Array]]]] = deque()
 
     def cached(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
-        """Some of an item's inputs if they are in memory; schedules the next batch."""
+        """Some of an item's inputs if they are in memory; schedules the next batches."""
         self._collect()
-        if self._reading is None and item + _BATCH // 2 >= self._scheduled < len(self._inputs):
-            first = max(self._scheduled, item)
-            self._scheduled = min(first + _BATCH, len(self._inputs))
-            self._reading = self._reader.submit(self._read, range(first, self._scheduled))
+        self.look_ahead(item)
         arrays = self._cached.get(item)
         return None if arrays is None else {name: arrays[name] for name in names}
+
+    def look_ahead(self, item: int) -> None:
+        """Schedule what follows an item, and the item if it is the first."""
+        while item + _AHEAD > self._scheduled < len(self._inputs):
+            first = max(self._scheduled, item)
+            self._scheduled = min(first + _BATCH, len(self._inputs))
+            batch = range(first, self._scheduled)
+            self._reading.append(self._reader.submit(self._read, batch))
 
     def forget(self, item: int) -> None:
         self._cached.pop(item, None)
 
     def _collect(self) -> None:
-        if self._reading is None or not self._reading.done():
-            return
-        self._cached.update(self._reading.result())
-        self._reading = None
+        while self._reading and self._reading[0].done():
+            self._cached.update(self._reading.popleft().result())
         while len(self._cached) > _CACHED:
             self._cached.popitem(last=False)
 

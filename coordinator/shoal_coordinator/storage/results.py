@@ -41,7 +41,7 @@ from shoal_coordinator.storage.arrays import Array
 from shoal_coordinator.storage.catalogues import Catalogue
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.item_list import FailedItem
-from shoal_coordinator.storage.made_files import archive_of, make_file
+from shoal_coordinator.storage.made_files import content_of, make_file
 from shoal_coordinator.storage.parts import Part, ResultFile
 from shoal_coordinator.storage.result_log import LARGEST_BYTES, ResultLog
 from shoal_protocol.durable_files import is_disk_full, is_transient, is_unwritable
@@ -282,7 +282,7 @@ class ResultStore:
         for number in numbers:
             part = self._parts[number]
             if part.file.items == 1 and part.in_memory:
-                content = archive_of(part)
+                content = content_of(part)
                 if len(content) <= LARGEST_BYTES:
                     small[number] = content
         if not small:

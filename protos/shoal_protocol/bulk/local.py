@@ -24,10 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
-from shoal_protocol.bulk.transport import Received, TransportBroken
+from shoal_protocol.bulk.transport import Allocate, Received, TransportBroken, new_memory
 from shoal_protocol.eager import Prompt
 from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
@@ -266,8 +265,8 @@ class _Arriving:
         self._transport = transport
         self.size = size
 
-    async def read(self) -> memoryview:
-        view = np.empty(self.size, np.uint8).data
+    async def read(self, allocate: Allocate = new_memory) -> memoryview:
+        view = allocate(self.size).data
         await self._transport.take([view])
         return view
 

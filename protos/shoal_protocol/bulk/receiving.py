@@ -90,7 +90,7 @@ class Intake:
             if buffer.blocks or decoded_bytes >= _DECODE_IN_THREAD_FROM_BYTES:
                 received = await in_thread(self._fill, header, await payload.read(), buffer)
             elif self._assembler.whole(header, payload.size):
-                received = self._assembler.keep(header, await payload.read())
+                received = self._assembler.keep(header, await payload.read(buffer.allocate))
             else:
                 await payload.read_into(self._assembler.targets(header, payload.size))
                 received = self._assembler.complete(header)

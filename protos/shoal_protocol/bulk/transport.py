@@ -13,6 +13,8 @@ from collections.abc import (
 from typing import Final, NamedTuple, Protocol
 
 import grpc
+import numpy as np
+from numpy.typing import NDArray
 
 from shoal_protocol.assembly import copy_into
 from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
@@ -27,10 +29,17 @@ _BESIDE_BYTES: Final = 1 << 10
 """What a message may hold beside a payload that is not copied out of it."""
 
 Write = Callable[[bytes], Awaitable[None]]
+Allocate = Callable[[int], NDArray[np.uint8]]
+"""Gives so many writable bytes."""
 
 
 class TransportBroken(ConnectionError):
     """The stream has ended; the text says why."""
+
+
+def new_memory(size: int) -> NDArray[np.uint8]:
+    """So many writable bytes."""
+    return np.empty(size, np.uint8)
 
 
 class Payload(Protocol):
@@ -39,8 +48,9 @@ class Payload(Protocol):
     @property
     def size(self) -> int: ...
 
-    async def read(self) -> memoryview:
-        """The bytes, in memory of about their size that may be kept. Raises `TransportBroken`."""
+    async def read(self, allocate: Allocate = new_memory) -> memoryview:
+        """The bytes, in memory of about their size that may be kept, made by `allocate` where they
+        are in none yet. Raises `TransportBroken`, and what `allocate` raises."""
         ...
 
     async def read_into(self, targets: Sequence[memoryview]) -> None:
@@ -90,7 +100,7 @@ class Held:
         self._view = view
         self.size = len(view)
 
-    async def read(self) -> memoryview:
+    async def read(self, allocate: Allocate = new_memory) -> memoryview:
         # Whoever keeps it counts its size: a stranger's header must not stay with it.
         little = memoryview(self._view.obj).nbytes - self.size <= _BESIDE_BYTES
         return self._view if little else memoryview(bytes(self._view))

@@ -185,8 +185,8 @@ class CoordinatorServicer:
         while it holds 64 unanswered items, or 256 MiB of them.
 
         A coordinator at `unix:/path` offers the same at `/path.infer`, as frames (tensors.proto) that hold
-        these messages. A client that ends such a stream needs no more answers; a Closing says what a
-        status would have said.
+        these messages; the frames of items follow one another as they are, in no message. A client that ends
+        such a stream needs no more answers; a Closing says what a status would have said.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

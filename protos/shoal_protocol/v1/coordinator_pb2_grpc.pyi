@@ -66,8 +66,8 @@ class CoordinatorStub:
     while it holds 64 unanswered items, or 256 MiB of them.
 
     A coordinator at `unix:/path` offers the same at `/path.infer`, as frames (tensors.proto) that hold
-    these messages. A client that ends such a stream needs no more answers; a Closing says what a
-    status would have said.
+    these messages; the frames of items follow one another as they are, in no message. A client that ends
+    such a stream needs no more answers; a Closing says what a status would have said.
     """
     PlaceFragments: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.PlaceFragmentsRequest, _coordinator_pb2.PlacedFragments]
     """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
@@ -125,8 +125,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     while it holds 64 unanswered items, or 256 MiB of them.
 
     A coordinator at `unix:/path` offers the same at `/path.infer`, as frames (tensors.proto) that hold
-    these messages. A client that ends such a stream needs no more answers; a Closing says what a
-    status would have said.
+    these messages; the frames of items follow one another as they are, in no message. A client that ends
+    such a stream needs no more answers; a Closing says what a status would have said.
     """
     PlaceFragments: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.PlaceFragmentsRequest, _coordinator_pb2.PlacedFragments]  # type: ignore[assignment]
     """Have devices fetch the fragments of a plan, and load them where there is room that no job needs,
@@ -235,8 +235,8 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         while it holds 64 unanswered items, or 256 MiB of them.
 
         A coordinator at `unix:/path` offers the same at `/path.infer`, as frames (tensors.proto) that hold
-        these messages. A client that ends such a stream needs no more answers; a Closing says what a
-        status would have said.
+        these messages; the frames of items follow one another as they are, in no message. A client that ends
+        such a stream needs no more answers; a Closing says what a status would have said.
         """
 
     @_abc_1.abstractmethod

@@ -1,23 +1,25 @@
 """What manifests order is planned side by side: a second model sees what the first takes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import yaml
 
 from fragment_pools import MIB, partition, placed
 from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.manifests import manifests_of
-from shoal_cli.local.orders import PlanOrder, read_orders
+from shoal_cli.local.orders import JobOrder, PlanOrder, read_orders
 from shoal_cli.local.planned_jobs import with_items
+from shoal_cli.local.planning import NoPlan, plan_on_pool, try_finer
 from shoal_cli.local.plans import assumption, cut_beside, find_plan, plans_beside
 from shoal_cli.local.preparation import Prepared
-from shoal_cli.local.runner import plan_on_pool
 from shoal_planner.outcome import Plan
 from shoal_planner.sharing import taken_by
 from shoal_protocol.choices import Objective
-from shoal_protocol.partition import TensorSpec
+from shoal_protocol.partition import Outgrown, TensorSpec
 
 POOL = """\
 apiVersion: shoal.dev/v1alpha1
@@ -135,3 +137,39 @@ def test_a_model_that_does_not_fit_beside_the_first_is_planned_as_if_it_were_alo
 ) -> None:
     first, second = planned(tmp_path, 20, 20)
     assert first.homes() == second.homes() == (("one", "two"),)
+
+
+def outgrown(folder: Path) -> JobOrder:
+    """A job of which a fragment took more than each device has."""
+    (folder / "in").mkdir()
+    text = POOL + MODEL % {"name": "faces"} + MAKESPAN
+    text = text.replace("{uri: in}", f"{{uri: {folder}/in}}")
+    manifests = manifests_of(str(folder / "job.yaml"), list(yaml.safe_load_all(text)))
+    (order,) = read_orders(manifests, {}).jobs
+    cut = replace(order.plan.cut, outgrown=(Outgrown(fragment=0, need_bytes=9),))
+    return replace(order, plan=replace(order.plan, cut=cut))
+
+
+@pytest.mark.parametrize("needed", [0, 1, 3, 100])
+async def test_where_no_finer_cut_fits_ever_more_of_the_largest_items_are_left_out(
+    tmp_path: Path, needed: int
+) -> None:
+    tried: list[CutOrder] = []
+    notes: list[str] = []
+
+    async def run(orders: Sequence[JobOrder]) -> Sequence[JobOrder]:
+        tried.extend(order.plan.cut for order in orders)
+        if tried[-1].left_out < needed:
+            raise NoPlan(f"{tried[-1].left_out} are too few")
+        return orders
+
+    ran = await try_finer([outgrown(tmp_path)], run, notes.append)
+    assert [cut.left_out for cut in tried] == {
+        0: [0],
+        1: [0, 1],
+        3: [0, 1, 2, 4],
+        100: [0, 1, 2, 4, 8, 16],
+    }[needed]
+    assert [bool(cut.outgrown) for cut in tried] == [True, *[False] * (len(tried) - 1)]
+    assert [order.plan.cut for order in ran] == ([] if needed == 100 else tried[-1:])
+    assert notes == (["it cannot be cut finer: 0 are too few"] if needed else [])

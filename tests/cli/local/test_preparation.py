@@ -229,6 +229,7 @@ def cut_for(
     made: Made = WIDE,
     budget: int = 8 * MIB,
     fragments: int | None = None,
+    left_out: int = 0,
 ) -> tuple[PartitionDocument, str]:
     """The model cut for a device and inputs of these sizes; and the note about it."""
     samples = folder / "inputs"
@@ -242,6 +243,7 @@ def cut_for(
         sample=samples,
         fragments=fragments,
         devices=(PoolDevice(name="d", budget_bytes=Bytes(budget)),),
+        left_out=left_out,
     )
     note = cut_into_store(order, folder, lambda done, total: None)["note"]
     return document_from_json(partition_path(folder, "wide").read_bytes()), note
@@ -258,6 +260,29 @@ def test_an_input_that_is_too_large_is_named_and_the_plan_covers_the_others(
     assert "8 MiB" in note
     (tmp_path / "fits").mkdir()
     assert (document, "") == cut_for(tmp_path / "fits", sizes[2:4], fragments=fragments)
+
+
+@pytest.mark.parametrize(("left_out", "named"), [(1, "1.npy is"), (2, "1.npy, 2.npy are")])
+def test_the_largest_inputs_are_left_out_where_their_fragments_took_too_much(
+    tmp_path: Path, left_out: int, named: str
+) -> None:
+    sizes = (1000, 200_000, 100_000, 100)
+    document, note = cut_for(tmp_path, sizes, left_out=left_out)
+    assert note.startswith(f"wide: {named} larger than the plan covers"), note
+    assert "took more than the devices have" in note
+    (tmp_path / "kept").mkdir()
+    kept = tuple(sorted(sizes)[:-left_out])
+    assert (document, "") == cut_for(tmp_path / "kept", kept)
+
+
+def test_when_the_smallest_input_took_too_much_as_well_there_is_nothing_left(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "smallest").mkdir()
+    _, note = cut_for(tmp_path / "smallest", (1000, 100_000, 100), left_out=2)
+    assert "0.npy, 1.npy are larger" in note
+    with pytest.raises(PreparationRefused, match="took more than the devices have"):
+        cut_for(tmp_path, (1000, 100_000, 100), left_out=4)
 
 
 def test_the_plan_covers_an_input_for_which_only_the_finer_cut_fits(tmp_path: Path) -> None:

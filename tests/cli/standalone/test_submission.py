@@ -9,8 +9,8 @@ import pytest
 from cli.local.workbench import WIDTH, save_inputs, save_model
 from shoal_cli.local.orders import JobOrder, JobRefused, bare_manifests, read_orders
 from shoal_cli.local.planned_jobs import PlannedJob
+from shoal_cli.local.planning import plan_on_pool
 from shoal_cli.local.preparation import Prepared, cut_into_store, partition_path
-from shoal_cli.local.runner import plan_on_pool
 from shoal_cli.standalone.submission import Sent, as_measured, name_there, on_devices
 from shoal_protocol.choices import Mode, Policy, Residency
 from shoal_protocol.partition import document_from_json

@@ -1,0 +1,117 @@
+"""Memory that is received into, used again. New memory costs a page fault for each of its pages,
+which takes longer than to receive what goes there.
+
+The allocator gives large blocks back to the kernel when they are freed (`tune_allocator`). So the
+memory of an activation that is dropped waits here for the next one of its size:
+
+- Memory is *in use* while the activation is, and counts where that does. When the store drops the
+  activation, the ledger is asked for the same space again: it *waits*, as reserved bytes, or goes.
+- Who receives takes what waits; its space is returned, as the new activation has its own.
+- Arrays of activations are views, and a view may outlive its activation: in a frame of a caller, in
+  the processor's thread. Memory is lent through an array that all views refer to, directly or not,
+  and is lent again only when that array is gone. It cannot come back, so one look is enough.
+
+What waits is the first to go where anybody needs room. It stays within a part of the budget and an
+absolute bound: two buffers of the largest activations that come often, or many of small ones.
+
+`take` may be called in any thread, and gives new memory outside of the event loop's. All else
+belongs to that thread.
+"""
+
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal_agent.memory.residency import Ledger
+
+MOST_BYTES: Final = 32 << 20
+"""Memory that waits. Receiving more takes so long that page faults are a small part of it."""
+PART: Final = 8
+"""Of the budget that may wait: one in so many."""
+_PAGE_BYTES: Final = 4096
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Memory, and the array through which it was lent last."""
+
+    memory: NDArray[np.uint8]
+    array: weakref.ref[NDArray[np.uint8]]
+
+    @property
+    def size(self) -> int:
+        return self.memory.nbytes
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a view of it may still be."""
+        return self.array() is not None
+
+
+class Buffers:
+    """The memory of one agent that waits for activations to come."""
+
+    def __init__(self, ledger: Ledger, least_bytes: int) -> None:
+        """Smaller blocks are the allocator's to use again."""
+        self._ledger = ledger
+        self._least_bytes = least_bytes
+        self._thread = get_ident()
+        self._waiting: deque[Lease] = deque()
+        self.waiting_bytes = 0
+
+    def take(self, size: int) -> tuple[NDArray[np.uint8], Lease | None]:
+        """So many writable bytes, and what `keep` takes when they are not needed any more; None:
+        they are too few for that."""
+        if size < self._least_bytes:
+            return np.empty(size, np.uint8), None
+        whole = -(-size // _PAGE_BYTES) * _PAGE_BYTES
+        memory = self._found(whole) if self._waiting and get_ident() == self._thread else None
+        if memory is None:
+            memory = np.empty(whole, np.uint8)
+        # Views of an array refer to the array behind it, if there is one: here is a memoryview.
+        array = np.frombuffer(memory.data, np.uint8, size)
+        return array, Lease(memory, weakref.ref(array))
+
+    def keep(self, lease: Lease) -> None:
+        """What lies there was dropped, and does not count any more: let the memory wait, where
+        nobody else wants the space. It leaves the oldest no room."""
+        most = min(MOST_BYTES, self._ledger.budget // PART)
+        if lease.size > min(most, self._ledger.spare + self.waiting_bytes):
+            return
+        while self._waiting and (
+            self.waiting_bytes + lease.size > most or lease.size > self._ledger.spare
+        ):
+            self._remove(self._waiting[0])
+        # What is withheld from fragments is not for this either.
+        if lease.size <= self._ledger.spare and self._ledger.request_space(lease.size):
+            self._waiting.append(lease)
+            self.waiting_bytes += lease.size
+
+    def give_back(self) -> None:
+        """Let all go that waits."""
+        while self._waiting:
+            self._remove(self._waiting[0])
+
+    def make_room(self, size: int) -> int:
+        """Let all go that waits if less than that is free; what is free now."""
+        if self._ledger.free < size:
+            self.give_back()
+        return self._ledger.free
+
+    def _found(self, size: int) -> NDArray[np.uint8] | None:
+        """Memory of just that size that nobody uses: more would not be counted."""
+        for lease in self._waiting:
+            if lease.size == size and not lease.in_use:
+                self._remove(lease)
+                return lease.memory
+        return None
+
+    def _remove(self, lease: Lease) -> None:
+        self._waiting.remove(lease)
+        self.waiting_bytes -= lease.size
+        self._ledger.return_space(lease.size)

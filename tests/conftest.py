@@ -3,7 +3,8 @@
 import gc
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
+from itertools import chain, zip_longest
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -46,12 +47,15 @@ ON_THE_SHARED_PLANE = {
 }
 
 
+_TURNS = ("nodes", "cluster", "slow", "real")
+_FIRST_TO_COMPUTE = (_TURNS.index("slow"), False)
+
+
 class OneProcessPerFile(LoadScopeScheduling):  # type: ignore[misc] # it ships no types
     """Gives each file whole to one test process; files of one control plane to the same one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "control plane" if file in ON_THE_SHARED_PLANE else file
+        return _scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -60,13 +64,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     return OneProcessPerFile(config, log)
 
 
+@pytest.hookimpl(trylast=True)  # what is left out would be a turn of nobody
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What waits most, for a cluster, begins first: so the rest can go on beside it. Then what
-    takes long, so that no process is alone with it in the end.
+    """What takes long begins first, so that no process is alone with it in the end: by turns what
+    waits most of its time, for a cluster, and what computes, so that neither is alone either.
     """
     for file in {_file(item) for item in items if _shares_the_plane(item)} - ON_THE_SHARED_PLANE:
         raise pytest.UsageError(f"{file} shares a control plane, and is not listed in conftest.py")
     items.sort(key=_turn)
+    waiting = _by_scope(item for item in items if _turn(item) < _FIRST_TO_COMPUTE)
+    computing = _by_scope(item for item in items if _turn(item) >= _FIRST_TO_COMPUTE)
+    by_turns = zip_longest(waiting, computing, fillvalue=())
+    items[:] = chain.from_iterable(chain.from_iterable(by_turns))
+
+
+def _scope(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return "control plane" if file in ON_THE_SHARED_PLANE else file
+
+
+def _by_scope(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
+    """What goes to one process, together; in the order of the first of each."""
+    found: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        found.setdefault(_scope(item.nodeid), []).append(item)
+    return list(found.values())
 
 
 def _file(item: pytest.Item) -> str:
@@ -91,11 +113,10 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def _turn(item: pytest.Item) -> int:
-    for turn, mark in enumerate(("nodes", "cluster", "slow", "real")):
-        if item.get_closest_marker(mark) is not None:
-            return turn
-    return 4
+def _turn(item: pytest.Item) -> tuple[int, bool]:
+    marks = {mark.name for mark in item.iter_markers()}
+    turn = next((turn for turn, mark in enumerate(_TURNS) if mark in marks), len(_TURNS))
+    return turn, "slow" not in marks
 
 
 @pytest.hookimpl(wrapper=True)

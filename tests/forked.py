@@ -1,8 +1,8 @@
 """Our programs, forked from one process that has imported them.
 
 An operator takes a second and a half of a processor to import what it needs, and `shoal copy` half
-a second, which is more than most of them work in a test. Not for agents and coordinators, of which
-tests measure the memory.
+a second, which is more than most of them work in a test. Not for coordinators, and for
+agents otherwise (`agent.forking`): tests measure their memory.
 """
 
 import multiprocessing

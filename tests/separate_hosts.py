@@ -134,7 +134,10 @@ def _ip(*arguments: str) -> None:
 
 
 def wait_until(what: str, holds: Callable[[], bool]) -> None:
+    """It asks ever less often: most of what is asked starts a process."""
     ends = time.monotonic() + PATIENCE_SECONDS
+    pause = 0.5
     while not holds():
         assert time.monotonic() < ends, f"still not so: {what}"
-        time.sleep(0.5)  # most of what is asked starts a process
+        time.sleep(pause)
+        pause = min(pause * 1.3, 3.0)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from agent.forking import ForkedProcess, ForkServer
 from agent.in_process import Thread, make_fragments
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 from shoal_agent.runtime.fragments import Fragments
@@ -29,7 +30,7 @@ _MARKS = ("--relayed", "--measured")
 class AgentProcess:
     """A running agent; `errors` collects its stderr."""
 
-    process: asyncio.subprocess.Process
+    process: asyncio.subprocess.Process | ForkedProcess
     cache: Path
     address: str
     errors: Path
@@ -72,6 +73,20 @@ class AgentProcess:
 StartAgent = Callable[..., Awaitable[AgentProcess]]
 
 
+def environment() -> dict[str, str]:
+    """An agent's: it finds nothing of the other parts."""
+    path = os.pathsep.join(str(SOURCES / each) for each in ("agent", "protos"))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """What the agents of tests with the mark `forked` are forked from."""
+    server = ForkServer(environment())
+    yield server
+    server.stop()
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder whose name is short enough for Unix sockets."""
@@ -108,7 +123,7 @@ async def coordinator(folder: Path, store: Path) -> AsyncIterator[ScriptedCoordi
 
 
 @pytest.fixture
-async def start_agent(folder: Path) -> AsyncIterator[StartAgent]:
+async def start_agent(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[StartAgent]:
     """Starts agents by name; all of them end with the test."""
     agents: list[AgentProcess] = []
 
@@ -120,7 +135,7 @@ async def start_agent(folder: Path) -> AsyncIterator[StartAgent]:
     ) -> AgentProcess:
         address = f"unix:{folder}/{name}.sock"
         errors = folder / f"{name}.err"
-        command = [sys.executable, "-m", "shoal_agent", "--name", name, "--budget", budget]
+        command = ["--name", name, "--budget", budget]
         command += ["--cache", str(folder / f"cache-{name}"), "--threads", "1"]
         command += ["--log-level", "info", "--exit-with-parent"]
         if "--speed" not in arguments and "--measured" not in arguments:
@@ -130,13 +145,18 @@ async def start_agent(folder: Path) -> AsyncIterator[StartAgent]:
         if "--listen" not in arguments and "--relayed" not in arguments:
             command += ["--listen", address]
         command += [argument for argument in arguments if argument not in _MARKS]
-        with errors.open("ab") as file:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stderr=file,
-                env=os.environ
-                | {"PYTHONPATH": os.pathsep.join(str(SOURCES / f) for f in ("agent", "protos"))},
-            )
+        process: asyncio.subprocess.Process | ForkedProcess
+        if request.node.get_closest_marker("forked"):
+            server: ForkServer = request.getfixturevalue("fork_server")
+            process = server.start(command, errors, environment())
+        else:
+            with errors.open("ab") as file:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "shoal_agent"),
+                    *command,
+                    stderr=file,
+                    env=environment(),
+                )
         if file_limit_bytes is not None:
             # The nearest thing to a full disk that needs no mount: writes past this fail.
             limits = (file_limit_bytes, file_limit_bytes)

@@ -27,6 +27,7 @@ from troubled_disk import no_descriptors, slow_disk
 
 Join = Callable[..., Awaitable[Joined]]
 MIB = 1 << 20
+pytestmark = pytest.mark.forked
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 Join = Callable[..., Awaitable[Joined]]
 MIB = 1 << 20
+pytestmark = pytest.mark.forked
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import FrameHeader, Layout
 
 Join = Callable[..., Awaitable[Joined]]
+pytestmark = pytest.mark.forked
 ENTRY, MIDDLE, END = (bytes([number]) * 16 for number in (1, 2, 3))
 X = np.random.default_rng(0).standard_normal((1, 64), dtype=np.float32)
 

@@ -156,7 +156,7 @@ async def test_a_fragment_in_blocks_measured_over_the_budget_goes_on_with_less(
     joined = await join(budget="48Mi")
     await joined.device.load(made.digest, 46 * MIB)
     peaks = []
-    for item in range(5):
+    for item in range(3):
         reply, output = await run(joined.device, made, item, rows=512)
         assert_close(output, whole)
         peaks.append(reply.executed.peak_bytes)
@@ -228,13 +228,12 @@ async def test_an_output_that_is_made_in_parts_is_joined_within_what_is_granted(
     ("name", "more"),
     [
         ("ppocr_rec", 0),
-        ("ppocr_rec", 8 * MIB),
         ("minilm_l6", 0),
-        ("resnet18", 0),
         *(
             pytest.param(name, more, marks=[pytest.mark.slow, pytest.mark.minutes])
             for name, more in (
-                *(("minilm_l6", 8 * MIB), ("resnet18", 8 * MIB)),
+                *(("ppocr_rec", 8 * MIB), ("minilm_l6", 8 * MIB)),
+                *(("resnet18", 0), ("resnet18", 8 * MIB)),
                 *(("vit_base_16", 0), ("vit_base_16", 8 * MIB)),
             )
         ),

@@ -30,6 +30,7 @@ from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
 Join = Callable[..., Awaitable[Joined]]
+pytestmark = pytest.mark.forked
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from shoal_protocol.v1 import session_pb2 as pb
 
 Join = Callable[..., Awaitable[Joined]]
 MIB = 1 << 20
+pytestmark = pytest.mark.forked
 MADE = tied_encoder(8, 512)
 SHARED_BYTES = sum(each.nbytes for each in MADE.weights.values())
 

@@ -25,6 +25,7 @@ from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 Join = Callable[..., Awaitable[Joined]]
+pytestmark = pytest.mark.forked
 
 
 @pytest.fixture

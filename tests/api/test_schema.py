@@ -109,7 +109,7 @@ def errors_of(parsed: object) -> tuple[FieldError, ...]:
 
 
 @kinds
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_parser_and_schema_accept_and_refuse_the_same(
     names: KindNames, data: st.DataObject

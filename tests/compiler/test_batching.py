@@ -209,7 +209,13 @@ def test_sizes_that_are_sent_to_the_next_fragment_count_items(tmp_path: Path) ->
     assert {"s": [0]} in counted
 
 
-@pytest.mark.parametrize("name", ["ppocr_rec", "ppocr_det", "ppocr_cls", "minilm_l6"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ppocr_rec", "minilm_l6"),
+        *(pytest.param(name, marks=pytest.mark.minutes) for name in ("ppocr_det", "ppocr_cls")),
+    ],
+)
 def test_real_models_compute_several_items_at_once(name: str, tmp_path: Path) -> None:
     model, path = MODELS[name], find(name)
     profile = profile_model(path, model.shapes())

@@ -194,6 +194,7 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
     } | {
         name: (
             *("shoal_agent", "--name", name, "--budget", "64Mi", "--threads", 1),
+            *("--speed", os.devnull),  # to measure takes a second
             *("--cache", tmp_path / f"cache-{name}", "--coordinator", target),
             *("--listen", f"127.0.0.1:{ports[name]}", *tls(pki, name)),
         )

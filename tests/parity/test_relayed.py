@@ -21,7 +21,10 @@ async def relayed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Poo
         yield running
 
 
-@pytest.mark.parametrize("name", ["ppocr_rec", "silero_vad", "squeezenet1_1"])
+@pytest.mark.parametrize(
+    "name",
+    ["ppocr_rec", "silero_vad", pytest.param("squeezenet1_1", marks=pytest.mark.minutes)],
+)
 async def test_activations_through_the_coordinator(
     relayed: Pool, tmp_path: Path, name: str
 ) -> None:

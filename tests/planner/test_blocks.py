@@ -49,7 +49,7 @@ def costs_of(layout: Layout) -> list[BlockCost]:
     return block_costs(layout, layout.pieces(chosen.cuts), chosen.emptied)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(profile=profiles())
 def test_no_cut_is_much_better_and_none_that_is_as_good_has_fewer_blocks(profile: Profile) -> None:
     layout = Layout(profile)
@@ -65,7 +65,7 @@ def test_no_cut_is_much_better_and_none_that_is_as_good_has_fewer_blocks(profile
             assert need_bytes(option) * NEAR * STEP >= least * (NEAR + 1) * (STEP - 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(profile=profiles(), data=st.data())
 def test_working_memory_holds_all_that_is_alive_while_a_block_runs(
     profile: Profile, data: st.DataObject
@@ -169,7 +169,7 @@ def test_what_is_alive_when_the_arena_is_emptied_is_there_twice_and_then_beside_
     assert second.working_bytes == fixed + arena_bytes((1 + 2) * MIB + tables)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(profile=profiles())
 def test_no_cut_needs_less_where_the_arena_is_emptied_before_each_block(profile: Profile) -> None:
     layout = Layout(profile)

@@ -144,7 +144,7 @@ def value_of(answer: Plan | Rejected, objective: Objective) -> int:
 
 
 @pytest.mark.parametrize("objective", Objective)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.minutes), 2])
 def test_a_plan_on_a_dozen_unequal_devices_is_near_its_bound_and_beats_every_simple_split(
     seed: int, objective: Objective
 ) -> None:
@@ -236,7 +236,7 @@ def test_a_model_of_very_many_fragments_is_planned_with_fewer_borders_first() ->
 # ---- a device is lost, or joins ------------------------------------------------------------------
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from([Objective.THROUGHPUT, Objective.LATENCY]), st.data())
 def test_after_a_loss_or_a_join_a_dozen_devices_keep_what_is_not_concerned(
     seed: int, objective: Objective, data: st.DataObject
@@ -264,7 +264,7 @@ def test_after_a_loss_or_a_join_a_dozen_devices_keep_what_is_not_concerned(
 def test_after_losses_few_fragments_move_besides_the_lost_ones() -> None:
     """The sum over several pools; the best plans from scratch would move many more."""
     moved = lost = from_scratch = 0
-    for seed in range(5):
+    for seed in range(3):
         chance = random.Random(seed)  # noqa: S311 - a fixed seed
         document, pool = model(chance, 16), unequal(chance, 12)
         before = placed(plan(document, pool, Objective.THROUGHPUT))

@@ -15,7 +15,7 @@ from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 MIB = 1 << 20
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(profile=profiles())
 def test_no_cut_keeps_a_smaller_limit(profile: Profile) -> None:
     layout = Layout(profile)
@@ -38,7 +38,7 @@ def test_no_fragment_needs_less_than_the_bound_of_a_node_in_it(profile: Profile)
             assert max(bounds[start:end]) <= layout.segment(start, end).resident_bytes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(profile=profiles())
 def test_a_refusal_names_the_smallest_limit_that_is_not_refused(profile: Profile) -> None:
     refused = choose_cuts(profile, CutRequest(max_bytes=1))
@@ -49,7 +49,7 @@ def test_a_refusal_names_the_smallest_limit_that_is_not_refused(profile: Profile
     assert isinstance(less, Refusal)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(profile=profiles(), count=st.integers(2, 5), share=st.integers(30, 100))
 def test_a_number_of_fragments_is_refused_with_the_smallest_limit_that_it_keeps(
     profile: Profile, count: int, share: int

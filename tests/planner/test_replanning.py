@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -211,6 +212,7 @@ def test_what_would_be_better_from_scratch_is_said_and_not_taken_for_little() ->
     assert lost["best from scratch"] == "gains 2.4 %: not worth the fragments that would move"
 
 
+@pytest.mark.minutes
 def test_a_large_pool_that_loses_a_device_moves_few_fragments() -> None:
     """The bounded search for the best would move most of them."""
     document = partition(

@@ -241,7 +241,7 @@ def headers(draw: st.DrawFn) -> pb.FrameHeader:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(headers(), st.binary(max_size=40)), max_size=4))
 def test_wild_headers_are_refused_or_read(frames: list[tuple[pb.FrameHeader, bytes]]) -> None:
     assert_refused_or_within_limits([join_frame(header, payload) for header, payload in frames])

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnx
@@ -16,6 +17,8 @@ from onnx import TensorProto, helper
 
 from cli.local.workbench import command, save_model
 from shoal_cli.commands.app import app, run_app
+from shoal_coordinator.command import main as coordinator
+from shoal_operator.command import main as operator
 
 COMMANDS = tuple(typer.main.get_command(app).commands)  # type: ignore[attr-defined]  # of a Group
 
@@ -108,12 +111,7 @@ def test_a_process_shows_its_own_help(process: str, option: str) -> None:
     [
         (("coordinator", "--listen", "nowhere", "--store", "s"), "neither unix:/path nor"),
         (("coordinator", "--listen", "unix:s", "--store", "pool.yaml"), "pool.yaml"),
-        (("coordinator", "--listen", "unix:s"), "required: --store"),
-        (("coordinator", "--listen", "unix:s", "--store", "s", "--task-seconds", "0"), "shorter"),
-        (("coordinator", "--listen", "unix:s", "--store", "s", "--tls-ca", "a"), "go together"),
         (("operator", "--settings", "nowhere.yaml"), "nowhere.yaml"),
-        (("operator", "--settings", "s", "--coordinator", "shelf=x"), "write NAMESPACE/POOL"),
-        (("operator", "--settings", "s", "--metrics-address", "8080"), "is not HOST:PORT"),
         (
             ("coordinator", "--listen", "unix:s", "--store", "s", "--metrics-address", "8080"),
             "HOST:PORT for metrics",
@@ -129,6 +127,30 @@ def test_a_process_says_in_one_line_what_is_wrong(
     assert shown.stderr.startswith(f"shoal {arguments[0]}: ")
     assert said in shown.stderr
     assert len(shown.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "said"),
+    [
+        (coordinator, ("--listen", "unix:s"), "required: --store"),
+        (coordinator, ("--listen", "unix:s", "--store", "s", "--task-seconds", "0"), "shorter"),
+        (coordinator, ("--listen", "unix:s", "--store", "s", "--tls-ca", "a"), "go together"),
+        (operator, ("--settings", "s", "--coordinator", "shelf=x"), "write NAMESPACE/POOL"),
+        (operator, ("--settings", "s", "--metrics-address", "8080"), "is not HOST:PORT"),
+    ],
+)
+def test_a_bad_command_line_of_a_process_gives_one_line_and_status_2(
+    main: Callable[[Sequence[str]], int],
+    arguments: tuple[str, ...],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ending:
+        main(arguments)
+    assert ending.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"shoal {main.__module__.partition('_')[2].partition('.')[0]}: ")
+    assert said in line
 
 
 def test_completion_scripts_are_there_for_the_usual_shells() -> None:

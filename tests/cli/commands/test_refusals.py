@@ -100,7 +100,10 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((*RUN, "--tolerance", "nan"), "greater than or equal to 0"),
         ((*RUN, "--policy", "best"), "'best' is not one of 'fifo', 'leastloaded'"),
         ((*RUN, "--fragments", "200"), "cannot make 200 fragments: the finest possible cut"),
-        ((*RUN, "--budget", "1Mi"), "by itself, the limit is 1 MiB"),
+        pytest.param(
+            *((*RUN, "--budget", "1Mi"), "by itself, the limit is 1 MiB"),
+            marks=pytest.mark.minutes,
+        ),
         ((*RUN, "--otlp", "localhost:4318"), "'localhost:4318' is not a URL such as http://"),
         ((*RUN, "--report", "empty"), "--report empty: is a folder; name a file"),
         ((*RUN, "--report", "model.onnx/x"), "model.onnx: File exists"),
@@ -113,7 +116,10 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("run", "folder.onnx", *RUN[2:]), "folder.onnx is a folder, not a file"),
         (("run", "text.onnx", *RUN[2:]), "text.onnx: is not an ONNX model"),
         (("run", "empty.onnx", *RUN[2:]), "empty.onnx: has 0 bytes"),
-        (("run", "text.ONNX", *RUN[2:]), "text.ONNX: is not an ONNX model"),
+        pytest.param(
+            *(("run", "text.ONNX", *RUN[2:]), "text.ONNX: is not an ONNX model"),
+            marks=pytest.mark.minutes,
+        ),
         (("run", "model.pt", *RUN[2:]), "model.pt is neither an .onnx model nor a manifest"),
         (("inspect", "model.pt"), "is not an ONNX model but a zip archive, as PyTorch writes"),
         (("run", "claims.yaml"), "pvc://models/m.onnx: there is no folder"),

@@ -91,7 +91,8 @@ def invited(shelf: Host, *options: str) -> str:
 
 def start_agent(host: Host, name: str, line: str) -> subprocess.Popen[bytes]:
     command = ("-m", "shoal_agent", line, "--name", name, "--budget", "24Mi", *SLOWLY)
-    return host.start("log", *command, "--log-level", "info")
+    known = ("--speed", os.devnull)  # to measure takes a second
+    return host.start("log", *command, *known, "--log-level", "info")
 
 
 def ready(laptop: Host) -> list[str]:

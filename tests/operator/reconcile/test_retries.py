@@ -124,7 +124,9 @@ def raise_retries(cluster: Cluster) -> None:
         )
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.minutes) for seed in range(3, 6))]
+)
 def test_retried_jobs_become_complete_and_compute_no_result_twice(seed: int) -> None:
     cluster = started(Random(seed), jobs=3, failures=0.0, bad_items=frozenset({1, 4}))  # noqa: S311
     settle(cluster)

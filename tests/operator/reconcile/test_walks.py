@@ -89,8 +89,8 @@ def check_the_end(cluster: Cluster) -> None:
 
 
 SEEDS = [
-    *range(10),
-    *(pytest.param(seed, marks=pytest.mark.minutes) for seed in range(10, 80)),
+    *range(5),
+    *(pytest.param(seed, marks=pytest.mark.minutes) for seed in range(5, 80)),
 ]
 
 

@@ -412,6 +412,8 @@ def _too_large(layout: Layout, limit: int) -> Refusal:
     node = _heaviest(layout, worst.start, worst.end)
     between = [each for each in layout.obstacles if worst.start < each < worst.end]
     why = f"; it cannot be parted ({layout.obstacles[between[0]]})" if between else " by itself"
+    if worst.resident_bytes > need:  # in a larger fragment it takes the place of its input
+        why = " where it is cut off"
     return Refusal(
         reason=(
             f"node {node} needs {format_upwards(worst.resident_bytes)}{why}, the limit is "

@@ -49,10 +49,11 @@ async def shown(port: int, pki: Pki, client: Credentials) -> str:
     """The certificate that a server shows."""
 
     def look() -> str:
-        with (
-            socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
-            context_of(client, pki.ca).wrap_socket(plain, server_hostname="localhost") as secured,
-        ):
+        context = context_of(client, pki.ca)
+        # Wrapped before it connects: a socket that is reset between the two is closed too.
+        with context.wrap_socket(socket.socket(), server_hostname="localhost") as secured:
+            secured.settimeout(60)
+            secured.connect(("127.0.0.1", port))
             return ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
 
     while True:

@@ -139,7 +139,9 @@ class Grown:
         self.runtime = Runtime(self.meter, threads=1, limit_bytes=AMPLE)
 
     def settle(self, prepared: Prepared) -> None:
-        """Take the floor when what libraries allocate once is part of it."""
+        """Take the floor when what libraries allocate once is part of it. What tests before this
+        one have left in the process is never this fragment's."""
+        self.meter.settle()
         for size in (self.least, self.made.resident_bytes, self.least):
             self.runtime.open("f", self.made.folder, size, prepared)
             self.run(AMPLE)

@@ -191,13 +191,14 @@ def suit_inputs(
     if inputs is None or not envelopes:
         return Suited(profile, order.shapes, _choices(order, profile))
     refusal = PreparationRefused("fragments for them took more than the devices have")
-    if order.left_out // 2 >= len(envelopes) - 1 and order.left_out:
-        raise refusal
+    if order.left_out and order.left_out // 2 >= len(envelopes) - 1:
+        raise refusal  # the time before, half as many were left out: all but the smallest
     envelopes = envelopes[: max(1, len(envelopes) - order.left_out)]
     try:
         suited = _suited(order, model, inputs, envelopes[-1])
-        beyond = inputs.beyond(envelopes[-1])
-        return replace(suited, note=_beyond(order, beyond, refusal)) if beyond else suited
+        if not order.left_out:
+            return suited
+        return replace(suited, note=_beyond(order, inputs.beyond(envelopes[-1]), refusal))
     except PreparationRefused as error:
         refusal = error
     covering: tuple[Suited, Shapes] | None = None

@@ -15,6 +15,7 @@ _SUMMED: Final = (
 )
 
 MOST_LEFT_OUT: Final = 16
+"""Kinds of items; each time costs a cut, and a trial of its fragments."""
 
 
 def is_too_large(report: JobReport) -> bool:
@@ -34,9 +35,9 @@ def cut_finer(job: PlannedJob, report: JobReport) -> JobOrder | None:
 
 
 def cover_less(order: JobOrder) -> JobOrder | None:
-    """The job, cut anew for all but the largest kinds of its items, twice as many each
-    time; None: that was done often enough, or nobody knows its items. What is larger than
-    the plan covers runs by itself, guarded: an envelope of mixed shapes is larger than any item."""
+    """The job, cut anew for all but the largest kinds of its items, twice as many each time; None:
+    that was done often enough, or nobody knows its items. What is larger than the plan covers runs
+    by itself, guarded: an envelope of mixed shapes is larger than any item."""
     cut = order.plan.cut
     if cut.sample is None or cut.left_out >= MOST_LEFT_OUT:
         return None

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _NAMED_FILES: Final = 5
 _FEW: Final = 64
+_OUTGROWN: Final = "fragments for them took more than the devices have"
 
 
 class PreparationRefused(Exception):
@@ -190,15 +191,11 @@ def suit_inputs(
         return Suited(profile, base.shapes, base.choices, note=base.note)
     if inputs is None or not envelopes:
         return Suited(profile, order.shapes, _choices(order, profile))
-    refusal = PreparationRefused("fragments for them took more than the devices have")
-    if order.left_out and order.left_out // 2 >= len(envelopes) - 1:
-        raise refusal  # the time before, half as many were left out: all but the smallest
-    envelopes = envelopes[: max(1, len(envelopes) - order.left_out)]
+    envelopes = _not_left_out(order, envelopes)
     try:
         suited = _suited(order, model, inputs, envelopes[-1])
-        if not order.left_out:
-            return suited
-        return replace(suited, note=_beyond(order, inputs.beyond(envelopes[-1]), refusal))
+        note = _beyond(order, inputs.beyond(envelopes[-1]), _OUTGROWN) if order.left_out else ""
+        return replace(suited, note=note)
     except PreparationRefused as error:
         refusal = error
     covering: tuple[Suited, Shapes] | None = None
@@ -216,6 +213,14 @@ def suit_inputs(
         raise refusal
     suited, envelope = covering
     return replace(suited, note=_beyond(order, inputs.beyond(envelope), refusal))
+
+
+def _not_left_out(order: CutOrder, envelopes: tuple[Shapes, ...]) -> tuple[Shapes, ...]:
+    """Those that the cut may cover, one at least."""
+    if order.left_out and order.left_out // 2 >= len(envelopes) - 1:
+        # The time before, half as many were left out: all but the smallest.
+        raise PreparationRefused(f"{order.name}: {_OUTGROWN}")
+    return envelopes[: max(1, len(envelopes) - order.left_out)]
 
 
 def _suited(order: CutOrder, model: "Source", inputs: InputSet, envelope: Shapes) -> Suited:
@@ -261,7 +266,7 @@ def _placeable(order: CutOrder, model: "Source", suited: Suited) -> Suited:
     return suited
 
 
-def _beyond(order: CutOrder, files: Sequence[str], refusal: PreparationRefused) -> str:
+def _beyond(order: CutOrder, files: Sequence[str], refusal: object) -> str:
     named = ", ".join(files[:_NAMED_FILES])
     more = len(files) - _NAMED_FILES
     named += f" and {more} more" if more > 0 else ""

@@ -33,8 +33,9 @@ READ_SECONDS: Final = 600.0
 REACH_SECONDS: Final = 10.0
 """How long the first call about files waits for a connection: a network with policies may let a new
 pod through only some seconds after it has begun, and a coordinator may just be starting."""
-_PUTS: Final = 5
-"""Calls until one says why it was ended."""
+_REFUSAL_SECONDS: Final = (0.0, 0.02, 0.1, 0.5, 2.0)
+"""How long each try of an upload waits for a refusal before it writes: a refusal that comes while
+something is written may be lost (`STATUS_LOST`)."""
 SENT_BYTES: Final = 256 << 10
 """Of one message: a gRPC message is held whole on both sides."""
 
@@ -243,7 +244,7 @@ class CoordinatorClient:
         bytes from there on. Whether anything had to be sent. `on_bytes` gets how many are there
         since it was called last; fewer than none where an upload begins again."""
         await self._reach()
-        for _ in range(_PUTS - 1):
+        for patience in _REFUSAL_SECONDS[:-1]:
             counted = 0
 
             def count(size: int) -> None:
@@ -252,23 +253,25 @@ class CoordinatorClient:
                 on_bytes(size)
 
             try:
-                return await self._put_once(header, read, count)
+                return await self._put_once(header, read, count, patience)
             except CallFailed as error:
                 if error.reason != STATUS_LOST:
                     raise
                 on_bytes(-counted)
-        return await self._put_once(header, read, on_bytes)
+        return await self._put_once(header, read, on_bytes, _REFUSAL_SECONDS[-1])
 
     async def _put_once(
         self,
         header: files.PutHeader,
         read: Callable[[int], AsyncIterator[bytes]],
         on_bytes: Callable[[int], None],
+        patience: float,
     ) -> bool:
         call = self._files.Put()
         try:
             with self._call("Put"):
                 try:
+                    await self._await_refusal(call, patience)
                     return await self._put(call, header, read, on_bytes)
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await self._fail(call)  # a write only knows that it failed, the call why
@@ -315,6 +318,13 @@ class CoordinatorClient:
         if not isinstance(answer, files.PutAnswer):
             await self._fail(call)
         return answer
+
+    async def _await_refusal(self, call: "_Put", seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await call.code()
+        if call.done():
+            await self._fail(call)
 
     async def _fail(self, call: "_Put") -> NoReturn:
         raise CallFailed("Put", await call.code(), await call.details() or "")

@@ -38,7 +38,8 @@ _CONFIG: Final[Mapping[str, object]] = {
         "domainColor": "#8896a5",
         "tickColor": "#8896a5",
     },
-    "legend": {"labelColor": _INK, "labelFontSize": 12},
+    # Fonts differ in how wide they are: names do not reach into what comes next.
+    "legend": {"labelColor": _INK, "labelFontSize": 12, "columnPadding": 30},
     "concat": {"spacing": 44},
 }
 _DARK: Final = """\

@@ -136,7 +136,8 @@ class Fragments:
         return result
 
     async def _end_load(self, digest: str) -> None:
-        """Whichever way a load has ended, nothing is left of one that failed."""
+        """Whichever way a load has ended, nothing is left of one that failed, nor of its moves."""
+        self.buffers.give_back()
         try:
             if digest not in self.ledger.resident:
                 await self.processor.call(self._runtime.close, digest)

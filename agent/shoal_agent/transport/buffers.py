@@ -14,8 +14,9 @@ memory of an activation that is dropped waits here for the next one of its size:
 What moves leaves memory free in the heap, that of its frames: it waits too, for the next move, and
 counts like the move that left it. The heap is trimmed when it has to go.
 
-What waits is the first to go where anybody needs room. Each kind stays within a part of the budget
-and an absolute bound: two buffers of the largest activations that come often, or many of small ones.
+What waits is the first to go where anybody needs room. Each kind stays within a part of the
+budget and an absolute bound: two buffers of the largest activations that come often, or many of
+small ones.
 
 `take` may be called in any thread, and gives new memory outside of the event loop's. All else
 belongs to that thread.

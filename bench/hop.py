@@ -67,6 +67,7 @@ _BARE: Final = "bench.Bare"
 _BARE_KINDS: Final = ("secured", "plain")
 _PIPE: Final = subprocess.PIPE
 _PIECE_BYTES: Final = 1 << 20
+_BUDGET: Final = Bytes(256 << 20)
 _RECEIVERS: Final = 4
 _UNLIMITED: Final = [
     ("grpc.max_receive_message_length", -1),
@@ -360,21 +361,19 @@ class _Peer:
 
 
 class _Space:
-    """A ledger that always has room."""
+    """A budget that always has room, as `Fragments` has it."""
 
-    def request_space(self, size: int) -> bool:
-        return True
+    def __init__(self) -> None:
+        self._ledger = Ledger(budget=_BUDGET)
+        self.buffers = Buffers(self._ledger, MAPPED_FROM_BYTES, trim)
+        self.request_space = self._ledger.request_space
+        self.return_space = self._ledger.return_space
+        self.begin_move = self._ledger.begin_move
+        self.request_move = self.buffers.request_move
+        self.end_move = self.buffers.end_move
 
-    def request_move(self, size: int) -> bool:
-        return True
-
-    def end_move(self, size: int) -> None:
-        if size >= MAPPED_FROM_BYTES:
-            trim()  # as `Fragments` does
-
-    def return_space(self, size: int) -> None: ...
-    def begin_move(self, size: int) -> None: ...
-    def arrive(self, size: int) -> None: ...
+    def arrive(self, size: int) -> None:
+        self._ledger.arrive(size)
 
 
 class _Accepting:
@@ -384,8 +383,8 @@ class _Accepting:
     ticket_key = _TICKET_KEY
 
     def __init__(self, folder: Path) -> None:
-        buffers = Buffers(Ledger(budget=Bytes(256 << 20)), MAPPED_FROM_BYTES)
-        self._store = ActivationStore(folder, 0, _Space(), buffers)
+        space = _Space()
+        self._store = ActivationStore(folder, 0, space, space.buffers)
 
     @property
     def itineraries(self) -> ItemHandler:
@@ -443,7 +442,7 @@ async def _receive(folder: str) -> None:
 if __name__ == "__main__":
     whose, part, its_folder, *its_ports = sys.argv[1:]
     if whose == "agent":
-        tune_allocator()
+        tune_allocator(_BUDGET)
     if part == "send":
         _send(its_folder, its_ports)
     else:

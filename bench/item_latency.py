@@ -180,7 +180,8 @@ async def _measure_over(
     count = (60 if report.quick else 1000) // (3 if subject.name == "MiniLM" else 1)
     title = f"{subject.name} over {link}"
     boundaries = Boundaries(folder / f"{subject.name}-boundaries")
-    os.environ["PYTHONPATH"] = str(boundaries.folder)
+    before = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(boundaries.folder), *before])
     devices = [{"name": name, "memory": "256Mi"} for name in DEVICES]
     async with running_pool(folder / subject.name, devices, cgroups=False, secured=secured) as pool:
         shapes = {name: value.shape for name, value in subject.item.items()}

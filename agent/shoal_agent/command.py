@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(given)
     if settings.exit_with_parent:
         exit_with_parent()
-    tune_allocator()
+    tune_allocator(settings.budget)
     # numpy's linear algebra is not used: no threads for it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:

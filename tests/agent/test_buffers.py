@@ -51,9 +51,13 @@ VIEWS: Final[dict[str, Callable[[Memory], View]]] = {
 """As assembled, received whole, divided into items, joined, or given to the runtime."""
 
 
+def no_heap() -> None:
+    """What is trimmed where nothing moves."""
+
+
 @pytest.mark.parametrize("kind", VIEWS)
 def test_memory_is_lent_again_when_its_last_view_is_gone_and_not_before(kind: str) -> None:
-    buffers = Buffers(Ledger(budget=BUDGET), PAGE)
+    buffers = Buffers(Ledger(budget=BUDGET), PAGE, no_heap)
     array, lease = buffers.take(2 * PAGE)
     assert lease is not None
     view = VIEWS[kind](array)
@@ -86,13 +90,34 @@ class Device:
     activations: list[Activation] = field(default_factory=list)
     dropped: list[Activation] = field(default_factory=list)
     fragments: list[str] = field(default_factory=list)
+    moves: list[int] = field(default_factory=list)
+    heap_bytes: int = 0
     received: int = 0
 
     def __post_init__(self) -> None:
-        self.buffers = Buffers(self.ledger, PAGE)
+        self.buffers = Buffers(self.ledger, PAGE, self.trim)
+
+    @property
+    def could_be_free(self) -> int:
+        return self.ledger.free + self.buffers.waiting_bytes + self.buffers.holes_bytes
+
+    def trim(self) -> None:
+        self.heap_bytes = sum(self.moves)
+
+    def move(self, size: int) -> None:
+        """Send something: its frames take the place of those that left the heap, or new memory."""
+        could = self.could_be_free >= size
+        assert self.buffers.request_move(size) == could, "what waits is in nobody's way"
+        if could:
+            self.moves.append(size)
+            self.heap_bytes = max(self.heap_bytes, sum(self.moves))
+
+    def end_move(self, number: int) -> None:
+        if self.moves:
+            self.buffers.end_move(self.moves.pop(number % len(self.moves)))
 
     def receive(self, size: int, kind: str) -> None:
-        could = self.ledger.free + self.buffers.waiting_bytes >= size
+        could = self.could_be_free >= size
         self.buffers.make_room(size)
         assert self.ledger.request_space(size) == could, "what waits is in nobody's way"
         if could:
@@ -117,7 +142,7 @@ class Device:
 
     def load(self, size: int) -> None:
         digest = str(len(self.fragments))
-        could = self.ledger.free + self.buffers.waiting_bytes >= size
+        could = self.could_be_free >= size
         self.buffers.make_room(size)
         admitted = self.ledger.request_load(digest, Bytes(size)) is Load.ADMITTED
         assert admitted == could, "what waits is in nobody's way"
@@ -130,7 +155,8 @@ class Device:
             self.ledger.unload(self.fragments.pop())
 
     def change_budget(self, size: int) -> None:
-        held = self.ledger.fragments + sum(each.size for each in self.activations)
+        held = self.ledger.fragments + self.ledger.moving
+        held += sum(each.size for each in self.activations)
         self.buffers.give_back()
         assert self.ledger.change_budget(Bytes(max(size, held))) == [], "what waited has gone"
 
@@ -139,7 +165,8 @@ class Device:
         self.ledger.withhold(Bytes(size))
 
     def check(self) -> None:
-        waiting, ledger = self.buffers.waiting_bytes, self.ledger
+        waiting, ledger = self.buffers.waiting_bytes + self.buffers.holes_bytes, self.ledger
+        assert self.heap_bytes <= ledger.moving + self.buffers.holes_bytes, "all of it counts"
         assert ledger.reserved == waiting + sum(each.size for each in self.activations)
         assert ledger.fragments + ledger.reserved + ledger.moving <= ledger.budget
         for each in (*self.activations, *self.dropped):
@@ -154,7 +181,8 @@ events = st.one_of(
     st.tuples(st.just("receive"), st.sampled_from([2 * PAGE, 3 * PAGE]), st.just("slice")),
     st.tuples(st.sampled_from(["drop", "forget", "unload"]), some),
     st.tuples(st.sampled_from(["drop", "forget"]), some),
-    st.tuples(st.sampled_from(["load", "withhold"]), pages),
+    st.tuples(st.sampled_from(["load", "withhold", "move", "move"]), pages),
+    st.tuples(st.just("end_move"), some),
     st.tuples(st.just("change_budget"), st.integers(0, 128).map(lambda count: count * PAGE)),
 )
 
@@ -173,7 +201,7 @@ def test_what_waits_counts_is_in_nobodys_way_and_is_read_by_nobody_else(
 
 def test_memory_is_used_again_in_most_of_a_stream_of_one_size() -> None:
     """What the history above checks would hold of buffers that are never lent again."""
-    buffers, addresses = Buffers(Ledger(budget=BUDGET), PAGE), set()
+    buffers, addresses = Buffers(Ledger(budget=BUDGET), PAGE, no_heap), set()
     for _ in range(10):
         array, lease = buffers.take(3 * PAGE)
         assert lease is not None
@@ -183,9 +211,22 @@ def test_memory_is_used_again_in_most_of_a_stream_of_one_size() -> None:
     assert len(addresses) == 1
 
 
+def test_the_heap_is_not_trimmed_between_moves_of_one_kind() -> None:
+    trimmed = []
+    buffers = Buffers(Ledger(budget=BUDGET), PAGE, lambda: trimmed.append(True))
+    for _ in range(10):
+        assert buffers.request_move(4 * PAGE)
+        buffers.end_move(4 * PAGE)
+    assert buffers.holes_bytes == 4 * PAGE
+    assert not trimmed
+    buffers.give_back()
+    assert buffers.holes_bytes == 0
+    assert len(trimmed) == 1
+
+
 def test_the_oldest_go_where_more_would_wait_than_may() -> None:
     ledger = Ledger(budget=Bytes(PART * 4 * PAGE))
-    buffers = Buffers(ledger, PAGE)
+    buffers = Buffers(ledger, PAGE, no_heap)
     leases = [lease for size in (1, 2, 3) if (lease := buffers.take(size * PAGE)[1]) is not None]
     for lease in leases:
         buffers.keep(lease)
@@ -198,7 +239,7 @@ def test_the_oldest_go_where_more_would_wait_than_may() -> None:
 
 def test_no_more_waits_than_is_worth_it_however_large_the_budget() -> None:
     ledger = Ledger(budget=Bytes(1 << 40))
-    buffers = Buffers(ledger, PAGE)
+    buffers = Buffers(ledger, PAGE, no_heap)
     leases = [buffers.take(MOST_BYTES // 4)[1] for _ in range(6)]
     for lease in leases:
         assert lease is not None
@@ -207,7 +248,7 @@ def test_no_more_waits_than_is_worth_it_however_large_the_budget() -> None:
 
 
 def test_small_memory_and_that_of_other_threads_comes_from_the_allocator() -> None:
-    buffers = Buffers(Ledger(budget=BUDGET), PAGE)
+    buffers = Buffers(Ledger(budget=BUDGET), PAGE, no_heap)
     assert buffers.take(PAGE - 1)[1] is None
     lease = buffers.take(PAGE)[1]
     assert lease is not None
@@ -230,6 +271,11 @@ def received(store: ActivationStore, key: Key, size: int) -> int:
     return array.ctypes.data
 
 
+def reserved(fragments: Fragments) -> int:
+    """What waits for and as activations, without what their frames have left in the heap."""
+    return fragments.ledger.reserved - fragments.buffers.holes_bytes
+
+
 KEYS: Final = [Made("j", 1, item, 0) for item in range(4)]
 
 
@@ -237,17 +283,17 @@ async def test_what_the_store_drops_waits_until_somebody_needs_its_room(
     make: Callable[..., Fragments], tmp_path: Path
 ) -> None:
     fragments = make(budget=16 * MIB)
-    ledger, buffers = fragments.ledger, fragments.buffers
+    buffers = fragments.buffers
     store = ActivationStore(tmp_path / "spill", 1 << 30, fragments, buffers)
     address = received(store, KEYS[0], MIB)
-    assert ledger.reserved == MIB
+    assert reserved(fragments) == MIB
     store.drop(KEYS[:1])
-    assert ledger.reserved == buffers.waiting_bytes == MIB
+    assert reserved(fragments) == buffers.waiting_bytes == MIB
     assert received(store, KEYS[1], MIB) == address
-    assert (ledger.reserved, buffers.waiting_bytes) == (MIB, 0)
+    assert (reserved(fragments), buffers.waiting_bytes) == (MIB, 0)
     store.drop(KEYS[1:2])
     assert fragments.request_move(16 * MIB), "what waits makes room at once"
-    assert (ledger.reserved, buffers.waiting_bytes) == (0, 0)
+    assert (reserved(fragments), buffers.waiting_bytes) == (0, 0)
     fragments.end_move(16 * MIB)
     await fragments.close()
 
@@ -260,11 +306,11 @@ async def test_what_a_task_has_used_waits_as_well(
     store = ActivationStore(tmp_path / "spill", 1 << 30, fragments, fragments.buffers)
     received(store, KEYS[0], MIB)
     store.cover(KEYS[0])
-    assert fragments.ledger.reserved == 0
+    assert reserved(fragments) == 0
     store.drop(KEYS[:1])
-    assert fragments.ledger.reserved == fragments.buffers.waiting_bytes == MIB
+    assert reserved(fragments) == fragments.buffers.waiting_bytes == MIB
     await fragments.change_budget(8 * MIB)
-    assert fragments.ledger.reserved == 0
+    assert reserved(fragments) == 0
     await fragments.close()
 
 
@@ -277,5 +323,5 @@ async def test_what_went_to_the_disk_leaves_no_memory_behind(
     await store.spill(MIB)
     gc.collect()
     store.clear()
-    assert (fragments.ledger.reserved, fragments.buffers.waiting_bytes) == (0, 0)
+    assert (reserved(fragments), fragments.buffers.waiting_bytes) == (0, 0)
     await fragments.close()

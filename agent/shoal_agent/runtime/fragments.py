@@ -37,7 +37,7 @@ from shoal_agent.runtime.light_runs import LightRuns
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.opening import LoadResult, Opening, Room, UnloadResult, limit_of_larger
 from shoal_agent.runtime.preparation import Preparation
-from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
+from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim, tune_allocator
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.runtime.results import RunResult
 from shoal_agent.runtime.spilling import Spilling
@@ -73,7 +73,7 @@ class Fragments:
         self._on_evicted = on_evicted
         preparation = Preparation(cache, self.request_move, self.end_move)
         self._opening = Opening(cache, fetcher, preparation, runtime, processor, self._room)
-        self.buffers = Buffers(ledger, MAPPED_FROM_BYTES)
+        self.buffers = Buffers(ledger, MAPPED_FROM_BYTES, trim)
         make_room = self.buffers.make_room
         self.batches = Batches(ledger, processor, runtime, cache.path, make_room, self.end_move)
         self._turn = asyncio.Lock()
@@ -136,7 +136,8 @@ class Fragments:
         return result
 
     async def _end_load(self, digest: str) -> None:
-        """Whichever way a load has ended, nothing is left of one that failed."""
+        """Whichever way a load has ended, nothing is left of one that failed, nor of its moves."""
+        self.buffers.give_back()
         try:
             if digest not in self.ledger.resident:
                 await self.processor.call(self._runtime.close, digest)
@@ -300,6 +301,7 @@ class Fragments:
         self.processor.note_budget()
         self.batches.take_back()
         self.buffers.give_back()
+        tune_allocator(budget_bytes)
         self._carry_out(self.ledger.change_budget(Bytes(budget_bytes)))
         while changing := self.spilling.tasks | self._granting.tasks | self._evicting:
             await asyncio.gather(*changing, return_exceptions=True)
@@ -323,8 +325,7 @@ class Fragments:
         self.ledger.return_space(size)
 
     def request_move(self, size: int) -> bool:
-        self.buffers.make_room(size)
-        return self.ledger.request_move(size) or self._take_back()
+        return self.buffers.request_move(size) or self._take_back()
 
     def _take_back(self) -> bool:
         """Something finds no room: what was lent is free again, soon."""
@@ -333,9 +334,7 @@ class Fragments:
         return False
 
     def end_move(self, size: int) -> None:
-        self.ledger.end_move(size)
-        if size >= MAPPED_FROM_BYTES:
-            trim()  # frames have left holes
+        self.buffers.end_move(size)
         self._changed.set()
 
     def begin_move(self, size: int) -> None:
@@ -384,7 +383,8 @@ class Fragments:
     async def _admit(self, digest: str, need_bytes: int) -> bool:
         """Whether there is something to load. Raises `OverBudget`, `SpillFull`."""
         while True:
-            if need_bytes > self.buffers.make_room(need_bytes):
+            self.buffers.give_back()  # also, what is loaded into holes cannot be measured
+            if need_bytes > self.ledger.free:
                 await self._gathered.drop_all()
                 await self.batches.give_back()
             match self.ledger.request_load(digest, Bytes(need_bytes)):

@@ -51,7 +51,10 @@ LIBRARY_RESERVE_BYTES: Final = 24 << 20
 18 with one of convolutions whose tensors are compressed, 24 with all that the rehearsal does. With
 20, a device of a cluster was measured at 106 % of its budget."""
 MAPPED_FROM_BYTES: Final = 128 << 10
-"""Blocks from here on come from mappings of their own, and go back to the kernel when freed."""
+_MAPPED_ALWAYS_BYTES: Final = 2 << 20
+_HEAP_PART: Final = 64
+"""Blocks from here on come from mappings of their own, and go back to the kernel when freed: the
+first where a budget is small, the second where it is large, a part of the budget in between."""
 
 
 class MemoryMeter:
@@ -238,16 +241,18 @@ class MemoryMeter:
         return int(found[b"HWM"]) << 10, int(found[b"RSS"]) << 10
 
 
-def tune_allocator() -> None:
+def tune_allocator(budget_bytes: int = 0) -> None:
     """Keep glibc from hoarding what was freed; without glibc this does nothing.
 
     By default its threshold for mapped blocks grows with use, and freed activations stay in the
     heap: the peak of a fragment of 5 MB of weights fell from 20 to 8 MiB, and no longer varies.
+    A large budget has room for frames of messages there, which are made and freed all the time.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES)
-        libc.mallopt(_M_TRIM_THRESHOLD, MAPPED_FROM_BYTES)
+        mapped = max(MAPPED_FROM_BYTES, min(budget_bytes // _HEAP_PART, _MAPPED_ALWAYS_BYTES))
+        libc.mallopt(_M_MMAP_THRESHOLD, mapped)
+        libc.mallopt(_M_TRIM_THRESHOLD, mapped)
         libc.mallopt(_M_ARENA_MAX, 1)
 
 

@@ -11,8 +11,12 @@ memory of an activation that is dropped waits here for the next one of its size:
   the processor's thread. Memory is lent through an array that all views refer to, directly or not,
   and is lent again only when that array is gone. It cannot come back, so one look is enough.
 
-What waits is the first to go where anybody needs room. It stays within a part of the budget and an
-absolute bound: two buffers of the largest activations that come often, or many of small ones.
+What moves leaves memory free in the heap, that of its frames: it waits too, for the next move, and
+counts like the move that left it. The heap is trimmed when it has to go.
+
+What waits is the first to go where anybody needs room. Each kind stays within a part of the
+budget and an absolute bound: two buffers of the largest activations that come often, or many of
+small ones.
 
 `take` may be called in any thread, and gives new memory outside of the event loop's. All else
 belongs to that thread.
@@ -20,6 +24,7 @@ belongs to that thread.
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Final
@@ -56,13 +61,16 @@ class Lease:
 class Buffers:
     """The memory of one agent that waits for activations to come."""
 
-    def __init__(self, ledger: Ledger, least_bytes: int) -> None:
-        """Smaller blocks are the allocator's to use again."""
+    def __init__(self, ledger: Ledger, least_bytes: int, trim: Callable[[], None]) -> None:
+        """Smaller blocks are the allocator's to use again. `trim` gives the kernel what is free in
+        the heap."""
         self._ledger = ledger
         self._least_bytes = least_bytes
+        self._trim = trim
         self._thread = get_ident()
         self._waiting: deque[Lease] = deque()
         self.waiting_bytes = 0
+        self.holes_bytes = 0
 
     def take(self, size: int) -> tuple[NDArray[np.uint8], Lease | None]:
         """So many writable bytes, and what `keep` takes when they are not needed any more; None:
@@ -80,7 +88,7 @@ class Buffers:
     def keep(self, lease: Lease) -> None:
         """What lies there was dropped, and does not count any more: let the memory wait, where
         nobody else wants the space. It leaves the oldest no room."""
-        most = min(MOST_BYTES, self._ledger.budget // PART)
+        most = self._most
         if lease.size > min(most, self._ledger.spare + self.waiting_bytes):
             return
         while self._waiting and (
@@ -92,16 +100,48 @@ class Buffers:
             self._waiting.append(lease)
             self.waiting_bytes += lease.size
 
+    def request_move(self, size: int) -> bool:
+        """Ask the ledger for a move: what others have left in the heap is for it."""
+        filled = min(size, self.holes_bytes)
+        if self._ledger.free + filled < size:
+            self.give_back()
+        elif filled:
+            self.holes_bytes -= filled
+            self._ledger.return_space(filled)
+        return self._ledger.request_move(size)
+
+    def end_move(self, size: int) -> None:
+        """A move has ended. What it leaves in the heap waits, where nobody else wants the space."""
+        self._ledger.end_move(size)
+        if size < self._least_bytes:
+            return
+        most = min(self._most - self.holes_bytes, self._ledger.spare)
+        if size <= most and self._ledger.request_space(size):
+            self.holes_bytes += size
+        else:
+            self._close_holes()
+
     def give_back(self) -> None:
         """Let all go that waits."""
         while self._waiting:
             self._remove(self._waiting[0])
+        if self.holes_bytes:
+            self._close_holes()
 
     def make_room(self, size: int) -> int:
         """Let all go that waits if less than that is free; what is free now."""
         if self._ledger.free < size:
             self.give_back()
         return self._ledger.free
+
+    @property
+    def _most(self) -> int:
+        return min(MOST_BYTES, self._ledger.budget // PART)
+
+    def _close_holes(self) -> None:
+        self._trim()
+        self._ledger.return_space(self.holes_bytes)
+        self.holes_bytes = 0
 
     def _found(self, size: int) -> NDArray[np.uint8] | None:
         """Memory of just that size that nobody uses: more would not be counted."""

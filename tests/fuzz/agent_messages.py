@@ -67,8 +67,8 @@ async def _converse(
         await device.fragments.load(_fragment().digest, NEED, [])
         with contextlib.suppress(SessionBroken):
             await Session(device, cast(SessionClient, client), 60).run(lambda: None)
-    ledger = device.fragments.ledger
-    assert not ledger.reserved, "what a session had is returned"
+    device.fragments.buffers.give_back()
+    assert not device.fragments.ledger.reserved, "what a session had is returned"
     return client.replies
 
 

@@ -63,7 +63,7 @@ from shoal_agent.runtime.open_block import (
 from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, PREPARED_UNPACKED
 from shoal_agent.runtime.sessions import OpenSession
-from shoal_protocol.blocks import Block, Join, least_bytes
+from shoal_protocol.blocks import Block, Join, arena_beside, least_bytes
 from shoal_protocol.manifest import BLOCKS
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import format_apart
@@ -257,6 +257,8 @@ class BlockFragment:
         }
         blocks = as_granted(self._source.blocks, granted_bytes)
         self._empties = [each.empties_arena for each in blocks]
+        first, *_, last = arena_beside(blocks)
+        self._leaves_little = self._empties[0] and last <= first
         warm = plan_swapping(blocks, granted_bytes, rows=self._rows)
         cold = plan_swapping(blocks, granted_bytes, rows=self._rows, prefetch=True)
         assert warm is not None, "the least that it needs was granted"
@@ -342,7 +344,10 @@ class BlockFragment:
                 self._drop(index, adopted)
         except RuntimeFailed:
             self._follow(adopted)
+            self._empties[0] |= self._leaves_little  # another block may have left more
             raise
+        if self._leaves_little:
+            self._empties[0] = False  # the first block works in what the last ones have left
         own = placed | joined
         return [own[name] if name in own else values[name].numpy() for name in self.outputs]
 

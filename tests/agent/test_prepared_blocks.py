@@ -14,6 +14,7 @@ from agent.test_preparation import AMPLE, MIB, Bench, mapped_bytes
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
 from shoal_agent.runtime import mapped_pages, onnx_runtime
 from shoal_agent.runtime.blocks import BlockFragment
+from shoal_agent.runtime.external_data import align
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.mapped_weights import packs_floats
 from shoal_agent.runtime.onnx_runtime import Runtime
@@ -169,3 +170,33 @@ def test_only_products_of_floats_run_without_packed_weights(
     path = tmp_path / "model.onnx"
     path.write_bytes(Model(graph=Graph(initializer=[plain, *tensors])).SerializeToString())
     assert packs_floats(path) == expected
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_large_packed_forms_begin_huge_pages_unless_the_model_has_a_table(
+    tmp_path: Path, rows: bool
+) -> None:
+    sizes = {"small": 3000, "large": HUGE_PAGE_BYTES + 5000, "other": HUGE_PAGE_BYTES}
+    tensors, content = [], b""
+    for fill, (name, size) in enumerate(sizes.items(), 1):
+        entries = [
+            Entry(key="offset", value=str(len(content))),
+            Entry(key="length", value=str(size)),
+            Entry(key="prepacked_0", value=f"k|{len(content) + size};{size};{size}"),
+        ]
+        content += bytes([fill]) * size + bytes([fill + 100]) * size
+        tensors.append(Tensor(name=name, data_type=1, external_data=entries))
+    (tmp_path / "weights.bin").write_bytes(content)
+    model = Model(graph=Graph(initializer=tensors))
+    align(tmp_path, model, rows=rows)
+    written = (tmp_path / "weights.bin").read_bytes()
+    begins_huge_page = {}
+    for fill, tensor in enumerate(model.graph.initializer, 1):
+        values = {each.key: each.value for each in tensor.external_data}
+        size, plain = sizes[tensor.name], int(values["offset"])
+        packed = int(values["prepacked_0"].split("|")[1].split(";")[0])
+        assert written[plain : plain + size] == bytes([fill]) * size
+        assert written[packed : packed + size] == bytes([fill + 100]) * size
+        assert plain % 4096 == packed % 4096 == 0
+        begins_huge_page[tensor.name] = packed % HUGE_PAGE_BYTES == 0
+    assert begins_huge_page == {"small": False, "large": not rows, "other": not rows}

@@ -18,7 +18,7 @@ burns processor time that the other agents of a machine need.
 """
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -54,6 +54,7 @@ from shoal_agent.runtime.mapped_pages import (
 from shoal_agent.runtime.mapped_weights import Weights, map_weights, packs_floats
 from shoal_agent.runtime.open_block import (
     OpenBlock,
+    Values,
     as_value,
     inputs_of,
     move_out,
@@ -63,7 +64,7 @@ from shoal_agent.runtime.open_block import (
 from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, PREPARED_UNPACKED
 from shoal_agent.runtime.sessions import OpenSession
-from shoal_protocol.blocks import Block, Join, least_bytes
+from shoal_protocol.blocks import Block, Join, arena_beside, least_bytes
 from shoal_protocol.manifest import BLOCKS
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import format_apart
@@ -257,6 +258,8 @@ class BlockFragment:
         }
         blocks = as_granted(self._source.blocks, granted_bytes)
         self._empties = [each.empties_arena for each in blocks]
+        first, *_, last = arena_beside(blocks)
+        self._leaves_little, self._left_little = last <= first, False
         warm = plan_swapping(blocks, granted_bytes, rows=self._rows)
         cold = plan_swapping(blocks, granted_bytes, rows=self._rows, prefetch=True)
         assert warm is not None, "the least that it needs was granted"
@@ -322,9 +325,7 @@ class BlockFragment:
         joined: dict[str, Array] = {}
         try:
             for index, block in enumerate(self._open):
-                if self._empties[index]:
-                    move_out(values, feed.keys() | placed.keys())
-                    self._empty_arena()
+                self._make_room(index, values, feed.keys() | placed.keys())
                 self._bring(index)
                 if adopted.plan.prefetches:
                     self._prefetch(index + 1)
@@ -343,6 +344,7 @@ class BlockFragment:
         except RuntimeFailed:
             self._follow(adopted)
             raise
+        self._left_little = self._leaves_little
         own = placed | joined
         return [own[name] if name in own else values[name].numpy() for name in self.outputs]
 
@@ -384,6 +386,14 @@ class BlockFragment:
         if (prefetch := self._prefetches.pop(index, None)) is not None:
             prefetch.result()
         drop(adopted.streamed[index])
+
+    def _make_room(self, index: int, values: Values, own: Collection[str]) -> None:
+        """Empty the arena where that is to be done before a block. The first one works in what the
+        last ones have left of the item before, where that is no more than it takes itself."""
+        left_little, self._left_little = self._left_little, False
+        if self._empties[index] and not left_little:
+            move_out(values, own)
+            self._empty_arena()
 
     def _bring(self, index: int) -> None:
         """Where nothing is read ahead, a block would read its weights page by page."""

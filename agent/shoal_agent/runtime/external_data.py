@@ -8,12 +8,18 @@ Here every tensor begins a page.
 The kernel caches what is written at once in one piece, as far as it can, and maps a piece with each
 page of it that is read. So weights are written in large pieces, and those of a model that has a
 table, of which items read some rows, in such small ones as the kernel maps at the least.
+
+ONNX Runtime maps each packed form by itself, so of one that begins in the middle of a huge page the
+kernel maps no more than the huge pages that are wholly in it: none of most that have 2 to 4 MiB. So
+those begin a huge page, where they are read in such. What is left free before them takes no room on
+disk.
 """
 
 import os
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
 from shoal_agent.runtime.onnx_subset import tensors
 from shoal_protocol.manifest import WEIGHTS
 from shoal_protocol.onnx_subset_pb2 import Model, Tensor
@@ -33,7 +39,8 @@ def align(folder: Path, model: Model, *, rows: bool) -> None:
     """
     temporary = folder / f"{WEIGHTS}.tmp"
     with (folder / WEIGHTS).open("rb") as source, temporary.open("wb") as target:
-        copier = _Copier(source, target, _ROWS_CHUNK_BYTES if rows else _CHUNK_BYTES)
+        chunk_bytes = _ROWS_CHUNK_BYTES if rows else _CHUNK_BYTES
+        copier = _Copier(source, target, chunk_bytes, huge_pages=not rows)
         for tensor in sorted(tensors(model.graph), key=is_packed):
             _move(tensor, copier)
     temporary.replace(folder / WEIGHTS)
@@ -57,17 +64,20 @@ def mapped_bytes(model: bytes) -> int:
 class _Copier:
     """Copies ranges of a file to pages of another; a range that several tensors share, once."""
 
-    def __init__(self, source: BinaryIO, target: BinaryIO, chunk_bytes: int) -> None:
+    def __init__(
+        self, source: BinaryIO, target: BinaryIO, chunk_bytes: int, *, huge_pages: bool
+    ) -> None:
         self._source = source
         self._target = target
         self._chunk_bytes = chunk_bytes
+        self._huge_pages = huge_pages
         self._copied: dict[tuple[int, int], int] = {}
 
-    def copy(self, offset: int, size: int) -> int:
+    def copy(self, offset: int, size: int, alignment: int = _ALIGNMENT) -> int:
         """The offset of the copy."""
         if (copied := self._copied.get((offset, size))) is not None:
             return copied
-        start = self._target.seek(-self._target.tell() % _ALIGNMENT, os.SEEK_CUR)
+        start = self._target.seek(-self._target.tell() % alignment, os.SEEK_CUR)
         self._source.seek(offset)
         left = size
         while left > 0:
@@ -77,6 +87,11 @@ class _Copier:
             left -= len(data)
         self._copied[offset, size] = start
         return start
+
+    def copy_packed(self, offset: int, size: int) -> int:
+        """The same of a packed form, at the start of a huge page where it has one."""
+        in_huge_pages = self._huge_pages and size >= HUGE_PAGE_BYTES
+        return self.copy(offset, size, HUGE_PAGE_BYTES if in_huge_pages else _ALIGNMENT)
 
 
 def _move(tensor: Tensor, copier: _Copier) -> None:
@@ -96,5 +111,5 @@ def _moved_packed(value: str, copier: _Copier) -> str:
     moved = []
     for blob in blobs:
         offset, size, rest = blob.split(";", 2)
-        moved.append(f"{copier.copy(int(offset), int(size))};{size};{rest}")
+        moved.append(f"{copier.copy_packed(int(offset), int(size))};{size};{rest}")
     return "|".join([key, *moved])

@@ -91,6 +91,7 @@ class Device:
     dropped: list[Activation] = field(default_factory=list)
     fragments: list[str] = field(default_factory=list)
     moves: list[int] = field(default_factory=list)
+    made: list[int] = field(default_factory=list)
     heap_bytes: int = 0
     received: int = 0
 
@@ -101,8 +102,27 @@ class Device:
     def could_be_free(self) -> int:
         return self.ledger.free + self.buffers.waiting_bytes + self.buffers.holes_bytes
 
+    @property
+    def used_bytes(self) -> int:
+        """Of the heap."""
+        return sum(self.moves) + sum(self.made)
+
     def trim(self) -> None:
-        self.heap_bytes = sum(self.moves)
+        self.heap_bytes = self.used_bytes
+
+    def make(self, size: int) -> None:
+        """Keep what was made here, in memory of the heap."""
+        could = self.could_be_free >= size
+        assert self.buffers.request_space(size) == could, "what waits is in nobody's way"
+        if could:
+            self.made.append(size)
+            self.heap_bytes = max(self.heap_bytes, self.used_bytes)
+
+    def drop_made(self, number: int) -> None:
+        if self.made:
+            size = self.made.pop(number % len(self.made))
+            self.ledger.return_space(size)
+            self.buffers.leave(size)
 
     def move(self, size: int) -> None:
         """Send something: its frames take the place of those that left the heap, or new memory."""
@@ -110,7 +130,7 @@ class Device:
         assert self.buffers.request_move(size) == could, "what waits is in nobody's way"
         if could:
             self.moves.append(size)
-            self.heap_bytes = max(self.heap_bytes, sum(self.moves))
+            self.heap_bytes = max(self.heap_bytes, self.used_bytes)
 
     def end_move(self, number: int) -> None:
         if self.moves:
@@ -156,7 +176,7 @@ class Device:
 
     def change_budget(self, size: int) -> None:
         held = self.ledger.fragments + self.ledger.moving
-        held += sum(each.size for each in self.activations)
+        held += sum(self.made) + sum(each.size for each in self.activations)
         self.buffers.give_back()
         assert self.ledger.change_budget(Bytes(max(size, held))) == [], "what waited has gone"
 
@@ -166,8 +186,11 @@ class Device:
 
     def check(self) -> None:
         waiting, ledger = self.buffers.waiting_bytes + self.buffers.holes_bytes, self.ledger
-        assert self.heap_bytes <= ledger.moving + self.buffers.holes_bytes, "all of it counts"
-        assert ledger.reserved == waiting + sum(each.size for each in self.activations)
+        counted = ledger.moving + sum(self.made) + self.buffers.holes_bytes
+        assert self.heap_bytes <= counted, "all of it counts"
+        assert ledger.reserved == waiting + sum(self.made) + sum(
+            each.size for each in self.activations
+        )
         assert ledger.fragments + ledger.reserved + ledger.moving <= ledger.budget
         for each in (*self.activations, *self.dropped):
             for view, content in each.views:
@@ -181,8 +204,8 @@ events = st.one_of(
     st.tuples(st.just("receive"), st.sampled_from([2 * PAGE, 3 * PAGE]), st.just("slice")),
     st.tuples(st.sampled_from(["drop", "forget", "unload"]), some),
     st.tuples(st.sampled_from(["drop", "forget"]), some),
-    st.tuples(st.sampled_from(["load", "withhold", "move", "move"]), pages),
-    st.tuples(st.just("end_move"), some),
+    st.tuples(st.sampled_from(["load", "withhold", "move", "make"]), pages),
+    st.tuples(st.sampled_from(["end_move", "drop_made"]), some),
     st.tuples(st.just("change_budget"), st.integers(0, 128).map(lambda count: count * PAGE)),
 )
 
@@ -230,7 +253,8 @@ def test_the_oldest_go_where_more_would_wait_than_may() -> None:
     leases = [lease for size in (1, 2, 3) if (lease := buffers.take(size * PAGE)[1]) is not None]
     for lease in leases:
         buffers.keep(lease)
-    assert ledger.reserved == buffers.waiting_bytes == 3 * PAGE
+    assert buffers.waiting_bytes == 3 * PAGE
+    assert ledger.reserved == buffers.waiting_bytes + buffers.holes_bytes
     _, large = buffers.take(5 * PAGE)
     assert large is not None
     buffers.keep(large)

@@ -318,8 +318,7 @@ class Fragments:
     # ---- the activations' share --------------------------------------------------------------
 
     def request_space(self, size: int) -> bool:
-        self.buffers.make_room(size)
-        return self.ledger.request_space(size) or self._take_back()
+        return self.buffers.request_space(size) or self._take_back()
 
     def return_space(self, size: int) -> None:
         self.ledger.return_space(size)

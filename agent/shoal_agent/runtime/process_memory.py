@@ -53,8 +53,10 @@ LIBRARY_RESERVE_BYTES: Final = 24 << 20
 MAPPED_FROM_BYTES: Final = 128 << 10
 _MAPPED_ALWAYS_BYTES: Final = 2 << 20
 _HEAP_PART: Final = 64
+_HEAP_FREE: Final = 8
 """Blocks from here on come from mappings of their own, and go back to the kernel when freed: the
-first where a budget is small, the second where it is large, a part of the budget in between."""
+first where a budget is small, the second where it is large, a part of the budget in between. So
+many of them may be free at the heap's end: the frames of one transfer. `Buffers` counts them."""
 
 
 class MemoryMeter:
@@ -251,8 +253,9 @@ def tune_allocator(budget_bytes: int = 0) -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         mapped = max(MAPPED_FROM_BYTES, min(budget_bytes // _HEAP_PART, _MAPPED_ALWAYS_BYTES))
+        is_large = mapped > MAPPED_FROM_BYTES
         libc.mallopt(_M_MMAP_THRESHOLD, mapped)
-        libc.mallopt(_M_TRIM_THRESHOLD, mapped)
+        libc.mallopt(_M_TRIM_THRESHOLD, _HEAP_FREE * mapped if is_large else mapped)
         libc.mallopt(_M_ARENA_MAX, 1)
 
 

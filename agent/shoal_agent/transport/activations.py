@@ -345,6 +345,7 @@ class ActivationStore:
         gone = max(0, stored.granted - text)
         stored.granted -= gone
         self._space.return_space(gone)
+        self.buffers.give_back()  # of the heap as well: its room was wanted
         return gone
 
     def _check_text(self, size: int, own: _Stored | None = None) -> None:
@@ -372,6 +373,8 @@ class ActivationStore:
             _remove(stored.file)
         elif stored.lease is not None:
             self.buffers.keep(stored.lease)
+        else:
+            self.buffers.leave(stored.size)
 
 
 def _text_bytes(tensors: Mapping[str, Array]) -> int:

@@ -11,8 +11,9 @@ memory of an activation that is dropped waits here for the next one of its size:
   the processor's thread. Memory is lent through an array that all views refer to, directly or not,
   and is lent again only when that array is gone. It cannot come back, so one look is enough.
 
-What moves leaves memory free in the heap, that of its frames: it waits too, for the next move, and
-counts like the move that left it. The heap is trimmed when it has to go.
+What moves leaves memory free in the heap, that of its frames, and so do activations that were not
+received: it waits too, for what comes next, and counts like what left it. The heap is trimmed when
+it has to go.
 
 What waits is the first to go where anybody needs room. Each kind stays within a part of the
 budget and an absolute bound: two buffers of the largest activations that come often, or many of
@@ -90,31 +91,39 @@ class Buffers:
         nobody else wants the space. It leaves the oldest no room."""
         most = self._most
         if lease.size > min(most, self._ledger.spare + self.waiting_bytes):
+            self.leave(lease.size)
             return
         while self._waiting and (
             self.waiting_bytes + lease.size > most or lease.size > self._ledger.spare
         ):
-            self._remove(self._waiting[0])
+            oldest = self._waiting[0]
+            self._remove(oldest)
+            self.leave(oldest.size)
         # What is withheld from fragments is not for this either.
         if lease.size <= self._ledger.spare and self._ledger.request_space(lease.size):
             self._waiting.append(lease)
             self.waiting_bytes += lease.size
+        else:
+            self.leave(lease.size)
 
     def request_move(self, size: int) -> bool:
         """Ask the ledger for a move: what others have left in the heap is for it."""
-        filled = min(size, self.holes_bytes)
-        if self._ledger.free + filled < size:
-            self.give_back()
-        elif filled:
-            self.holes_bytes -= filled
-            self._ledger.return_space(filled)
+        self._fill(size)
         return self._ledger.request_move(size)
 
+    def request_space(self, size: int) -> bool:
+        """Ask the ledger for an activation, as for a move."""
+        self._fill(size)
+        return self._ledger.request_space(size)
+
     def end_move(self, size: int) -> None:
-        """A move has ended. What it leaves in the heap waits, where nobody else wants the space."""
+        """A move has ended; what it leaves in the heap waits."""
         self._ledger.end_move(size)
-        if size < self._least_bytes:
-            return
+        self.leave(size)
+
+    def leave(self, size: int) -> None:
+        """So much was freed that does not count any more. It may be in the heap still: it waits,
+        where nobody else wants the space, or goes back to the kernel."""
         most = min(self._most - self.holes_bytes, self._ledger.spare)
         if size <= most and self._ledger.request_space(size):
             self.holes_bytes += size
@@ -125,8 +134,7 @@ class Buffers:
         """Let all go that waits."""
         while self._waiting:
             self._remove(self._waiting[0])
-        if self.holes_bytes:
-            self._close_holes()
+        self._close_holes()
 
     def make_room(self, size: int) -> int:
         """Let all go that waits if less than that is free; what is free now."""
@@ -137,6 +145,15 @@ class Buffers:
     @property
     def _most(self) -> int:
         return min(MOST_BYTES, self._ledger.budget // PART)
+
+    def _fill(self, size: int) -> None:
+        """Have room for so much: in holes, or where they and all that waits have gone."""
+        filled = min(size, self.holes_bytes)
+        if self._ledger.free + filled < size:
+            self.give_back()
+        elif filled:
+            self.holes_bytes -= filled
+            self._ledger.return_space(filled)
 
     def _close_holes(self) -> None:
         self._trim()

@@ -180,6 +180,7 @@ async def test_a_load_whose_room_cannot_be_made_books_nothing_and_works_later(
     store.drop(keys[-1:])
     assert (await fragments.load(dense.digest, 8 * MIB, [])).resident_bytes == 8 * MIB
     store.clear()
+    fragments.buffers.give_back()
     assert (fragments.ledger.reserved, store.held_bytes, store.spilled_bytes) == (0, 0, 0)
 
 
@@ -224,6 +225,7 @@ async def test_text_that_is_kept_counts_with_all_its_characters(
         await store.put(Made("j", 1, 0, 2), {"longer": np.array(["x" * BUDGET], object)})
     await store.put(Made("j", 1, 0, 3), {"short": np.array(["ab"], object)})
     store.clear()
+    fragments.buffers.give_back()
     assert (fragments.ledger.reserved, store.held_bytes) == (0, 0)
 
 

@@ -219,6 +219,7 @@ async def test_what_is_dropped_while_it_is_written_leaves_nothing_behind(
         with suppress(activations.SpillFull):
             await spilling
     assert (store.held_bytes, store.spilled_bytes) == (0, 0)
+    agent.fragments.buffers.give_back()
     assert agent.fragments.ledger.reserved == 0
     while list((folder / "agent" / "activations").iterdir()):
         await asyncio.sleep(0.01)

@@ -220,12 +220,12 @@ class Fragments:
         known = {"is_known": is_known, "is_tried": is_known and trial is not None}
         run = partial(self.processor.run, digest, tensors, is_larger=is_larger, **known)
         while True:
-            limit, beside = self.ledger.budget, self._activations
-            measured = digest in self._measured
+            limit, measured = self.ledger.budget, digest in self._measured
             if trial is not None and is_larger:
                 limit = limit_of_larger(trial, size, limit)
             # What such a run may take, nothing that comes meanwhile may have.
             held = 0 if is_known and not is_larger else self.buffers.make_room(self.ledger.budget)
+            beside = self._activations
             self.ledger.request_move(held)
             try:
                 return await run(limit_bytes=limit, measured=measured), beside

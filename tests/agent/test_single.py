@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import onnx
@@ -49,14 +50,18 @@ def is_stopped(thread: Path) -> bool:
 
 @contextlib.contextmanager
 def sampled(process: int) -> Iterator[list[frozenset[str]]]:
-    """What is mapped, as often as a thread can look; the same twice in a row counts once."""
+    """What is mapped, as often as a thread can look that lets the process run for as long as it was
+    stopped: without, it might never run. The same twice in a row counts once."""
     seen: list[frozenset[str]] = [frozenset()]
     over = threading.Event()
 
     def look() -> None:
-        while not over.is_set():
+        stopped_seconds = 0.0
+        while not over.wait(stopped_seconds):
+            began = perf_counter()
             if (now := mapped_weights(process)) != seen[-1]:
                 seen.append(now)
+            stopped_seconds = perf_counter() - began
 
     thread = threading.Thread(target=look, name="sampler")
     thread.start()

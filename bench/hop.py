@@ -366,7 +366,7 @@ class _Space:
     def __init__(self) -> None:
         self._ledger = Ledger(budget=_BUDGET)
         self.buffers = Buffers(self._ledger, MAPPED_FROM_BYTES, trim)
-        self.request_space = self._ledger.request_space
+        self.request_space = self.buffers.request_space
         self.return_space = self._ledger.return_space
         self.begin_move = self._ledger.begin_move
         self.request_move = self.buffers.request_move

@@ -247,6 +247,21 @@ def test_the_heap_is_not_trimmed_between_moves_of_one_kind() -> None:
     assert len(trimmed) == 1
 
 
+def test_what_is_small_goes_together_where_nothing_may_wait() -> None:
+    trimmed = []
+    ledger = Ledger(budget=BUDGET)
+    buffers = Buffers(ledger, PAGE, lambda: trimmed.append(True))
+    assert ledger.request_space(BUDGET)
+    for _ in range(7):
+        buffers.leave(PAGE // 4)
+    assert len(trimmed) == 1
+    assert buffers.holes_bytes == 0
+    assert not buffers.request_move(PAGE)
+    assert len(trimmed) == 2, "three small ones were left"
+    assert not buffers.request_move(PAGE)
+    assert len(trimmed) == 2, "nothing is left to give back"
+
+
 def test_the_oldest_go_where_more_would_wait_than_may() -> None:
     ledger = Ledger(budget=Bytes(PART * 4 * PAGE))
     buffers = Buffers(ledger, PAGE, no_heap)

@@ -72,6 +72,7 @@ class Buffers:
         self._waiting: deque[Lease] = deque()
         self.waiting_bytes = 0
         self.holes_bytes = 0
+        self._uncounted_bytes = 0
 
     def take(self, size: int) -> tuple[NDArray[np.uint8], Lease | None]:
         """So many writable bytes, and what `keep` takes when they are not needed any more; None:
@@ -123,11 +124,13 @@ class Buffers:
 
     def leave(self, size: int) -> None:
         """So much was freed that does not count any more. It may be in the heap still: it waits,
-        where nobody else wants the space, or goes back to the kernel."""
+        where nobody else wants the space, or goes back to the kernel, what is small together."""
         most = min(self._most - self.holes_bytes, self._ledger.spare)
         if size <= most and self._ledger.request_space(size):
             self.holes_bytes += size
-        else:
+            return
+        self._uncounted_bytes += size
+        if self._uncounted_bytes >= self._least_bytes:
             self._close_holes()
 
     def give_back(self) -> None:
@@ -138,9 +141,14 @@ class Buffers:
 
     def make_room(self, size: int) -> int:
         """Let all go that waits if less than that is free; what is free now."""
-        if self._ledger.free < size:
+        if self._ledger.free < size and self._holds:
             self.give_back()
         return self._ledger.free
+
+    @property
+    def _holds(self) -> bool:
+        """Whether anything waits, or may be free in the heap."""
+        return bool(self._waiting or self.holes_bytes or self._uncounted_bytes)
 
     @property
     def _most(self) -> int:
@@ -150,7 +158,7 @@ class Buffers:
         """Have room for so much: in holes, or where they and all that waits have gone."""
         filled = min(size, self.holes_bytes)
         if self._ledger.free + filled < size:
-            self.give_back()
+            self.make_room(size)
         elif filled:
             self.holes_bytes -= filled
             self._ledger.return_space(filled)
@@ -158,7 +166,7 @@ class Buffers:
     def _close_holes(self) -> None:
         self._trim()
         self._ledger.return_space(self.holes_bytes)
-        self.holes_bytes = 0
+        self.holes_bytes = self._uncounted_bytes = 0
 
     def _found(self, size: int) -> NDArray[np.uint8] | None:
         """Memory of just that size that nobody uses: more would not be counted."""

@@ -178,14 +178,28 @@ def lookup_table() -> np.ndarray:
     return np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
 
 
-def table_model() -> ModelProto:
-    """Looks rows up in a table of 32 MiB."""
+def table_model(side: int = 0) -> ModelProto:
+    """Looks rows up in a table of 32 MiB, and works with a square of floats meanwhile."""
+    nodes = [helper.make_node("Gather", ["table", "x"], ["y"])]
+    weights = [numpy_helper.from_array(lookup_table(), "table")]
+    if side:
+        nodes = [
+            helper.make_node("Gather", ["table", "x"], ["rows"]),
+            helper.make_node("ReduceMax", ["rows"], ["most"]),
+            helper.make_node("Mul", ["most", "column"], ["scaled"]),
+            helper.make_node("MatMul", ["scaled", "row"], ["square"]),
+            helper.make_node("ReduceMin", ["square"], ["nothing"]),
+            helper.make_node("Add", ["rows", "nothing"], ["y"]),
+        ]
+        line = np.arange(side, dtype=np.float32)
+        weights.append(numpy_helper.from_array(line[:, None], "column"))
+        weights.append(numpy_helper.from_array(line[None], "row"))
     graph = helper.make_graph(
-        [helper.make_node("Gather", ["table", "x"], ["y"])],
+        nodes,
         "words",
         [helper.make_tensor_value_info("x", TensorProto.INT64, [1, "length"])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, "length", WIDTH])],
-        [numpy_helper.from_array(lookup_table(), "table")],
+        weights,
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
@@ -218,6 +232,17 @@ async def test_of_a_table_no_more_stays_in_memory_than_there_is_room_for(
         assert reply.executed.peak_bytes < 10 * MIB
         assert joined.agent.without_libraries() - idle < 10 * MIB
         assert joined.agent.status("VmRSS") < joined.device.hello.floor_bytes + 12 * MIB
+
+
+async def test_rows_gather_no_further_where_a_fragment_works_with_more_than_its_weights(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    fragment = write_fragment(coordinator.store, table_model(side=2048), 34 * MIB)
+    joined = await join(budget="40Mi")
+    await joined.device.load(fragment.digest, fragment.resident_bytes)
+    for item, words in enumerate(np.random.default_rng(1).integers(0, ROWS, (60, 1, 32))):
+        reply = await look_up(joined.device, fragment.digest, item, words)
+        assert reply.executed.peak_bytes < 40 * MIB
 
 
 @pytest.mark.slow

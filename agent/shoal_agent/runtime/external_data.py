@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
-from shoal_agent.runtime.onnx_subset import tensors
+from shoal_agent.runtime.onnx_subset import tables, tensors
 from shoal_protocol.manifest import WEIGHTS
 from shoal_protocol.onnx_subset_pb2 import Model, Tensor
 
@@ -59,6 +59,25 @@ def mapped_bytes(model: bytes) -> int:
         if (entries := {entry.key: entry for entry in tensor.external_data})
     }
     return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for _, size in ranges)
+
+
+def saved_bytes(model: bytes) -> int:
+    """What ONNX Runtime saves of a model's weights, without packed forms: once for each tensor that
+    refers to them, and of a table of which items read rows and that is also multiplied, a
+    transposed copy besides."""
+    graph = Model.FromString(model).graph
+    multiplied = {name for node in graph.node if node.op_type != "Gather" for name in node.input}
+    copied = (table for table in tables(graph) if table.name in multiplied)
+    return sum(map(_size, tensors(graph))) + sum(map(_size, copied))
+
+
+def table_bytes(model: bytes) -> int:
+    """Weights of which items read some rows."""
+    return sum(map(_size, tables(Model.FromString(model).graph)))
+
+
+def _size(tensor: Tensor) -> int:
+    return sum(int(entry.value) for entry in tensor.external_data if entry.key == "length")
 
 
 class _Copier:

@@ -50,10 +50,11 @@ class GatheredRows:
     def _may_grow(self, digest: str, excess: int) -> bool:
         """Whether a fragment may keep the rows that have gathered of its tables."""
         reckoned = self._ledger.resident.get(digest, Bytes(0))
-        most = self._runtime.weight_bytes(digest) - reckoned
+        planned = self._planned.get(digest, reckoned)
+        most = self._runtime.table_bytes(digest) - (reckoned - planned)
         if most <= 0:
-            return True  # it is reckoned with all that it has: what is more is not its weights
-        size, planned = Bytes(min(excess, most)), self._planned.get(digest, reckoned)
+            return True  # it is reckoned with all that it has: what is more is not its rows
+        size = Bytes(min(excess, most))
         self._make_room(self._ledger.budget)
         grown = self._ledger.grow(digest, size, planned)
         if grown:

@@ -424,6 +424,11 @@ class Runtime:
         fragment = self._open.get(digest)
         return fragment.weight_bytes if isinstance(fragment, WholeFragment) else 0
 
+    def table_bytes(self, digest: str) -> int:
+        """Of a fragment that is open as a whole, weights of which items read rows; else none."""
+        fragment = self._open.get(digest)
+        return fragment.table_bytes if isinstance(fragment, WholeFragment) else 0
+
     def drop_weights(self, digest: str) -> None:
         """Let a fragment's mapped weights go: it reads rows of a table, and those of many items
         have gathered in memory. The next run reads again what it needs, from the page cache mostly:

@@ -12,12 +12,17 @@ def tensors(graph: Graph) -> Iterator[Tensor]:
         yield from tensors(inner)
 
 
+def tables(graph: Graph) -> Iterator[Tensor]:
+    """The initializers, as `tensors`, of which items read some rows."""
+    read = {node.input[0] for node in graph.node if node.op_type == "Gather"}
+    yield from (tensor for tensor in graph.initializer if tensor.name in read)
+    for inner in inner_graphs(graph):
+        yield from tables(inner)
+
+
 def reads_rows(graph: Graph) -> bool:
     """Whether a graph, or one inside it, has a table of which items read some rows."""
-    tables = {tensor.name for tensor in graph.initializer}
-    return any(node.op_type == "Gather" and node.input[0] in tables for node in graph.node) or any(
-        reads_rows(inner) for inner in inner_graphs(graph)
-    )
+    return any(tables(graph))
 
 
 def inner_graphs(graph: Graph) -> Iterator[Graph]:

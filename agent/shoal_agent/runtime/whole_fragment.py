@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 import onnxruntime
 
 from shoal_agent.runtime.described import runs_in_order
+from shoal_agent.runtime.external_data import table_bytes
 from shoal_agent.runtime.failures import Stopper, failure_of
 from shoal_agent.runtime.inputs import input_spec
 from shoal_agent.runtime.mapped_pages import PageRange
@@ -91,6 +93,11 @@ class WholeFragment:
     def weight_bytes(self) -> int:
         """Without packed copies."""
         return self._source.weight_bytes
+
+    @cached_property
+    def table_bytes(self) -> int:
+        """Of weights of which items read rows. Raises `OSError`."""
+        return table_bytes(self._source.model.read_bytes())
 
     def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
         """One item, as views into the arena; raises `RuntimeFailed` and its kinds."""

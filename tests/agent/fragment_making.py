@@ -286,6 +286,23 @@ def table_model(rows: int = 8192) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def tied_model(rows: int = 8192) -> onnx.ModelProto:
+    """Looks rows of 1 KiB up in a table, and multiplies them with the whole of it."""
+    table = np.random.default_rng(0).standard_normal((rows, 256), dtype=np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "x"], ["row"]),
+            helper.make_node("Transpose", ["table"], ["transposed"]),
+            helper.make_node("MatMul", ["row", "transposed"], ["y"]),
+        ],
+        "words",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, ["length"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["length", rows])],
+        [numpy_helper.from_array(table, "table")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 def slow_model(rounds: int) -> onnx.ModelProto:
     """Input `x` [256, 256], output `y`: multiplied `rounds` times, about a millisecond each."""
     weight = np.eye(256, dtype=np.float32)

@@ -22,6 +22,7 @@ from agent.fragment_making import (
     MadeFragment,
     dense_model,
     table_model,
+    tied_model,
     tree_model,
     write_fragment,
 )
@@ -182,6 +183,14 @@ async def test_of_a_prepared_table_little_more_than_the_rows_that_are_read_is_in
     # With each row the kernel maps 64 KiB; the matrix beside the table has 256.
     assert mapped[0] <= (len(words) * 64 + 256) << 10
     runtime.close("f")
+
+
+async def test_a_table_that_is_also_multiplied_is_saved_once_more(tmp_path: Path) -> None:
+    """Language models begin and end with one: as rows, and transposed and packed."""
+    fragment = write_fragment(tmp_path, tied_model(), 16 * MIB)
+    prepared = await Bench(tmp_path).prepare(fragment, AMPLE)
+    assert prepared is not None
+    assert prepared.weights.stat().st_size >= 3 * 8 * MIB
 
 
 async def test_rows_of_a_prepared_table_take_no_more_memory_after_a_restart(tmp_path: Path) -> None:

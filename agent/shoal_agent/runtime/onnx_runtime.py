@@ -41,7 +41,7 @@ from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.arena import register_arena
 from shoal_agent.runtime.ballast import Ballast, beside_arena
 from shoal_agent.runtime.blocks import BlockFragment, Blocks
-from shoal_agent.runtime.described import read_blocks, runs_in_order
+from shoal_agent.runtime.described import read_blocks
 from shoal_agent.runtime.failures import (
     Exceeded,
     NotOpen,
@@ -169,16 +169,17 @@ class Runtime:
         *,
         soon: bool = False,
     ) -> OpenFragment:
-        most_bytes = 0 if blocks is None else blocks.resident_bytes
-        if blocks is not None and granted_bytes is not None and granted_bytes < most_bytes:
+        whole = self._whole(folder, granted_bytes, prepared)
+        if blocks is not None and granted_bytes is not None:
             if prepared.blocks is not None:
                 blocks = blocks.with_prepared(prepared.blocks, granted_bytes)
-            blocks, threads = blocks.with_threads(self.threads, granted_bytes)
-            if soon:
-                blocks = blocks.unpacked_first(granted_bytes)
-            sessions = opens(threads, in_order=runs_in_order(folder))
-            return BlockFragment(blocks, granted_bytes, sessions, self.shrink)
-        whole = self._whole(folder, granted_bytes, prepared)
+            is_slower = bool(blocks.prepared) and not whole.prepared
+            if is_slower or granted_bytes < blocks.resident_bytes:
+                blocks, threads = blocks.with_threads(self.threads, granted_bytes)
+                if soon:
+                    blocks = blocks.unpacked_first(granted_bytes)
+                sessions = opens(threads, in_order=whole.in_order)
+                return BlockFragment(blocks, granted_bytes, sessions, self.shrink)
         return whole.open(whole.options(self.threads))
 
     def _whole(self, folder: Path, granted_bytes: int | None, prepared: Prepared) -> Whole:
@@ -370,7 +371,7 @@ class Runtime:
             return None
         outputs, seconds, processor_seconds = ran
         named = [dict(zip(fragment.outputs, each, strict=True)) for each in outputs]
-        return Passed(named, seconds, processor_seconds, _streamed_bytes(fragment))
+        return Passed(named, seconds, processor_seconds, fragment.streamed_bytes)
 
     def peak_in_passing(self, digest: str) -> int:
         """The peak after runs of a fragment in passing: since the last run of the other kind, and
@@ -387,7 +388,8 @@ class Runtime:
 
     def _measured(self, fragment: OpenFragment, ran: Ran) -> RunResult:
         self._passing.begin_peak()
-        return _result(fragment, ran, self._meter.peak_since_begin_bytes())
+        peak_bytes, streamed = self._meter.peak_since_begin_bytes(), fragment.streamed_bytes
+        return result_of(ran, fragment.outputs, peak_bytes, streamed_bytes=streamed)
 
     def _ran(
         self,
@@ -444,12 +446,3 @@ class Runtime:
 
     def _session(self, model: bytes) -> onnxruntime.InferenceSession:
         return open_session(model, options_of(AS_IT_IS, self.threads))
-
-
-def _result(fragment: OpenFragment, ran: Ran, peak_bytes: int) -> RunResult:
-    streamed = _streamed_bytes(fragment)
-    return result_of(ran, fragment.outputs, peak_bytes, streamed_bytes=streamed)
-
-
-def _streamed_bytes(fragment: OpenFragment) -> int:
-    return fragment.streamed_bytes if isinstance(fragment, BlockFragment) else 0

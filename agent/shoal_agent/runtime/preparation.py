@@ -29,7 +29,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from shoal_agent.memory.residency import short
 from shoal_agent.runtime import prepare_child
 from shoal_agent.runtime.blocks import Blocks
 from shoal_agent.runtime.described import read_blocks
-from shoal_agent.runtime.external_data import mapped_bytes
+from shoal_agent.runtime.external_data import mapped_bytes, saved_bytes
 from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.mapped_pages import READ_AHEAD_BYTES
 from shoal_agent.runtime.prepared import (
@@ -126,6 +126,8 @@ class _Form:
     """Those of all weights."""
     saved: bool
     """Whether to save it."""
+    tried: bool = True
+    """Whether to try it where it is not saved: the agent opens it then."""
     results: tuple[str, ...] = ()
     """What the fragment gives, where the models are its blocks."""
 
@@ -146,10 +148,18 @@ class _Form:
         )
 
     @property
+    def needs(self) -> tuple[int, ...]:
+        """Memory to prepare or to try it: as much as can be had is best."""
+        return (
+            *(self.saving_bytes if self.saved else ()),
+            *((self.trial_bytes,) if self.tried else ()),
+        )
+
     def disk_bytes(self) -> int:
-        """Weights as they are, and packed ones, which are a little larger."""
+        """Weights as they are, and packed ones, which are a little larger. Raises `OSError`."""
         graphs = 4 * len(self.weights) * self.model_bytes
-        return 2 * self.stored_bytes + self.stored_bytes // 4 + graphs + _SPARE_BYTES
+        plain = saved_bytes(self.file.with_name(MODEL).read_bytes())
+        return plain + self.stored_bytes + self.stored_bytes // 4 + graphs + _SPARE_BYTES
 
     @property
     def seconds(self) -> float:
@@ -180,7 +190,7 @@ class Preparation:
 
     async def prepare(self, digest: str, fragment: Path, granted_bytes: int) -> Prepared:
         """What there is of a fragment, with the form in it that runs in what is granted, if that
-        could be prepared.
+        could be prepared: its blocks, where the whole could not, or takes too much so.
 
         Raises `CrashedAtLoad`, `FragmentDamaged`, `OSError`.
         """
@@ -189,17 +199,20 @@ class Preparation:
         blocks = await asyncio.to_thread(read_blocks, fragment)
         whole = await asyncio.to_thread(_whole, fragment)
         forms = [whole]
-        if blocks is not None:
-            forms.append(await asyncio.to_thread(_in_blocks, fragment, blocks))
         in_blocks = blocks is not None and granted_bytes < blocks.resident_bytes
-        needed = forms[-1 if in_blocks else 0]
+        if blocks is not None:
+            form = await asyncio.to_thread(_in_blocks, fragment, blocks)
+            forms.append(replace(form, tried=in_blocks))
         prepared = await self._find(digest, fragment, forms)
-        if (
-            needed.of(prepared) is None
-            and self._is_worth_it(needed)
-            and await self._made(digest, fragment, needed, granted_bytes)
-        ):
-            prepared = await self._find(digest, fragment, forms)
+        for form in forms[in_blocks:]:
+            if (
+                form.of(prepared) is None
+                and self._is_worth_it(form)
+                and await self._made(digest, fragment, form, granted_bytes)
+            ):
+                prepared = await self._find(digest, fragment, forms)
+            if _runs_whole(prepared.whole, whole, granted_bytes):
+                break
         return prepared
 
     def _is_worth_it(self, form: _Form) -> bool:
@@ -209,7 +222,7 @@ class Preparation:
         """Prepare it, or at least try it, with as much memory as can be had."""
         folder = folder_of(fragment, form.name)
         async with self._turn:
-            for need in (*(form.saving_bytes if form.saved else ()), form.trial_bytes):
+            for need in form.needs:
                 if need <= self._tried.get(folder, 0):
                     return False
                 borrowed = max(0, need - granted_bytes)
@@ -220,28 +233,32 @@ class Preparation:
                     return await self._carry_out(digest, fragment, form, granted_bytes + borrowed)
                 finally:
                     self._end_move(borrowed)
-        log.info(
-            "%s is opened untried: a trial needs %s, granted are %s",
-            short(digest),
-            format_bytes(form.trial_bytes),
-            format_bytes(granted_bytes),
-        )
+        if form.tried:
+            log.info(
+                "%s is opened untried: a trial needs %s, granted are %s",
+                short(digest),
+                format_bytes(form.trial_bytes),
+                format_bytes(granted_bytes),
+            )
         return False
 
     async def _carry_out(self, digest: str, fragment: Path, form: _Form, limit_bytes: int) -> bool:
         """Prepare it within so many bytes, or at least try whether it can be opened."""
+        disk_bytes = await asyncio.to_thread(form.disk_bytes)
         if (
             form.saved
             and limit_bytes >= min(form.saving_bytes)
-            and self._cache.has_room(form.disk_bytes)
+            and self._cache.has_room(disk_bytes)
         ):
-            outcome = await self._save(digest, fragment, form, limit_bytes)
+            outcome = await self._save(digest, fragment, form, limit_bytes, disk_bytes)
             if outcome.end is _End.DONE:
                 return True
             log.info("%s is not prepared: %s", short(digest), outcome.text)
             if outcome.end is _End.FAILED:
                 return False  # the agent, too, will have an error or none, and survive
-        outcome = await self._run_child(form, limit_bytes, None)
+        if not form.tried:
+            return False
+        outcome = await self._run_child(form, limit_bytes, disk_bytes, None)
         if outcome.end in (_End.CRASHED, _End.LATE):
             self._crashed[digest] = outcome.text
             raise CrashedAtLoad(outcome.text)
@@ -249,12 +266,14 @@ class Preparation:
             log.info("%s was not tried to the end: %s", short(digest), outcome.text)
         return False
 
-    async def _save(self, digest: str, fragment: Path, form: _Form, limit_bytes: int) -> _Outcome:
+    async def _save(
+        self, digest: str, fragment: Path, form: _Form, limit_bytes: int, disk_bytes: int
+    ) -> _Outcome:
         folder = folder_of(fragment, form.name)
         part = folder.with_suffix(".part")
         try:
             await asyncio.to_thread(_make_empty, part)
-            outcome = await self._run_child(form, limit_bytes, part)
+            outcome = await self._run_child(form, limit_bytes, disk_bytes, part)
             if outcome.end is _End.DONE:
                 await asyncio.to_thread(_admit, part, folder)
                 self._cache.count_prepared(digest)
@@ -302,7 +321,9 @@ class Preparation:
         self._cache.count_prepared(digest)
         return None
 
-    async def _run_child(self, form: _Form, limit_bytes: int, part: Path | None) -> _Outcome:
+    async def _run_child(
+        self, form: _Form, limit_bytes: int, disk_bytes: int, part: Path | None
+    ) -> _Outcome:
         order = prepare_child.Order(
             parent=os.getpid(),
             file=str(form.file),
@@ -311,7 +332,7 @@ class Preparation:
             results=form.results,
             key=key(form.name),
             limit_bytes=limit_bytes,
-            disk_bytes=form.disk_bytes,
+            disk_bytes=disk_bytes,
         )
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", prepare_child.__name__, order.as_argument()),
@@ -363,6 +384,14 @@ def _whole(fragment: Path) -> _Form:
         unread=(0,),
         stored_bytes=_weights_bytes(fragment),
         saved=_is_saved(fragment),
+    )
+
+
+def _runs_whole(prepared: PreparedModel | None, form: _Form, granted_bytes: int) -> bool:
+    """Whether the prepared whole can be used within what is granted."""
+    return (
+        prepared is not None
+        and prepared.recipe_for_whole(form.stored_bytes, granted_bytes) is not None
     )
 
 

@@ -78,6 +78,8 @@ def whole_of(
 class WholeFragment:
     """One session. It maps its weights, and they stay in memory once they have been read."""
 
+    streamed_bytes = 0
+
     def __init__(self, source: Whole, session: onnxruntime.InferenceSession) -> None:
         """Raises `RuntimeFailed`."""
         self._source = source

@@ -1,16 +1,24 @@
 """The arena of activations, emptied between two blocks."""
 
+import ctypes
+import mmap
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from agent.fragment_making import InBlocks, MadeFragment, dense_model, write_fragment
 from agent.test_blocks import StopsBefore
+from agent.test_swapping import block
+from shoal_agent.runtime.arena import ARENA, WorkingRegion
+from shoal_agent.runtime.block_parts import Parts
 from shoal_agent.runtime.failures import Stopper, Terminated
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.prepared import NOTHING_PREPARED
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_protocol.blocks import least_bytes
 
 MIB = 1 << 20
 
@@ -52,29 +60,96 @@ def test_where_the_arena_is_emptied_weights_have_the_place_of_activations(
         assert np.array_equal(runtime.run("f", x, Stopper()).outputs["y"], whole)
 
 
-def test_the_first_block_works_in_what_the_last_one_has_left(
+def test_parts_work_in_what_they_worked_in_for_the_item_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a run was stopped another block may have left more: then the arena is emptied."""
-    made, times = made_in(tmp_path, (0, 2)), list[None]()
+    """The kernel need not clear it again. After an item of other shapes, a run that was stopped and
+    another grant it is not known, and all is given back."""
+    made, kept = made_in(tmp_path, (0, 2)), list[int]()
     runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=64 * MIB)
-    shrink = runtime.shrink
+    keep = runtime._region.keep
 
-    def counted() -> None:
-        times.append(None)
-        shrink()
+    def noted(size_bytes: int) -> bool:
+        kept.append(size_bytes)
+        return keep(size_bytes)
 
-    monkeypatch.setattr(runtime, "shrink", counted)
+    monkeypatch.setattr(runtime._region, "keep", noted)
     runtime.open("f", made.folder, made.least_bytes)
 
-    def emptied(stopper: Stopper) -> int:
-        times.clear()
-        runtime.run("f", item(), stopper)
-        return len(times)
+    def kept_by(x: dict[str, np.ndarray]) -> list[int]:
+        kept.clear()
+        runtime.run("f", x, Stopper())
+        return kept.copy()
 
-    assert [emptied(Stopper()) for _ in range(3)] == [2, 1, 1]
+    x, short = item(), {"x": item()["x"][:80]}
+    assert kept_by(x) == [0, 0]
+    _, _, (first, second) = kept_by(x), kept_by(x), kept_by(x)
+    assert 18 * MIB < first < 24 * MIB
+    assert 2 * MIB < second < 6 * MIB
+    assert kept_by(x) == [first, second]
+    assert kept_by(short) == [0, 0]
+    assert max(*kept_by(short), *kept_by(short)) < first
+    assert kept_by(x) == [0, 0]
+    assert [kept_by(x), kept_by(x)][1] == [first, second]
     with pytest.raises(Terminated, match="between two of its blocks"):
-        emptied(StopsBefore(2))
-    assert [emptied(Stopper()) for _ in range(2)] == [2, 1]
+        runtime.run("f", x, StopsBefore(2))
+    assert kept_by(x) == [0, 0]
     runtime.grant("f", made.least_bytes)
-    assert emptied(Stopper()) == 2
+    assert kept_by(x) == [0, 0]
+
+
+def test_a_part_keeps_something_only_where_all_of_its_blocks_have_room_for_it() -> None:
+    blocks = [
+        block(5, working=2, empties=True),
+        block(1, working=6),
+        block(6, working=1, empties=True),
+    ]
+    least = least_bytes(blocks)
+    assert least == 7
+    region = WorkingRegion(64 * MIB, lambda: None, lambda: False)
+    assert Parts(blocks, least, region).blocks == tuple(blocks)
+    planned = Parts(blocks, 11, region).blocks
+    assert [each.working_bytes for each in planned] == [6, 6, 1]
+    assert least_bytes(planned) == 11
+
+
+@pytest.fixture
+def region() -> Iterator[WorkingRegion]:
+    """One that nobody works in."""
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=64 * MIB)
+    yield runtime._region
+    runtime.shrink()
+
+
+def work(size: int) -> None:
+    """As a block does, in the lowest `size` bytes of the region."""
+    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type([size], np.uint8, memory_info=ARENA)
+    ctypes.memset(value.data_ptr(), 1, size)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_what_lies_beyond_leaves_memory_and_the_rest_stays(region: WorkingRegion) -> None:
+    work(9 * MIB)
+    before = resident_bytes()
+    assert region.keep(4 * MIB)
+    assert region.touched_bytes() == 4 * MIB
+    assert abs(before - resident_bytes() - 5 * MIB) < MIB // 2
+    between = resident_bytes()
+    work(4 * MIB)
+    assert resident_bytes() - between < MIB // 2
+    work(9 * MIB)
+    assert abs(region.touched_bytes() - 9 * MIB) <= mmap.PAGESIZE
+
+
+def test_a_region_of_which_some_is_in_use_or_held_back_is_given_back(
+    region: WorkingRegion,
+) -> None:
+    assert not region.keep(MIB), "nobody has worked in it"
+    work(9 * MIB)
+    region._is_limited = lambda: True
+    before = resident_bytes()
+    assert not region.keep(4 * MIB)
+    assert before - resident_bytes() > 8 * MIB

@@ -1,13 +1,19 @@
 """The arena of ONNX Runtime that all sessions of an agent share."""
 
+from collections.abc import Callable
 from typing import Final
 
+import numpy as np
 import onnxruntime
 
+from shoal_agent.runtime.mapped_pages import PageRange, drop, touched_bytes, whole_pages
 from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
 
 _GROW_BY_DOUBLING: Final = 0
 _LEAST_REGION_BYTES: Final = 1 << 20
+ARENA: Final = onnxruntime.OrtMemoryInfo(
+    "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+)
 _GRANULE: Final = 256
 """The arena refuses every region that is not a multiple of it, as half of `20M` is not."""
 
@@ -16,21 +22,65 @@ def register_arena(limit_bytes: int) -> int:
     """Have all sessions of this process take their activations from one arena, of at most so many
     bytes. Returns the limit as the runtime keeps it."""
     limit_bytes -= limit_bytes % (2 * _GRANULE)
-    region_bytes = max(_LEAST_REGION_BYTES, min(limit_bytes - SMALL_REGION_BYTES, REGION_BYTES))
     configuration = {
         "max_mem": limit_bytes,
         "arena_extend_strategy": _GROW_BY_DOUBLING,
         "initial_chunk_size_bytes": SMALL_REGION_BYTES,
-        "initial_growth_chunk_size_bytes": region_bytes,
+        "initial_growth_chunk_size_bytes": _region_bytes(limit_bytes),
         "max_dead_bytes_per_chunk": UNSPLIT_BYTES,
     }
-    onnxruntime.create_and_register_allocator(
-        onnxruntime.OrtMemoryInfo(
-            "Cpu",
-            onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR,
-            0,
-            onnxruntime.OrtMemType.DEFAULT,
-        ),
-        onnxruntime.OrtArenaCfg(configuration),
-    )
+    onnxruntime.create_and_register_allocator(ARENA, onnxruntime.OrtArenaCfg(configuration))
     return limit_bytes
+
+
+class WorkingRegion:
+    """The region of the arena that blocks work in, of which a part stays in memory between two of
+    them: a page that is given back and comes again is one that the kernel has to clear.
+
+    For a moment all of the region is taken as a value, which nobody reads or writes, so that its
+    pages may be dropped. Where it cannot be had, or where nobody has worked in it, the arena is
+    emptied.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        empty_arena: Callable[[], None],
+        is_limited: Callable[[], bool],
+    ) -> None:
+        """`limit_bytes` is the arena's; `is_limited` says whether some of it is held back."""
+        self.size_bytes = _region_bytes(limit_bytes)
+        self.empty = empty_arena
+        self._is_limited = is_limited
+        self._pages = PageRange(0, 0)
+
+    def keep(self, size_bytes: int) -> bool:
+        """Give back what lies beyond so many bytes, while nothing is in use; whether that could be:
+        else all was given back."""
+        if not self._is_limited() and (region := self._take()) is not None:
+            self._pages = whole_pages(region.data_ptr(), self.size_bytes)
+            if is_touched := self.touched_bytes() > 0:
+                beyond = self._pages.size - size_bytes
+                drop([whole_pages(self._pages.start + size_bytes, beyond)])
+            del region
+            if is_touched:
+                return True
+        self.empty()
+        return False
+
+    def touched_bytes(self) -> int:
+        """How far it has been worked in since it was kept from."""
+        return touched_bytes(self._pages)
+
+    def _take(self) -> onnxruntime.OrtValue | None:
+        try:
+            return onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+                [self.size_bytes], np.uint8, memory_info=ARENA
+            )
+        except Exception:  # the runtime's exceptions have no common base; it is not free
+            return None
+
+
+def _region_bytes(limit_bytes: int) -> int:
+    """Of the first large region of an arena with this limit."""
+    return max(_LEAST_REGION_BYTES, min(limit_bytes - SMALL_REGION_BYTES, REGION_BYTES))

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import onnxruntime
 
-from shoal_agent.runtime.mapped_pages import PageRange, drop
+from shoal_agent.runtime.mapped_pages import drop, whole_pages
 from shoal_agent.runtime.process_memory import MemoryMeter, trim
 from shoal_protocol.arena_regions import REGION_BYTES
 
@@ -61,6 +61,11 @@ class Ballast:
             self.empty_arena()
             self._meter.set_apart(0)
 
+    @property
+    def holds(self) -> bool:
+        """Whether some of the arena is held back."""
+        return self._size_bytes > 0
+
     def empty_arena(self) -> None:
         """Give back what is not in use of the arena, but for what is held."""
         options = onnxruntime.RunOptions()
@@ -79,7 +84,7 @@ class Ballast:
             for start in range(0, size_bytes, piece):
                 size = min(piece, size_bytes - start)
                 self._held.append(self._make(size))
-                drop([_whole_pages(self._held[-1].data_ptr(), size)])
+                drop([whole_pages(self._held[-1].data_ptr(), size)])
         except Exception:  # noqa: S110 - the runtime's have no common base; it is full then
             pass
 
@@ -92,8 +97,3 @@ def beside_arena(limit_bytes: int, room_bytes: int) -> int:
     """What is taken at most, but for the arena's blocks, by a run that has `room_bytes` of an arena
     of `limit_bytes`: its tables, and what a node cannot ask of it."""
     return limit_bytes // _BYTES_OF_A_TABLE_BYTE + room_bytes // _BYTES_OF_A_SCRATCH_BYTE
-
-
-def _whole_pages(start: int, size: int) -> PageRange:
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    return PageRange(first, (start + size) // mmap.PAGESIZE * mmap.PAGESIZE)

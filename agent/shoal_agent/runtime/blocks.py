@@ -18,7 +18,7 @@ burns processor time that the other agents of a machine need.
 """
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -28,6 +28,8 @@ from typing import Final
 import onnxruntime
 
 from shoal_agent.memory.swapping import SwapPlan, as_granted, plan_swapping
+from shoal_agent.runtime.arena import WorkingRegion
+from shoal_agent.runtime.block_parts import Parts
 from shoal_agent.runtime.destinations import destinations
 from shoal_agent.runtime.failures import (
     OutOfBudget,
@@ -54,7 +56,6 @@ from shoal_agent.runtime.mapped_pages import (
 from shoal_agent.runtime.mapped_weights import Weights, map_weights, packs_floats
 from shoal_agent.runtime.open_block import (
     OpenBlock,
-    Values,
     as_value,
     inputs_of,
     move_out,
@@ -64,7 +65,7 @@ from shoal_agent.runtime.open_block import (
 from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, PREPARED_UNPACKED
 from shoal_agent.runtime.sessions import OpenSession
-from shoal_protocol.blocks import Block, Join, arena_beside, least_bytes
+from shoal_protocol.blocks import Block, Join, least_bytes
 from shoal_protocol.manifest import BLOCKS
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import format_apart
@@ -223,12 +224,12 @@ class BlockFragment:
         source: Blocks,
         granted_bytes: int,
         open_session: OpenSession,
-        empty_arena: Callable[[], None],
+        region: WorkingRegion,
     ) -> None:
         """Raises `GrantTooSmall`, `RuntimeFailed`, `OSError`."""
         source.check(granted_bytes)
         self._open_session = open_session
-        self._empty_arena = empty_arena
+        self._region = region
         self._source = source
         self._open = tuple(_open_blocks(source, open_session))
         self._reads_ahead = False
@@ -257,9 +258,8 @@ class BlockFragment:
             if size_of(block.weights) > described.weight_bytes * 9 // 8 + _UNREAD_BYTES
         }
         blocks = as_granted(self._source.blocks, granted_bytes)
-        self._empties = [each.empties_arena for each in blocks]
-        first, *_, last = arena_beside(blocks)
-        self._leaves_little, self._left_little = last <= first, False
+        self._parts = Parts(blocks, granted_bytes, self._region)
+        blocks = self._parts.blocks
         warm = plan_swapping(blocks, granted_bytes, rows=self._rows)
         cold = plan_swapping(blocks, granted_bytes, rows=self._rows, prefetch=True)
         assert warm is not None, "the least that it needs was granted"
@@ -299,7 +299,7 @@ class BlockFragment:
         index = min(self._source.unpacked)
         source = replace(self._source, unpacked=self._source.unpacked - {index})
         drop(self.weight_pages())
-        self._empty_arena()
+        self._region.empty()
         session, mapped = source.open_prepared(index, self._open_session)
         block = replace(self._open[index], session=session, mapped=mapped, weights=())
         self._open = (*self._open[:index], block, *self._open[index + 1 :])
@@ -322,10 +322,13 @@ class BlockFragment:
             self._follow(adopted)
         values = {name: as_value(array) for name, array in feed.items()}
         placed = self._destinations(feed) if self._places else {}
+        self._parts.begin(feed)
         joined: dict[str, Array] = {}
         try:
             for index, block in enumerate(self._open):
-                self._make_room(index, values, feed.keys() | placed.keys())
+                if self._parts.begins_at(index):
+                    move_out(values, feed.keys() | placed.keys())
+                    self._parts.make_room(index)
                 self._bring(index)
                 if adopted.plan.prefetches:
                     self._prefetch(index + 1)
@@ -343,8 +346,9 @@ class BlockFragment:
                 self._drop(index, adopted)
         except RuntimeFailed:
             self._follow(adopted)
+            self._parts.forget()
             raise
-        self._left_little = self._leaves_little
+        self._parts.end()
         own = placed | joined
         return [own[name] if name in own else values[name].numpy() for name in self.outputs]
 
@@ -386,14 +390,6 @@ class BlockFragment:
         if (prefetch := self._prefetches.pop(index, None)) is not None:
             prefetch.result()
         drop(adopted.streamed[index])
-
-    def _make_room(self, index: int, values: Values, own: Collection[str]) -> None:
-        """Empty the arena where that is to be done before a block. The first one works in what the
-        last ones have left of the item before, where that is no more than it takes itself."""
-        left_little, self._left_little = self._left_little, False
-        if self._empties[index] and not left_little:
-            move_out(values, own)
-            self._empty_arena()
 
     def _bring(self, index: int) -> None:
         """Where nothing is read ahead, a block would read its weights page by page."""

@@ -189,6 +189,19 @@ def are_cold(ranges: Sequence[PageRange]) -> bool:
     return False
 
 
+def whole_pages(start: int, size: int) -> PageRange:
+    """Those that lie in `size` bytes from an address on."""
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    return PageRange(first, max(first, (start + size) // mmap.PAGESIZE * mmap.PAGESIZE))
+
+
+def touched_bytes(pages: PageRange) -> int:
+    """How far from their start anonymous pages are in memory; 0: none is."""
+    states = ctypes.create_string_buffer(pages.size // mmap.PAGESIZE)
+    _LIBC.mincore(ctypes.c_void_p(pages.start), ctypes.c_size_t(pages.size), states)
+    return (states.raw.rfind(b"\x01") + 1) * mmap.PAGESIZE
+
+
 def _pieces(pages: PageRange, size: int) -> Iterator[PageRange]:
     for start in range(pages.start, pages.end, size):
         yield PageRange(start, min(pages.end, start + size))

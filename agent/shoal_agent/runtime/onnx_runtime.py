@@ -38,7 +38,7 @@ from shoal_agent.memory.allocation import Point
 from shoal_agent.memory.residency import short
 from shoal_agent.memory.swapping import grant_curve
 from shoal_agent.runtime import rehearsal_model
-from shoal_agent.runtime.arena import register_arena
+from shoal_agent.runtime.arena import WorkingRegion, register_arena
 from shoal_agent.runtime.ballast import Ballast, beside_arena
 from shoal_agent.runtime.blocks import BlockFragment, Blocks
 from shoal_agent.runtime.described import read_blocks
@@ -102,6 +102,7 @@ class Runtime:
         self._limit_bytes = register_arena(limit_bytes)
         self._free = free or (lambda: self._limit_bytes - meter.used_at_most_bytes())
         self._ballast = Ballast(self._session(rehearsal_model.tiny_model()), meter)
+        self._region = WorkingRegion(self._limit_bytes, self.shrink, lambda: self._ballast.holds)
         self.shrink()
 
     def rehearse(self) -> None:
@@ -179,7 +180,7 @@ class Runtime:
                 if soon:
                     blocks = blocks.unpacked_first(granted_bytes)
                 sessions = opens(threads, in_order=whole.in_order)
-                return BlockFragment(blocks, granted_bytes, sessions, self.shrink)
+                return BlockFragment(blocks, granted_bytes, sessions, self._region)
         return whole.open(whole.options(self.threads))
 
     def _whole(self, folder: Path, granted_bytes: int | None, prepared: Prepared) -> Whole:

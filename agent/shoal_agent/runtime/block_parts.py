@@ -1,0 +1,82 @@
+"""The parts of a run in blocks between which the arena of activations is emptied.
+
+The values that live on are moved out of it, and the part that begins works in what it has worked in
+for the item before: so much stays in memory, and the rest is given back. That is known of items of
+the same shapes only. Of others, and of the first one, all is given back.
+
+What a part has touched at its end is then in memory from its first block on. So the plan reckons
+with it for all of its blocks, where the grant has room for that; else nothing is kept for the part.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from shoal_agent.runtime.arena import WorkingRegion
+from shoal_protocol.blocks import Block, arena_beside, least_bytes
+from shoal_protocol.tensors import Array
+
+
+class Parts:
+    """Those of `blocks`, which are to be planned with; none where the arena is not emptied."""
+
+    def __init__(self, blocks: Sequence[Block], granted_bytes: int, region: WorkingRegion) -> None:
+        self.blocks = tuple(blocks)
+        self._region = region
+        self._starts = {index for index, each in enumerate(blocks) if each.empties_arena}
+        if not blocks[0].empties_arena:
+            self._starts = set()
+        self._keeping: set[int] = set()
+        if self._starts and max(arena_beside(blocks)) <= region.size_bytes:
+            self._keeping = set(self._kept_within(granted_bytes))
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._touched: dict[int, int] = {}
+        self._last: int | None = None
+
+    def begin(self, feed: Mapping[str, Array]) -> None:
+        """An item is to run."""
+        shapes = {name: each.shape for name, each in feed.items()}
+        if shapes != self._shapes:
+            self.forget()
+            self._shapes = shapes
+
+    def end(self) -> None:
+        """The item has run."""
+        self._note()
+        self._last = None  # others may work in the arena now
+
+    def forget(self) -> None:
+        """What is in the arena is not what parts have left in it that ran to their ends."""
+        self._touched = {}
+        self._last = None
+
+    def begins_at(self, index: int) -> bool:
+        """Whether a part does: values are to be moved, and room is to be made."""
+        return index in self._starts
+
+    def make_room(self, index: int) -> None:
+        """Give back what the part that begins does not work in, while nothing is in use."""
+        if not self._keeping:
+            self._region.empty()
+            return
+        self._note()
+        self._last = index if self._region.keep(self._touched.get(index, 0)) else None
+
+    def _note(self) -> None:
+        """What the part that ends has touched."""
+        part = self._last
+        if part is not None and part in self._keeping and part not in self._touched:
+            self._touched[part] = self._region.touched_bytes()
+
+    def _kept_within(self, granted_bytes: int) -> Iterator[int]:
+        """The parts whose blocks may all have in memory what the last of them works in."""
+        starts = [*sorted(self._starts), len(self.blocks)]
+        beside = arena_beside(self.blocks)
+        for start, end in pairwise(starts):
+            raised = tuple(
+                replace(block, working_bytes=beside[end - 1]) if start <= index < end else block
+                for index, block in enumerate(self.blocks)
+            )
+            if least_bytes(raised) <= granted_bytes:
+                self.blocks = raised
+                yield start

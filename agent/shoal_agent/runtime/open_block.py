@@ -47,10 +47,11 @@ def run_block(
     try:
         if placed.keys().isdisjoint(block.gives):
             # As `run_with_ort_values` of the session does, but for a loop over what was made.
-            taken = {name: values[name]._ortvalue for name in block.takes}
-            made = block.session._sess.run_with_ort_values(taken, block.gives, stopper.options)
+            inner = {name: values[name]._ortvalue for name in block.takes}
+            made = block.session._sess.run_with_ort_values(inner, block.gives, stopper.options)
         else:
-            made = _run_bound(block, values, stopper, placed)
+            taken = {name: values[name] for name in block.takes}
+            made = run_bound(block.session, taken, block.gives, stopper, placed)
     except Exception as error:  # the runtime's exceptions have no common base but this
         raise failure_of(error, stopped=stopper.stopped) from error
     # The end of the runtime's vector is a C++ exception. It takes a tenth of a millisecond where a
@@ -84,21 +85,23 @@ def put(part: Array, name: str, join: Join, joined: dict[str, Array]) -> None:
         raise RuntimeFailed(f"{name} cannot be joined: {error}") from error
 
 
-def _run_bound(
-    block: OpenBlock,
-    values: Values,
+def run_bound(
+    session: onnxruntime.InferenceSession,
+    taken: Mapping[str, onnxruntime.OrtValue],
+    gives: Iterable[str],
     stopper: Stopper,
     placed: Mapping[str, Array],
 ) -> Iterable[Any]:
-    binding = block.session.io_binding()
-    for name in block.takes:
-        binding.bind_ortvalue_input(name, values[name])
-    for name in block.gives:
+    """What a session gives, in the arena or where it is `placed`. Raises what the runtime does."""
+    binding = session.io_binding()
+    for name, value in taken.items():
+        binding.bind_ortvalue_input(name, value)
+    for name in gives:
         if name in placed:
             binding.bind_ortvalue_output(name, as_value(placed[name]))
         else:
             binding.bind_output(name)
-    block.session.run_with_iobinding(binding, stopper.options)
+    session.run_with_iobinding(binding, stopper.options)
     return [value._ortvalue for value in binding.get_outputs()]
 
 

@@ -9,10 +9,12 @@ from typing import Final
 import onnxruntime
 
 from shoal_agent.runtime.described import runs_in_order
+from shoal_agent.runtime.destinations import LARGE_BYTES, destinations
 from shoal_agent.runtime.external_data import table_bytes
-from shoal_agent.runtime.failures import Stopper, failure_of
+from shoal_agent.runtime.failures import OutOfBudget, Stopper, Terminated, failure_of
 from shoal_agent.runtime.inputs import input_spec
 from shoal_agent.runtime.mapped_pages import PageRange
+from shoal_agent.runtime.open_block import as_value, run_bound
 from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.process_memory import clean_pages
 from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, Recipe
@@ -86,6 +88,8 @@ class WholeFragment:
         self._session = session
         self.inputs = tuple(input_spec(value) for value in session.get_inputs())
         self.outputs = tuple(value.name for value in session.get_outputs())
+        # Whether it gives large outputs, and what the model says of their shapes is so.
+        self._places, self._may_place = False, True
 
     @property
     def prepared(self) -> bool:
@@ -102,11 +106,35 @@ class WholeFragment:
         return table_bytes(self._source.model.read_bytes())
 
     def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
-        """One item, as views into the arena; raises `RuntimeFailed` and its kinds."""
+        """One item, as arrays of its own or views into the arena; raises `RuntimeFailed` and its
+        kinds."""
+        if self._places and (placed := self._destinations(feed)):
+            try:
+                return self._run_placed(feed, stopper, placed)
+            except Exception as error:  # the runtime's exceptions have no common base but this
+                failure = failure_of(error, stopped=stopper.stopped)
+                if isinstance(failure, Terminated | OutOfBudget):
+                    raise failure from error
+                self._may_place = False
         try:
-            return list(self._session.run(self.outputs, feed, stopper.options))
-        except Exception as error:  # the runtime's exceptions have no common base but this
+            outputs = list(self._session.run(self.outputs, feed, stopper.options))
+        except Exception as error:  # as above
             raise failure_of(error, stopped=stopper.stopped) from error
+        self._places = self._may_place and any(each.nbytes >= LARGE_BYTES for each in outputs)
+        return outputs
+
+    def _destinations(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        return destinations(self._session.get_inputs(), self._session.get_outputs(), feed)
+
+    def _run_placed(
+        self, feed: Mapping[str, Array], stopper: Stopper, placed: Mapping[str, Array]
+    ) -> list[Array]:
+        taken = {name: as_value(array) for name, array in feed.items()}
+        made = run_bound(self._session, taken, self.outputs, stopper, placed)
+        return [
+            placed[name] if name in placed else onnxruntime.OrtValue(value).numpy()
+            for name, value in zip(self.outputs, made, strict=True)
+        ]
 
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped."""

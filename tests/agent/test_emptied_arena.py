@@ -149,7 +149,7 @@ def test_a_region_of_which_some_is_in_use_or_held_back_is_given_back(
 ) -> None:
     assert not region.keep(MIB), "nobody has worked in it"
     work(9 * MIB)
-    region._is_limited = lambda: True
+    region._is_shared = lambda: True
     before = resident_bytes()
     assert not region.keep(4 * MIB)
     assert before - resident_bytes() > 8 * MIB

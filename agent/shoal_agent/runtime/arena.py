@@ -38,26 +38,26 @@ class WorkingRegion:
     them: a page that is given back and comes again is one that the kernel has to clear.
 
     For a moment all of the region is taken as a value, which nobody reads or writes, so that its
-    pages may be dropped. Where it cannot be had, or where nobody has worked in it, the arena is
-    emptied.
+    pages may be dropped. Where others may take of it, where it cannot be had and where nobody has
+    worked in it, the arena is emptied.
     """
 
     def __init__(
         self,
         limit_bytes: int,
         empty_arena: Callable[[], None],
-        is_limited: Callable[[], bool],
+        is_shared: Callable[[], bool],
     ) -> None:
-        """`limit_bytes` is the arena's; `is_limited` says whether some of it is held back."""
+        """`limit_bytes` is the arena's; `is_shared` says whether others may take of it."""
         self.size_bytes = _region_bytes(limit_bytes)
         self.empty = empty_arena
-        self._is_limited = is_limited
+        self._is_shared = is_shared
         self._pages = PageRange(0, 0)
 
     def keep(self, size_bytes: int) -> bool:
         """Give back what lies beyond so many bytes, while nothing is in use; whether that could be:
         else all was given back."""
-        if not self._is_limited() and (region := self._take()) is not None:
+        if not self._is_shared() and (region := self._take()) is not None:
             self._pages = whole_pages(region.data_ptr(), self.size_bytes)
             if is_touched := self.touched_bytes() > 0:
                 beyond = self._pages.size - size_bytes

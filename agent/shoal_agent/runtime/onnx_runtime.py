@@ -102,7 +102,7 @@ class Runtime:
         self._limit_bytes = register_arena(limit_bytes)
         self._free = free or (lambda: self._limit_bytes - meter.used_at_most_bytes())
         self._ballast = Ballast(self._session(rehearsal_model.tiny_model()), meter)
-        self._region = WorkingRegion(self._limit_bytes, self.shrink, lambda: self._ballast.holds)
+        self._region = WorkingRegion(self._limit_bytes, self.shrink, self._shares_arena)
         self.shrink()
 
     def rehearse(self) -> None:
@@ -414,9 +414,8 @@ class Runtime:
         """Give a fragment up; the bytes that came back. Its memory is back on return."""
         before = self._meter.used_bytes()
         self._widening.discard(digest)
-        self._open.pop(digest, None)
-        self._prepared.pop(digest, None)
-        self._blocks.pop(digest, None)
+        for known in (self._open, self._prepared, self._blocks):
+            known.pop(digest, None)
         gc.collect()  # the session goes now, not when a cycle through it is found
         self.shrink()
         self._meter.give_back()
@@ -433,17 +432,18 @@ class Runtime:
         return fragment.table_bytes if isinstance(fragment, WholeFragment) else 0
 
     def drop_weights(self, digest: str) -> None:
-        """Let a fragment's mapped weights go: it reads rows of a table, and those of many items
-        have gathered in memory. The next run reads again what it needs, from the page cache mostly:
-        under a millisecond for 20 MB.
-        """
-        fragment = self._open.get(digest)
-        if fragment is not None:
+        """Let a fragment's mapped weights go: rows of a table have gathered in memory. The next run
+        reads again what it needs, mostly from the page cache: 20 MB in under a millisecond."""
+        if (fragment := self._open.get(digest)) is not None:
             drop(fragment.weight_pages())
 
     def shrink(self) -> None:
         """Give back what neither fragments nor activations hold."""
         self._ballast.empty_arena()
+
+    def _shares_arena(self) -> bool:
+        """Whether some is held back, or taken by what is being opened beside a run."""
+        return self._ballast.holds or self._widening.under_way
 
     def _session(self, model: bytes) -> onnxruntime.InferenceSession:
         return open_session(model, options_of(AS_IT_IS, self.threads))

@@ -113,6 +113,34 @@ def test_a_part_keeps_something_only_where_all_of_its_blocks_have_room_for_it() 
     assert least_bytes(planned) == 11
 
 
+def test_the_first_block_works_in_what_the_last_one_has_left_where_nothing_is_kept() -> None:
+    """Where a run was stopped another block may have left more: then the arena is emptied."""
+    blocks = [
+        block(5 * MIB, working=2 * MIB, empties=True),
+        block(MIB, working=60 * MIB),
+        block(60 * MIB, working=MIB, empties=True),
+    ]
+    times = list[None]()
+    region = WorkingRegion(64 * MIB, lambda: times.append(None), lambda: False)
+    parts = Parts(blocks, least_bytes(blocks), region)
+
+    def emptied(*, stopped: bool = False) -> int:
+        times.clear()
+        parts.begin({})
+        for index in range(3):
+            if parts.begins_at(index):
+                parts.make_room(index)
+        if stopped:
+            parts.forget()
+        else:
+            parts.end()
+        return len(times)
+
+    assert [emptied() for _ in range(3)] == [2, 1, 1]
+    assert emptied(stopped=True) == 1
+    assert [emptied() for _ in range(2)] == [2, 1]
+
+
 @pytest.fixture
 def region() -> Iterator[WorkingRegion]:
     """One that nobody works in."""

@@ -32,6 +32,8 @@ class Parts:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._touched: dict[int, int] = {}
         self._last: int | None = None
+        first, *_, last = arena_beside(blocks)
+        self._leaves_little, self._left_little = last <= first, False
 
     def begin(self, feed: Mapping[str, Array]) -> None:
         """An item is to run."""
@@ -44,23 +46,30 @@ class Parts:
         """The item has run."""
         self._note()
         self._last = None  # others may work in the arena now
+        self._left_little = self._leaves_little
 
     def forget(self) -> None:
         """What is in the arena is not what parts have left in it that ran to their ends."""
         self._touched = {}
-        self._last = None
+        self._last, self._left_little = None, False
 
     def begins_at(self, index: int) -> bool:
         """Whether a part does: values are to be moved, and room is to be made."""
         return index in self._starts
 
     def make_room(self, index: int) -> None:
-        """Give back what the part that begins does not work in, while nothing is in use."""
-        if not self._keeping:
-            self._region.empty()
+        """Give back what the part that begins does not work in, while nothing is in use. The first
+        one works in what the last has left of the item before, where that is no more than its first
+        block takes."""
+        left_little, self._left_little = self._left_little, False
+        if left_little and index not in self._keeping:
             return
         self._note()
-        self._last = index if self._region.keep(self._touched.get(index, 0)) else None
+        self._last = None
+        if not self._keeping:
+            self._region.empty()
+        elif self._region.keep(self._touched.get(index, 0)):
+            self._last = index
 
     def _note(self) -> None:
         """What the part that ends has touched."""

@@ -257,19 +257,6 @@ def test_large_outputs_of_several_runs_are_arrays_of_their_own(
     assert np.array_equal(runtime.run("f", X, Stopper()).outputs["y"], expected(runtime, made))
 
 
-def test_a_large_output_of_a_whole_is_in_memory_once(runtime: Runtime, tmp_path: Path) -> None:
-    """It is written where it is to be, and not copied."""
-    made = write_fragment(tmp_path, dense_model([64, 4096]), 64 * MIB)
-    runtime.open("f", made.folder)
-    x = {"x": np.zeros((1024, 64), np.float32)}
-    peaks = []
-    for _ in range(3):
-        peaks.append(runtime.run("f", x, Stopper()).peak_bytes)
-        runtime.shrink()
-    first, *others = peaks
-    assert max(others) < first - 12 * MIB
-
-
 def test_a_large_output_whose_shape_is_not_what_the_model_says_is_right(
     runtime: Runtime, tmp_path: Path
 ) -> None:

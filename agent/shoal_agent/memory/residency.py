@@ -156,7 +156,7 @@ class Ledger:
     @property
     def free(self) -> Bytes:
         """What nobody has; never below zero."""
-        return Bytes(max(0, self.free_for_fragments - self.reserved))
+        return Bytes(max(0, self.budget - self.fragments - self.moving - self.reserved))
 
     @property
     def spare(self) -> Bytes:

@@ -222,8 +222,7 @@ class Itineraries:
     def _most_together(self) -> int:
         """How many of the items that wait may run before the first of them leaves: what they make
         has the memory of one item."""
-        leg = self._legs.next_leg
-        if leg is None or self._legs.waiting == 1:
+        if self._legs.waiting == 1 or (leg := self._legs.next_leg) is None:
             return 1
         if not all(self._fragments.light.is_light(step.digest) for step in leg.steps):
             return 1

@@ -110,12 +110,16 @@ class Buffers:
     def request_move(self, size: int) -> bool:
         """Ask the ledger for a move: what others have left in the heap is for it."""
         self._fill(size)
-        return self._ledger.request_move(size)
+        return self._ledger.request_move(size) or (
+            self._gave_back() and self._ledger.request_move(size)
+        )
 
     def request_space(self, size: int) -> bool:
         """Ask the ledger for an activation, as for a move."""
         self._fill(size)
-        return self._ledger.request_space(size)
+        return self._ledger.request_space(size) or (
+            self._gave_back() and self._ledger.request_space(size)
+        )
 
     def end_move(self, size: int) -> None:
         """A move has ended; what it leaves in the heap waits."""
@@ -141,25 +145,24 @@ class Buffers:
 
     def make_room(self, size: int) -> int:
         """Let all go that waits if less than that is free; what is free now."""
-        if self._ledger.free < size and self._holds:
-            self.give_back()
+        if self._ledger.free < size:
+            self._gave_back()
         return self._ledger.free
-
-    @property
-    def _holds(self) -> bool:
-        """Whether anything waits, or may be free in the heap."""
-        return bool(self._waiting or self.holes_bytes or self._uncounted_bytes)
 
     @property
     def _most(self) -> int:
         return min(MOST_BYTES, self._ledger.budget // PART)
 
+    def _gave_back(self) -> bool:
+        """Let all go that waits or may be free in the heap; whether there was any."""
+        if not (self._waiting or self.holes_bytes or self._uncounted_bytes):
+            return False
+        self.give_back()
+        return True
+
     def _fill(self, size: int) -> None:
-        """Have room for so much: in holes, or where they and all that waits have gone."""
-        filled = min(size, self.holes_bytes)
-        if self._ledger.free + filled < size:
-            self.make_room(size)
-        elif filled:
+        """What is asked for has holes first."""
+        if filled := min(size, self.holes_bytes):
             self.holes_bytes -= filled
             self._ledger.return_space(filled)
 

@@ -65,7 +65,7 @@ def plan(state: State, job: Job) -> None:
     job.routes = ()
     if not job.spec.light or state.now < job.route_after:
         return
-    if not job.spec.open_ended and job.open <= len(job.active):
+    if not job.open_ended and job.open <= len(job.active):
         return
     if all(_is_light(state, queue.service) for queue in job.queues):
         services = [queue.service for queue in job.queues]

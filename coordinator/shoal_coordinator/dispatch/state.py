@@ -209,7 +209,8 @@ class Item:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
-    """A job in progress. `open` are its items that have not ended, admitted or not. `completed`
+    """A job in progress. It has `items` so far, and may get more if it is `open_ended`: its spec
+    says what it began with. `open` are those that have not ended, admitted or not. `completed`
     are those whose results existed before, `skipped` these and those that are not tried again,
     `succeeded` those of this run; `latency` of an item
     lasts from its first task's start to its result. There are new `routes` not before
@@ -220,6 +221,8 @@ class Job:
 
     spec: JobSpec
     submitted_at: Nanoseconds
+    items: int
+    open_ended: bool
     completed: frozenset[int]
     skipped: frozenset[int] = frozenset()
     queues: list[StageQueue] = field(default_factory=list)

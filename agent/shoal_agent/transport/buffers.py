@@ -129,8 +129,8 @@ class Buffers:
     def leave(self, size: int) -> None:
         """So much was freed that does not count any more. It may be in the heap still: it waits,
         where nobody else wants the space, or goes back to the kernel, what is small together."""
-        most = min(self._most - self.holes_bytes, self._ledger.spare)
-        if size <= most and self._ledger.request_space(size):
+        is_little = self.holes_bytes + size <= self._most and size <= self._ledger.spare
+        if is_little and self._ledger.request_space(size):
             self.holes_bytes += size
             return
         self._uncounted_bytes += size

@@ -141,7 +141,7 @@ class Ledger:
     reserved: Bytes = NOTHING
     moving: Bytes = NOTHING
     withheld: Bytes = NOTHING
-    _sum: tuple[object, object, Bytes] = field(default=(None, None, NOTHING), init=False)
+    _sum: tuple[object, object, Bytes] = field(default=(None, None, NOTHING), compare=False)
 
     @property
     def fragments(self) -> Bytes:

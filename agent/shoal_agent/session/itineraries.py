@@ -357,7 +357,7 @@ def _failure_of(error: Exception) -> pb.Failure:
 def _mean(compute: Sequence[tuple[int, ...]]) -> Iterable[int]:
     """What each stage took on average; mostly all came together."""
     first = compute[0]
-    if all(each is first for each in compute):
+    if len(compute) == 1 or all(each is first for each in compute):
         return first
     return [sum(each) // len(compute) for each in zip(*compute, strict=False)]
 

@@ -108,18 +108,15 @@ class Buffers:
             self.leave(lease.size)
 
     def request_move(self, size: int) -> bool:
-        """Ask the ledger for a move: what others have left in the heap is for it."""
-        self._fill(size)
-        return self._ledger.request_move(size) or (
-            self._gave_back() and self._ledger.request_move(size)
-        )
+        """Ask for a move: what others have left in the heap is for it."""
+        if self._filled(size):
+            self._ledger.begin_move(size)
+            return True
+        return self._asked(self._ledger.request_move, size)
 
     def request_space(self, size: int) -> bool:
-        """Ask the ledger for an activation, as for a move."""
-        self._fill(size)
-        return self._ledger.request_space(size) or (
-            self._gave_back() and self._ledger.request_space(size)
-        )
+        """Ask for an activation, as for a move."""
+        return self._filled(size) or self._asked(self._ledger.request_space, size)
 
     def end_move(self, size: int) -> None:
         """A move has ended; what it leaves in the heap waits."""
@@ -155,16 +152,26 @@ class Buffers:
 
     def _gave_back(self) -> bool:
         """Let all go that waits or may be free in the heap; whether there was any."""
-        if not (self._waiting or self.holes_bytes or self._uncounted_bytes):
+        holds = bool(self._waiting or self.holes_bytes or self._uncounted_bytes)
+        if holds:
+            self.give_back()
+        return holds
+
+    def _filled(self, size: int) -> bool:
+        """Whether it fits where holes are: then their reserved bytes are its own."""
+        if size > self.holes_bytes:
             return False
-        self.give_back()
+        self.holes_bytes -= size
         return True
 
-    def _fill(self, size: int) -> None:
-        """What is asked for has holes first."""
-        if filled := min(size, self.holes_bytes):
-            self.holes_bytes -= filled
-            self._ledger.return_space(filled)
+    def _asked(self, request: Callable[[int], bool], size: int) -> bool:
+        """Ask the ledger for what takes more than the holes; all that waits goes if need be."""
+        filled, self.holes_bytes = self.holes_bytes, 0
+        self._ledger.return_space(filled)
+        if request(size):
+            return True
+        self._uncounted_bytes += filled  # the heap still has them
+        return self._gave_back() and request(size)
 
     def _close_holes(self) -> None:
         self._trim()

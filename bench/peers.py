@@ -11,9 +11,10 @@ for Shoal `await model.run(inputs)` of the Python package, for Ray `get(graph.ex
 Both begin with arrays of the program and end with arrays of its own. Both are up at once and take
 turns of `CALLS_A_TURN`, and a ratio is that of two turns which follow one another: a call takes a
 quarter more when others use the machine, or when its processes get other processors. The first
-calls of a turn are not counted. All else is measured one after the other, with nothing of the other
-system there. A line of its own says what an item of a job takes that has a file for each: from the
-decision to run it to its results in the log, synced to the disk.
+calls of a turn are not counted, and Ray's actors, which keep processors busy while they wait, are
+stopped where it is not their turn. All else is measured one after the other, with nothing of the
+other system there. A line of its own says what an item of a job takes that has a file for each:
+from the decision to run it to its results in the log, synced to the disk.
 
 A line of its own says what bare gRPC streams of Python's asyncio interface would carry, if they did
 nothing else: an item of three stages on three devices takes three tasks and their answers, two

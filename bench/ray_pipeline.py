@@ -6,9 +6,9 @@ own way. Runs in a process of its own (Ray keeps global state): reads a line of 
     {"fragments": [{"model": PATH, "inputs": [...], "outputs": [...]}],
      "results": [...], "item": NPZ, "items": 200, "warm": 20}
 
-and then answers each line that is a number by what so many calls of the compiled graph took, one
-after the other. When there are no more lines, it writes the other figures. Answers are lines of
-JSON on standard output, the first of them when the graph is warm.
+and answers it with the process numbers of its actors when their compiled graph is warm, and each
+further line, a number, with what so many calls of the graph took, one after the other. When there
+are no more lines, it gives the other figures. Answers are lines of JSON on standard output.
 """
 
 import json
@@ -16,6 +16,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -109,7 +110,7 @@ def main() -> None:
     latencies(chain, request["warm"])
     processes = ray.get([actor.process_id.remote() for actor in actors])
     with watched(processes) as peaks:
-        compiled = compiled_items_per_second(actors, item, items, request["warm"])
+        compiled = compiled_items_per_second(actors, processes, item, items, request["warm"])
         latencies(chain, request["warm"])
         alone = latencies(chain, min(items // 5, 100))
         called = items_per_second(chain, items)
@@ -123,7 +124,9 @@ def main() -> None:
     )
 
 
-def compiled_items_per_second(actors: Any, item: Any, items: int, warm: int) -> float:
+def compiled_items_per_second(
+    actors: Any, processes: Sequence[int], item: Any, items: int, warm: int
+) -> float:
     """Of the actors as a compiled graph, which first answers what is asked about calls of it."""
     with InputNode() as source:
         node = source
@@ -134,7 +137,8 @@ def compiled_items_per_second(actors: Any, item: Any, items: int, warm: int) -> 
     def submit() -> Any:
         return compiled.execute(item)
 
-    say(latencies(submit, warm))
+    latencies(submit, warm)
+    say(processes)
     for line in sys.stdin:
         say(latencies(submit, int(line)))
     throughput = items_per_second(submit, items)

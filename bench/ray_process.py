@@ -1,11 +1,14 @@
 """Ray in a process of its own (`ray_pipeline`), beside the bench that asks it."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -14,7 +17,11 @@ _SHOWN: Final = 2000
 
 
 class RayProcess:
-    """Has a compiled graph that is warm. To be ended by leaving its context."""
+    """Has a compiled graph that is warm. To be ended by leaving its context.
+
+    Actors of a compiled graph wait for their input by looking again and again, and keep the
+    processors busy with that. So they are stopped while nobody asks them.
+    """
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         """`request` as in `ray_pipeline`. Returns when the graph is warm."""
@@ -27,16 +34,22 @@ class RayProcess:
             text=True,
         )
         self._limit = threading.Timer(_SECONDS, self._process.kill)
+        self._limit.daemon = True
         self._limit.start()
-        self._ask(json.dumps(request))
+        self._actors: Sequence[int] = ()
+        self._actors = self._ask(json.dumps(request))
+        self._signal_actors(signal.SIGSTOP)
 
     def latencies(self, count: int) -> list[float]:
         """Seconds of each of so many calls, one after the other."""
+        self._signal_actors(signal.SIGCONT)
         taken: list[float] = self._ask(str(count))
+        self._signal_actors(signal.SIGSTOP)
         return taken
 
     def finish(self) -> dict[str, Any]:
         """The other figures, which it measures now."""
+        self._signal_actors(signal.SIGCONT)
         assert self._process.stdin is not None
         self._process.stdin.close()
         figures: dict[str, Any] = self._answer()
@@ -47,9 +60,15 @@ class RayProcess:
 
     def __exit__(self, *_: object) -> None:
         self._limit.cancel()
+        self._signal_actors(signal.SIGCONT)
         self._process.kill()
         self._process.wait()
         self._errors.close()
+
+    def _signal_actors(self, number: signal.Signals) -> None:
+        for actor in self._actors:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(actor, number)
 
     def _ask(self, line: str) -> Any:
         assert self._process.stdin is not None

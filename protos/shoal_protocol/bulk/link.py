@@ -298,8 +298,9 @@ class BulkLink:
 
     def _join(self, frames: list[Frame], pushed: Iterable[Unanswered]) -> list[Outgoing]:
         """Have small transfers leave with these frames, of which some were pushed."""
-        room: float = _SMALL_BYTES - sum([each.frame.size for each in pushed])
-        transfers: list[Outgoing] = []
+        room, transfers = float(_SMALL_BYTES), list[Outgoing]()
+        for each in pushed:
+            room -= each.frame.size
         while self._waiting and len(frames) < FRAMES_TOGETHER:
             room -= self._waiting[0].size
             if room < 0:

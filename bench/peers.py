@@ -8,9 +8,13 @@ in memory. Shoal is measured twice: with a file for each item, and with fifty it
 
 Latency is what a program waits that has one input and needs its results, on a pool that is warm:
 for Shoal `await model.run(inputs)` of the Python package, for Ray `get(graph.execute(inputs))`.
-Both begin with arrays of the program and end with arrays of its own. A line of its own says what an
-item of a job takes that has a file for each: from the decision to run it to its results in the log,
-synced to the disk.
+Both begin with arrays of the program and end with arrays of its own. Both are up at once and take
+turns of `CALLS_A_TURN`, and a ratio is that of two turns which follow one another: a call takes a
+quarter more when others use the machine, or when its processes get other processors. The first
+calls of a turn are not counted, and Ray's actors, which keep processors busy while they wait, are
+stopped where it is not their turn. All else is measured one after the other, with nothing of the
+other system there. A line of its own says what an item of a job takes that has a file for each:
+from the decision to run it to its results in the log, synced to the disk.
 
 A line of its own says what bare gRPC streams of Python's asyncio interface would carry, if they did
 nothing else: an item of three stages on three devices takes three tasks and their answers, two
@@ -20,12 +24,10 @@ together with another.
 
 import asyncio
 import contextlib
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -37,6 +39,7 @@ from hop import bare_messages_per_second
 from measurement import RATIO, Measurement, Report, compared, parse_arguments
 from onnx import helper, numpy_helper
 from pool import Pool, cut, running_pool, write_items
+from ray_process import RayProcess
 from resident import watched
 from zoo.materialise import materialise
 
@@ -49,6 +52,9 @@ STAGES = 3
 MESSAGES = 2 * STAGES + 2 * (STAGES - 1)
 STACKED = 50
 WARM = 20
+CALLS_A_TURN = 20
+FIRST_CALLS = 3
+"""Of a turn: the other system has used the caches."""
 DEVICES = ("one", "two", "three")
 GOALS = {"tiny": (RATIO >= 2, RATIO <= 1), "MiniLM": (RATIO >= 1.2, RATIO <= 0.9)}
 """For the throughput, and the latency of one item, against a compiled graph on the same host."""
@@ -104,10 +110,10 @@ def subjects(folder: Path) -> list[Subject]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one system gives; latencies of one item at a time, in seconds: of a call, and of a job
-    with a file for each."""
+    """What one system gives; latencies of one item at a time, in seconds: of a call, the median of
+    each turn, and of a job with a file for each."""
 
-    latencies: Sequence[float]
+    latencies: Sequence[float] = ()
     filed_seconds: float = 0.0
     items_per_second: float
     worker_bytes: Sequence[int]
@@ -131,28 +137,36 @@ async def called(pool: Pool, document: PartitionDocument) -> AsyncIterator[Async
         await items.close()
 
 
-async def _call_seconds(
-    pool: Pool, subject: Subject, document: PartitionDocument, count: int
-) -> list[float]:
-    """What each of so many calls takes, one after the other."""
-    taken: list[float] = []
-    async with called(pool, document) as model:
-        for number in range(-WARM, count):
+async def calls_in_turns(
+    model: AsyncModel, item: Mapping[str, np.ndarray], ray: RayProcess, turns: int
+) -> tuple[list[float], list[float]]:
+    """What a call takes on Shoal and of Ray's compiled graph: the median of each turn."""
+
+    async def ours(count: int) -> list[float]:
+        taken = []
+        for _ in range(count):
             started = perf_counter()
-            await model.run(subject.item)
-            if number >= 0:
-                taken.append(perf_counter() - started)
-    return taken
+            await model.run(item)
+            taken.append(perf_counter() - started)
+        return taken
+
+    await ours(WARM)
+    mine, theirs = list[float](), list[float]()
+    for _ in range(turns):
+        count = FIRST_CALLS + CALLS_A_TURN
+        mine.append(median((await ours(count))[FIRST_CALLS:]))
+        taken = await asyncio.to_thread(ray.latencies, count)
+        theirs.append(median(taken[FIRST_CALLS:]))
+    return mine, theirs
 
 
 async def ours(
     pool: Pool, subject: Subject, document: PartitionDocument, items: int, turn: int
 ) -> Figures:
-    """Shoal: one item at a time, then as many as it likes."""
+    """Shoal: one item at a time, then as many as it likes; without calls."""
     processes = [pool.process_id(name) for name in DEVICES]
     folder = pool.workspace.root / f"{subject.name}-{turn}"
-    alone = min(items // 5, 100)
-    one_by_one = write_items(folder / "few", [subject.item] * alone)
+    one_by_one = write_items(folder / "few", [subject.item] * min(items // 5, 100))
     many = write_items(folder / "many", [subject.item] * items)
     homes = [[DEVICES[stage]] for stage in range(STAGES)]
     label = f"{subject.name.lower()}-{turn}"
@@ -161,7 +175,6 @@ async def ours(
     stack = {name: np.stack([value] * STACKED) for name, value in subject.item.items()}
     stacks = write_items(folder / "stacks", [stack] * (items // STACKED))
     with watched(processes) as peaks:
-        calls = await _call_seconds(pool, subject, document, alone)
         latency = await pool.run(
             f"{label}-alone", document, one_by_one, folder / "few-out", homes=homes, parallelism=1
         )
@@ -172,7 +185,6 @@ async def ours(
     for status in (latency, flood, stacked):
         assert status.state == pb.JobStatus.COMPLETE, status
     return Figures(
-        latencies=calls,
         filed_seconds=latency.latency.p50_seconds,
         items_per_second=items / flood.seconds,
         stacked_per_second=stacked.items / stacked.seconds,
@@ -180,10 +192,10 @@ async def ours(
     )
 
 
-def rays(
+def ray_request(
     pool: Pool, subject: Subject, document: PartitionDocument, items: int
-) -> dict[str, Figures]:
-    """Ray, in a process of its own."""
+) -> dict[str, Any]:
+    """What Ray is to run."""
     folder = pool.workspace.root / "ray"
     folder.mkdir(exist_ok=True)
     item = folder / f"{subject.name}.npz"
@@ -198,51 +210,66 @@ def rays(
         }
         for f in document.fragments
     ]
-    request = {
+    return {
         "fragments": fragments,
         "results": [spec.name for spec in document.outputs],
         "item": str(item),
         "items": items,
-        "warm": 20,
+        "warm": WARM,
     }
-    script = Path(__file__).with_name("ray_pipeline.py")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(f"Ray failed:\n{done.stderr[-2000:]}")
-    answer = json.loads(done.stdout[done.stdout.index("{") :])
+
+
+def rays(answer: Mapping[str, Any], calls: Sequence[float]) -> dict[str, Figures]:
+    """Ray's figures: the actors', and those of the compiled graph, whose calls were in turns."""
+    latencies = {"actors": answer["actors"]["latencies_seconds"], "compiled": calls}
     return {
         kind: Figures(
-            latencies=[median(answer[kind]["latencies_seconds"])],
+            latencies=taken,
             items_per_second=answer[kind]["items_per_second"],
             worker_bytes=answer["worker_peak_bytes"],
         )
-        for kind in ("actors", "compiled")
+        for kind, taken in latencies.items()
     }
+
+
+async def both(
+    place: Path, subject: Subject, items: int, turn: int, *, call_turns: int
+) -> tuple[Figures, dict[str, Figures]]:
+    """Shoal's figures, then the calls of both, then Ray's: two processors do not hold both at
+    work."""
+    devices = [{"name": name, "memory": "256Mi"} for name in DEVICES]
+    with contextlib.ExitStack() as stack:
+        async with running_pool(place, devices, cgroups=False) as pool:
+            shapes = {name: value.shape for name, value in subject.item.items()}
+            document = cut(subject.path, pool.store, STAGES, shapes)
+            mine = await ours(pool, subject, document, items, turn)
+            request = ray_request(pool, subject, document, items)
+            ray = stack.enter_context(await asyncio.to_thread(RayProcess, request))
+            processes = [pool.process_id(name) for name in DEVICES]
+            async with called(pool, document) as model:
+                with watched(processes) as peaks:
+                    calls, their_calls = await calls_in_turns(model, subject.item, ray, call_turns)
+        mine = replace(
+            mine,
+            latencies=calls,
+            worker_bytes=[max(each) for each in zip(mine.worker_bytes, peaks, strict=True)],
+        )
+        return mine, rays(await asyncio.to_thread(ray.finish), their_calls)
 
 
 async def measure(folder: Path, report: Report) -> None:
     """Both systems in turns, for each subject."""
     turns = 1 if report.quick else 3
-    devices = [{"name": name, "memory": "256Mi"} for name in DEVICES]
     for subject in subjects(folder):
         items = (150 if report.quick else 600) // (3 if subject.name == "MiniLM" else 1)
         mine: list[Figures] = []
         theirs: list[dict[str, Figures]] = []
         for turn in range(turns):
             place = folder / f"{subject.name}-{turn}"
-            async with running_pool(place, devices, cgroups=False) as pool:
-                shapes = {name: value.shape for name, value in subject.item.items()}
-                document = cut(subject.path, pool.store, STAGES, shapes)
-                mine.append(await ours(pool, subject, document, items, turn))
-            # One after the other, never at once: two processors do not hold both.
-            theirs.append(await asyncio.to_thread(rays, pool, subject, document, items))
+            call_turns = 3 if report.quick else 10
+            ours_now, theirs_now = await both(place, subject, items, turn, call_turns=call_turns)
+            mine.append(ours_now)
+            theirs.append(theirs_now)
         compare(report, subject.name, mine, theirs)
         if subject.name == "MiniLM":
             continue  # its time is arithmetic, of which bare messages have none
@@ -269,6 +296,12 @@ def compare(
         ("actors", "Ray actors", RATIO >= 1, None),
     ):
         peers = [one[kind] for one in theirs]
+        calls, their_calls = [one.latencies for one in mine], [one.latencies for one in peers]
+        if kind == "actors":  # which had no turns between ours
+            calls, their_calls = (
+                [[median(each)] for each in calls],
+                [[median(each)] for each in their_calls],
+            )
         report.add(
             compared(
                 f"{name}: throughput, against {title}",
@@ -290,8 +323,8 @@ def compare(
         report.add(
             compared(
                 f"{name}: latency of one item, against {title}",
-                [median(one.latencies) for one in mine],
-                [median(one.latencies) for one in peers],
+                [*chain.from_iterable(calls)],
+                [*chain.from_iterable(their_calls)],
                 unit="s",
                 goal=latency,
             )

@@ -1,11 +1,14 @@
 """The peer: the same fragments as a pipeline of Ray actors, and as a Ray compiled graph.
 
 Each actor holds one fragment in ONNX Runtime with one thread; tensors pass between actors in Ray's
-own way. Runs in a process of its own (Ray keeps global state): reads a request as JSON
-on standard input and writes the figures as JSON on standard output.
+own way. Runs in a process of its own (Ray keeps global state): reads a line of JSON, the request,
 
     {"fragments": [{"model": PATH, "inputs": [...], "outputs": [...]}],
      "results": [...], "item": NPZ, "items": 200, "warm": 20}
+
+and answers it with the process numbers of its actors when their compiled graph is warm, and each
+further line, a number, with what so many calls of the graph took, one after the other. When there
+are no more lines, it gives the other figures. Answers are lines of JSON on standard output.
 """
 
 import json
@@ -13,6 +16,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -47,13 +51,18 @@ class FragmentActor:
         return os.getpid()
 
 
-def measure(run_one: Any, submit: Any, items: int, in_flight: int) -> dict[str, Any]:
-    """Latency of one item alone, then throughput with `in_flight` items on their way."""
-    latencies = []
-    for _ in range(min(items // 5, 100)):
+def latencies(submit: Any, count: int) -> list[float]:
+    """Seconds of each of so many calls, one after the other."""
+    taken = []
+    for _ in range(count):
         started = time.perf_counter()
-        run_one()
-        latencies.append(time.perf_counter() - started)
+        ray.get(submit())
+        taken.append(time.perf_counter() - started)
+    return taken
+
+
+def items_per_second(submit: Any, items: int, in_flight: int = 10) -> float:
+    """Throughput with `in_flight` items on their way."""
     started = time.perf_counter()
     waiting: list[Any] = []
     for _ in range(items):
@@ -62,10 +71,12 @@ def measure(run_one: Any, submit: Any, items: int, in_flight: int) -> dict[str, 
         waiting.append(submit())
     for reference in waiting:
         ray.get(reference)
-    return {
-        "latencies_seconds": latencies,
-        "items_per_second": items / (time.perf_counter() - started),
-    }
+    return items / (time.perf_counter() - started)
+
+
+def say(answer: Any) -> None:
+    """A line for whoever has asked."""
+    print(json.dumps(answer), flush=True)
 
 
 def needed_after(fragments: list[dict[str, Any]], position: int, results: list[str]) -> list[str]:
@@ -75,7 +86,7 @@ def needed_after(fragments: list[dict[str, Any]], position: int, results: list[s
 
 
 def main() -> None:
-    request = json.load(sys.stdin)
+    request = json.loads(sys.stdin.readline())
     fragments, items = request["fragments"], request["items"]
     with np.load(request["item"]) as stored:
         item = dict(stored)
@@ -96,30 +107,43 @@ def main() -> None:
             reference = actor.step.remote(reference)
         return reference
 
-    for _ in range(request["warm"]):
-        ray.get(chain())
+    latencies(chain, request["warm"])
     processes = ray.get([actor.process_id.remote() for actor in actors])
     with watched(processes) as peaks:
-        answer = both(actors, chain, item, items, request["warm"])
+        compiled = compiled_items_per_second(actors, processes, item, items, request["warm"])
+        latencies(chain, request["warm"])
+        alone = latencies(chain, min(items // 5, 100))
+        called = items_per_second(chain, items)
     ray.shutdown()
-    json.dump({**answer, "worker_peak_bytes": peaks}, sys.stdout)
+    say(
+        {
+            "actors": {"latencies_seconds": alone, "items_per_second": called},
+            "compiled": {"items_per_second": compiled},
+            "worker_peak_bytes": peaks,
+        }
+    )
 
 
-def both(actors: Any, chain: Any, item: Any, items: int, warm: int) -> dict[str, Any]:
-    """Actors that are called one after the other, then the same as a compiled graph."""
-    called = measure(lambda: ray.get(chain()), chain, items, in_flight=10)
+def compiled_items_per_second(
+    actors: Any, processes: Sequence[int], item: Any, items: int, warm: int
+) -> float:
+    """Of the actors as a compiled graph, which first answers what is asked about calls of it."""
     with InputNode() as source:
         node = source
         for actor in actors:
             node = actor.step.bind(node)
     compiled = node.experimental_compile()
-    for _ in range(warm):
-        ray.get(compiled.execute(item))
-    graph = measure(
-        lambda: ray.get(compiled.execute(item)), lambda: compiled.execute(item), items, in_flight=10
-    )
+
+    def submit() -> Any:
+        return compiled.execute(item)
+
+    latencies(submit, warm)
+    say(processes)
+    for line in sys.stdin:
+        say(latencies(submit, int(line)))
+    throughput = items_per_second(submit, items)
     compiled.teardown()
-    return {"actors": called, "compiled": graph}
+    return throughput
 
 
 if __name__ == "__main__":

@@ -222,6 +222,20 @@ def test_what_waits_counts_is_in_nobodys_way_and_is_read_by_nobody_else(
         device.check()
 
 
+@pytest.mark.parametrize("ask", [Device.make, Device.move])
+def test_nothing_stays_in_the_heap_uncounted_where_holes_do_not_suffice(
+    ask: Callable[[Device, int], None],
+) -> None:
+    device = Device()
+    device.make(4 * PAGE)
+    device.drop_made(0)
+    device.load(60 * PAGE)
+    assert device.buffers.holes_bytes == 4 * PAGE, "there is room for both"
+    ask(device, 5 * PAGE)
+    device.check()
+    assert (device.buffers.holes_bytes, device.ledger.free) == (0, 4 * PAGE)
+
+
 def test_memory_is_used_again_in_most_of_a_stream_of_one_size() -> None:
     """What the history above checks would hold of buffers that are never lent again."""
     buffers, addresses = Buffers(Ledger(budget=BUDGET), PAGE, no_heap), set()

@@ -100,6 +100,23 @@ def test_library_pages_are_no_part_of_a_run_that_takes_more_than_others(
     assert 2 * TAKEN_BYTES <= taken < 2 * TAKEN_BYTES + NOISE_BYTES
 
 
+def test_library_pages_are_counted_once_for_a_run_that_takes_more_than_others(
+    meter: MemoryMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = LibraryPages.resident_bytes
+    counts: list[int] = []
+
+    def counted(pages: LibraryPages) -> int:
+        counts.append(count(pages))
+        return counts[-1]
+
+    meter.begin_peak()
+    monkeypatch.setattr(LibraryPages, "resident_bytes", counted)
+    with take(2 * TAKEN_BYTES):
+        assert meter.peak_since_begin_bytes() >= 2 * TAKEN_BYTES
+    assert len(counts) == 1
+
+
 def test_library_pages_that_the_kernel_takes_after_a_peak_are_not_in_it(meter: MemoryMeter) -> None:
     """As it does in a group that is at its limit: the mark is of a moment when they were there."""
     return_library_pages()

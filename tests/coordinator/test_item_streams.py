@@ -211,7 +211,7 @@ async def test_nothing_is_left_of_a_local_client_that_goes_away_while_it_is_not_
         await stream.write([pb.InferRequest(frame=bytes(frame))])
     jobs = world.coordinator.driver.state.jobs
     async with asyncio.timeout(SECONDS):
-        while jobs[answer.started].spec.items < bound:
+        while jobs[answer.started].items < bound:
             await asyncio.sleep(0.01)
     await stream.close()
     await check_ended(world, answer.started)
@@ -226,7 +226,7 @@ async def test_a_client_is_read_no_further_than_the_bound(world: World) -> None:
             await client.send(number, {"x": row(number)})
         for _ in range(10):
             await asyncio.sleep(0.01)
-        assert world.coordinator.driver.state.jobs[name].spec.items == bound
+        assert world.coordinator.driver.state.jobs[name].items == bound
         for _ in range(3 * (bound + 20)):
             gate.release()
         numbers = {(await client.answer())[0] for _ in range(bound + 20)}

@@ -32,8 +32,7 @@ and more again when there is more. Of what nobody has, half is lent to fragments
 what it saves (`memory.allocation`).
 
 The budget may change at any time (`change_budget`). What moves then is neither spilled nor a reason
-to evict: until it has ended, it may exceed a budget that became smaller, and nothing else is
-granted.
+to evict: until it has ended, it may exceed a budget that became smaller, and nothing is granted.
 """
 
 from collections.abc import Mapping
@@ -142,11 +141,16 @@ class Ledger:
     reserved: Bytes = NOTHING
     moving: Bytes = NOTHING
     withheld: Bytes = NOTHING
+    _sum: tuple[object, object, Bytes] = field(default=(None, None, NOTHING), compare=False)
 
     @property
     def fragments(self) -> Bytes:
-        """Bytes of fragments, resident and in flight."""
-        return Bytes(sum(self.resident.values()) + sum(self.in_flight.values()))
+        """Bytes of fragments, resident and in flight; added up where these were replaced."""
+        resident, in_flight, (were, came, size) = self.resident, self.in_flight, self._sum
+        if were is not resident or came is not in_flight:
+            size = Bytes(sum(resident.values()) + sum(in_flight.values()))
+            self._sum = resident, in_flight, size
+        return size
 
     @property
     def free_for_fragments(self) -> Bytes:
@@ -156,7 +160,7 @@ class Ledger:
     @property
     def free(self) -> Bytes:
         """What nobody has; never below zero."""
-        return Bytes(max(0, self.free_for_fragments - self.reserved))
+        return Bytes(max(0, self.budget - self.fragments - self.moving - self.reserved))
 
     @property
     def spare(self) -> Bytes:
@@ -317,9 +321,7 @@ class Ledger:
 
     def take_back(self) -> list[Grant]:
         """An activation finds no room: what was lent is free again."""
-        return self._regrant(
-            {each: share.granted - share.lent for each, share in self.shares.items()}
-        )
+        return self._regrant({k: s.granted - s.lent for k, s in self.shares.items()})
 
     def _grant_less(self, excess: int) -> list[Grant]:
         """Take so much from fragments that can do without, where it costs least; or where they can
@@ -361,8 +363,7 @@ class Ledger:
 
     def request_space(self, size: int) -> bool:
         """Whether an activation may stay in memory; else it goes to disk, or by another way."""
-        granted = size <= self.free
-        if granted:
+        if granted := size <= self.free:
             self.reserved = Bytes(self.reserved + size)
         return granted
 
@@ -372,8 +373,7 @@ class Ledger:
 
     def request_move(self, size: int) -> bool:
         """Whether an activation may be received or sent, in memory."""
-        granted = size <= self.free
-        if granted:
+        if granted := size <= self.free:
             self.moving = Bytes(self.moving + size)
         return granted
 

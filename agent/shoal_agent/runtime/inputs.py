@@ -70,10 +70,10 @@ def feed_of(specs: Sequence[InputSpec], tensors: Mapping[str, Array]) -> dict[st
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
     # The runtime shows a shape of unknown rank like a number's: as ().
-    if not wanted:
+    if not wanted or shape == wanted:
         return True
     return len(shape) == len(wanted) and all(
-        expected is None or size == expected for size, expected in zip(shape, wanted, strict=True)
+        [expected is None or size == expected for size, expected in zip(shape, wanted, strict=True)]
     )
 
 

@@ -38,9 +38,7 @@ class LightRuns:
     def is_light(self, digest: str) -> bool:
         """Whether a fragment takes next to no time, and memory that is known and does not grow with
         the items: rows of a table gather from one to the next."""
-        if digest not in self._measured or not self._opening.is_known(digest):
-            return False
-        return self._processor.light_bytes(digest) >= 0
+        return self._is_known(digest) and self._processor.light_bytes(digest) >= 0
 
     def run(self, digest: str, items: Sequence[Mapping[str, Array]]) -> Passed | None:
         """What a fragment gives for each of the items, where it is light or one is alone; `note` is
@@ -48,14 +46,15 @@ class LightRuns:
         to any of them."""
         if digest not in self._ledger.resident:
             raise NotResident(f"{short(digest)} is not resident")
-        sizes = [sum([each.nbytes for each in tensors.values()]) for tensors in items]
-        if self.is_light(digest):
-            runs_here = max(sizes) <= self._processor.light_bytes(digest)
+        if not self._is_known(digest):
+            return None
+        size = max([sum([each.nbytes for each in tensors.values()]) for tensors in items])
+        if len(items) == 1:
+            runs_here = self._processor.runs_here(digest, size)
         else:
-            is_known = digest in self._measured and self._opening.is_known(digest)
-            runs_here = is_known and len(items) == 1 and self._processor.runs_here(digest, *sizes)
+            runs_here = size <= self._processor.light_bytes(digest)
         trial = self._opening.trial_of(digest)
-        if not runs_here or (trial is not None and max(sizes) > trial.input_bytes):
+        if not runs_here or (trial is not None and size > trial.input_bytes):
             return None
         return self._processor.run_in_passing(digest, items)
 
@@ -68,3 +67,7 @@ class LightRuns:
         if self._processor.gathers(digest):
             beside = self._ledger.reserved + self._ledger.moving
             await self._gathered.check(digest, peak_bytes - beside)
+
+    def _is_known(self, digest: str) -> bool:
+        """Whether it is known what a fragment takes, and that this follows from its inputs."""
+        return digest in self._measured and self._opening.is_known(digest)

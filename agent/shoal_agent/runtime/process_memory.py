@@ -226,10 +226,11 @@ class MemoryMeter:
 
     def _record_mark(self) -> int:
         """The highest mark, above the floor."""
-        mark = self._read()[0]
+        mark, counted_at_bytes = self._read()[0], self._counted_at_bytes
         if (above := self._mark_above(mark)) > self._highest_bytes:
-            self._counted_at_bytes = 0  # library pages that have returned are none of it
-            above = self._mark_above(mark)
+            if counted_at_bytes == self._counted_at_bytes:  # they were not counted just now
+                self._counted_at_bytes = 0  # library pages that have returned are none of it
+                above = self._mark_above(mark)
             self._highest_bytes = max(self._highest_bytes, above)
         return above
 

@@ -222,8 +222,7 @@ class Itineraries:
     def _most_together(self) -> int:
         """How many of the items that wait may run before the first of them leaves: what they make
         has the memory of one item."""
-        leg = self._legs.next_leg
-        if leg is None or self._legs.waiting == 1:
+        if self._legs.waiting == 1 or (leg := self._legs.next_leg) is None:
             return 1
         if not all(self._fragments.light.is_light(step.digest) for step in leg.steps):
             return 1
@@ -358,7 +357,7 @@ def _failure_of(error: Exception) -> pb.Failure:
 def _mean(compute: Sequence[tuple[int, ...]]) -> Iterable[int]:
     """What each stage took on average; mostly all came together."""
     first = compute[0]
-    if all(each is first for each in compute):
+    if len(compute) == 1 or all(each is first for each in compute):
         return first
     return [sum(each) // len(compute) for each in zip(*compute, strict=False)]
 

@@ -108,14 +108,15 @@ class Buffers:
             self.leave(lease.size)
 
     def request_move(self, size: int) -> bool:
-        """Ask the ledger for a move: what others have left in the heap is for it."""
-        self._fill(size)
-        return self._ledger.request_move(size)
+        """Ask for a move: what others have left in the heap is for it."""
+        if self._filled(size):
+            self._ledger.begin_move(size)
+            return True
+        return self._asked(self._ledger.request_move, size)
 
     def request_space(self, size: int) -> bool:
-        """Ask the ledger for an activation, as for a move."""
-        self._fill(size)
-        return self._ledger.request_space(size)
+        """Ask for an activation, as for a move."""
+        return self._filled(size) or self._asked(self._ledger.request_space, size)
 
     def end_move(self, size: int) -> None:
         """A move has ended; what it leaves in the heap waits."""
@@ -125,8 +126,8 @@ class Buffers:
     def leave(self, size: int) -> None:
         """So much was freed that does not count any more. It may be in the heap still: it waits,
         where nobody else wants the space, or goes back to the kernel, what is small together."""
-        most = min(self._most - self.holes_bytes, self._ledger.spare)
-        if size <= most and self._ledger.request_space(size):
+        is_little = self.holes_bytes + size <= self._most and size <= self._ledger.spare
+        if is_little and self._ledger.request_space(size):
             self.holes_bytes += size
             return
         self._uncounted_bytes += size
@@ -141,27 +142,36 @@ class Buffers:
 
     def make_room(self, size: int) -> int:
         """Let all go that waits if less than that is free; what is free now."""
-        if self._ledger.free < size and self._holds:
-            self.give_back()
+        if self._ledger.free < size:
+            self._gave_back()
         return self._ledger.free
-
-    @property
-    def _holds(self) -> bool:
-        """Whether anything waits, or may be free in the heap."""
-        return bool(self._waiting or self.holes_bytes or self._uncounted_bytes)
 
     @property
     def _most(self) -> int:
         return min(MOST_BYTES, self._ledger.budget // PART)
 
-    def _fill(self, size: int) -> None:
-        """Have room for so much: in holes, or where they and all that waits have gone."""
-        filled = min(size, self.holes_bytes)
-        if self._ledger.free + filled < size:
-            self.make_room(size)
-        elif filled:
-            self.holes_bytes -= filled
-            self._ledger.return_space(filled)
+    def _gave_back(self) -> bool:
+        """Let all go that waits or may be free in the heap; whether there was any."""
+        holds = bool(self._waiting or self.holes_bytes or self._uncounted_bytes)
+        if holds:
+            self.give_back()
+        return holds
+
+    def _filled(self, size: int) -> bool:
+        """Whether it fits where holes are: then their reserved bytes are its own."""
+        if size > self.holes_bytes:
+            return False
+        self.holes_bytes -= size
+        return True
+
+    def _asked(self, request: Callable[[int], bool], size: int) -> bool:
+        """Ask the ledger for what takes more than the holes; all that waits goes if need be."""
+        filled, self.holes_bytes = self.holes_bytes, 0
+        self._ledger.return_space(filled)
+        if request(size):
+            return True
+        self._uncounted_bytes += filled  # the heap still has them
+        return self._gave_back() and request(size)
 
     def _close_holes(self) -> None:
         self._trim()

@@ -60,7 +60,7 @@ def _of_device(state: State, device: Device) -> Iterator[str]:
 def _of_job(state: State, job: Job) -> Iterator[str]:
     name = job.spec.name
     ended = job.spec.first + len(job.completed) + job.succeeded + job.failed
-    if job.open != job.spec.items - ended:
+    if job.open != job.items - ended:
         yield f"{name}: {job.open} items open"
     if len(job.active) > job.open:
         yield f"{name}: {len(job.active)} active of {job.open}"

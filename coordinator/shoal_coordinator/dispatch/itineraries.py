@@ -65,21 +65,20 @@ def plan(state: State, job: Job) -> None:
     job.routes = ()
     if not job.spec.light or state.now < job.route_after:
         return
-    if not job.spec.open_ended and job.open <= len(job.active):
+    if not job.open_ended and job.open <= len(job.active):
         return
     if all(_is_light(state, queue.service) for queue in job.queues):
         services = [queue.service for queue in job.queues]
         for queue in job.queues:
             want(state, queue)  # no task is given that says so: a home may lack it
         job.routes = tuple(_plan(state, job, devices) for devices in _lanes(services))
+        stages = zip(*[route.devices for route in job.routes], strict=True)
+        job.routed = [frozenset(devices) for devices in stages]
 
 
 def _changed(job: Job) -> bool:
     """Whether other devices serve a stage than those that the routes name."""
-    return any(
-        queue.service.servers.keys() != {route.devices[stage] for route in job.routes}
-        for stage, queue in enumerate(job.queues)
-    )
+    return [queue.service.servers.keys() for queue in job.queues] != job.routed
 
 
 def _is_light(state: State, service: Service) -> bool:
@@ -189,7 +188,7 @@ def open_routes(state: State, job: Job) -> tuple[Route, ...] | None:
 
 def _others(job: Job) -> Iterator[StageQueue]:
     """Stages of other jobs with work for a device of these routes."""
-    for device in dict.fromkeys(device for route in job.routes for device in route.devices):
+    for device in {device: None for route in job.routes for device in route.devices}:
         for service in device.listed:
             for queue in service.queues:
                 if (queue.waiting or queue.running) and queue.job is not job:

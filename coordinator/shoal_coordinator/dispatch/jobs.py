@@ -63,6 +63,8 @@ def submit(state: State, event: ev.JobSubmitted) -> None:
     job = Job(
         spec=spec,
         submitted_at=event.at,
+        items=spec.items,
+        open_ended=spec.open_ended,
         completed=completed,
         skipped=skipped,
         next_item=first,
@@ -84,11 +86,10 @@ def submit(state: State, event: ev.JobSubmitted) -> None:
 def extend(state: State, event: ev.ItemsArrived) -> None:
     """An open-ended job has more items, or has all of them."""
     job = state.jobs.get(event.job)
-    if job is None or not job.spec.open_ended:
+    if job is None or not job.open_ended:
         return
-    job.open += max(0, event.items - job.spec.items)
-    items = max(job.spec.items, event.items)
-    job.spec = replace(job.spec, items=items, open_ended=not event.last)
+    job.open += max(0, event.items - job.items)
+    job.items, job.open_ended = max(job.items, event.items), not event.last
     if not job.open and event.last:
         end_job(state, job, None)
         return
@@ -145,7 +146,7 @@ def _replan(state: State, job: Job, spec: ev.JobSpec) -> None:
         abandon(state, item)
         del job.active[item.index]
     queues = job.queues
-    job.spec = replace(spec, items=job.spec.items, open_ended=job.spec.open_ended)
+    job.spec = spec
     job.again.extend(sorted(item.index for item in items))
     job.queues = []
     _make_queues(state, job)
@@ -186,7 +187,7 @@ def _open_window(state: State, job: Job) -> None:
 
 def _window(state: State, job: Job) -> int:
     if job.spec.mode is ev.Mode.BARRIER:
-        return job.spec.items
+        return job.items
     services = [queue.service for queue in job.queues]
     if all(service.homes_up for service in services):
         names = {name for service in services for name in service.homes}
@@ -233,7 +234,7 @@ def _fill_window(state: State, job: Job) -> None:
         else:
             while job.next_item in job.skipped:
                 job.next_item += 1
-            if job.next_item >= job.spec.items:
+            if job.next_item >= job.items:
                 break
             index = job.next_item
             job.next_item += 1
@@ -323,7 +324,7 @@ def _end_item(state: State, item: Item) -> None:
     del job.active[item.index]
     job.storing -= item.storing
     job.open -= 1
-    if not job.open and not job.spec.open_ended:
+    if not job.open and not job.open_ended:
         end_job(state, job, None)
         return
     state.worklist.admitting.append(job)

@@ -209,10 +209,11 @@ class Item:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
-    """A job in progress. `open` are its items that have not ended, admitted or not. `completed`
+    """A job in progress. It has `items` so far, and may get more if it is `open_ended`: its spec
+    says what it began with. `open` are those that have not ended, admitted or not. `completed`
     are those whose results existed before, `skipped` these and those that are not tried again,
-    `succeeded` those of this run; `latency` of an item
-    lasts from its first task's start to its result. There are new `routes` not before
+    `succeeded` those of this run; `latency` of an item lasts from its first task's start to its
+    result. `routed` are the devices of each stage on the `routes`; there are new ones not before
     `route_after`, which is later with each of `route_failures`; `travelling` items are on routes.
     Stages up to `open_stages` may begin: all of them, unless the mode is Barrier. `outgrown`:
     fragments that an item needed more for than any device has, with the most that was measured.
@@ -220,6 +221,8 @@ class Job:
 
     spec: JobSpec
     submitted_at: Nanoseconds
+    items: int
+    open_ended: bool
     completed: frozenset[int]
     skipped: frozenset[int] = frozenset()
     queues: list[StageQueue] = field(default_factory=list)
@@ -242,6 +245,7 @@ class Job:
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     failure: Failure | None = None
     routes: "tuple[Route, ...]" = ()
+    routed: list[frozenset[Device]] = field(default_factory=list)
     route_after: Nanoseconds = Nanoseconds(0)
     route_failures: int = 0
     travelling: int = 0

@@ -123,12 +123,12 @@ def job_status(
     status = pb.JobStatus(
         name=job.spec.name,
         state=pb.JobStatus.PENDING if pending else pb.JobStatus.RUNNING,
-        items=job.spec.items - earlier.superseded,
+        items=job.items - earlier.superseded,
         active=len(job.active),
         succeeded=earlier.succeeded + job.succeeded,
         failed=earlier.failed + job.failed,
         resumed=max(0, earlier.succeeded),
-        following=job.spec.open_ended,
+        following=job.open_ended,
         epoch=job.spec.epoch,
         failures=[
             *(

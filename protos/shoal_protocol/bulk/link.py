@@ -281,20 +281,10 @@ class BulkLink:
             await self._pace.turn(busy=bool(self._unanswered))
         frames = self._take_answers() if self._answers else []
         pushed: list[Unanswered] = []
-        room: float = _SMALL_BYTES
         if self._pushed:
             pushed = self._pushed.take(FRAMES_TOGETHER - len(frames), _PUSHED_BYTES)
             frames += [each.frame for each in pushed]
-            room -= sum(each.frame.size for each in pushed)
-        transfers: list[Outgoing] = []
-        while self._waiting and len(frames) < FRAMES_TOGETHER:
-            room -= self._waiting[0].size
-            if room < 0:
-                break
-            if (outgoing := self._next()) is not None:
-                transfers.append(outgoing)
-                # What has a size is at hand.
-                frames += cast("Iterable[Frame]", outgoing.frames(outgoing.number))
+        transfers = self._join(frames, pushed) if self._waiting else []
         if self._pace is not None:
             self._pace.leave(len(frames))
         try:
@@ -305,6 +295,21 @@ class BulkLink:
                 each.left()
         for outgoing in transfers:
             outgoing.written_at = perf_counter()
+
+    def _join(self, frames: list[Frame], pushed: Iterable[Unanswered]) -> list[Outgoing]:
+        """Have small transfers leave with these frames, of which some were pushed."""
+        room, transfers = float(_SMALL_BYTES), list[Outgoing]()
+        for each in pushed:
+            room -= each.frame.size
+        while self._waiting and len(frames) < FRAMES_TOGETHER:
+            room -= self._waiting[0].size
+            if room < 0:
+                break
+            if (outgoing := self._next()) is not None:
+                transfers.append(outgoing)
+                # What has a size is at hand.
+                frames += cast("Iterable[Frame]", outgoing.frames(outgoing.number))
+        return transfers
 
     async def _write_transfer(self, outgoing: Outgoing) -> None:
         frames = outgoing.frames(outgoing.number)

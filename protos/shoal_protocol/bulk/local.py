@@ -232,7 +232,9 @@ class LocalTransport:
             target[:count] = self._buffer[self._start : self._start + count]
             self._start += count
             self._unread -= count
-            remaining = _after(remaining, count)
+            remaining[0] = target[count:]
+            if not remaining[0]:
+                del remaining[0]
         while remaining:
             # What has come of one payload is taken without asking the event loop before each call.
             pieces = remaining[:_PIECES]

@@ -127,7 +127,15 @@ class Facts:
         """The service of the second of two stages, with a window of eight items."""
         stages = chain(*names, least_mib=self.least_mib)
         spec = job(stages, 100, name=names, priority=priority)
-        owner = Job(spec=spec, submitted_at=NOW, completed=frozenset(), open=100, window=8)
+        owner = Job(
+            spec=spec,
+            submitted_at=NOW,
+            items=spec.items,
+            open_ended=False,
+            completed=frozenset(),
+            open=100,
+            window=8,
+        )
         for index, stage in enumerate(spec.stages):
             service = Service(
                 digest=stage.digest,

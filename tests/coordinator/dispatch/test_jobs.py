@@ -212,7 +212,7 @@ def test_a_job_counts_what_it_did() -> None:
     table.play(seen)
     ended = views.job(table.state, "job")
     assert ended is not None
-    assert (ended.phase, ended.spec.items, ended.succeeded, ended.failed) == ("Complete", 3, 3, 0)
+    assert (ended.phase, ended.items, ended.succeeded, ended.failed) == ("Complete", 3, 3, 0)
     assert dict(zip(Tier, ended.tiers, strict=True)) == {1: 2, 2: 1, 3: 0, 4: 0}
     (queue,) = ended.queues
     assert (queue.finished, queue.waiting, queue.running) == (3, 0, 0)

@@ -20,8 +20,6 @@ from shoal_agent.runtime.mapped_weights import packs_floats
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_protocol.onnx_subset_pb2 import Entry, Graph, Model, Tensor
-from shoal_protocol.preparing import LEAST_WEIGHT_FACTOR, PROCESS_BYTES
-from shoal_protocol.units import Bytes
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -90,7 +88,7 @@ async def test_blocks_that_a_smaller_grant_opens_are_packed_one_after_the_other_
     meter = MemoryMeter()
     runtime = Runtime(meter, threads=1, limit_bytes=AMPLE)
     meter.settle()
-    runtime.open("f", made.folder, None, prepared)
+    runtime.open("f", made.folder, made.resident_bytes, prepared)
     whole = runtime.run("f", x, Stopper()).outputs["y"]
     assert not runtime.pack("f"), "as a whole it was opened as it runs fastest"
     packs: list[bool] = []
@@ -128,7 +126,7 @@ async def test_blocks_are_packed_only_where_the_grant_of_now_has_room_for_it(
     granted = made.least_bytes + 3 * MIB
     prepared = await Bench(tmp_path).preparation.prepare(made.digest, made.folder, granted)
     runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
-    runtime.open("f", made.folder, None, prepared)
+    runtime.open("f", made.folder, made.resident_bytes, prepared)
     runtime.grant("f", granted)
     fragment = runtime._open["f"]
     assert isinstance(fragment, BlockFragment)
@@ -143,24 +141,6 @@ async def test_blocks_are_packed_only_where_the_grant_of_now_has_room_for_it(
     assert not fragment._source.unpacked
 
 
-async def test_where_the_whole_cannot_be_prepared_its_blocks_run_with_all_weights_in_memory(
-    tmp_path: Path,
-) -> None:
-    """To prepare the whole takes more memory than there is. As it was cut it would run slower."""
-    made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
-    needed = PROCESS_BYTES + int(LEAST_WEIGHT_FACTOR * 8 * MIB)
-    preparation = Bench(tmp_path, budget=Bytes(needed - made.resident_bytes)).preparation
-    prepared = await preparation.prepare(made.digest, made.folder, made.resident_bytes)
-    assert prepared.whole is None
-    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
-    runtime.open("f", made.folder, made.resident_bytes, prepared)
-    x = {"x": np.random.default_rng(0).standard_normal((3, 512), dtype=np.float32)}
-    for _ in range(2):
-        assert runtime.run("f", x, Stopper()).streamed_bytes == 0
-    assert mapped_bytes(made, "prepared/") == (8 * MIB, 0)
-    runtime.close("f")
-
-
 async def test_blocks_whose_prepared_form_has_made_room_on_the_disk_are_opened_as_they_were_cut(
     tmp_path: Path,
 ) -> None:
@@ -169,7 +149,7 @@ async def test_blocks_whose_prepared_form_has_made_room_on_the_disk_are_opened_a
     granted = made.least_bytes + 3 * MIB
     prepared = await Bench(tmp_path).preparation.prepare(made.digest, made.folder, granted)
     runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
-    runtime.open("f", made.folder, None, prepared)
+    runtime.open("f", made.folder, made.resident_bytes, prepared)
     whole = runtime.run("f", x, Stopper()).outputs["y"]
     shutil.rmtree(made.folder / "prepared")
     runtime.grant("f", granted)

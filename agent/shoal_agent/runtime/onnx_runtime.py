@@ -41,7 +41,7 @@ from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.arena import WorkingRegion, register_arena
 from shoal_agent.runtime.ballast import Ballast, beside_arena
 from shoal_agent.runtime.blocks import BlockFragment, Blocks
-from shoal_agent.runtime.described import read_blocks
+from shoal_agent.runtime.described import read_blocks, runs_in_order
 from shoal_agent.runtime.failures import (
     Exceeded,
     NotOpen,
@@ -170,17 +170,16 @@ class Runtime:
         *,
         soon: bool = False,
     ) -> OpenFragment:
-        whole = self._whole(folder, granted_bytes, prepared)
-        if blocks is not None and granted_bytes is not None:
+        most_bytes = 0 if blocks is None else blocks.resident_bytes
+        if blocks is not None and granted_bytes is not None and granted_bytes < most_bytes:
             if prepared.blocks is not None:
                 blocks = blocks.with_prepared(prepared.blocks, granted_bytes)
-            is_slower = bool(blocks.prepared) and not whole.prepared
-            if is_slower or granted_bytes < blocks.resident_bytes:
-                blocks, threads = blocks.with_threads(self.threads, granted_bytes)
-                if soon:
-                    blocks = blocks.unpacked_first(granted_bytes)
-                sessions = opens(threads, in_order=whole.in_order)
-                return BlockFragment(blocks, granted_bytes, sessions, self._region)
+            blocks, threads = blocks.with_threads(self.threads, granted_bytes)
+            if soon:
+                blocks = blocks.unpacked_first(granted_bytes)
+            sessions = opens(threads, in_order=runs_in_order(folder))
+            return BlockFragment(blocks, granted_bytes, sessions, self._region)
+        whole = self._whole(folder, granted_bytes, prepared)
         return whole.open(whole.options(self.threads))
 
     def _whole(self, folder: Path, granted_bytes: int | None, prepared: Prepared) -> Whole:

@@ -29,7 +29,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
@@ -126,8 +126,6 @@ class _Form:
     """Those of all weights."""
     saved: bool
     """Whether to save it."""
-    tried: bool = True
-    """Whether to try it where it is not saved: the agent opens it then."""
     results: tuple[str, ...] = ()
     """What the fragment gives, where the models are its blocks."""
 
@@ -145,14 +143,6 @@ class _Form:
         return tuple(
             self.trial_bytes + max(int(factor * read) + unread for read, unread in pairs)
             for factor in _WEIGHT_FACTORS
-        )
-
-    @property
-    def needs(self) -> tuple[int, ...]:
-        """Memory to prepare or to try it: as much as can be had is best."""
-        return (
-            *(self.saving_bytes if self.saved else ()),
-            *((self.trial_bytes,) if self.tried else ()),
         )
 
     def disk_bytes(self) -> int:
@@ -190,7 +180,7 @@ class Preparation:
 
     async def prepare(self, digest: str, fragment: Path, granted_bytes: int) -> Prepared:
         """What there is of a fragment, with the form in it that runs in what is granted, if that
-        could be prepared: its blocks, where the whole could not, or takes too much so.
+        could be prepared.
 
         Raises `CrashedAtLoad`, `FragmentDamaged`, `OSError`.
         """
@@ -199,20 +189,17 @@ class Preparation:
         blocks = await asyncio.to_thread(read_blocks, fragment)
         whole = await asyncio.to_thread(_whole, fragment)
         forms = [whole]
-        in_blocks = blocks is not None and granted_bytes < blocks.resident_bytes
         if blocks is not None:
-            form = await asyncio.to_thread(_in_blocks, fragment, blocks)
-            forms.append(replace(form, tried=in_blocks))
+            forms.append(await asyncio.to_thread(_in_blocks, fragment, blocks))
+        in_blocks = blocks is not None and granted_bytes < blocks.resident_bytes
+        needed = forms[-1 if in_blocks else 0]
         prepared = await self._find(digest, fragment, forms)
-        for form in forms[in_blocks:]:
-            if (
-                form.of(prepared) is None
-                and self._is_worth_it(form)
-                and await self._made(digest, fragment, form, granted_bytes)
-            ):
-                prepared = await self._find(digest, fragment, forms)
-            if _runs_whole(prepared.whole, whole, granted_bytes):
-                break
+        if (
+            needed.of(prepared) is None
+            and self._is_worth_it(needed)
+            and await self._made(digest, fragment, needed, granted_bytes)
+        ):
+            prepared = await self._find(digest, fragment, forms)
         return prepared
 
     def _is_worth_it(self, form: _Form) -> bool:
@@ -222,7 +209,7 @@ class Preparation:
         """Prepare it, or at least try it, with as much memory as can be had."""
         folder = folder_of(fragment, form.name)
         async with self._turn:
-            for need in form.needs:
+            for need in (*(form.saving_bytes if form.saved else ()), form.trial_bytes):
                 if need <= self._tried.get(folder, 0):
                     return False
                 borrowed = max(0, need - granted_bytes)
@@ -233,13 +220,12 @@ class Preparation:
                     return await self._carry_out(digest, fragment, form, granted_bytes + borrowed)
                 finally:
                     self._end_move(borrowed)
-        if form.tried:
-            log.info(
-                "%s is opened untried: a trial needs %s, granted are %s",
-                short(digest),
-                format_bytes(form.trial_bytes),
-                format_bytes(granted_bytes),
-            )
+        log.info(
+            "%s is opened untried: a trial needs %s, granted are %s",
+            short(digest),
+            format_bytes(form.trial_bytes),
+            format_bytes(granted_bytes),
+        )
         return False
 
     async def _carry_out(self, digest: str, fragment: Path, form: _Form, limit_bytes: int) -> bool:
@@ -256,8 +242,6 @@ class Preparation:
             log.info("%s is not prepared: %s", short(digest), outcome.text)
             if outcome.end is _End.FAILED:
                 return False  # the agent, too, will have an error or none, and survive
-        if not form.tried:
-            return False
         outcome = await self._run_child(form, limit_bytes, disk_bytes, None)
         if outcome.end in (_End.CRASHED, _End.LATE):
             self._crashed[digest] = outcome.text
@@ -384,14 +368,6 @@ def _whole(fragment: Path) -> _Form:
         unread=(0,),
         stored_bytes=_weights_bytes(fragment),
         saved=_is_saved(fragment),
-    )
-
-
-def _runs_whole(prepared: PreparedModel | None, form: _Form, granted_bytes: int) -> bool:
-    """Whether the prepared whole can be used within what is granted."""
-    return (
-        prepared is not None
-        and prepared.recipe_for_whole(form.stored_bytes, granted_bytes) is not None
     )
 
 

@@ -170,7 +170,7 @@ def measure(task: Task) -> list[list[float]]:
             granted.open(granted.prepare(task.resident_bytes))
             return _adapt(task, granted)
         case "limited":
-            return _limited(meter, opened, task.turns)
+            return _limited(meter, task, granted, opened)
         case what:
             raise AssertionError(what)
 
@@ -267,15 +267,19 @@ def _adapt(task: Task, granted: Granted) -> list[list[float]]:
     return [among, to_whole, meanwhile, to_blocks]
 
 
-def _limited(meter: MemoryMeter, opened: Callable[[], Run], turns: int) -> list[list[float]]:
-    """Say the floor, wait until the limit is set, and run."""
+def _limited(
+    meter: MemoryMeter, task: Task, granted: Granted, opened: Callable[[], Run]
+) -> list[list[float]]:
+    """Say the floor, wait until the limit is set, and run. Pages that others have read would be
+    theirs: the limit would not count them."""
     print(meter.floor_bytes, flush=True)
     sys.stdin.readline()
+    _forget(Path(task.model).parent, granted.folder)
     started = perf_counter()
     run = opened()
     run()
     begun = perf_counter() - started
-    return [[begun], [timed(run)() for _ in range(turns)]]
+    return [[begun], [timed(run)() for _ in range(task.turns)]]
 
 
 def main() -> None:

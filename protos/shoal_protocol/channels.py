@@ -46,27 +46,59 @@ lost; another call gets it."""
 _UNIX_PATH_BYTES: Final = 107
 """What the kernel allows in `sockaddr_un`, without the terminating zero."""
 
+_REPEATABLE: Final = {
+    "Coordinator": (
+        "SubmitJob",
+        "WatchJob",
+        "CancelJob",
+        "EndJob",
+        "ListItems",
+        "ListJobs",
+        "PlaceFragments",
+        "ListDevices",
+        "ListFragments",
+        "GetOverview",
+        "GetTimeline",
+        "ExportTraces",
+    ),
+    "Enrolment": (),
+    "Files": ("Fetch", "ListFiles", "DescribeFile"),
+}
+"""Services, and which of their calls come to the same when they are made twice."""
+
+
+def _retry(names: list[dict[str, str]], *codes: str) -> dict[str, object]:
+    """Four tries within a second, and longer where the server is slow to answer."""
+    policy = {
+        "maxAttempts": 4,
+        "initialBackoff": "0.1s",
+        "maxBackoff": "1s",
+        "backoffMultiplier": 3,
+        "retryableStatusCodes": codes,
+    }
+    return {"name": names, "retryPolicy": policy}
+
+
 _RETRIES: Final = json.dumps(
     {
         "methodConfig": [
-            {
-                "name": [
-                    {"service": f"shoal.v1.{each}"}
-                    for each in ("Coordinator", "Enrolment", "Files")
+            _retry([{"service": f"shoal.v1.{each}"} for each in _REPEATABLE], "CANCELLED"),
+            _retry(
+                [
+                    {"service": f"shoal.v1.{service}", "method": method}
+                    for service, methods in _REPEATABLE.items()
+                    for method in methods
                 ],
-                "retryPolicy": {
-                    "maxAttempts": 4,
-                    "initialBackoff": "0.05s",
-                    "maxBackoff": "1s",
-                    "backoffMultiplier": 3,
-                    "retryableStatusCodes": ["CANCELLED"],
-                },
-            }
+                "CANCELLED",
+                "UNAVAILABLE",
+            ),
         ]
     }
 )
 """A server whose certificate is renewed cancels calls that reach it at that moment, before anyone
-has seen them (grpc/grpc#41785). Agents need no retry: their sessions connect again."""
+has seen them (grpc/grpc#41785), and closes connections whose handshake it has accepted: whether a
+call was seen that was sent over one of those, nobody knows. Agents need no retry: their sessions
+connect again."""
 
 Option = tuple[str, int | str]
 _Request = TypeVar("_Request")

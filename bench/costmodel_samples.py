@@ -17,9 +17,8 @@ import onnx
 import onnxruntime
 
 from shoal_agent.calibration.probes import measure
-from shoal_compiler.graph import Graph, normalise
+from shoal_compiler.graph import Graph
 from shoal_compiler.profile import Source
-from shoal_compiler.safety import open_model
 from shoal_compiler.work import features, nominal
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -61,10 +60,9 @@ def main() -> None:
     name, runs = sys.argv[1], int(sys.argv[2])
     model = MODELS[name]
     items = model.inputs(0)
-    checked = open_model(find(name))
-    source = Source(checked, normalise(checked))
+    source = Source.open(find(name))
     shapes = {each: value.shape for each, value in items.items()}
-    seconds = _seconds(source.path, source.graph, items, runs)
+    seconds = _seconds(source.path, source.whole, items, runs)
     samples = []
     for index, setting in enumerate(source.settings(shapes)):
         if (amount := nominal(setting)) is not None:

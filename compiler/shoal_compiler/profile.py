@@ -1,9 +1,9 @@
 """ONNX file -> `shoal_planner.profile.Profile`. Weights are read once only, for the digest."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,7 @@ from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.order import choose_order, roles
 from shoal_compiler.safety import CheckedModel, bits_of, byte_size, element_count, open_model
 from shoal_compiler.shapes import MADE_UP_AXIS, Shapes, axes_of, infer
-from shoal_compiler.slicing import slice_layers
+from shoal_compiler.slicing import SLICE_BYTES, slice_layers
 from shoal_compiler.work import Setting, works
 from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
 from shoal_protocol.digests import Digest, digest_of_file, digest_of_model
@@ -34,16 +34,37 @@ _MOST_VALUES: Final = 64
 
 @dataclass(frozen=True)
 class Source:
-    """A model's files, checked, and its graph: read once, however often it is profiled and cut."""
+    """A model's files, checked, and its graph: read once, however often it is profiled and cut.
+    `slicing`: which of `SLICE_BYTES` its layers are in parts of."""
 
     model: CheckedModel
-    graph: Graph
+    whole: Graph
+    find_digests: Callable[[], Mapping[Path, Digest]]
+    slicing: int = 0
 
     @classmethod
     def open(cls, path: Path) -> "Source":
         """Read and check a model. Raises `ModelRefused`."""
         model = open_model(Path(path))
-        return cls(model, slice_layers(normalise(model)))
+        return cls(model, normalise(model), cache(partial(_digests, model)))
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph with its largest layers in parts."""
+        return slice_layers(self.whole, SLICE_BYTES[self.slicing])
+
+    def sliced(self, slicing: int) -> "Source":
+        """The same model with its largest layers in parts of another size."""
+        return replace(self, slicing=slicing)
+
+    def slicings(self) -> "Iterator[Source]":
+        """The model with its largest layers in smaller and smaller parts, as far as that makes a
+        difference; itself first."""
+        yield (last := self)
+        for slicing in range(self.slicing + 1, len(SLICE_BYTES)):
+            found = self.sliced(slicing)
+            if len(found.graph.nodes) > len(last.graph.nodes):
+                yield (last := found)
 
     @property
     def path(self) -> Path:
@@ -56,10 +77,10 @@ class Source:
         own, *_ = digests = list(self.files.values())
         return own, digest_of_model(own, dict(zip(self.model.external, digests[1:], strict=True)))
 
-    @cached_property
+    @property
     def files(self) -> Mapping[Path, Digest]:
         """All files of the model with their digests; the ONNX file is the first."""
-        return {path: digest_at(path) for path in (self.path, *self.model.external.values())}
+        return self.find_digests()
 
     def profile(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Profile:
         """Profile the model; `shapes` gives inputs with dynamic axes their assumed sizes.
@@ -70,9 +91,9 @@ class Source:
         return _Profiler.of(self.graph, shapes or {}).profile(self.model, *self.digests)
 
     def settings(self, shapes: Mapping[str, Sequence[int]]) -> tuple[Setting, ...]:
-        """Each node of the graph among its neighbours, as the estimate of work sees it."""
-        profiler = _Profiler.of(self.graph, shapes)
-        return tuple(profiler.setting(index) for index in range(len(self.graph.nodes)))
+        """Each node of the whole graph among its neighbours, as the estimate of work sees it."""
+        profiler = _Profiler.of(self.whole, shapes)
+        return tuple(profiler.setting(index) for index in range(len(self.whole.nodes)))
 
 
 def profile_model(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> Profile:
@@ -84,6 +105,10 @@ def digest_at(path: Path) -> Digest:
     """The digest of a file. Raises `OSError`."""
     with path.open("rb", buffering=0) as file:
         return digest_of_file(file)
+
+
+def _digests(model: CheckedModel) -> Mapping[Path, Digest]:
+    return {path: digest_at(path) for path in (model.path, *model.external.values())}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Layers with a large weight, made several that give a part of the output each.
 
 Neither a fragment nor a block can be smaller than a node. So a dense layer or a convolution whose
-constant weight is over `LIMIT_BYTES` is computed in parts over its output channels, and a `Concat`
+constant weight is over some size is computed in parts over its output channels, and a `Concat`
 joins the parts: exactly, since no sum is split. A part's weight is a range of the file that the
-whole is in, or strips of it where channels are columns: nothing is read.
+whole is in, or strips of it where channels are columns: nothing is read. Each part costs a call of
+a kernel and a copy of its output, so they are no smaller than they have to be: `SLICE_BYTES`.
 
 Where the output is reshaped at once, and keeps its channels last, the parts are: reshaped when they
 are joined, all of the output would be there twice more.
@@ -26,24 +27,57 @@ from onnx import numpy_helper
 from shoal_compiler.graph import Graph, Weight, live
 from shoal_compiler.safety import Range, all_nodes, bits_of
 
-LIMIT_BYTES: Final = 16 << 20
+SLICE_BYTES: Final = (16 << 20, 4 << 20, 1 << 20)
+"""The largest weight of a part: at first, and where devices cannot hold such a part with what it
+works in."""
 CHANNELS: Final = 32
 """Parts have a multiple of so many channels where they can: the widest kernels' steps, and whole
 pages of most weights."""
 MOST_PARTS: Final = 1024
 LEAST_STRIP_BYTES: Final = 1 << 10
-"""Columns in shorter strips take too long to read: such a weight stays whole."""
+"""Columns in shorter strips take too long to read: parts have more of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """What a layer is made of, by the positions of its inputs. `biases` have an element for each
+    channel; `scales` too, or one for all. With `blocks` they have several for each channel, one
+    channel after the other, and an attribute N has the number of channels."""
+
+    weight: int
+    biases: tuple[int, ...] = ()
+    scales: tuple[int, ...] = ()
+    blocks: bool = False
+
+
+_CONVOLUTIONS: Final[Mapping[tuple[str, str], _Operator]] = {
+    ("", "Conv"): _Operator(1, biases=(2,)),
+    ("", "ConvTranspose"): _Operator(1, biases=(2,)),
+    ("", "ConvInteger"): _Operator(1, scales=(3,)),
+    ("", "QLinearConv"): _Operator(3, biases=(8,), scales=(4, 5)),
+}
+_DENSE: Final[Mapping[tuple[str, str], _Operator]] = {
+    ("", "Gemm"): _Operator(1, biases=(2,)),
+    ("", "MatMul"): _Operator(1),
+    ("", "MatMulInteger"): _Operator(1, scales=(3,)),
+    ("", "QLinearMatMul"): _Operator(3, scales=(4, 5)),
+    ("com.microsoft", "DynamicQuantizeMatMul"): _Operator(1, biases=(4,), scales=(2, 3)),
+    ("com.microsoft", "MatMulIntegerToFloat"): _Operator(1, biases=(6,), scales=(3, 5)),
+    ("com.microsoft", "MatMulNBits"): _Operator(1, biases=(5,), scales=(2, 3), blocks=True),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """A node that can be parted. `weight_axis` and `output_axis` are those of the channels; `bias`
-    is the input that is parted with them, if there is one."""
+    """A node that can be parted. `axis` is that of the channels in its weight; `others` are the
+    inputs that are parted with it."""
 
+    operator: _Operator
     weight: str
-    weight_axis: int
-    output_axis: int
-    bias: str
+    axis: int
+    parts: Sequence[tuple[int, int]]
+    others: tuple[int, ...]
+    channels_last: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +89,9 @@ class _Reshaping:
     sizes: tuple[str, ...]
 
 
-def slice_layers(graph: Graph) -> Graph:
-    """The graph with every layer that has a large weight of its own in parts."""
+def slice_layers(graph: Graph, most_bytes: int) -> Graph:
+    """The graph with every layer that has a weight of its own of more than `most_bytes` in parts of
+    at most as many, where that is possible."""
     readers = Counter(name for names in graph.reads for name in names)
     readers.update(each.name for each in graph.outputs)
     tables = Counter(node.input[0] for node in graph.nodes if _reads_rows(node))
@@ -68,12 +103,12 @@ def slice_layers(graph: Graph) -> Graph:
         if node.input and node.input[0] in waiting:
             nodes.extend(waiting.pop(node.input[0]))
             continue
-        layer = _layer(node, graph.weights)
+        layer = _layer(node, graph.weights, most_bytes)
         others = readers[layer.weight] - 1 if layer is not None else 0
-        if layer is None or others > (tables[layer.weight] if layer.weight_axis == 0 else 0):
+        if layer is None or others > (tables[layer.weight] if layer.axis == 0 else 0):
             nodes.append(node)
             continue
-        reshape = reshapes.get(node.output[0]) if node.op_type != "Conv" else None
+        reshape = reshapes.get(node.output[0]) if layer.channels_last else None
         sizes = None if reshape is None else parting.leading_sizes(reshape, layer)
         if reshape is None or sizes is None:
             nodes.extend(parting.parts(node, layer, keep_whole=others > 0))
@@ -117,7 +152,7 @@ class _Parting:
         joined = list(maker.input) if maker is not None and maker.op_type == "Concat" else [shape]
         known = {name: self._integers(name) for name in joined if self._is_shape(name)}
         end = known.get(joined[-1]) if joined else None
-        channels = self.weights[layer.weight].tensor.dims[layer.weight_axis]
+        channels = self.weights[layer.weight].tensor.dims[layer.axis]
         # A size of 0 stands for that of the layer's output, which a part does not have.
         if not end or end[-1] != channels or any(0 in each for each in known.values()):
             return None
@@ -160,22 +195,26 @@ class _Parting:
     ) -> Iterator[onnx.NodeProto]:
         """The nodes that replace one, and the one that reshapes its output, if there is one."""
         whole, output = self.weights[layer.weight], node.output[0]
-        bias = self.weights[layer.bias] if layer.bias else None
+        others = {place: self.weights[node.input[place]] for place in layer.others}
         if not keep_whole:
             del self.weights[layer.weight]
         outputs = []
-        for number, (start, end) in enumerate(_parts(whole, layer.weight_axis)):
+        for number, (start, end) in enumerate(layer.parts):
             part = onnx.NodeProto()
             part.CopyFrom(node)
             part.name = f"{node.name or node.op_type}.{number}"
             part.output[0] = self._fresh(f"{output}.{number}")
-            part.input[1] = self._fresh(f"{layer.weight}.{number}")
-            made = _part(whole, part.input[1], layer.weight_axis, start, end)
-            self.weights[part.input[1]] = replace(made, whole=layer.weight if keep_whole else "")
-            if bias is not None:
-                part.input[2] = self._fresh(f"{layer.bias}.{number}")
-                last = len(bias.tensor.dims) - 1
-                self.weights[part.input[2]] = _part(bias, part.input[2], last, start, end)
+            weight = part.input[layer.operator.weight] = self._fresh(f"{layer.weight}.{number}")
+            made = _part(whole, weight, layer.axis, start, end)
+            self.weights[weight] = replace(made, whole=layer.weight if keep_whole else "")
+            channels = whole.tensor.dims[layer.axis]
+            for place, other in others.items():
+                name = part.input[place] = self._fresh(f"{node.input[place]}.{number}")
+                axis = _only_axis(other)
+                each = other.tensor.dims[axis] // channels
+                self.weights[name] = _part(other, name, axis, start * each, end * each)
+            if layer.operator.blocks:
+                next(each for each in part.attribute if each.name == "N").i = end - start
             outputs.append(part.output[0])
             yield part
             if reshaping is not None:
@@ -184,7 +223,7 @@ class _Parting:
                 yield from reshape
         if reshaping is not None:
             output = reshaping.node.output[0]
-        axis = layer.output_axis if reshaping is None else -1
+        axis = -1 if layer.channels_last else 1
         yield onnx.helper.make_node("Concat", outputs, [output], name=node.name, axis=axis)
 
     def _fresh(self, name: str) -> str:
@@ -195,38 +234,76 @@ class _Parting:
         return name
 
 
-def _layer(node: onnx.NodeProto, weights: Mapping[str, Weight]) -> _Layer | None:
+def _layer(node: onnx.NodeProto, weights: Mapping[str, Weight], most_bytes: int) -> _Layer | None:
     """A node as a layer that can be parted, and whose weight is so large that it is to be."""
-    inputs = list(node.input)
-    if len(inputs) < 2 or len(node.output) != 1 or inputs.count(inputs[1]) > 1:
+    kind = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
+    operator = _CONVOLUTIONS.get(kind) or _DENSE.get(kind)
+    if operator is None or len(node.input) <= operator.weight or len(node.output) != 1:
         return None
-    weight = weights.get(inputs[1])
-    if weight is None or weight.bytes <= LIMIT_BYTES or weight.contents is None:
+    name = node.input[operator.weight]
+    weight = weights.get(name)
+    if weight is None or weight.bytes <= most_bytes or weight.contents is None:
         return None
-    axes = _channel_axes(node, len(weight.tensor.dims))
-    if axes is None or _has_split_bytes(weight):
+    axis = _channel_axis(node, len(weight.tensor.dims))
+    if axis is None or _has_split_bytes(weight) or list(node.input).count(name) > 1:
         return None
-    weight_axis, output_axis = axes
-    bias = inputs[2] if len(inputs) > 2 else ""
-    if bias and not _is_per_channel(weights.get(bias), weight.tensor.dims[weight_axis]):
+    others = _others(node, operator, weights, weight.tensor.dims[axis])
+    parts = list(_parts(weight, axis, most_bytes))
+    if others is None or len(parts) == 1:
         return None
-    start, end = next(_parts(weight, weight_axis))
-    if weight_axis == 1 and _channel_bytes(weight, 1) * (end - start) < LEAST_STRIP_BYTES:
-        return None
-    return _Layer(weight=inputs[1], weight_axis=weight_axis, output_axis=output_axis, bias=bias)
+    return _Layer(
+        operator=operator,
+        weight=name,
+        axis=axis,
+        parts=parts,
+        others=others,
+        channels_last=kind in _DENSE,
+    )
 
 
-def _channel_axes(node: onnx.NodeProto, rank: int) -> tuple[int, int] | None:
-    """The axes of the output channels, in a layer's weight of that rank and in its output."""
+def _channel_axis(node: onnx.NodeProto, rank: int) -> int | None:
+    """The axis of the output channels in a layer's weight of that rank."""
     attributes = {each.name: each.i for each in node.attribute}
-    match node.op_type if node.domain in ("", "ai.onnx") else "":
-        case "Conv" if rank > 2 and attributes.get("group", 1) == 1:
-            return 0, 1
-        case "Gemm" if rank == 2:
-            return 0 if attributes.get("transB", 0) else 1, 1
-        case "MatMul" if rank == 2:
-            return 1, -1
+    match node.op_type:
+        case "Conv" | "ConvInteger" | "QLinearConv" if attributes.get("group", 1) == 1:
+            return 0 if rank > 2 else None
+        case "ConvTranspose" if attributes.get("group", 1) == 1:
+            return 1 if rank > 2 else None
+        case "MatMulNBits":
+            return 0 if rank == 3 and "N" in attributes else None
+        case "Gemm" if rank == 2 and attributes.get("transB", 0):
+            return 0
+        case _ if rank == 2:
+            return 1
     return None
+
+
+def _others(
+    node: onnx.NodeProto, operator: _Operator, weights: Mapping[str, Weight], channels: int
+) -> tuple[int, ...] | None:
+    """The inputs that are parted with the weight; None: some input should be and cannot."""
+    found = []
+    for place in (*operator.biases, *operator.scales):
+        if place >= len(node.input) or not node.input[place]:
+            continue
+        other = weights.get(node.input[place])
+        if other is None or _has_split_bytes(other):
+            return None
+        elements = prod(other.tensor.dims)
+        if elements == 1 and place in operator.scales:
+            continue
+        along = other.tensor.dims[_only_axis(other)] if other.tensor.dims else 0
+        several = operator.blocks and place in operator.scales and along and along % channels == 0
+        if not several and not elements == along == channels:
+            return None
+        found.append(place)
+    return tuple(found)
+
+
+def _only_axis(other: Weight) -> int:
+    """The first axis of an input that is more than one long."""
+    sizes = enumerate(other.tensor.dims)
+    return next((axis for axis, size in sizes if size > 1), len(other.tensor.dims) - 1)
 
 
 def _reads_rows(node: onnx.NodeProto) -> bool:
@@ -237,22 +314,17 @@ def _reads_rows(node: onnx.NodeProto) -> bool:
     return axis == 0 and len(set(node.input)) == 2
 
 
-def _is_per_channel(bias: Weight | None, channels: int) -> bool:
-    """Whether a bias is constant, with one element for each channel."""
-    if bias is None or not bias.tensor.dims or _has_split_bytes(bias):
-        return False
-    return bias.tensor.dims[-1] == channels == prod(bias.tensor.dims)
-
-
 def _has_split_bytes(weight: Weight) -> bool:
     """Whether elements are no whole number of bytes."""
     return (bits_of(weight.tensor.data_type) or 1) % 8 != 0
 
 
-def _parts(weight: Weight, axis: int) -> Iterator[tuple[int, int]]:
+def _parts(weight: Weight, axis: int, most_bytes: int) -> Iterator[tuple[int, int]]:
     """The channels of each part."""
     channels = weight.tensor.dims[axis]
-    most = max(1, LIMIT_BYTES * channels // weight.bytes, -(-channels // MOST_PARTS))
+    most = max(1, most_bytes * channels // weight.bytes, -(-channels // MOST_PARTS))
+    if axis > 0:
+        most = max(most, LEAST_STRIP_BYTES // _channel_bytes(weight, axis))
     if most > CHANNELS:
         most -= most % CHANNELS
     for start in range(0, channels, most):
@@ -265,7 +337,7 @@ def _channel_bytes(weight: Weight, axis: int) -> int:
 
 
 def _part(weight: Weight, name: str, axis: int, start: int, end: int) -> Weight:
-    """The channels `[start, end)` of a weight, along its first axis or its last."""
+    """The channels `[start, end)` of a weight, along an axis."""
     dims = list(weight.tensor.dims)
     rows, channel = prod(dims[:axis]), _channel_bytes(weight, axis)
     stride = channel * dims[axis]

@@ -1,6 +1,6 @@
 """Where a model is cut: for its devices, for its inputs, and where fragments took too much."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Final
@@ -42,9 +42,10 @@ class PreparationRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Suited:
-    """What is cut: a profile for the `shapes` of the inputs, and where it may be cut. The `best` of
-    these cuts, and the others, where that is known already."""
+    """A model that is to be cut, its profile for the `shapes` of the inputs, and where it may be
+    cut. The `best` of these cuts, and the others, where that is known already."""
 
+    model: "Source"
     profile: Profile
     shapes: Shapes
     choices: Sequence[tuple[int, ...]]
@@ -74,53 +75,52 @@ def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
     return [fine] if isinstance(coarse, Refusal) else [coarse, fine]
 
 
-def find_cut(
-    order: CutOrder, model: "Source", suited: Suited, base: Base | None = None
-) -> tuple["Cut", Base]:
+def find_cut(order: CutOrder, suited: Suited, base: Base | None = None) -> tuple["Cut", Base]:
     """The best cut, divided as is ordered; and what it was before, unless that is known."""
     if base is not None:
-        return _divided(order, model, suited, base.positions), base
-    cut, rejected = suited.best or _best(order, model, suited)
+        return _divided(order, suited, base.positions), base
+    cut, rejected = suited.best or _best(order, suited)
     base = Base(
+        slicing=suited.model.slicing,
         shapes=suited.shapes,
         choices=suited.choices,
         positions=cut.positions,
         rejected=rejected,
         note=suited.note,
     )
-    return _divided(order, model, suited, cut.positions) if order.outgrown else cut, base
+    return _divided(order, suited, cut.positions) if order.outgrown else cut, base
 
 
-def _best(order: CutOrder, model: "Source", suited: Suited) -> tuple["Cut", list[Json]]:
+def _best(order: CutOrder, suited: Suited) -> tuple["Cut", list[Json]]:
     """The cut whose plan costs the least, the planned one only if it is better than the others;
     what its fragments need in blocks, cutting shows. Then the others, as `Rejected`. Beside other
     models that is the best cut for what they leave, where it can be held at once in that."""
     if order.beside:
-        cut, rejected, found = _best_on(order.beside, order, model, suited)
+        cut, rejected, found = _best_on(order.beside, order, suited)
         if is_at_once(found or _plan(cut, order.beside, order)):
             return cut, rejected
-    cut, rejected, _ = _best_on(order.devices, order, model, suited)
+    cut, rejected, _ = _best_on(order.devices, order, suited)
     return cut, rejected
 
 
-def _divided(order: CutOrder, model: "Source", suited: Suited, positions: tuple[int, ...]) -> "Cut":
+def _divided(order: CutOrder, suited: Suited, positions: tuple[int, ...]) -> "Cut":
     """A cut, of which those fragments are divided that took more than a device has."""
     from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
 
     found = divide(suited.profile, positions, order.outgrown)
     if isinstance(found, Refusal):
         raise PreparationRefused(f"{order.name}: {found.reason}")
-    return Cut(model, suited.profile, found)
+    return Cut(suited.model, suited.profile, found)
 
 
 def _best_on(
-    pool: Sequence[PoolDevice], order: CutOrder, model: "Source", suited: Suited
+    pool: Sequence[PoolDevice], order: CutOrder, suited: Suited
 ) -> tuple["Cut", list[Json], Plan | Infeasible | None]:
     """With the plan of the best cut, where there was a choice."""
     from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
 
     choices = dict.fromkeys([*suited.choices, *_planned(order, pool, suited.profile)])
-    cuts = [Cut(model, suited.profile, each) for each in choices]
+    cuts = [Cut(suited.model, suited.profile, each) for each in choices]
     if len(cuts) == 1:
         return cuts[0], [], None
     plans = [_plan(each, pool, order) for each in cuts]
@@ -188,12 +188,12 @@ def suit_inputs(
     if base is not None:
         if inputs is not None and envelopes:
             profile = _with_values(profile, inputs)
-        return Suited(profile, base.shapes, base.choices, note=base.note)
+        return Suited(model, profile, base.shapes, base.choices, note=base.note)
     if inputs is None or not envelopes:
-        return Suited(profile, order.shapes, _choices(order, profile))
+        return _suited(order, model, profile)
     envelopes = _not_left_out(order, envelopes)
     try:
-        suited = _suited(order, model, inputs, envelopes[-1])
+        suited = _suited_to(order, model, inputs, envelopes[-1])
         note = _beyond(order, inputs.beyond(envelopes[-1]), _OUTGROWN) if order.left_out else ""
         return replace(suited, note=note)
     except PreparationRefused as error:
@@ -203,7 +203,7 @@ def suit_inputs(
     while low < high:
         middle = (low + high) // 2
         try:
-            covering = _suited(order, model, inputs, envelopes[middle]), envelopes[middle]
+            covering = _suited_to(order, model, inputs, envelopes[middle]), envelopes[middle]
             low = middle + 1
         except PreparationRefused as error:
             refusal, high = error, middle
@@ -223,11 +223,35 @@ def _not_left_out(order: CutOrder, envelopes: tuple[Shapes, ...]) -> tuple[Shape
     return envelopes[: max(1, len(envelopes) - order.left_out)]
 
 
-def _suited(order: CutOrder, model: "Source", inputs: InputSet, envelope: Shapes) -> Suited:
+def _suited(order: CutOrder, model: "Source", profile: Profile) -> Suited:
+    """A cut where inputs leave nothing open."""
+
+    def suit(sliced: "Source") -> Suited:
+        own = profile if sliced is model else sliced.profile(order.shapes)
+        return Suited(sliced, own, order.shapes, _choices(order, own))
+
+    return _in_parts(model, suit)
+
+
+def _suited_to(order: CutOrder, model: "Source", inputs: InputSet, envelope: Shapes) -> Suited:
+    """A cut for inputs of at most these shapes."""
     shapes = {**envelope, **order.shapes}
-    profile = _with_values(model.profile(shapes), inputs)
-    suited = Suited(profile, shapes, _choices(order, profile))
-    return _placeable(order, model, suited)
+
+    def suit(sliced: "Source") -> Suited:
+        profile = _with_values(sliced.profile(shapes), inputs)
+        return _placeable(order, Suited(sliced, profile, shapes, _choices(order, profile)))
+
+    return _in_parts(model, suit)
+
+
+def _in_parts(model: "Source", suit: Callable[["Source"], Suited]) -> Suited:
+    """What suits, with the largest layers in as many parts as that takes."""
+    for sliced in model.slicings():
+        try:
+            return suit(sliced)
+        except PreparationRefused as error:
+            refusal = error
+    raise refusal
 
 
 def _with_values(profile: Profile, inputs: InputSet) -> Profile:
@@ -251,7 +275,7 @@ def _with_values(profile: Profile, inputs: InputSet) -> Profile:
     return replace(profile, tensors={**profile.tensors, **known})
 
 
-def _placeable(order: CutOrder, model: "Source", suited: Suited) -> Suited:
+def _placeable(order: CutOrder, suited: Suited) -> Suited:
     """The same, with the best cut where it takes a plan to say that the devices can hold it. Raises
     `_Unplaceable`."""
     most = max((device.budget_bytes for device in order.devices), default=None)
@@ -259,7 +283,7 @@ def _placeable(order: CutOrder, model: "Source", suited: Suited) -> Suited:
         return suited
     if len(suited.choices) == 1 and largest(suited.profile, suited.choices[0]) <= most:
         return suited
-    suited = replace(suited, best=(best := _best(order, model, suited)))
+    suited = replace(suited, best=(best := _best(order, suited)))
     found = _plan(best[0], order.devices, order)
     if isinstance(found, Infeasible):
         raise _Unplaceable(found.message(order.name, "raise the budget"), suited)

@@ -25,7 +25,7 @@ from shoal_protocol.durable_files import replace_file
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import document_from_json
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Of what is recorded of cuts: what was cut before may have estimates that were too low."""
 _RECORD: Final = "order.json"
 Inputs: TypeAlias = dict[str, list[int]]
@@ -34,9 +34,11 @@ Inputs: TypeAlias = dict[str, list[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """A cut before anything in it was divided: the `shapes` of inputs that it is for, the cuts that
-    there were to choose from, the `positions` of the best, and what was said of it."""
+    """A cut before anything in it was divided: which `slicing` of the model it is of, the `shapes`
+    of inputs that it is for, the cuts that there were to choose from, the `positions` of the best,
+    and what was said of it."""
 
+    slicing: int
     shapes: Mapping[str, tuple[int, ...]]
     choices: Sequence[tuple[int, ...]]
     positions: tuple[int, ...]
@@ -94,6 +96,7 @@ def find_base(path: Path, order: CutOrder, files: Mapping[str, str]) -> Base | N
             return None
         base = record["base"]
         return Base(
+            slicing=int(base["slicing"]),
             shapes={name: tuple(shape) for name, shape in base["shapes"].items()},
             choices=tuple(map(tuple, base["choices"])),
             positions=tuple(base["positions"]),

@@ -130,6 +130,8 @@ def cut_into_store(
     files = {str(path): digest for path, digest in model.files.items()}
     path = partition_path(store, order.name)
     base = find_base(path, asked, files)
+    if base is not None:
+        model = model.sliced(base.slicing)
     profile = model.profile(order.shapes if base is None else base.shapes)
     if order.digest is not None and order.digest != profile.digest:
         raise PreparationRefused(
@@ -149,7 +151,7 @@ def cut_into_store(
     if warm:
         answer["rejected"] = json.loads(lost.read_bytes()) if lost.is_file() else []
     else:
-        cut, base = find_cut(order, model, suited, base)
+        cut, base = find_cut(order, suited, base)
         if fragments:
             cut.write(store, on_progress)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,6 +169,7 @@ def _source(order: CutOrder, suited: Suited) -> Json:
     outgrown = list(map(dataclasses.asdict, order.outgrown))
     source: dict[str, object] = {"model": suited.profile.digest, "cuts": suited.choices}
     source |= {"shapes": suited.shapes, "version": VERSION, "outgrown": outgrown}
+    source |= {"slicing": suited.model.slicing}
     if len(suited.choices) > 1 or is_planned(order):
         source |= {"devices": list(map(dataclasses.asdict, order.devices))}
         source |= {"beside": list(map(dataclasses.asdict, order.beside))}

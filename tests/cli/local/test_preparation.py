@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from made_models import Made, deep
+from chaining import run_chained, run_whole
+from made_models import Made, deep, weight
 from shoal_cli.local import cut_search, preparation
 from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.cut_search import PreparationRefused
@@ -205,6 +206,43 @@ def test_a_cut_is_searched_for_again_where_more_has_changed_than_divisions(
 def test_what_cannot_be_divided_is_refused_with_its_need(model: Path, tmp_path: Path) -> None:
     with pytest.raises(PreparationRefused, match="took 13 MiB, and it cannot be divided"):
         divided(model, tmp_path, *([0] * 64))
+
+
+def test_a_layer_that_is_larger_than_every_budget_is_held_in_parts(tmp_path: Path) -> None:
+    path = DENSE.save(tmp_path)
+    store = tmp_path / "store"
+
+    def cut_within(mib: int) -> PartitionDocument:
+        return cut(path, store, mib)
+
+    assert len(cut_within(24).fragments) == 1
+    document = cut_within(8)
+    assert all(each.least_bytes <= 8 * MIB for each in document.fragments)
+    feeds = DENSE.inputs()
+    want = run_whole(path, feeds)["y"]
+    got = run_chained(store, document, feeds)["y"]
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+    with pytest.raises(PreparationRefused, match=r"node .+\.\d+ \(MatMul\) needs .* by itself"):
+        cut_within(3)
+
+
+def test_a_cut_of_a_layer_in_parts_is_divided_in_the_same_parts(tmp_path: Path) -> None:
+    devices = (PoolDevice(name="d", budget_bytes=Bytes(8 * MIB)),)
+    path = DENSE.save(tmp_path)
+    order = CutOrder(name="dense", model="dense", path=path, devices=devices)
+    elsewhere = divide_anew(order, tmp_path / "elsewhere", 0)
+    whole = divide_anew(order, tmp_path)
+    assert divide_anew(order, tmp_path, 0) == elsewhere
+    assert len(elsewhere.fragments) == len(whole.fragments) + 1
+
+
+DENSE = Made(
+    text="agraph (float[1, 1000] x) => (float[1, 3000] y) {\n  t = MatMul (x, W)\n"
+    "  y = Relu (t)\n}",
+    weights={"W": weight(1000, 3000)},
+    shapes={"x": (1, 1000)},
+)
+"""Almost all of it is one layer of 11.4 MiB."""
 
 
 WIDE = Made(

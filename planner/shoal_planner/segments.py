@@ -35,8 +35,7 @@ from shoal_planner.steps import Step, steps_of
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 
 FIXED_BYTES: Final = 11 << 18
-"""What a session of ONNX Runtime needs for itself, its kernels' code included: 1 to 2.5 MiB. What an
-agent takes of its own differs by a quarter of one from one start to the next."""
+"""A session's own need with its kernels' code, 1 to 2.5 MiB; what starts of an agent differ by."""
 NODE_BYTES: Final = 8 << 10
 """What it needs for each node: kernel, names, shapes."""
 ARENA_MARGIN: Final = 8

@@ -1,0 +1,176 @@
+"""Quantised layers and transposed convolutions in parts, with all that is for each channel."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.test_slicing import cut_everywhere, profiled, small_limit
+from made_models import weight
+
+__all__ = ["small_limit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A node that makes `y` of `x` and weights; `w` is the one to be parted, with those of
+    `with_it`."""
+
+    node: onnx.NodeProto
+    x: np.ndarray
+    weights: dict[str, np.ndarray]
+    with_it: Sequence[str] = ()
+
+
+def integers(*shape: int, kind: type = np.uint8, seed: int = 0) -> np.ndarray:
+    limits = np.iinfo(kind)
+    return np.random.default_rng(seed).integers(
+        limits.min // 2, limits.max // 2, shape, dtype=kind, endpoint=True
+    )
+
+
+def scales(*shape: int) -> np.ndarray:
+    return np.random.default_rng(5).uniform(0.01, 0.02, shape).astype(np.float32)
+
+
+COLUMNS = 400
+MATRIX = integers(70, COLUMNS)
+KERNELS = integers(200, 60, 3, 3)
+IMAGE = integers(1, 60, 5, 6, seed=1)
+ROWS = integers(2, 70, seed=1)
+ONE = scales()
+ZERO = np.array(100, np.uint8)
+MICROSOFT = "com.microsoft"
+
+QUANTISED: dict[str, Layer] = {
+    "MatMulInteger": Layer(
+        helper.make_node("MatMulInteger", ["x", "w", "zero", "z"], ["y"]),
+        ROWS,
+        {"w": MATRIX, "zero": ZERO, "z": integers(COLUMNS, seed=2)},
+        ["z"],
+    ),
+    "MatMulInteger with one zero": Layer(
+        helper.make_node("MatMulInteger", ["x", "w", "zero", "z"], ["y"]),
+        ROWS,
+        {"w": MATRIX, "zero": ZERO, "z": ZERO},
+    ),
+    "QLinearMatMul": Layer(
+        helper.make_node(
+            "QLinearMatMul", ["x", "one", "zero", "w", "s", "z", "one", "zero"], ["y"]
+        ),
+        ROWS,
+        {
+            "one": ONE,
+            "zero": ZERO,
+            "w": integers(70, COLUMNS, kind=np.int8),
+            "s": scales(COLUMNS),
+            "z": np.zeros(COLUMNS, np.int8),
+        },
+        ["s", "z"],
+    ),
+    "ConvInteger": Layer(
+        helper.make_node("ConvInteger", ["x", "w", "zero", "z"], ["y"]),
+        IMAGE,
+        {"w": KERNELS, "zero": ZERO, "z": ZERO},
+    ),
+    "QLinearConv": Layer(
+        helper.make_node(
+            "QLinearConv", ["x", "one", "zero", "w", "s", "z", "one", "zero", "b"], ["y"]
+        ),
+        IMAGE,
+        {
+            "one": ONE,
+            "zero": ZERO,
+            "w": integers(200, 60, 3, 3, kind=np.int8),
+            "s": scales(200),
+            "z": np.zeros(200, np.int8),
+            "b": integers(200, kind=np.int32) // (1 << 20),
+        },
+        ["s", "z", "b"],
+    ),
+    "ConvTranspose": Layer(
+        helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], strides=[2, 2]),
+        weight(1, 60, 5, 6),
+        {"w": weight(60, 100, 3, 3), "b": weight(100)},
+        ["b"],
+    ),
+    "DynamicQuantizeMatMul": Layer(
+        helper.make_node(
+            "DynamicQuantizeMatMul", ["x", "w", "s", "z", "b"], ["y"], domain=MICROSOFT
+        ),
+        weight(2, 70),
+        {"w": MATRIX, "s": ONE, "z": ZERO, "b": weight(COLUMNS)},
+        ["b"],
+    ),
+    "MatMulIntegerToFloat": Layer(
+        helper.make_node(
+            "MatMulIntegerToFloat",
+            ["x", "w", "one", "s", "zero", "z", "b"],
+            ["y"],
+            domain=MICROSOFT,
+        ),
+        ROWS,
+        {
+            "w": MATRIX,
+            "one": ONE,
+            "s": scales(COLUMNS),
+            "zero": ZERO,
+            "z": integers(COLUMNS, seed=2),
+            "b": weight(COLUMNS),
+        },
+        ["s", "z", "b"],
+    ),
+    "MatMulNBits": Layer(
+        helper.make_node(
+            "MatMulNBits",
+            ["x", "w", "s", "z"],
+            ["y"],
+            domain=MICROSOFT,
+            K=64,
+            N=800,
+            bits=4,
+            block_size=32,
+        ),
+        weight(2, 64),
+        {"w": integers(800, 2, 16), "s": scales(1600), "z": integers(800, seed=3)},
+        ["s", "z"],
+    ),
+}
+
+
+OUTPUTS = {
+    "MatMulInteger": TensorProto.INT32,
+    "MatMulInteger with one zero": TensorProto.INT32,
+    "QLinearMatMul": TensorProto.UINT8,
+    "ConvInteger": TensorProto.INT32,
+    "QLinearConv": TensorProto.UINT8,
+}
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_layers_of_other_kinds_are_parted_with_all_that_they_have_for_each_channel(
+    tmp_path: Path, name: str
+) -> None:
+    layer = QUANTISED[name]
+    kind = helper.np_dtype_to_tensor_dtype(layer.x.dtype)
+    graph = helper.make_graph(
+        [layer.node],
+        "g",
+        [helper.make_tensor_value_info("x", kind, layer.x.shape)],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(value, each) for each, value in layer.weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
+    made = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    made.graph.output[0].type.tensor_type.elem_type = OUTPUTS.get(name, TensorProto.FLOAT)
+    profile = profiled(made, tmp_path)
+    parted = {name.partition(".")[0] for name in profile.weights if name.endswith(".0")}
+    assert parted == {"w", *layer.with_it}
+    assert sum(size for name, size in profile.weights.items() if name.startswith("w.")) == (
+        layer.weights["w"].nbytes
+    )
+    cut_everywhere(tmp_path, profile, layer.x)

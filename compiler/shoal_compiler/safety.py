@@ -49,6 +49,9 @@ _BITS: Final[dict[int, int]] = {
 _DECIMAL = re.compile(r"[0-9]{1,18}")
 
 
+SHORT_STRIP_BYTES: Final = 16 << 10
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """Bytes of a file: `length` from `offset`, or, with a `strip`, as many in strips of that many
@@ -59,6 +62,11 @@ class Range:
     length: int
     strip: int = 0
     stride: int = 0
+
+    @property
+    def has_short_strips(self) -> bool:
+        """Whether whole rows are read faster than strip by strip."""
+        return 0 < self.strip < SHORT_STRIP_BYTES
 
     def strips(self) -> Iterator[tuple[int, int]]:
         """Where each strip begins and ends."""

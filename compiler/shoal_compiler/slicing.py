@@ -34,8 +34,8 @@ CHANNELS: Final = 32
 """Parts have a multiple of so many channels where they can: the widest kernels' steps, and whole
 pages of most weights."""
 MOST_PARTS: Final = 1024
-LEAST_STRIP_BYTES: Final = 1 << 10
-"""Columns in shorter strips take too long to read: parts have more of them."""
+LEAST_STRIP_BYTES: Final = 128
+"""Where channels are columns, each part is read out of all rows: parts have as many columns."""
 
 
 @dataclass(frozen=True, slots=True)

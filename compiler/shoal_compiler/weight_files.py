@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import onnx
 
 from shoal_compiler.errors import ModelRefused
@@ -93,21 +94,38 @@ class Sources:
         if place is None:
             yield weight.loaded().raw_data
             return
-        descriptor, buffer = self._descriptor(place.path), bytearray(min(_CHUNK, place.length))
+        if place.has_short_strips:
+            yield from self._gathered(place)
+            return
+        buffer = bytearray(min(_CHUNK, place.length))
         for start, end in place.strips():
-            at = start
-            while at < end:
+            for at in range(start, end, _CHUNK):
                 piece = memoryview(buffer)[: min(_CHUNK, end - at)]
-                count = os.preadv(descriptor, [piece], at)
-                if count == 0:
-                    raise _changed(place)
-                yield piece[:count]
-                at += count
+                self._fill(piece, place, at)
+                yield piece
+
+    def _gathered(self, place: Range) -> Iterator[bytes]:
+        """Short strips, out of many rows at a time: a call for each of them would take longer."""
+        rows = np.zeros((max(1, _CHUNK // place.stride), place.stride), np.uint8)
+        begins = [start for start, _ in place.strips()]
+        for first in range(0, len(begins), len(rows)):
+            count = min(len(rows), len(begins) - first)
+            # The last row may be the end of the file.
+            length = (count - 1) * place.stride + place.strip
+            self._fill(memoryview(rows.reshape(-1))[:length], place, begins[first])
+            yield rows[:count, : place.strip].tobytes()
+
+    def _fill(self, piece: memoryview, place: Range, at: int) -> None:
+        while piece:
+            count = os.preadv(self._descriptor(place.path), [piece], at)
+            if count == 0:
+                raise _changed(place)
+            piece, at = piece[count:], at + count
 
     def copy(self, weight: Weight, target: int) -> None:
         """Copy a weight's bytes to the current offset of `target`."""
         place = weight.contents
-        if place is None or not self._copy_in_kernel(place, target):
+        if place is None or place.has_short_strips or not self._copy_in_kernel(place, target):
             for piece in self.read(weight):
                 _write_all(target, piece)
 

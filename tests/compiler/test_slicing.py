@@ -19,6 +19,7 @@ from shoal_compiler.profile import Source, profile_model
 from shoal_compiler.slicing import CHANNELS
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Layout
+from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import PartitionDocument
 
 LIMIT = 16 << 10
@@ -29,7 +30,6 @@ Shape = Sequence[int]
 @pytest.fixture(autouse=True)
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal_compiler.profile.SLICE_BYTES", (LIMIT,))
-    monkeypatch.setattr("shoal_compiler.slicing.LEAST_STRIP_BYTES", 4 * CHANNELS)
 
 
 def model(
@@ -129,6 +129,20 @@ def proto_channels(proto: onnx.ModelProto) -> int:
     node, dims = proto.graph.node[0], proto.graph.initializer[0].dims
     transposed = any(each.name == "transB" and each.i for each in node.attribute)
     return dims[0] if node.op_type == "Conv" or transposed else dims[1]
+
+
+def test_strips_are_the_same_read_by_themselves_and_out_of_whole_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = model([helper.make_node("MatMul", ["x", "w"], ["y"])], (1, 700), {"w": (700, 1000)})
+    profile = profiled(made, tmp_path)
+    gathered = cut_model(tmp_path / "model.onnx", profile, (), tmp_path / "store")
+    monkeypatch.setattr("shoal_compiler.safety.SHORT_STRIP_BYTES", 1)
+    alone = cut_model(tmp_path / "model.onnx", profile, (), tmp_path / "other")
+    assert alone == gathered
+    (fragment,) = alone.fragments
+    for store in (tmp_path / "store", tmp_path / "other"):
+        assert FragmentStore(store).is_sound(fragment.digest)
 
 
 def test_parts_are_whole_steps_of_the_kernels_where_they_can_be(tmp_path: Path) -> None:

@@ -106,13 +106,14 @@ class Sources:
 
     def _gathered(self, place: Range) -> Iterator[bytes]:
         """Short strips, out of many rows at a time: a call for each of them would take longer."""
-        rows = np.zeros((max(1, _CHUNK // place.stride), place.stride), np.uint8)
+        buffer = bytearray(max(1, _CHUNK // place.stride) * place.stride)
+        rows = np.frombuffer(buffer, np.uint8).reshape(-1, place.stride)
         begins = [start for start, _ in place.strips()]
         for first in range(0, len(begins), len(rows)):
             count = min(len(rows), len(begins) - first)
             # The last row may be the end of the file.
             length = (count - 1) * place.stride + place.strip
-            self._fill(memoryview(rows.reshape(-1))[:length], place, begins[first])
+            self._fill(memoryview(buffer)[:length], place, begins[first])
             yield rows[:count, : place.strip].tobytes()
 
     def _fill(self, piece: memoryview, place: Range, at: int) -> None:

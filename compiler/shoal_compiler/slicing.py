@@ -9,6 +9,9 @@ a kernel and a copy of its output, so they are no smaller than they have to be: 
 Where the output is reshaped at once, and keeps its channels last, the parts are: reshaped when they
 are joined, all of the output would be there twice more.
 
+A weight may come from a node that dequantises or casts an initializer: each part has one of its own
+then, and is fused with it by the runtime as the whole is.
+
 A weight that other nodes read too stays whole, and the layer with it. One exception: the table of
 embeddings that a language model also has as its output layer. Of the table only rows are read, so
 it stays as it is, and the parts are ranges of it (`Weight.whole`).
@@ -67,6 +70,25 @@ _DENSE: Final[Mapping[tuple[str, str], _Operator]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """What a layer reads that is known: an initializer, or what `maker` makes of it."""
+
+    weight: Weight
+    maker: onnx.NodeProto | None
+    bytes: int
+    """When the layer reads it."""
+
+    @property
+    def dims(self) -> Sequence[int]:
+        return self.weight.tensor.dims
+
+    @property
+    def only_axis(self) -> int:
+        """The first axis that is more than one long."""
+        return next((axis for axis, size in enumerate(self.dims) if size > 1), len(self.dims) - 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     """A node that can be parted. `axis` is that of the channels in its weight; `others` are the
@@ -75,6 +97,7 @@ class _Layer:
     operator: _Operator
     weight: str
     axis: int
+    channels: int
     parts: Sequence[tuple[int, int]]
     others: tuple[int, ...]
     channels_last: bool
@@ -95,7 +118,7 @@ def slice_layers(graph: Graph, most_bytes: int) -> Graph:
     readers = Counter(name for names in graph.reads for name in names)
     readers.update(each.name for each in graph.outputs)
     tables = Counter(node.input[0] for node in graph.nodes if _reads_rows(node))
-    parting = _Parting(graph, dict(graph.weights))
+    parting = _Parting(graph, readers)
     reshapes = _reshapes(graph, readers)
     nodes: list[onnx.NodeProto] = []
     waiting: dict[str, Iterator[onnx.NodeProto]] = {}
@@ -103,7 +126,7 @@ def slice_layers(graph: Graph, most_bytes: int) -> Graph:
         if node.input and node.input[0] in waiting:
             nodes.extend(waiting.pop(node.input[0]))
             continue
-        layer = _layer(node, graph.weights, most_bytes)
+        layer = _layer(node, parting, most_bytes)
         others = readers[layer.weight] - 1 if layer is not None else 0
         if layer is None or others > (tables[layer.weight] if layer.axis == 0 else 0):
             nodes.append(node)
@@ -137,12 +160,90 @@ def _reshapes(graph: Graph, readers: Mapping[str, int]) -> dict[str, onnx.NodePr
 class _Parting:
     """Makes parts of layers, and their weights."""
 
-    def __init__(self, graph: Graph, weights: dict[str, Weight]) -> None:
-        self.weights = weights
+    def __init__(self, graph: Graph, readers: Mapping[str, int]) -> None:
+        self.weights = dict(graph.weights)
+        self._readers = readers
         self._makers = {name: node for node in graph.nodes for name in node.output}
-        self._taken = {*graph.sparse, *weights, *(each.name for each in graph.inputs)}
+        self._taken = {*graph.sparse, *graph.weights, *(each.name for each in graph.inputs)}
+        self._names: set[str] = set()
         for node in all_nodes(graph.nodes):
             self._taken.update((*node.input, *node.output))
+            self._names.add(node.name)
+
+    def constant(self, name: str) -> _Constant | None:
+        """What a node reads by that name, if it is known."""
+        if (weight := self.weights.get(name)) is not None:
+            return _Constant(weight, None, weight.bytes)
+        maker = self._makers.get(name)
+        if maker is None or maker.domain not in ("", "ai.onnx") or self._readers[name] > 1:
+            return None
+        inputs = [self.weights.get(each) for each in maker.input if each]
+        if not inputs or inputs[0] is None or self._readers[maker.input[0]] > 1:
+            return None
+        match maker.op_type:
+            case "DequantizeLinear" if len(inputs) > 1 and inputs[1] is not None:
+                kind = inputs[1].tensor.data_type
+            case "Cast":
+                kind = next((each.i for each in maker.attribute if each.name == "to"), 0)
+            case _:
+                return None
+        if None in inputs or _has_split_bytes(inputs[0]):
+            return None
+        elements = prod(inputs[0].tensor.dims)
+        return _Constant(inputs[0], maker, elements * (bits_of(kind) or 8) // 8)
+
+    def can_cut(self, constant: _Constant, axis: int) -> bool:
+        """Whether a constant can be parted along an axis."""
+        if _has_split_bytes(constant.weight):
+            return False
+        maker = constant.maker
+        if maker is None or maker.op_type == "Cast":
+            return True
+        scales = [self.weights[each] for each in maker.input[1:] if each]
+        return all(self._along(constant, each, axis) is not None for each in scales)
+
+    def _along(self, constant: _Constant, scale: Weight, axis: int) -> int | None:
+        """The axis along which the scale, or the zero point, of a constant is parted with it; -1:
+        it is not; None: nothing can be parted."""
+        assert constant.maker is not None
+        attributes = {each.name: each.i for each in constant.maker.attribute}
+        rank, dims = len(constant.dims), scale.tensor.dims
+        if _has_split_bytes(scale):
+            return None
+        if prod(dims) == 1:
+            return -1
+        if rank == 0:
+            return None
+        if attributes.get("block_size", 0):
+            fits = len(dims) == rank and dims[axis] == constant.dims[axis]
+            return axis if fits else None
+        if attributes.get("axis", 1) % rank != axis:
+            return -1
+        return 0 if list(dims) == [constant.dims[axis]] else None
+
+    def cut(
+        self, name: str, axis: int, start: int, end: int, number: int
+    ) -> tuple[str, list[onnx.NodeProto]]:
+        """The name of a part of a constant, `[start, end)` along an axis, and the node that makes
+        it, if there is one."""
+        constant = self.constant(name)
+        assert constant is not None
+        maker = constant.maker
+        if maker is None:
+            part = self._fresh(f"{name}.{number}")
+            self.weights[part] = _part(constant.weight, part, axis, start, end)
+            return part, []
+        node = onnx.NodeProto()
+        node.CopyFrom(maker)
+        node.name = self._name(maker, number)
+        node.input[0], _ = self.cut(maker.input[0], axis, start, end, number)
+        for place, scale in enumerate(maker.input[1:], 1):
+            along = self._along(constant, self.weights[scale], axis) if scale else -1
+            assert along is not None
+            if along >= 0:
+                node.input[place], _ = self.cut(scale, along, start, end, number)
+        node.output[0] = self._fresh(f"{name}.{number}")
+        return node.output[0], [node]
 
     def leading_sizes(self, reshape: onnx.NodeProto, layer: _Layer) -> tuple[str, ...] | None:
         """Tensors that, joined, are the sizes of a reshaped output but for its channels, which are
@@ -152,9 +253,8 @@ class _Parting:
         joined = list(maker.input) if maker is not None and maker.op_type == "Concat" else [shape]
         known = {name: self._integers(name) for name in joined if self._is_shape(name)}
         end = known.get(joined[-1]) if joined else None
-        channels = self.weights[layer.weight].tensor.dims[layer.axis]
         # A size of 0 stands for that of the layer's output, which a part does not have.
-        if not end or end[-1] != channels or any(0 in each for each in known.values()):
+        if not end or end[-1] != layer.channels or any(0 in each for each in known.values()):
             return None
         return (*joined[:-1], self._add_integers(f"{shape}.leading", end[:-1]))
 
@@ -164,7 +264,7 @@ class _Parting:
         """The nodes that reshape a part's output."""
         node = onnx.NodeProto()
         node.CopyFrom(reshaping.node)
-        node.name = f"{node.name or node.op_type}.{number}"
+        node.name = self._name(node, number)
         last = self._add_integers(f"{output}.channels", [channels])
         node.input[0], node.input[1] = output, self._fresh(f"{output}.shape")
         node.output[0] = self._fresh(f"{output}.reshaped")
@@ -194,25 +294,24 @@ class _Parting:
         reshaping: _Reshaping | None = None,
     ) -> Iterator[onnx.NodeProto]:
         """The nodes that replace one, and the one that reshapes its output, if there is one."""
-        whole, output = self.weights[layer.weight], node.output[0]
-        others = {place: self.weights[node.input[place]] for place in layer.others}
-        if not keep_whole:
-            del self.weights[layer.weight]
-        outputs = []
+        output, outputs = node.output[0], []
+        inputs = {layer.operator.weight: (layer.axis, 1)}
+        for place in layer.others:
+            other = self.constant(node.input[place])
+            assert other is not None
+            inputs[place] = other.only_axis, other.dims[other.only_axis] // layer.channels
         for number, (start, end) in enumerate(layer.parts):
             part = onnx.NodeProto()
             part.CopyFrom(node)
-            part.name = f"{node.name or node.op_type}.{number}"
+            part.name = self._name(node, number)
             part.output[0] = self._fresh(f"{output}.{number}")
-            weight = part.input[layer.operator.weight] = self._fresh(f"{layer.weight}.{number}")
-            made = _part(whole, weight, layer.axis, start, end)
-            self.weights[weight] = replace(made, whole=layer.weight if keep_whole else "")
-            channels = whole.tensor.dims[layer.axis]
-            for place, other in others.items():
-                name = part.input[place] = self._fresh(f"{node.input[place]}.{number}")
-                axis = _only_axis(other)
-                each = other.tensor.dims[axis] // channels
-                self.weights[name] = _part(other, name, axis, start * each, end * each)
+            for place, (axis, each) in inputs.items():
+                name = node.input[place]
+                part.input[place], makers = self.cut(name, axis, start * each, end * each, number)
+                yield from makers
+            if keep_whole:
+                name = part.input[layer.operator.weight]
+                self.weights[name] = replace(self.weights[name], whole=layer.weight)
             if layer.operator.blocks:
                 next(each for each in part.attribute if each.name == "N").i = end - start
             outputs.append(part.output[0])
@@ -223,31 +322,42 @@ class _Parting:
                 yield from reshape
         if reshaping is not None:
             output = reshaping.node.output[0]
+        if not keep_whole and (whole := self.constant(layer.weight)) is not None:
+            del self.weights[whole.weight.tensor.name]
         axis = -1 if layer.channels_last else 1
         yield onnx.helper.make_node("Concat", outputs, [output], name=node.name, axis=axis)
 
+    def _name(self, node: onnx.NodeProto, number: int) -> str:
+        """A name for a part of a node."""
+        return _unlike(f"{node.name or node.op_type}.{number}", self._names)
+
     def _fresh(self, name: str) -> str:
-        """A name that nothing has, near to the one given."""
-        while name in self._taken:
-            name = f"{name}'"
-        self._taken.add(name)
-        return name
+        """A name for a tensor."""
+        return _unlike(name, self._taken)
 
 
-def _layer(node: onnx.NodeProto, weights: Mapping[str, Weight], most_bytes: int) -> _Layer | None:
+def _unlike(name: str, taken: set[str]) -> str:
+    """A name that nothing has, near to the one given."""
+    while name in taken:
+        name = f"{name}'"
+    taken.add(name)
+    return name
+
+
+def _layer(node: onnx.NodeProto, parting: _Parting, most_bytes: int) -> _Layer | None:
     """A node as a layer that can be parted, and whose weight is so large that it is to be."""
     kind = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
     operator = _CONVOLUTIONS.get(kind) or _DENSE.get(kind)
     if operator is None or len(node.input) <= operator.weight or len(node.output) != 1:
         return None
     name = node.input[operator.weight]
-    weight = weights.get(name)
-    if weight is None or weight.bytes <= most_bytes or weight.contents is None:
+    weight = parting.constant(name)
+    if weight is None or weight.bytes <= most_bytes or weight.weight.contents is None:
         return None
-    axis = _channel_axis(node, len(weight.tensor.dims))
-    if axis is None or _has_split_bytes(weight) or list(node.input).count(name) > 1:
+    axis = _channel_axis(node, len(weight.dims))
+    if axis is None or not parting.can_cut(weight, axis) or list(node.input).count(name) > 1:
         return None
-    others = _others(node, operator, weights, weight.tensor.dims[axis])
+    others = _others(node, operator, parting, weight.dims[axis])
     parts = list(_parts(weight, axis, most_bytes))
     if others is None or len(parts) == 1:
         return None
@@ -255,6 +365,7 @@ def _layer(node: onnx.NodeProto, weights: Mapping[str, Weight], most_bytes: int)
         operator=operator,
         weight=name,
         axis=axis,
+        channels=weight.dims[axis],
         parts=parts,
         others=others,
         channels_last=kind in _DENSE,
@@ -279,31 +390,26 @@ def _channel_axis(node: onnx.NodeProto, rank: int) -> int | None:
 
 
 def _others(
-    node: onnx.NodeProto, operator: _Operator, weights: Mapping[str, Weight], channels: int
+    node: onnx.NodeProto, operator: _Operator, parting: _Parting, channels: int
 ) -> tuple[int, ...] | None:
     """The inputs that are parted with the weight; None: some input should be and cannot."""
     found = []
     for place in (*operator.biases, *operator.scales):
         if place >= len(node.input) or not node.input[place]:
             continue
-        other = weights.get(node.input[place])
-        if other is None or _has_split_bytes(other):
+        other = parting.constant(node.input[place])
+        if other is None:
             return None
-        elements = prod(other.tensor.dims)
+        elements = prod(other.dims)
         if elements == 1 and place in operator.scales:
             continue
-        along = other.tensor.dims[_only_axis(other)] if other.tensor.dims else 0
+        along = other.dims[other.only_axis] if other.dims else 0
         several = operator.blocks and place in operator.scales and along and along % channels == 0
-        if not several and not elements == along == channels:
+        whole = several or elements == along == channels
+        if not whole or not parting.can_cut(other, other.only_axis):
             return None
         found.append(place)
     return tuple(found)
-
-
-def _only_axis(other: Weight) -> int:
-    """The first axis of an input that is more than one long."""
-    sizes = enumerate(other.tensor.dims)
-    return next((axis for axis, size in sizes if size > 1), len(other.tensor.dims) - 1)
 
 
 def _reads_rows(node: onnx.NodeProto) -> bool:
@@ -319,12 +425,12 @@ def _has_split_bytes(weight: Weight) -> bool:
     return (bits_of(weight.tensor.data_type) or 1) % 8 != 0
 
 
-def _parts(weight: Weight, axis: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+def _parts(weight: _Constant, axis: int, most_bytes: int) -> Iterator[tuple[int, int]]:
     """The channels of each part."""
-    channels = weight.tensor.dims[axis]
+    channels = weight.dims[axis]
     most = max(1, most_bytes * channels // weight.bytes, -(-channels // MOST_PARTS))
     if axis > 0:
-        most = max(most, LEAST_STRIP_BYTES // _channel_bytes(weight, axis))
+        most = max(most, LEAST_STRIP_BYTES // _channel_bytes(weight.weight, axis))
     if most > CHANNELS:
         most -= most % CHANNELS
     for start in range(0, channels, most):

@@ -11,19 +11,22 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compiler.test_slicing import cut_everywhere, profiled, small_limit
 from made_models import weight
+from shoal_planner.profile import Profile
 
 __all__ = ["small_limit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A node that makes `y` of `x` and weights; `w` is the one to be parted, with those of
-    `with_it`."""
+    """A node that makes `y` of `x` and weights, some of which `before` makes; `w` is the one to be
+    parted, with those of `with_it`."""
 
     node: onnx.NodeProto
     x: np.ndarray
     weights: dict[str, np.ndarray]
     with_it: Sequence[str] = ()
+    before: Sequence[onnx.NodeProto] = ()
+    opset: int = 17
 
 
 def integers(*shape: int, kind: type = np.uint8, seed: int = 0) -> np.ndarray:
@@ -142,6 +145,71 @@ QUANTISED: dict[str, Layer] = {
 }
 
 
+DEQUANTISE = helper.make_node("DequantizeLinear", ["w", "s", "z"], ["v"], axis=1)
+MULTIPLY = helper.make_node("MatMul", ["x", "v"], ["y"])
+VALUES = weight(2, 70)
+
+MADE: dict[str, Layer] = {
+    "scales for each column": Layer(
+        MULTIPLY,
+        VALUES,
+        {"w": MATRIX, "s": scales(COLUMNS), "z": integers(COLUMNS, seed=2)},
+        ["s", "z"],
+        [DEQUANTISE],
+    ),
+    "one scale": Layer(MULTIPLY, VALUES, {"w": MATRIX, "s": ONE, "z": ZERO}, before=[DEQUANTISE]),
+    "scales for each row": Layer(
+        MULTIPLY,
+        VALUES,
+        {"w": MATRIX, "s": scales(70), "z": integers(70, seed=2)},
+        before=[helper.make_node("DequantizeLinear", ["w", "s", "z"], ["v"], axis=-2)],
+    ),
+    "scales for blocks of rows": Layer(
+        MULTIPLY,
+        VALUES,
+        {"w": MATRIX, "s": scales(2, COLUMNS), "z": integers(2, COLUMNS, seed=2)},
+        ["s", "z"],
+        [helper.make_node("DequantizeLinear", ["w", "s", "z"], ["v"], axis=0, block_size=35)],
+        opset=21,
+    ),
+    "a convolution with its bias": Layer(
+        helper.make_node("Conv", ["x", "v", "c"], ["y"]),
+        weight(1, 60, 5, 6),
+        {
+            "w": integers(200, 60, 3, 3, kind=np.int8),
+            "s": scales(200),
+            "b": integers(200, kind=np.int32) // (1 << 20),
+        },
+        ["s", "b"],
+        [
+            helper.make_node("DequantizeLinear", ["w", "s"], ["v"], axis=0),
+            helper.make_node("DequantizeLinear", ["b", "s"], ["c"], axis=0),
+        ],
+    ),
+    "half precision that is cast": Layer(
+        helper.make_node("Gemm", ["x", "v"], ["y"], transB=1),
+        VALUES,
+        {"w": weight(COLUMNS, 70).astype(np.float16)},
+        before=[helper.make_node("Cast", ["w"], ["v"], to=TensorProto.FLOAT)],
+    ),
+}
+
+STAY: dict[str, Layer] = {
+    "a dequantised weight that others read": Layer(
+        helper.make_node("MatMul", ["t", "v"], ["y"]),
+        weight(2, 200),
+        {"w": integers(200, 200), "s": ONE, "z": ZERO},
+        before=[DEQUANTISE, helper.make_node("MatMul", ["x", "v"], ["t"])],
+    ),
+    "scales that are computed": Layer(
+        MULTIPLY,
+        VALUES,
+        {"w": MATRIX, "z": ZERO},
+        before=[helper.make_node("ReduceMax", ["x"], ["s"], keepdims=0), DEQUANTISE],
+    ),
+}
+
+
 OUTPUTS = {
     "MatMulInteger": TensorProto.INT32,
     "MatMulInteger with one zero": TensorProto.INT32,
@@ -151,26 +219,38 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("name", QUANTISED)
-def test_layers_of_other_kinds_are_parted_with_all_that_they_have_for_each_channel(
-    tmp_path: Path, name: str
-) -> None:
-    layer = QUANTISED[name]
-    kind = helper.np_dtype_to_tensor_dtype(layer.x.dtype)
+def profile_of(layer: Layer, folder: Path, kind: int = TensorProto.FLOAT) -> Profile:
+    """Its profile, and the layer in the folder; `kind` is the type of its output."""
+    x = helper.np_dtype_to_tensor_dtype(layer.x.dtype)
     graph = helper.make_graph(
-        [layer.node],
+        [*layer.before, layer.node],
         "g",
-        [helper.make_tensor_value_info("x", kind, layer.x.shape)],
+        [helper.make_tensor_value_info("x", x, layer.x.shape)],
         [helper.make_empty_tensor_value_info("y")],
         [numpy_helper.from_array(value, each) for each, value in layer.weights.items()],
     )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
-    made = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    made.graph.output[0].type.tensor_type.elem_type = OUTPUTS.get(name, TensorProto.FLOAT)
-    profile = profiled(made, tmp_path)
-    parted = {name.partition(".")[0] for name in profile.weights if name.endswith(".0")}
+    graph.output[0].type.tensor_type.elem_type = kind
+    opsets = [helper.make_opsetid("", layer.opset), helper.make_opsetid(MICROSOFT, 1)]
+    return profiled(helper.make_model(graph, opset_imports=opsets, ir_version=9), folder)
+
+
+@pytest.mark.parametrize("name", [*QUANTISED, *MADE])
+def test_layers_of_other_kinds_are_parted_with_all_that_they_have_for_each_channel(
+    tmp_path: Path, name: str
+) -> None:
+    layer = QUANTISED.get(name) or MADE[name]
+    profile = profile_of(layer, tmp_path, OUTPUTS.get(name, TensorProto.FLOAT))
+    parted = {name.partition(".")[0] for name in profile.weights if name.endswith((".0", ".0'"))}
     assert parted == {"w", *layer.with_it}
     assert sum(size for name, size in profile.weights.items() if name.startswith("w.")) == (
         layer.weights["w"].nbytes
     )
+    cut_everywhere(tmp_path, profile, layer.x)
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_what_others_read_or_is_computed_stays_whole(tmp_path: Path, name: str) -> None:
+    layer = STAY[name]
+    profile = profile_of(layer, tmp_path)
+    assert set(profile.weights) == set(layer.weights)
     cut_everywhere(tmp_path, profile, layer.x)

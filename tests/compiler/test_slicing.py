@@ -264,6 +264,19 @@ def test_a_table_that_is_the_output_layer_too_is_stored_once(tmp_path: Path) -> 
     cut_everywhere(tmp_path, profile, feeds)
 
 
+def test_layers_without_names_have_parts_of_different_names(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["t"]),
+        helper.make_node("MatMul", ["t", "v"], ["y"]),
+    ]
+    profile = profiled(model(nodes, (1, 100), {"w": (100, 100), "v": (100, 200)}), tmp_path)
+    store = tmp_path / "store"
+    document = cut_model(tmp_path / "model.onnx", profile, (), store)
+    feeds = {"x": np.ones((1, 100), np.float32)}
+    want, got = run_whole(tmp_path / "model.onnx", feeds), run_chained(store, document, feeds)
+    np.testing.assert_allclose(got["y"], want["y"], rtol=0, atol=1e-5)  # type: ignore[arg-type]
+
+
 def test_names_that_the_model_has_already_are_not_given_again(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Tanh", ["x"], ["y.0"]),

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+import onnx
+
 from shoal_compiler.graph import Graph
 from shoal_compiler.joins import find_joins
 from shoal_compiler.models import PieceModel, make_model, value_info
@@ -21,6 +23,7 @@ from shoal_protocol.blocks import Block, Join, least_bytes
 
 GAIN: Final = 10
 """Blocks are to save at least one part in so many of the fragment's resident bytes."""
+_QUANTISING: Final = frozenset(("QuantizeLinear", "DequantizeLinear"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,20 @@ class FragmentModel:
                 weight_bytes=cost.weight_bytes,
                 working_bytes=cost.working_bytes,
                 empties_arena=index in emptied,
+                dequantises=_dequantises(model.graph),
             )
             blocks.append(block)
             content += skeleton
         return Blocks(tuple(blocks), bytes(content), self.joins)
+
+
+def _dequantises(graph: onnx.GraphProto) -> bool:
+    """Whether something is quantised, and nothing but weights."""
+    weights = {each.name for each in graph.initializer}
+    nodes = [node for node in graph.node if node.op_type in _QUANTISING]
+    return bool(nodes) and all(
+        node.op_type == "DequantizeLinear" and node.input[0] in weights for node in nodes
+    )
 
 
 def as_model(

@@ -35,10 +35,9 @@ SLICE_BYTES: Final = (16 << 20, 4 << 20, 1 << 20)
 works in."""
 CHANNELS: Final = 32
 """Parts have a multiple of so many channels where they can: the widest kernels' steps, and whole
-pages of most weights."""
+pages of most weights. They have as many where channels are columns, since each part is read out of
+all rows."""
 MOST_PARTS: Final = 1024
-LEAST_STRIP_BYTES: Final = 128
-"""Where channels are columns, each part is read out of all rows: parts have as many columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,6 @@ class _Constant:
 
     weight: Weight
     maker: onnx.NodeProto | None
-    bytes: int
-    """When the layer reads it."""
 
     @property
     def dims(self) -> Sequence[int]:
@@ -173,24 +170,16 @@ class _Parting:
     def constant(self, name: str) -> _Constant | None:
         """What a node reads by that name, if it is known."""
         if (weight := self.weights.get(name)) is not None:
-            return _Constant(weight, None, weight.bytes)
+            return _Constant(weight, None)
         maker = self._makers.get(name)
         if maker is None or maker.domain not in ("", "ai.onnx") or self._readers[name] > 1:
             return None
         inputs = [self.weights.get(each) for each in maker.input if each]
         if not inputs or inputs[0] is None or self._readers[maker.input[0]] > 1:
             return None
-        match maker.op_type:
-            case "DequantizeLinear" if len(inputs) > 1 and inputs[1] is not None:
-                kind = inputs[1].tensor.data_type
-            case "Cast":
-                kind = next((each.i for each in maker.attribute if each.name == "to"), 0)
-            case _:
-                return None
-        if None in inputs or _has_split_bytes(inputs[0]):
+        if None in inputs or maker.op_type not in ("DequantizeLinear", "Cast"):
             return None
-        elements = prod(inputs[0].tensor.dims)
-        return _Constant(inputs[0], maker, elements * (bits_of(kind) or 8) // 8)
+        return _Constant(inputs[0], maker)
 
     def can_cut(self, constant: _Constant, axis: int) -> bool:
         """Whether a constant can be parted along an axis."""
@@ -352,13 +341,13 @@ def _layer(node: onnx.NodeProto, parting: _Parting, most_bytes: int) -> _Layer |
         return None
     name = node.input[operator.weight]
     weight = parting.constant(name)
-    if weight is None or weight.bytes <= most_bytes or weight.weight.contents is None:
+    if weight is None or weight.weight.bytes <= most_bytes or weight.weight.contents is None:
         return None
     axis = _channel_axis(node, len(weight.dims))
     if axis is None or not parting.can_cut(weight, axis) or list(node.input).count(name) > 1:
         return None
     others = _others(node, operator, parting, weight.dims[axis])
-    parts = list(_parts(weight, axis, most_bytes))
+    parts = list(_parts(weight.weight, axis, most_bytes))
     if others is None or len(parts) == 1:
         return None
     return _Layer(
@@ -425,12 +414,12 @@ def _has_split_bytes(weight: Weight) -> bool:
     return (bits_of(weight.tensor.data_type) or 1) % 8 != 0
 
 
-def _parts(weight: _Constant, axis: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+def _parts(weight: Weight, axis: int, most_bytes: int) -> Iterator[tuple[int, int]]:
     """The channels of each part."""
-    channels = weight.dims[axis]
+    channels = weight.tensor.dims[axis]
     most = max(1, most_bytes * channels // weight.bytes, -(-channels // MOST_PARTS))
     if axis > 0:
-        most = max(most, LEAST_STRIP_BYTES // _channel_bytes(weight.weight, axis))
+        most = max(most, CHANNELS)
     if most > CHANNELS:
         most -= most % CHANNELS
     for start in range(0, channels, most):

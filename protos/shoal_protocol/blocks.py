@@ -13,7 +13,8 @@ from typing import Final
 
 MOST_BLOCKS: Final = 256
 _MOST_BYTES: Final = 2**63 - 1
-_EMPTIES_ARENA: Final = "empties_arena"
+_FLAGS: Final = ("empties_arena", "dequantises")
+"""Written where they are true."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,8 @@ class Block:
     reads of `weights.bin`. `working_bytes` is what there is besides while it runs: activations,
     and the tensors for later blocks that only pass it by. `empties_arena`: before it runs, those
     tensors are moved out of the arena of activations, and the arena is given back, on a device that
-    has no room for it all.
+    has no room for it all. `dequantises`: all that is quantised in it are weights. The runtime
+    would fuse them with the layers that read them, and hold a copy; it is not to.
     """
 
     model_offset: int
@@ -36,6 +38,7 @@ class Block:
     weight_bytes: int
     working_bytes: int
     empties_arena: bool = False
+    dequantises: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +124,9 @@ def _join(value: object) -> Join:
 
 def _as_json(block: Block) -> dict[str, object]:
     value = asdict(block)
-    if not block.empties_arena:
-        del value[_EMPTIES_ARENA]
+    for flag in _FLAGS:
+        if not value[flag]:
+            del value[flag]
     return value
 
 
@@ -137,7 +141,7 @@ def _block(index: int, value: object) -> Block:
         held_bytes=_size(index, value, "held_bytes"),
         weight_bytes=_size(index, value, "weight_bytes"),
         working_bytes=_size(index, value, "working_bytes"),
-        empties_arena=value.get(_EMPTIES_ARENA) is True,
+        **{flag: value.get(flag) is True for flag in _FLAGS},
     )
 
 

@@ -16,6 +16,9 @@ COPYING_OPTIMIZERS: Final = (
     "QAttentionFusion",
 )
 """They fold or fuse weights into copies, and are switched off."""
+FUSES_DEQUANTISED: Final = "QDQSelectorActionTransformer"
+"""It makes layers of floats into quantised ones, where their weights are: those are copied, in
+another order."""
 EXACT_PRODUCTS: Final = ("session.qdq_matmulnbits_accuracy_level", "1")
 """By default a product with quantised weights rounds its other operand to 8 bits."""
 UNPACKED: Final = ("session.disable_prepacking", "1")

@@ -15,7 +15,7 @@ from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
 from chaining import Tensors, run_chained
 from chaining import run_whole as run_whole_model
-from made_models import vocabulary
+from made_models import Made, Values, vocabulary
 from real_models import MODELS, find
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
@@ -199,14 +199,11 @@ def whole_of(store: Path, name: str) -> tuple[Fragment, Tensors, Tensors]:
     return document.fragments[0], item, run_chained(store, document, item)
 
 
-async def test_an_output_that_is_made_in_parts_is_joined_within_what_is_granted(
-    coordinator: ScriptedCoordinator, join: Join, tmp_path: Path
-) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(vocabulary(), path)
-    x = np.random.default_rng(0).standard_normal((1, 64, 256), np.float32)
+async def check_least(coordinator: ScriptedCoordinator, join: Join, path: Path, x: Values) -> None:
+    """Run a model as one fragment, in blocks, in the smallest budget that it needs."""
     document = cut_model(path, profile_model(path, {"x": x.shape}), (), coordinator.store)
     (fragment,) = document.fragments
+    assert fragment.least_bytes < fragment.resident_bytes
     device = (await join(budget=str(fragment.least_bytes))).device
     assert (await device.load(fragment.digest, fragment.least_bytes)).HasField("loaded")
     whole = run_whole_model(path, {"x": x})["y"]
@@ -222,6 +219,45 @@ async def test_an_output_that_is_made_in_parts_is_joined_within_what_is_granted(
         assert reply.WhichOneof("outcome") == "executed", reply
         assert reply.executed.peak_bytes <= fragment.least_bytes, reply
         assert_close((await device.result()).tensors["y"], whole)
+
+
+async def test_an_output_that_is_made_in_parts_is_joined_within_what_is_granted(
+    coordinator: ScriptedCoordinator, join: Join, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(vocabulary(), path)
+    x = np.random.default_rng(0).standard_normal((1, 64, 256), np.float32)
+    await check_least(coordinator, join, path, x)
+
+
+async def test_quantised_weights_are_not_copied_for_the_layers_that_read_them(
+    coordinator: ScriptedCoordinator, join: Join, tmp_path: Path
+) -> None:
+    path = QUANTISED.save(tmp_path)
+    await check_least(coordinator, join, path, QUANTISED.inputs()["x"])
+
+
+LAYERS = 16
+QUANTISED = Made(
+    text="agraph (float[1, 1024] x) => (float[1, 1024] y) {\n"
+    + "\n".join(
+        f"v{layer} = DequantizeLinear <axis = 1> (W{layer}, s{layer}, z{layer})\n"
+        f"{'y' if layer == LAYERS - 1 else f'h{layer}'} = MatMul ("
+        f"{f'h{layer - 1}' if layer else 'x'}, v{layer})"
+        for layer in range(LAYERS)
+    )
+    + "\n}",
+    weights={
+        **{f"s{layer}": np.full(1024, 1 / 2400, np.float32) for layer in range(LAYERS)},
+        **{f"z{layer}": np.zeros(1024, np.int8) for layer in range(LAYERS)},
+        **{
+            f"W{layer}": np.random.default_rng(layer).integers(-127, 127, (1024, 1024), np.int8)
+            for layer in range(LAYERS)
+        },
+    },
+    shapes={"x": (1, 1024)},
+)
+"""Sixteen layers of 1 MiB of weights, which are 4 MiB each as floats."""
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from chaining import manifest, run_blocks, run_chained, run_whole
-from made_models import WORDS, vocabulary, weight
+from made_models import WORDS, Made, vocabulary, weight
 from random_graphs import WIDTH, models
 from real_models import MODELS, find
 from shoal_compiler.blocks import as_model
@@ -154,6 +154,30 @@ def test_an_output_that_another_node_reads_is_joined_by_a_block(tmp_path: Path) 
     onnx.save(model, path)
     document = cut_model(path, profile_model(path, {"x": (1, 8, 256)}), (), tmp_path / "store")
     assert "joins" not in manifest(tmp_path / "store", document.fragments[0].digest)
+
+
+@pytest.mark.parametrize(
+    ("quantised", "said"), [("v = DequantizeLinear (W, s)", True), ("v = Identity (W)", False)]
+)
+def test_blocks_say_whether_nothing_but_weights_is_quantised(
+    quantised: str, said: bool, tmp_path: Path
+) -> None:
+    layers = [
+        f"{quantised.replace('v', f'v{n}').replace('W', f'W{n}')}\n"
+        f"{'y' if n == 2 else f'h{n}'} = MatMul ({f'h{n - 1}' if n else 'x'}, v{n})\n"
+        for n in range(3)
+    ]
+    kind = np.int8 if said else np.float32
+    made = Made(
+        text="agraph (float[1, 1500] x) => (float[1, 1500] y) {\n" + "".join(layers) + "}",
+        weights={"s": np.array(0.01, np.float32)}
+        | {f"W{n}": np.ones((1500, 1500), kind) for n in range(3)},
+    )
+    path, store = made.save(tmp_path), tmp_path / "store"
+    (fragment,) = cut_model(path, profile_model(path), (), store).fragments
+    blocks = blocks_of(store, fragment.digest)
+    assert len(blocks) > 1
+    assert {block.dequantises for block in blocks if block.weight_bytes} == {said}
 
 
 def test_a_fragment_that_takes_text_has_no_blocks(tmp_path: Path) -> None:

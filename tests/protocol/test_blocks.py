@@ -30,6 +30,7 @@ BLOCKS = st.lists(
         weight_bytes=SIZES,
         working_bytes=SIZES,
         empties_arena=st.booleans(),
+        dequantises=st.booleans(),
     ),
     min_size=2,
     max_size=5,
@@ -76,8 +77,9 @@ def test_an_arena_that_keeps_the_last_items_values_counts_for_all_blocks() -> No
     assert arena_beside(working(3, 5, 4, emptied=(1,))) == (5, 5, 5)
 
 
-def test_a_manifest_without_emptied_arenas_says_nothing_of_them() -> None:
-    assert all("empties_arena" not in each for each in blocks_as_json(working(1, 2)))
+@pytest.mark.parametrize("flag", ["empties_arena", "dequantises"])
+def test_a_manifest_says_of_blocks_only_what_is_so(flag: str) -> None:
+    assert all(flag not in each for each in blocks_as_json(working(1, 2)))
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ from shoal_agent.runtime.open_block import (
     run_block,
 )
 from shoal_agent.runtime.prepared import PreparedModel
-from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, PREPARED_UNPACKED
+from shoal_agent.runtime.recipes import AS_IT_IS, DEQUANTISING, PREPARED, PREPARED_UNPACKED
 from shoal_agent.runtime.sessions import OpenSession
 from shoal_protocol.blocks import Block, Join, least_bytes
 from shoal_protocol.manifest import BLOCKS
@@ -179,7 +179,8 @@ class Blocks:
                 yield block, *self.open_prepared(index, open_session)
             return
         for block, skeleton in zip(self.blocks, self.models(), strict=True):
-            yield block, open_session(skeleton, self.folder, AS_IT_IS, {}), {}
+            recipe = DEQUANTISING if block.dequantises else AS_IT_IS
+            yield block, open_session(skeleton, self.folder, recipe, {}), {}
 
     def open_prepared(
         self, index: int, open_session: OpenSession

@@ -5,7 +5,13 @@ from typing import Final
 
 import onnxruntime
 
-from shoal_protocol.session_options import COPYING_OPTIMIZERS, EXACT_PRODUCTS, LEVEL, UNPACKED
+from shoal_protocol.session_options import (
+    COPYING_OPTIMIZERS,
+    EXACT_PRODUCTS,
+    FUSES_DEQUANTISED,
+    LEVEL,
+    UNPACKED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,8 @@ class Recipe:
 
 AS_IT_IS: Final = Recipe(LEVEL, packs=False, disabled=COPYING_OPTIMIZERS)
 """A model that is not prepared: whatever copies weights is off."""
+DEQUANTISING: Final = Recipe(LEVEL, packs=False, disabled=(*COPYING_OPTIMIZERS, FUSES_DEQUANTISED))
+"""The same, of a block in which weights alone are quantised."""
 SAVING: Final = Recipe("ORT_ENABLE_ALL", packs=True)
 """To prepare a model, in a child process."""
 PREPARED: Final = Recipe("ORT_DISABLE_ALL", packs=True)

@@ -8,7 +8,7 @@ import onnxruntime
 
 from shoal_agent.runtime.failures import failure_of
 from shoal_agent.runtime.mapped_weights import Weights
-from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
+from shoal_agent.runtime.recipes import AS_IT_IS, DEQUANTISING, Recipe
 
 _EXTERNAL_DATA: Final = "session.model_external_initializers_file_folder_path"
 _NONE_MAPPED: Final[Weights] = {}
@@ -26,7 +26,7 @@ def options_of(
     options = recipe.options(threads)
     # A plan for all activations at once would be allocated beside what the first run left.
     options.enable_mem_pattern = False
-    if in_order and recipe is AS_IT_IS:
+    if in_order and recipe in (AS_IT_IS, DEQUANTISING):
         options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.add_session_config_entry("session.use_env_allocators", "1")
     # Spinning burns processor time that the other agents of a machine need.

@@ -46,6 +46,30 @@ def static(path: Path, folder: Path, item: Tensors) -> Path:
     return made
 
 
+def weights_alone(path: Path, folder: Path, _item: Tensors) -> Path:
+    """The weights of products in eight bits, each dequantised by a node of its own."""
+    model = onnx.load(path)
+    weights = {each.name: each for each in model.graph.initializer}
+    for node in list(model.graph.node):
+        if node.op_type != "MatMul" or node.input[1] not in weights:
+            continue
+        name = node.input[1]
+        values = numpy_helper.to_array(weights[name])
+        scales = (np.abs(values).max(axis=0) / 127).astype(np.float32)
+        parts = {"scales": scales, "zeros": np.zeros(scales.shape, np.int8)}
+        for part, value in parts.items():
+            model.graph.initializer.append(numpy_helper.from_array(value, f"{name}.{part}"))
+        whole = numpy_helper.from_array(np.rint(values / scales).astype(np.int8), name)
+        weights[name].CopyFrom(whole)
+        node.input[1] = f"{name}.floats"
+        inputs = [name, f"{name}.scales", f"{name}.zeros"]
+        made = helper.make_node("DequantizeLinear", inputs, [node.input[1]], axis=1)
+        model.graph.node.insert(0, made)
+    place = folder / "weights-alone.onnx"
+    onnx.save(model, place)
+    return place
+
+
 def four_bits(path: Path, folder: Path, _item: Tensors) -> Path:
     """Each product with a large constant as MatMulNBits, in blocks of 32."""
     model = onnx.load(path)

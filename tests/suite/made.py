@@ -158,6 +158,15 @@ def residual(width: int, layers: int) -> Callable[[Path], Path]:
     return make
 
 
+def wide(folder: Path) -> Path:
+    """Three dense layers without names; that in the middle has 62 of 80 MiB, the last is narrow."""
+    net = Net()
+    inner = net.node("Relu", net.node("MatMul", "x", net.weight(512, 1024)))
+    words = net.node("Relu", net.node("MatMul", inner, net.weight(1024, 16000)))
+    y = net.node("MatMul", words, net.weight(16000, 256))
+    return net.save(folder, [("x", _FLOAT, ["rows", 512])], [(y, _FLOAT)])
+
+
 def recurrent(kind: str, gates: int) -> Callable[[Path], Path]:
     """Two layers in both directions, over sequences of any length."""
 

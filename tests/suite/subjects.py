@@ -146,6 +146,7 @@ _READ: Final = Entry(
     path=lambda _: find("ppocr_rec"),
     items=images("x", (1, 3, 48, 320), (1, 3, 48, 640), (1, 3, 48, 160), (6, 3, 48, 320)),
 )
+_WIDE: Final = Entry(path=made.wide, items=images("x", (4, 512), (1, 512), (16, 512)))
 _MINILM: Final = Entry(
     path=lambda _: find("minilm_l6"),
     items=lambda: [text(length, "attention_mask")(0) for length in (128, 32, 64)],
@@ -263,6 +264,11 @@ ENTRIES: Final = {
         path=made.residual(2048, 18), items=images("x", (4, 2048), (1, 2048), (16, 2048))
     ),
     "residual_32": Entry(path=made.residual(1024, 4), items=images("x", (4, 1024), (16, 1024))),
+    "wide": _WIDE,
+    "wide_static_int8": after(_WIDE, changed.static, STATIC_TOLERANCE),
+    "wide_weights_int8": after(_WIDE, changed.weights_alone, 1e-5),
+    "wide_half": after(_WIDE, changed.half, HALF_TOLERANCE),
+    "wide_four_bits": after(_WIDE, changed.four_bits, 1e-5),
     "lstm": Entry(
         path=made.recurrent("LSTM", 4), items=images("x", (80, 1, 64), (20, 1, 64), (50, 1, 64))
     ),

@@ -318,7 +318,7 @@ class _Parting:
 
     def _name(self, node: onnx.NodeProto, number: int) -> str:
         """A name for a part of a node."""
-        return _unlike(f"{node.name or node.op_type}.{number}", self._names)
+        return _unlike(f"{node.name or node.output[0]}.{number}", self._names)
 
     def _fresh(self, name: str) -> str:
         """A name for a tensor."""

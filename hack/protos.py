@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "protos"
 PLUGIN = Path(sys.executable).with_name("protoc-gen-mypy_grpc")
 _SERVICE = re.compile(r"^service ", re.MULTILINE)
+# gRPC's stubs parse every message; `shoal_protocol.services` does without them, for raw bytes.
+_BY_HAND = ("session.proto",)
 
 
 def main() -> None:
@@ -40,8 +42,9 @@ def generate(target: Path) -> None:
     """Write the modules and stubs of every .proto file below `target`."""
     sources = sorted(SOURCES.rglob("*.proto"))
     services = [path for path in sources if _SERVICE.search(path.read_text())]
+    stubs = [path for path in services if path.name not in _BY_HAND]
     _compile(sources, ("python", "pyi"), target)
-    _compile(services, ("grpc_python", "mypy_grpc"), target)
+    _compile(stubs, ("grpc_python", "mypy_grpc"), target)
 
 
 def _compile(sources: Iterable[Path], kinds: Iterable[str], target: Path) -> None:

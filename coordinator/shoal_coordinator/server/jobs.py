@@ -27,6 +27,7 @@ from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.lives import Life, Work
 from shoal_coordinator.server.messages import end_of, submission_as, submission_of, with_end
 from shoal_coordinator.server.metrics import CoordinatorMetrics
+from shoal_coordinator.server.refusals import JobRefused
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.volume import Volume
 from shoal_coordinator.storage.volume_paths import INPUTS, OUTPUTS, PathRefused
@@ -48,12 +49,6 @@ CRASHES: Final = 3
 """A job is quarantined when so many coordinators in a row have died while they processed it."""
 CLOSE_SECONDS: Final = 10.0
 """How long a stopping coordinator waits for jobs that open or end just now."""
-
-
-class JobRefused(Exception):
-    def __init__(self, reason: str, refusal: Refusal = Refusal.MALFORMED) -> None:
-        super().__init__(reason)
-        self.refusal = refusal
 
 
 class Jobs:
@@ -142,9 +137,7 @@ class Jobs:
     async def retry(self, name: str, items: Sequence[int]) -> Life:
         """Run a job that has ended once more: the items that failed, or these of them. The request
         is durable on return. Raises `JobRefused`."""
-        life = self.find(name)
-        if life is None:
-            raise JobRefused(f"there is no job {name[:80]!r} here", Refusal.UNKNOWN)
+        life = self.get(name)
         if life.request is None:
             complete = life.job.end is not None and life.job.end.outcome is Outcome.COMPLETE
             known = "is complete: no item of it has failed"
@@ -186,6 +179,12 @@ class Jobs:
     def find(self, name: str) -> Life | None:
         job = self._state.jobs.get(name)
         return None if job is None else self._lives[job]
+
+    def get(self, name: str) -> Life:
+        """Raises `JobRefused` where there is none of the name."""
+        if (life := self.find(name)) is None:
+            raise JobRefused(f"there is no job {name[:80]!r} here", Refusal.UNKNOWN)
+        return life
 
     def all(self) -> list[Life]:
         return [self._lives[job] for job in self._state.jobs.values()]

@@ -15,6 +15,7 @@ it stays as it is, and the parts are ranges of it (`Weight.whole`).
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
@@ -24,7 +25,7 @@ import onnx
 from onnx import numpy_helper
 
 from shoal_compiler.graph import Graph, Weight, live
-from shoal_compiler.safety import Range, all_nodes, bits_of
+from shoal_compiler.safety import Range, all_nodes, bits_of, integer_of, is_standard
 
 LIMIT_BYTES: Final = 16 << 20
 CHANNELS: Final = 32
@@ -91,7 +92,7 @@ def _reshapes(graph: Graph, readers: Mapping[str, int]) -> dict[str, onnx.NodePr
     made: set[str] = set()
     found = {}
     for node in graph.nodes:
-        reshapes = node.op_type == "Reshape" and node.domain in ("", "ai.onnx")
+        reshapes = is_standard(node, "Reshape")
         two = len(node.input) == 2
         if reshapes and two and node.input[0] in made and readers[node.input[0]] == 1:
             found[node.input[0]] = node
@@ -127,8 +128,7 @@ class _Parting:
         self, reshaping: _Reshaping, output: str, number: int, channels: int
     ) -> tuple[onnx.NodeProto, onnx.NodeProto]:
         """The nodes that reshape a part's output."""
-        node = onnx.NodeProto()
-        node.CopyFrom(reshaping.node)
+        node = deepcopy(reshaping.node)
         node.name = f"{node.name or node.op_type}.{number}"
         last = self._add_integers(f"{output}.channels", [channels])
         node.input[0], node.input[1] = output, self._fresh(f"{output}.shape")
@@ -165,8 +165,7 @@ class _Parting:
             del self.weights[layer.weight]
         outputs = []
         for number, (start, end) in enumerate(_parts(whole, layer.weight_axis)):
-            part = onnx.NodeProto()
-            part.CopyFrom(node)
+            part = deepcopy(node)
             part.name = f"{node.name or node.op_type}.{number}"
             part.output[0] = self._fresh(f"{output}.{number}")
             part.input[1] = self._fresh(f"{layer.weight}.{number}")
@@ -218,23 +217,17 @@ def _layer(node: onnx.NodeProto, weights: Mapping[str, Weight]) -> _Layer | None
 
 def _channel_axes(node: onnx.NodeProto, rank: int) -> tuple[int, int] | None:
     """The axes of the output channels, in a layer's weight of that rank and in its output."""
-    attributes = {each.name: each.i for each in node.attribute}
-    match node.op_type if node.domain in ("", "ai.onnx") else "":
-        case "Conv" if rank > 2 and attributes.get("group", 1) == 1:
-            return 0, 1
-        case "Gemm" if rank == 2:
-            return 0 if attributes.get("transB", 0) else 1, 1
-        case "MatMul" if rank == 2:
-            return 1, -1
-    return None
+    if is_standard(node, "Conv") and rank > 2 and integer_of(node, "group", 1) == 1:
+        return 0, 1
+    if is_standard(node, "Gemm") and rank == 2:
+        return 0 if integer_of(node, "transB", 0) else 1, 1
+    return (1, -1) if is_standard(node, "MatMul") and rank == 2 else None
 
 
 def _reads_rows(node: onnx.NodeProto) -> bool:
     """Whether a node reads rows of its first input, and nothing else of it."""
-    if node.op_type != "Gather" or node.domain not in ("", "ai.onnx"):
-        return False
-    axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
-    return axis == 0 and len(set(node.input)) == 2
+    rows = is_standard(node, "Gather") and integer_of(node, "axis", 0) == 0
+    return rows and len(set(node.input)) == 2
 
 
 def _is_per_channel(bias: Weight | None, channels: int) -> bool:

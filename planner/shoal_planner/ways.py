@@ -243,7 +243,7 @@ def best_way(times: SpanTimes, arcs: Arcs, goal: Goal) -> Best | None:
 
 
 def _exact(times: SpanTimes, stages: Stages, goal: Goal) -> Best:
-    value = value_of(goal, *times.totals(stages))
+    value = goal.value(*times.totals(stages))
     return Best(stages, value, value)
 
 
@@ -256,24 +256,13 @@ def _walked(times: SpanTimes, arcs: Arcs, goal: Goal, found: Best) -> Best:
         if stages is None:
             return Best(found.stages, found.value, found.value)
         period, latency = times.totals(stages)
-        if (value := value_of(goal, period, latency)) < found.value:
+        if (value := goal.value(period, latency)) < found.value:
             found = Best(stages, value, 0.0)
-        lower = value_of(goal, least, latency)
+        lower = goal.value(least, latency)
         if lower >= found.value or period <= least * (1 + _EQUAL):
             return Best(found.stages, found.value, found.value)
         bound = min(period * (1 - _EQUAL), (found.value - latency) / max(1, goal.items - 1))
     return Best(found.stages, found.value, min(lower, found.value))
-
-
-def value_of(goal: Goal, period: float, latency: float) -> float:
-    """As `Goal.value`, of what is no whole number yet."""
-    match goal.objective:
-        case Objective.THROUGHPUT:
-            return period
-        case Objective.LATENCY:
-            return latency
-        case Objective.MAKESPAN:
-            return latency + (goal.items - 1) * period
 
 
 def least_period(times: SpanTimes, arcs: Arcs) -> Stages | None:

@@ -39,7 +39,6 @@ from shoal_planner.ways import (
     least_latency,
     least_period,
     lower_bound,
-    value_of,
 )
 from shoal_protocol.choices import Objective
 from shoal_protocol.units import Nanoseconds
@@ -119,7 +118,7 @@ def _of_rows(times: SpanTimes, goal: Goal) -> list[Best]:
 
     def worth(groups: Groups) -> float:
         stages = lines.best(groups)
-        return inf if stages is None else value_of(goal, *times.totals(stages))
+        return inf if stages is None else goal.value(*times.totals(stages))
 
     groups = tuple(stage.group for stage in found[0].stages)
     most = (len(groups) + sum(times.sizes)) * times.steps
@@ -135,7 +134,7 @@ def _quickly(times: SpanTimes, arcs: Arcs, goal: Goal) -> Best | None:
         stages = least_latency(times, arcs, inf)
     else:
         stages = least_period(times, arcs)
-    return None if stages is None else Best(stages, value_of(goal, *times.totals(stages)), None)
+    return None if stages is None else Best(stages, goal.value(*times.totals(stages)), None)
 
 
 def _rows(times: SpanTimes) -> Iterator[tuple[int, ...]]:

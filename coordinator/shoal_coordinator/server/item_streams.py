@@ -15,6 +15,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from copy import deepcopy
 from typing import Final
 
 from shoal_coordinator.dispatch import events as ev
@@ -79,8 +80,7 @@ class ItemStreams:
         if len(self._open) >= MAXIMUM_STREAMS:
             reason = f"{MAXIMUM_STREAMS} clients stream items already; close one of them"
             raise JobRefused(reason, Refusal.FULL)
-        start = pb.SubmitJobRequest()
-        start.CopyFrom(request)
+        start = deepcopy(request)
         start.name, start.mode = f"{request.name[:200]}.{secrets.token_hex(4)}", pb.STREAMING
         stream = _ItemStream(start.name, document, self._driver, batch=start.batch)
         spec = wire.job_spec(start, document, items=0, epoch=1, deadline=None, open_ended=True)

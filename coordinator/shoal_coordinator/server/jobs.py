@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 from itertools import count
 from time import time
@@ -248,8 +249,7 @@ class Jobs:
     def _with_folders(self, request: pb.SubmitJobRequest) -> pb.SubmitJobRequest:
         """A request that names no folders is about those of the job on this volume. Raises
         `PathRefused`."""
-        whole = pb.SubmitJobRequest()
-        whole.CopyFrom(request)
+        whole = deepcopy(request)
         for field, folder in (("inputs_uri", INPUTS), ("outputs_uri", OUTPUTS)):
             if not getattr(request, field):
                 place = self._volume.job_folder(request.name, folder)

@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from copy import deepcopy
 from typing import Any, Final
 
 import grpc
@@ -274,8 +275,7 @@ async def _until_gone(
 
 def _differs(status: pb.JobStatus, sent: pb.JobStatus) -> bool:
     """Whether more than time has passed."""
-    before = pb.JobStatus()
-    before.CopyFrom(sent)
+    before = deepcopy(sent)
     before.seconds, before.items_per_second = status.seconds, status.items_per_second
     return status != before
 

@@ -313,7 +313,7 @@ class Costs(SpanCosts):
 
     @cached_property
     def _sums(self) -> defaultdict[str, dict[PoolDevice, list[int]]]:
-        """Of what fragments take in each way, by devices."""
+        """Of what fragments take, by the name of what says it of one of them, and by devices."""
         return defaultdict(dict)
 
     def _fetched(self, fragment: int, device: PoolDevice) -> int:

@@ -26,8 +26,8 @@ class Active(NamedTuple):
 
 
 async def items_of(life: Life) -> tuple[Items, Mapping[int, Active]]:
-    """How a job's items have ended, and which are active. Raises
-    `JobRefused` where that is not known."""
+    """How a job's items have ended, and which are active. Raises `JobRefused` where that is not
+    known."""
     view, run, name = life.view(), life.run, life.job.name
     if run is not None:
         active = {} if view is None else {n: _active(item) for n, item in view.active.items()}

@@ -38,7 +38,6 @@ UNASKED_PER_SECOND: Final = 50.0
 """Messages that answer no instruction (telemetry, mostly): a device that sends more is read at this
 rate."""
 UNASKED_AT_ONCE: Final = 200.0
-_LATE: Final = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class Sessions:
@@ -96,12 +95,15 @@ class Sessions:
                 messages = await anext(requests, None)  # Python 3.11 raises for an empty tuple
             hello = self._greeted(messages or (), identify)
         except (CallRefused, TimeoutError, MalformedFrame) as error:
-            late = isinstance(error, TimeoutError)
-            refused = CallRefused("no Hello came", _LATE) if late else error
+            match error:
+                case CallRefused():
+                    refused = error
+                case TimeoutError():
+                    refused = CallRefused("no Hello came", grpc.StatusCode.DEADLINE_EXCEEDED)
+                case _:
+                    refused = CallRefused(str(error))
             logger.warning("refused a session: %s", refused)
-            raise (
-                refused if isinstance(refused, CallRefused) else CallRefused(str(refused))
-            ) from error
+            raise refused from error
         except TransportBroken as error:
             return str(error)
         session = DeviceSession(number=next(self._numbers), hello=hello)

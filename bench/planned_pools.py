@@ -27,6 +27,7 @@ from shoal_planner.heuristics import Divisions
 from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan, replan
 from shoal_planner.planned_cuts import TableCosts, choose_cut, with_room
+from shoal_planner.search import Question
 from shoal_planner.sharing import left_over, taken_by
 from shoal_protocol.choices import Objective
 from shoal_protocol.cut_table import Candidate, CutTable
@@ -64,7 +65,8 @@ def cuts(devices: int, objective: Objective, pools: int) -> Iterator[Measurement
         assert found.gap is not None
         gaps.append(found.gap)
         costs = TableCosts(table, goal.loading_items)
-        splits = [each for each in simple_splits(costs, with_room(pool), goal) if fits(costs, each)]
+        question = Question(costs=costs, pool=with_room(pool), goal=goal)
+        splits = [each for each in simple_splits(question) if fits(costs, each)]
         least = min((goal.value(*costs.totals(each)) for each in splits), default=None)
         if least is not None:
             ratios.append(found.value(goal) / least)

@@ -15,8 +15,7 @@ from typing import Any
 
 import grpc
 
-from shoal_coordinator.jobs.values import Submission
-from shoal_coordinator.server.messages import as_submitted, plan_of, terms_of
+from shoal_coordinator.server.messages import as_submitted, submission_as
 from shoal_protocol.channels import server_options
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import (
@@ -197,7 +196,7 @@ class PlayedCoordinator(CoordinatorServicer):
             latency=pb.Latency(p50_seconds=0.5),
             tier_hits=pb.TierHits(resident=done),
         )
-        submission = Submission(work="", plan=plan_of(run.request), terms=terms_of(run.request))
+        submission = submission_as("", run.request)
         return as_submitted(status, submission)
 
 

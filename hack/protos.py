@@ -16,6 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "protos"
 PLUGIN = Path(sys.executable).with_name("protoc-gen-mypy_grpc")
 _SERVICE = re.compile(r"^service ", re.MULTILINE)
+# gRPC's stubs parse every message; `shoal_protocol.services` does without them, for raw bytes.
+_BY_HAND = ("session.proto",)
+# For each service a class for calls without a channel, of which the type stubs know nothing.
+_EXPERIMENTAL = re.compile(
+    r"\n\n # This class is part of an EXPERIMENTAL API.*?(?=\n\n\nclass |\n\Z)", re.DOTALL
+)
 
 
 def main() -> None:
@@ -40,8 +46,11 @@ def generate(target: Path) -> None:
     """Write the modules and stubs of every .proto file below `target`."""
     sources = sorted(SOURCES.rglob("*.proto"))
     services = [path for path in sources if _SERVICE.search(path.read_text())]
+    stubs = [path for path in services if path.name not in _BY_HAND]
     _compile(sources, ("python", "pyi"), target)
-    _compile(services, ("grpc_python", "mypy_grpc"), target)
+    _compile(stubs, ("grpc_python", "mypy_grpc"), target)
+    for path in target.rglob("*_pb2_grpc.py"):
+        path.write_text(_EXPERIMENTAL.sub("", path.read_text()))
 
 
 def _compile(sources: Iterable[Path], kinds: Iterable[str], target: Path) -> None:

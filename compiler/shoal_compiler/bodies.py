@@ -5,11 +5,12 @@ count where the graph outside counts them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from math import prod
 
 import onnx
 from onnx import helper
 
-from shoal_compiler.safety import bits_of
+from shoal_compiler.safety import all_nodes, bits_of, integer_of, subgraphs
 from shoal_compiler.shapes import INFERENCE_FAILS
 
 TypeOf = Callable[[str], onnx.TypeProto | None]
@@ -18,14 +19,13 @@ TypeOf = Callable[[str], onnx.TypeProto | None]
 
 def bodies_bytes(node: onnx.NodeProto, type_of: TypeOf, opsets: Mapping[str, int]) -> int:
     """Bytes besides the node's outputs; sizes that are not known count nothing."""
-    bodies = [each.g for each in node.attribute if each.type == onnx.AttributeProto.GRAPH]
-    return max((_made_bytes(node, body, type_of, opsets) for body in bodies), default=0)
+    made = (_made_bytes(node, body, type_of, opsets) for body in subgraphs(node))
+    return max(made, default=0)
 
 
 def inner_nodes(node: onnx.NodeProto) -> int:
     """How many nodes there are in the graphs inside a node, at any depth."""
-    bodies = [each.g for each in node.attribute if each.type == onnx.AttributeProto.GRAPH]
-    return sum(1 + inner_nodes(inner) for body in bodies for inner in body.node)
+    return sum(1 for body in subgraphs(node) for _ in all_nodes(body.node))
 
 
 def _made_bytes(
@@ -62,7 +62,7 @@ def _inputs(
 ) -> Iterator[tuple[str, onnx.TypeProto]]:
     """A body's own inputs: what is handed on. A Loop gives the number of the run and a condition
     before it, a Scan slices behind it; those are as the body declares them."""
-    slices = next((each.i for each in node.attribute if each.name == "num_scan_inputs"), 0)
+    slices = integer_of(node, "num_scan_inputs", 0)
     states = node.input[: len(node.input) - slices]
     given = (*states, *[""] * slices) if node.op_type == "Scan" else ("", "", *node.input[2:])
     for each, name in zip(body.input, given, strict=False):
@@ -73,7 +73,5 @@ def _inputs(
 def _bytes(kind: onnx.TypeProto | None) -> int:
     if kind is None or not kind.tensor_type.HasField("shape"):
         return 0
-    count = bits_of(kind.tensor_type.elem_type) or 0
-    for axis in kind.tensor_type.shape.dim:
-        count *= axis.dim_value
-    return count // 8
+    count = prod(axis.dim_value for axis in kind.tensor_type.shape.dim)
+    return count * (bits_of(kind.tensor_type.elem_type) or 0) // 8

@@ -12,6 +12,8 @@ from typing import Final
 
 import onnx
 
+from shoal_compiler.safety import integer_of
+
 Dims = tuple[int, ...]
 
 
@@ -26,10 +28,6 @@ class Shaped:
     def integers(self, name: str) -> list[int] | None:
         """An attribute that is a list of integers."""
         return next((list(each.ints) for each in self.node.attribute if each.name == name), None)
-
-    def integer(self, name: str, default: int) -> int:
-        """An attribute that is an integer."""
-        return next((each.i for each in self.node.attribute if each.name == name), default)
 
 
 STRIP_BYTES: Final = 1 << 18
@@ -104,7 +102,7 @@ def _matmul(shaped: Shaped) -> int:
 
 
 def _gemm(shaped: Shaped) -> int:
-    rows_first = shaped.integer("transA", 0) == 0
+    rows_first = integer_of(shaped.node, "transA", 0) == 0
     return 2 * prod(_size(shaped.outputs, 0)) * _size(shaped.inputs, 0)[1 if rows_first else 0]
 
 
@@ -208,7 +206,7 @@ def _spread(shaped: Shaped) -> int:
     output, kernel = _size(shaped.outputs, 0), _size(shaped.inputs, 1)
     if prod(kernel[2:]) == 1 and set(shaped.integers("strides") or [1]) == {1}:
         return 0
-    filters, places = kernel[0] // shaped.integer("group", 1), prod(output[2:])
+    filters, places = kernel[0] // integer_of(shaped.node, "group", 1), prod(output[2:])
     return 4 * places * prod(kernel[1:]) if filters > places else STRIP_BYTES
 
 
@@ -228,7 +226,8 @@ def touched(shaped: Shaped, table_bytes: int) -> int | None:
 
     None: the node reads all of its first input, or how many rows it reads is not known.
     """
-    if shaped.node.op_type != "Gather" or shaped.node.domain or shaped.integer("axis", 0) != 0:
+    node = shaped.node
+    if node.op_type != "Gather" or node.domain or integer_of(node, "axis", 0) != 0:
         return None
     try:
         rows, count = _size(shaped.inputs, 0)[0], prod(_size(shaped.inputs, 1))

@@ -6,7 +6,9 @@ could not map them from a file. Initializers that are listed as inputs too are c
 has no caller who would override them. What no output needs is left out.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -15,7 +17,16 @@ import onnx
 from onnx import inliner, numpy_helper
 
 from shoal_compiler.errors import ModelRefused
-from shoal_compiler.safety import CheckedModel, Range, all_nodes, byte_size, node_label, subgraphs
+from shoal_compiler.safety import (
+    CheckedModel,
+    Range,
+    all_nodes,
+    byte_size,
+    is_standard,
+    node_label,
+    subgraphs,
+    tensors_of,
+)
 from shoal_compiler.trees import check_trees
 from shoal_compiler.wire import LARGE
 
@@ -68,9 +79,7 @@ class Graph:
     def labels(self) -> tuple[str, ...]:
         """How messages call the nodes; unique."""
         names = [node_label(node, index) for index, node in enumerate(self.nodes)]
-        seen: dict[str, int] = {}
-        for name in names:
-            seen[name] = seen.get(name, 0) + 1
+        seen = Counter(names)
         return tuple(
             name if seen[name] == 1 else f"{name} at {index}" for index, name in enumerate(names)
         )
@@ -130,9 +139,7 @@ def normalise(model: CheckedModel) -> Graph:
 
 def _without_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not proto.functions:
-        copy = onnx.ModelProto()
-        copy.CopyFrom(proto)
-        return copy
+        return deepcopy(proto)
     try:
         written_out = inliner.inline_local_functions(proto)
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
@@ -143,21 +150,12 @@ def _without_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     return written_out
 
 
-def _definitions(graph: onnx.GraphProto) -> dict[str, int]:
+def _definitions(graph: onnx.GraphProto) -> Counter[str]:
     """How often each name is defined, in all scopes."""
-    counts: dict[str, int] = {}
-
-    def visit(scope: onnx.GraphProto) -> None:
-        names = [each.name for each in scope.input] + [each.name for each in scope.initializer]
-        names += [each.values.name for each in scope.sparse_initializer]
-        for node in scope.node:
-            names.extend(node.output)
-            for inner in subgraphs(node):
-                visit(inner)
-        for name in names:
-            counts[name] = counts.get(name, 0) + 1
-
-    visit(graph)
+    counts = Counter(_defined(graph))
+    for node in graph.node:
+        for inner in subgraphs(node):
+            counts.update(_definitions(inner))
     return counts
 
 
@@ -167,8 +165,8 @@ class _Hoist:
 
     model: CheckedModel
     weights: dict[str, Weight]
-    definitions: dict[str, int]
-    numbers: dict[str, int] = field(default_factory=dict)
+    definitions: Counter[str]
+    numbers: Counter[str] = field(default_factory=Counter)
     """The number of the newest tensor that was moved and renamed, by its name of before."""
 
     def constant(self, node: onnx.NodeProto) -> bool:
@@ -185,7 +183,7 @@ class _Hoist:
     def inside(self, node: onnx.NodeProto) -> None:
         """Move large constants of sub-graphs out; load any other large tensor of an attribute."""
         for attribute in node.attribute:
-            for tensor in (*([attribute.t] if attribute.HasField("t") else ()), *attribute.tensors):
+            for tensor in tensors_of(attribute):
                 contents = self.model.contents(tensor)
                 if contents is not None:
                     tensor.CopyFrom(Weight(tensor, contents).loaded())
@@ -221,8 +219,8 @@ class _Hoist:
         if weight.bytes < LARGE or tensor.data_type == onnx.TensorProto.STRING:
             return False
         old = new = tensor.name
-        while new in self.weights or self.definitions.get(new, 0) > (new == old):
-            self.numbers[old] = self.numbers.get(old, 0) + 1
+        while new in self.weights or self.definitions[new] > (new == old):
+            self.numbers[old] += 1
             new = f"{old}.{self.numbers[old]}"
         tensor.name = moved[old] = new
         self.definitions[new] = 1
@@ -232,7 +230,7 @@ class _Hoist:
 
 def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The value of a `Constant` node as a tensor; None for other nodes, and for sparse values."""
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or not node.attribute:
+    if not is_standard(node, "Constant") or not node.attribute:
         return None
     attribute = node.attribute[0]
     if attribute.name == "value":

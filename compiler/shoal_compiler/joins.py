@@ -11,6 +11,7 @@ from typing import Final
 import onnx
 
 from shoal_compiler.graph import Graph
+from shoal_compiler.safety import integer_of, is_standard
 from shoal_planner.profile import NodeProfile, Profile, Role
 from shoal_planner.segments import Piece
 from shoal_protocol.blocks import Join
@@ -38,13 +39,13 @@ def find_joins(graph: Graph, profile: Profile, piece: Piece) -> dict[int, Join]:
 def _join(node: onnx.NodeProto, known: NodeProfile, profile: Profile) -> Join | None:
     """What a Concat of different parts, whose sizes are known, does."""
     parts = tuple(node.input)
-    if node.op_type != "Concat" or node.domain not in ("", "ai.onnx") or not parts:
+    if not is_standard(node, "Concat") or not parts:
         return None
     (output,) = known.outputs
     spec, size = profile.tensors[output].spec, profile.tensors[output].bytes or 0
     if spec.shape is None or size < LEAST_BYTES or spec.dtype == "string":
         return None
-    axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
+    axis = integer_of(node, "axis", 0)
     axis += len(spec.shape) * (axis < 0)
     sizes = tuple(_size(name, axis, profile) for name in parts)
     known_sizes = tuple(each for each in sizes if each)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from math import prod
 from pathlib import Path
 from typing import Final
 
@@ -270,10 +271,7 @@ class _Profiler:
         sizes, kind = self.shapes.sizes.get(name), self.shapes.types.get(name)
         if sizes is None or kind is None or not kind.HasField("tensor_type"):
             return None
-        data_type = kind.tensor_type.elem_type
-        count = 1
-        for size in sizes:
-            count *= size
+        data_type, count = kind.tensor_type.elem_type, prod(sizes)
         if data_type == onnx.TensorProto.STRING:
             return count * STRING_BYTES
         bits = bits_of(data_type)

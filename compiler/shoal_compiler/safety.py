@@ -256,10 +256,7 @@ class _Check:
                 raise ModelRefused("has no output", node=label)
             check_trees(node, label)
             for attribute in node.attribute:
-                for tensor in (
-                    *([attribute.t] if attribute.HasField("t") else ()),
-                    *attribute.tensors,
-                ):
+                for tensor in tensors_of(attribute):
                     self.tensor(tensor)
                 for sparse in attribute.sparse_tensors:
                     self.sparse(sparse)
@@ -326,6 +323,23 @@ class _Check:
                 f"which has {size} bytes",
                 tensor=tensor.name,
             )
+
+
+def is_standard(node: onnx.NodeProto, *operators: str) -> bool:
+    """Whether a node is one of these operators of ONNX itself."""
+    return node.op_type in operators and node.domain in ("", "ai.onnx")
+
+
+def integer_of(node: onnx.NodeProto, name: str, default: int) -> int:
+    """An attribute that is an integer."""
+    return next((each.i for each in node.attribute if each.name == name), default)
+
+
+def tensors_of(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
+    """The tensors in an attribute."""
+    if attribute.HasField("t"):
+        yield attribute.t
+    yield from attribute.tensors
 
 
 def node_label(node: onnx.NodeProto, index: int) -> str:

@@ -7,13 +7,15 @@ small, so that shapes stay known where whole-graph inference loses them. What is
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from math import prod
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from shoal_compiler.errors import ModelRefused
@@ -79,13 +81,15 @@ class Shapes:
     def axes(self, name: str) -> Axes | None:
         """A tensor's symbolic shape; None: not even its rank is known."""
         kind = self.types.get(name)
-        if kind is not None and kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
-            return axes_of(kind)
+        if kind is not None and (axes := axes_of(kind)) is not None:
+            return axes
         return None if name not in self.sizes else (None,) * len(self.sizes[name])
 
 
-def axes_of(kind: onnx.TypeProto) -> Axes:
-    """The axes of a tensor type that has a shape."""
+def axes_of(kind: onnx.TypeProto) -> Axes | None:
+    """The axes of a tensor type; None: not even its rank is known."""
+    if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+        return None
 
     def axis(dimension: onnx.TensorShapeProto.Dimension) -> int | str | None:
         if dimension.HasField("dim_value"):
@@ -122,10 +126,7 @@ def infer(
 def _symbolic(graph: Graph, order: Sequence[int]) -> dict[str, onnx.TypeProto]:
     initializers = [each.tensor for each in graph.weights.values()]
     model = onnx.ModelProto(ir_version=max(graph.ir_version, 4))
-    model.opset_import.extend(
-        onnx.OperatorSetIdProto(domain=domain, version=version)
-        for domain, version in graph.opsets.items()
-    )
+    model.opset_import.extend(_imports(graph))
     model.graph.name = "graph"
     model.graph.node.extend(graph.nodes[index] for index in order)
     model.graph.input.extend(_plain(each) for each in graph.inputs)
@@ -141,10 +142,13 @@ def _symbolic(graph: Graph, order: Sequence[int]) -> dict[str, onnx.TypeProto]:
     return {each.name: each.type for each in known if each.type.WhichOneof("value")}
 
 
+def _imports(graph: Graph) -> list[onnx.OperatorSetIdProto]:
+    return [helper.make_opsetid(domain, version) for domain, version in graph.opsets.items()]
+
+
 def _plain(given: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     """An input whose unknown axes (-1, `?`) say nothing at all."""
-    plain = onnx.ValueInfoProto()
-    plain.CopyFrom(given)
+    plain = deepcopy(given)
     for dimension in plain.type.tensor_type.shape.dim if given.type.HasField("tensor_type") else ():
         if dimension.dim_value < 0 or dimension.dim_param == "?":
             dimension.Clear()
@@ -153,8 +157,7 @@ def _plain(given: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
 
 def _without_sizes(kind: onnx.TypeProto) -> onnx.TypeProto:
     """Type and rank only: sizes seen for one set of inputs, or declared once, may not hold."""
-    plain = onnx.TypeProto()
-    plain.CopyFrom(kind)
+    plain = deepcopy(kind)
     if kind.HasField("tensor_type"):
         for dimension in plain.tensor_type.shape.dim:
             dimension.Clear()
@@ -171,8 +174,9 @@ def _concrete_inputs(
             raise ModelRefused(
                 f"the model has no input {name} to give a shape; its inputs are {', '.join(known)}"
             )
-        kind = known[name].tensor_type
-        axes = axes_of(known[name]) if kind.HasField("shape") else (None,) * len(sizes)
+        axes = axes_of(known[name])
+        if axes is None:
+            axes = (None,) * len(sizes)
         fits = len(axes) == len(sizes) and all(
             not isinstance(axis, int) or axis == size
             for axis, size in zip(axes, sizes, strict=True)
@@ -181,9 +185,7 @@ def _concrete_inputs(
             raise ModelRefused(
                 f"cannot have the shape {list(sizes)}: the graph says {list(axes)}", tensor=name
             )
-        kind.shape.Clear()
-        for size in sizes:
-            kind.shape.dim.add(dim_value=size)
+        known[name] = _tensor_type(known[name].tensor_type.elem_type, tuple(sizes))
     return known
 
 
@@ -199,10 +201,7 @@ class _Concrete:
     opsets: list[onnx.OperatorSetIdProto] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.opsets = [
-            onnx.OperatorSetIdProto(domain=domain, version=version)
-            for domain, version in self.graph.opsets.items()
-        ]
+        self.opsets = _imports(self.graph)
         for name, weight in self.graph.weights.items():
             self.learn(name, _tensor_type(weight.tensor.data_type, tuple(weight.tensor.dims)))
             if weight.bytes < LARGE and weight.tensor.data_type != onnx.TensorProto.STRING:
@@ -212,8 +211,7 @@ class _Concrete:
 
     def learn(self, name: str, kind: onnx.TypeProto) -> None:
         self.types[name] = kind
-        if kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
-            axes = axes_of(kind)
+        if (axes := axes_of(kind)) is not None:
             sizes = tuple(axis for axis in axes if isinstance(axis, int))
             if len(sizes) == len(axes):
                 self.sizes[name] = sizes
@@ -285,7 +283,7 @@ class _Concrete:
         if any(name not in self.values for name in node.input if name):
             return
         if any(
-            name not in self.sizes or _count(self.sizes[name]) > MAX_EVALUATED for name in outputs
+            name not in self.sizes or prod(self.sizes[name]) > MAX_EVALUATED for name in outputs
         ):
             return
         feeds = {name: self.values[name] for name in node.input if name}
@@ -314,8 +312,7 @@ class _Concrete:
 def _as_standard(node: onnx.NodeProto) -> onnx.NodeProto:
     """The operator of onnx that gives tensors of the same sizes."""
     standard, positions = _COMPUTED_AS[node.op_type]
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
+    made = deepcopy(node)
     made.op_type, made.domain = standard, ""
     del made.input[:]
     made.input.extend(node.input[at] for at in positions if at < len(node.input))
@@ -324,25 +321,11 @@ def _as_standard(node: onnx.NodeProto) -> onnx.NodeProto:
 
 def _typed(kind: onnx.TypeProto, data_type: int) -> onnx.TypeProto:
     """The type of quantised weights that an operator of onnx takes as they were."""
-    made = onnx.TypeProto()
-    made.CopyFrom(kind)
+    made = deepcopy(kind)
     if made.tensor_type.elem_type in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8):
         made.tensor_type.elem_type = data_type
     return made
 
 
-def _count(sizes: Dims) -> int:
-    count = 1
-    for size in sizes:
-        count *= size
-    return count
-
-
 def _tensor_type(data_type: int, sizes: Dims) -> onnx.TypeProto:
-    kind = onnx.TypeProto()
-    kind.tensor_type.elem_type = data_type
-    kind.tensor_type.shape.Clear()
-    kind.tensor_type.shape.SetInParent()
-    for size in sizes:
-        kind.tensor_type.shape.dim.add(dim_value=size)
-    return kind
+    return helper.make_tensor_type_proto(data_type, sizes)

@@ -5,6 +5,7 @@ stack and kills the process. Trained trees are a few dozen levels deep, some hun
 """
 
 from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 import onnx
@@ -20,14 +21,13 @@ def check_trees(node: onnx.NodeProto, label: str) -> None:
     values = {each.name: each for each in node.attribute}
     if "nodes_truenodeids" not in values or "nodes_falsenodeids" not in values:
         return
-    children = _children(values)
-    waiting = [0] * len(children)
-    for each in children:
-        for child in each:
-            waiting[child] += 1
-    level = [index for index, count in enumerate(waiting) if count == 0]
-    seen = depth = 0
-    while level:
+    order = TopologicalSorter(dict(enumerate(_children(values))))
+    try:
+        order.prepare()
+    except CycleError as error:
+        raise ModelRefused("has a decision tree that contains itself", node=label) from error
+    depth = 0
+    while order.is_active():
         if depth > MAX_TREE_DEPTH:
             raise ModelRefused(
                 f"has a decision tree of more than {MAX_TREE_DEPTH} levels, which the runtime "
@@ -35,16 +35,7 @@ def check_trees(node: onnx.NodeProto, label: str) -> None:
                 node=label,
             )
         depth += 1
-        seen += len(level)
-        below: list[int] = []
-        for index in level:
-            for child in children[index]:
-                waiting[child] -= 1
-                if waiting[child] == 0:
-                    below.append(child)
-        level = below
-    if seen < len(children):
-        raise ModelRefused("has a decision tree that contains itself", node=label)
+        order.done(*order.get_ready())
 
 
 def _children(values: Mapping[str, onnx.AttributeProto]) -> list[list[int]]:

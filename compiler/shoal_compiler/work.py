@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_compiler.costs import Dims, Shaped, flops, moves
+from shoal_compiler.safety import integer_of
 from shoal_protocol.partition import Work
 
 
@@ -165,7 +166,7 @@ def _geometry(shaped: Shaped) -> tuple[int, int, int, int, int, int]:
     if kind in _CONVOLUTIONS and len(second) > 2:
         kernel = shaped.integers("kernel_shape") or list(second[2:])
         stride = (shaped.integers("strides") or [1])[0]
-        groups = max(1, shaped.integer("group", 1))
+        groups = max(1, integer_of(shaped.node, "group", 1))
         return prod(output[2:]), second[0] // groups, second[1], prod(kernel), stride, groups
     columns = output[-1] if output else 1
     rows = prod(output[:-1])

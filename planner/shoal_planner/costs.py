@@ -47,6 +47,7 @@ for *balance*, and no time is predicted from them (`known`).
 """
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,7 +72,6 @@ _NOISE: Final = 16
 """One part in so many of a budget is not granted to weights: what the transport takes varies,
 by 0.6 MiB under load."""
 
-_SumsOf = dict[PoolDevice, list[int]]
 _ByRate = Callable[[int, PoolDevice], int]
 
 
@@ -127,9 +127,9 @@ class SpanCosts(ABC):
     def on(self, span: Span, device: PoolDevice, homes: Homes = NOWHERE) -> DeviceCost:
         """What the span costs there; it must fit, at least fragment by fragment."""
 
-    def period(self, division: Division, homes: Homes = NOWHERE) -> Nanoseconds:
+    def period(self, division: Division) -> Nanoseconds:
         """One item every so often, from all the devices of a division together."""
-        return self.together([self.on(division.span, each, homes) for each in division.devices])
+        return self.together([self.on(division.span, each) for each in division.devices])
 
     def together(self, replicas: Sequence[DeviceCost]) -> Nanoseconds:
         """The period of replicas, by what a stage costs each."""
@@ -293,41 +293,28 @@ class Costs(SpanCosts):
     def _compute(self, span: Span, device: PoolDevice) -> int:
         """Nanoseconds of one item while all of the span is in memory."""
         if device.ratios:
-            sums = self._known(self._sums[0], device, device.ratios, self.by_rates)
-            return sums[span.end] - sums[span.start]
+            return self._in_sum(self.by_rates, span, device, device.ratios)
         return self._by_rates(span, device)
 
     def _load(self, span: Span, device: PoolDevice) -> int:
         """Nanoseconds to make all of the span's fragments resident, one after the other."""
-        sums = self._known(self._sums[1], device, device.load_ratios, self.load_by_rate)
-        return sums[span.end] - sums[span.start]
+        return self._in_sum(self.load_by_rate, span, device, device.load_ratios)
 
-    def _before_loads(self, span: Span, device: PoolDevice) -> tuple[int, int]:
-        """Nanoseconds to fetch what the device does not have, and to prepare it."""
-        _, _, *kinds = self._sums
-        fetch, preparing = (
-            self._known(known, device, (), by_rate)
-            for known, by_rate in zip(kinds, (self._fetched, self._prepared), strict=True)
-        )
-        end, start = span.end, span.start
-        return fetch[end] - fetch[start], preparing[end] - preparing[start]
-
-    def _known(
-        self, known: _SumsOf, device: PoolDevice, ratios: Ratios, by_rate: _ByRate
-    ) -> list[int]:
-        """Times of the fragments on a device, corrected by ratios and added up."""
+    def _in_sum(self, by_rate: _ByRate, span: Span, device: PoolDevice, ratios: Ratios = ()) -> int:
+        """What all of the span's fragments take on a device, corrected by ratios."""
+        known = self._sums[by_rate.__name__]
         if (sums := known.get(device)) is None:
             ratio, parts = dict(ratios), []
             for each in self.document.fragments:
                 corrected = by_rate(each.index, device) * ratio.get(each.digest, PER_MILLE)
                 parts.append(corrected // PER_MILLE)
             sums = known[device] = _sums(parts)
-        return sums
+        return sums[span.end] - sums[span.start]
 
     @cached_property
-    def _sums(self) -> tuple[_SumsOf, _SumsOf, _SumsOf, _SumsOf]:
-        """Of tasks, of loads, and of fetching and preparing before them."""
-        return {}, {}, {}, {}
+    def _sums(self) -> defaultdict[str, dict[PoolDevice, list[int]]]:
+        """Of what fragments take, by the name of what says it of one of them, and by devices."""
+        return defaultdict(dict)
 
     def _fetched(self, fragment: int, device: PoolDevice) -> int:
         return loads.fetched(self.document.fragments[fragment], device)
@@ -381,8 +368,10 @@ class Costs(SpanCosts):
                 load = in_turn - read
                 read += time_of(self._paged(span, device), device.page_bytes_per_second)
         if self.cold:
-            fetch, preparing = self._before_loads(span, device)
-            load += preparing + (0 if holding is Holding.RELOADED else self._load(span, device))
+            fetch = self._in_sum(self._fetched, span, device)
+            load += self._in_sum(self._prepared, span, device)
+            if holding is not Holding.RELOADED:
+                load += self._load(span, device)
         border = self.crossing(span)
         receive = self._transfer(span, device, homes, border.coming, inward=True)
         send = self._transfer(span, device, homes, border.going, inward=False)

@@ -9,49 +9,33 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from shoal_planner.costs import Division, Span, SpanCosts
+from shoal_planner.costs import Division, Span
 from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PoolDevice
-from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions, by_memory, evenly, packed, with_spares
-from shoal_planner.search import MAX_FOUND, Found, Wishes, search, serves
+from shoal_planner.search import MAX_FOUND, Found, Question, search
 from shoal_planner.wide_search import bound_over_pairs, search_widely
 
 
-def divided(
-    costs: SpanCosts, pool: Sequence[PoolDevice], wishes: Wishes, goal: Goal, *, reloading: bool
-) -> Found:
+def divided(question: Question) -> Found:
     """The best divisions, the best first. Where rates between pairs of devices are known, those are
     not in the search, and the value that no division goes below holds for any."""
-    found = search(costs, pool, wishes, goal, reloading=reloading)
+    found = search(question)
     if found is None or found.lower is None:
-        known = () if found is None else found.divisions
-        found = _widely(costs, pool, wishes, goal, known, reloading=reloading)
-    if found.divisions and any(device.peers for device in pool):
-        lower = bound_over_pairs(costs, pool, wishes, goal, reloading=reloading)
-        return Found(found.divisions, lower)
+        found = _widely(question, () if found is None else found.divisions)
+    if found.divisions and any(device.peers for device in question.pool):
+        return Found(found.divisions, bound_over_pairs(question))
     return found
 
 
-def _widely(
-    costs: SpanCosts,
-    pool: Sequence[PoolDevice],
-    wishes: Wishes,
-    goal: Goal,
-    known: Sequence[Divisions],
-    *,
-    reloading: bool,
-) -> Found:
-    wide = search_widely(costs, pool, wishes, goal, reloading=reloading)
-    rules = [
-        rule
-        for rule in simple_splits(costs, pool, goal)
-        if all(serves(costs, each, wishes, reloading=reloading) for each in rule)
-    ]
+def _widely(question: Question, known: Sequence[Divisions]) -> Found:
+    costs, pool, wishes = question.costs, question.pool, question.wishes
+    wide = search_widely(question)
+    rules = [rule for rule in simple_splits(question) if all(map(question.serves, rule))]
     candidates = [*known, *wide.divisions, *rules]
     if wishes.preferred:
         kept = replace(wishes, required={**dict(wishes.preferred), **wishes.required})
-        candidates += search_widely(costs, pool, kept, goal, reloading=reloading).divisions
+        candidates += search_widely(replace(question, wishes=kept)).divisions
     candidates += [with_spares(costs, each, pool, wishes) for each in (*wide.divisions[:1], *rules)]
 
     def order(divisions: Divisions) -> tuple[int, ...]:
@@ -59,14 +43,15 @@ def _widely(
             wishes.penalty(each.span, [device.name for device in each.devices])
             for each in divisions
         )
-        return goal.order(*costs.totals(divisions), penalty)
+        return question.order(divisions, penalty)
 
     ordered = sorted(dict.fromkeys(candidates), key=order)
     return Found(tuple(ordered[:MAX_FOUND]), wide.lower)
 
 
-def simple_splits(costs: SpanCosts, pool: Sequence[PoolDevice], goal: Goal) -> Iterator[Divisions]:
+def simple_splits(question: Question) -> Iterator[Divisions]:
     """What one would think of first; whether it fits is not asked."""
+    costs, pool = question.costs, question.pool
     yield evenly(costs, pool)
     yield by_memory(costs, pool)
     for holdings in ({Holding.WHOLE}, {Holding.WHOLE, Holding.IN_BLOCKS}):
@@ -76,7 +61,7 @@ def simple_splits(costs: SpanCosts, pool: Sequence[PoolDevice], goal: Goal) -> I
     able = [each for each in pool if costs.at_once(whole, each)]
     alone = [(Division(whole, (each,)),) for each in able]
     if alone:
-        yield min(alone, key=lambda each: goal.order(*costs.totals(each)))
+        yield min(alone, key=question.order)
         yield (Division(whole, tuple(sorted(able, key=_speed))),)
 
 

@@ -1,9 +1,11 @@
 """What a plan makes small."""
 
 from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import Final, TypeVar, assert_never
 
 from shoal_protocol.choices import Objective
+
+Number = TypeVar("Number", int, float)
 
 ASSUMED_ITEMS: Final = 100
 """Of a job of which nobody knows how many it has."""
@@ -32,8 +34,8 @@ class Goal:
         """Of a job of so many items loads count; 0: they do not."""
         return self.items if self.cold else 0
 
-    def value(self, period: int, latency: int) -> int:
-        """Nanoseconds; less is better."""
+    def value(self, period: Number, latency: Number) -> Number:
+        """In the unit of the times; less is better."""
         match self.objective:
             case Objective.THROUGHPUT:
                 return period

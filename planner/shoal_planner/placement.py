@@ -78,14 +78,15 @@ def plan(
     wishes = replace(_wishes(previous, pins), cached=costs.cached_by(pool))
     pool = _weighed(pool, goal)
     for reloading in (False, True):
-        found = divided(costs, pool, wishes, goal, reloading=reloading)
+        situation = Situation(costs=costs, pool=pool, goal=goal, wishes=wishes, reloading=reloading)
+        found = divided(situation)
         if found.divisions:
-            best, *others = _by_pairs(costs, found.divisions, pool, wishes, goal, reloading)
+            best, *others = _by_pairs(situation, found.divisions)
             contest = Contest(costs=costs, pool=pool, goal=goal, best=best)
-            alone = _without_replicas(contest, wishes, reloading=reloading)
+            alone = _without_replicas(situation, best)
             rejected = islice(contest.rejected(alone, others), MAX_REJECTED)
             epoch = 1 + (previous.epoch if previous else 0)
-            gap = found.gap(goal.value(*costs.totals(best)))
+            gap = found.gap(situation.value(best))
             return _planned(contest, tuple(rejected), epoch, gap)
     return Infeasible(problem=_PINS) if pins else _too_tight(costs, pool)
 
@@ -196,41 +197,23 @@ def _too_tight(costs: Costs, pool: Sequence[PoolDevice]) -> Infeasible:
     )
 
 
-def _by_pairs(
-    costs: Costs,
-    found: Sequence[Divisions],
-    pool: Sequence[PoolDevice],
-    wishes: Wishes,
-    goal: Goal,
-    reloading: bool,
-) -> list[Divisions]:
+def _by_pairs(situation: Situation, found: Sequence[Divisions]) -> list[Divisions]:
     """What was found, the best first by the rates between pairs of devices, where those are known;
     with local moves."""
-    if not any(device.peers for device in pool):
+    if not any(device.peers for device in situation.pool):
         return list(found)
-
-    def order(divisions: Divisions) -> tuple[int, ...]:
-        return goal.order(*costs.totals(divisions))
-
-    situation = Situation(
-        costs=costs,
-        pool=pool,
-        goal=goal,
-        wishes=wishes,
-        before=(),
-        reloading=reloading,
-    )
+    order = situation.order
     improved = [improve(situation, each) for each in sorted(found, key=order)[:_IMPROVED]]
     return sorted(dict.fromkeys([*improved, *found]), key=order)[:MAX_FOUND]
 
 
-def _without_replicas(contest: Contest, wishes: Wishes, *, reloading: bool) -> Divisions | None:
+def _without_replicas(situation: Situation, best: Divisions) -> Divisions | None:
     """The best division with one device for each stage; None where the best of all is one, or there
     is none."""
-    if all(len(division.devices) == 1 for division in contest.best):
+    if all(len(division.devices) == 1 for division in best):
         return None
-    alone = replace(wishes, replicas=False)
-    found = divided(contest.costs, contest.pool, alone, contest.goal, reloading=reloading)
+    alone = replace(situation.wishes, replicas=False)
+    found = divided(replace(situation, wishes=alone))
     return found.divisions[0] if found.divisions else None
 
 

@@ -28,14 +28,13 @@ from shoal_planner.heuristics import Divisions
 from shoal_planner.links import NOWHERE, Homes
 from shoal_planner.outcome import Infeasible, Plan, Rejected, duration
 from shoal_planner.replanning import GAIN
-from shoal_planner.search import Wishes
+from shoal_planner.search import Question
 from shoal_planner.sharing import is_at_once
 from shoal_protocol.choices import Objective
 from shoal_protocol.cut_table import CutTable
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
 from shoal_protocol.units import Bytes, Nanoseconds, counted
 
-_ANY: Final = Wishes()
 _ALONE: Final = Span(0, 1)
 
 
@@ -129,7 +128,7 @@ def choose_cut(table: CutTable, pool: Sequence[PoolDevice], goal: Goal) -> Plann
     costs = TableCosts(table, goal.loading_items)
     pool = [replace(each, cached=()) for each in pool]  # nothing of a cut that there is not yet
     for devices in (with_room(pool), pool):
-        found = divided(costs, devices, _ANY, goal, reloading=False)
+        found = divided(Question(costs=costs, pool=devices, goal=goal))
         if found.divisions:
             divisions = found.divisions[0]
             period, latency = costs.totals(divisions)

@@ -22,9 +22,8 @@ from typing import Final
 
 from shoal_planner.costs import Costs, Division, Span
 from shoal_planner.devices import PoolDevice
-from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions
-from shoal_planner.search import Wishes, fits, search
+from shoal_planner.search import Question, Wishes, search
 
 GAIN: Final = 0.1
 """Of the value of the plan in force."""
@@ -38,17 +37,12 @@ Key = tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
+class Situation(Question):
     """What plans are made for. `before` is the one in force, without the devices that were lost, so
-    that a stage may have none left. With `reloading` a device may load the fragments of its stage
-    in turn."""
+    that a stage may have none left."""
 
     costs: Costs
-    pool: Sequence[PoolDevice]
-    goal: Goal
-    wishes: Wishes
-    before: Divisions
-    reloading: bool = False
+    before: Divisions = ()
 
 
 def next_plan(situation: Situation, best: Divisions) -> Divisions:
@@ -81,8 +75,7 @@ def _sparing(situation: Situation, enough: float) -> Sequence[Divisions]:
     cached = {(fragment, name) for name, its in of.wishes.cached.items() for fragment in its}
     present = frozenset(in_force | cached)
     wishes = Wishes(required=of.wishes.required, present=present, weights=costs.weights)
-    goal = of.goal.sparing(enough)
-    found = search(costs, of.pool, wishes, goal, reloading=of.reloading)
+    found = search(replace(of, wishes=wishes, goal=of.goal.sparing(enough)))
     return () if found is None or found.lower is None else found.divisions
 
 
@@ -147,7 +140,7 @@ class _Weighing:
 
     def value(self, divisions: Divisions) -> int:
         if self._together:  # what a stage costs depends on the others
-            return self._of.goal.value(*self._of.costs.totals(divisions))
+            return self._of.value(divisions)
         times = [self._times(division) for division in divisions]
         return self._of.goal.value(max(each for each, _ in times), sum(each for _, each in times))
 
@@ -162,9 +155,7 @@ class _Weighing:
         if not devices or not of.wishes.allow(span, [device.name for device in devices]):
             return max(1, least)
         return sum(
-            0
-            if fits(of.costs, span, device, reloading=of.reloading)
-            else max(1, least - device.budget_bytes)
+            0 if of.fits(span, device) else max(1, least - device.budget_bytes)
             for device in devices
         )
 

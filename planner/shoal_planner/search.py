@@ -145,38 +145,52 @@ class Found:
         return value / self.lower - 1 if self.lower else None
 
 
-def search(
-    costs: SpanCosts, pool: Sequence[PoolDevice], wishes: Wishes, goal: Goal, *, reloading: bool
-) -> Found | None:
-    """The divisions of least worth; None: there are too many.
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is looked for: the best divisions, by a goal, on the devices of a pool. Without
+    `reloading` every device holds its span at once; with it a device may load the fragments of its
+    span in turn."""
 
-    Without `reloading` every device holds its span at once.
-    """
-    spans = _spans(costs, pool, reloading=reloading)
-    classes = classes_of(pool, wishes)
+    costs: SpanCosts
+    pool: Sequence[PoolDevice]
+    goal: Goal
+    wishes: Wishes = Wishes()
+    reloading: bool = False
+
+    def fits(self, span: Span, device: PoolDevice) -> bool:
+        """Whether a device can serve a span."""
+        holding = self.costs.holding if self.reloading else self.costs.at_once
+        return holding(span, device) is not None
+
+    def serves(self, division: Division) -> bool:
+        """Whether its devices can and may serve a span."""
+        names = [device.name for device in division.devices]
+        return self.wishes.allow(division.span, names) and all(
+            self.fits(division.span, device) for device in division.devices
+        )
+
+    def value(self, divisions: Sequence[Division]) -> int:
+        """What is to be small."""
+        return self.goal.value(*self.costs.totals(divisions))
+
+    def order(self, divisions: Sequence[Division], penalty: int = 0) -> tuple[int, int, int]:
+        """The best first."""
+        return self.goal.order(*self.costs.totals(divisions), penalty)
+
+
+def search(question: Question) -> Found | None:
+    """The divisions of least worth; None: there are too many."""
+    costs, wishes, goal = question.costs, question.wishes, question.goal
+    spans, classes = _spans(question), classes_of(question)
     if len(spans) * number_of_subsets([len(each.devices) for each in classes]) > MAX_STEPS:
         return None
-    choices = {span: _choices(costs, span, classes, wishes, reloading) for span in spans}
+    choices = {span: _choices(question, span, classes) for span in spans}
     labels, uncut = _all_labels(costs.count, choices, [len(each.devices) for each in classes], goal)
     ordered = nsmallest(MAX_FOUND, labels, key=lambda label: _order(label, goal))
     values = [goal.value(label.period, label.latency) for label in ordered]
     lower = min(values, default=inf) if uncut else None
     found = (named(label.steps, classes, wishes) for label in ordered)
     return Found(tuple(found), lower)
-
-
-def fits(costs: SpanCosts, span: Span, device: PoolDevice, *, reloading: bool) -> bool:
-    """Whether a device can serve a span: all of it at once, or, `reloading`, one by one."""
-    holding = costs.holding if reloading else costs.at_once
-    return holding(span, device) is not None
-
-
-def serves(costs: SpanCosts, division: Division, wishes: Wishes, *, reloading: bool) -> bool:
-    """Whether its devices can and may serve a span."""
-    names = [device.name for device in division.devices]
-    return wishes.allow(division.span, names) and all(
-        fits(costs, division.span, device, reloading=reloading) for device in division.devices
-    )
 
 
 def _order(label: Label, goal: Goal) -> tuple[object, ...]:
@@ -190,9 +204,9 @@ def _order(label: Label, goal: Goal) -> tuple[object, ...]:
     )
 
 
-def _spans(costs: SpanCosts, pool: Sequence[PoolDevice], *, reloading: bool) -> list[Span]:
+def _spans(question: Question) -> list[Span]:
     """The spans that some device can serve, by end, then by start."""
-    count = costs.count
+    count, pool = question.costs.count, question.pool
     # Of devices that differ in budget only, the roomiest can serve whatever the others can.
     roomiest = [
         max(alike, key=lambda device: device.budget_bytes)
@@ -200,16 +214,14 @@ def _spans(costs: SpanCosts, pool: Sequence[PoolDevice], *, reloading: bool) -> 
         if (alike := [device for device in pool if device.single is single])
     ]
     every = (Span(start, end) for end in range(1, count + 1) for start in range(end))
-    return [
-        span for span in every if any(fits(costs, span, d, reloading=reloading) for d in roomiest)
-    ]
+    return [span for span in every if any(question.fits(span, each) for each in roomiest)]
 
 
-def classes_of(pool: Sequence[PoolDevice], wishes: Wishes) -> list[DeviceClass]:
+def classes_of(question: Question) -> list[DeviceClass]:
     """The devices by what matters of them."""
     grouped: dict[tuple[PoolDevice, Role], list[PoolDevice]] = {}
-    for device in sorted(pool, key=lambda each: each.name):
-        role = wishes.role(device.name)
+    for device in sorted(question.pool, key=lambda each: each.name):
+        role = question.wishes.role(device.name)
         grouped.setdefault((_unnamed(device), role), []).append(device)
     return [
         DeviceClass(like=like, devices=tuple(devices)) for (like, _), devices in grouped.items()
@@ -221,15 +233,10 @@ def _unnamed(device: PoolDevice) -> PoolDevice:
     return replace(device, name="", peers=(), times=(), loads=())
 
 
-def _choices(
-    costs: SpanCosts,
-    span: Span,
-    classes: Sequence[DeviceClass],
-    wishes: Wishes,
-    reloading: bool,
-) -> dict[Counts, Part]:
+def _choices(question: Question, span: Span, classes: Sequence[DeviceClass]) -> dict[Counts, Part]:
     """The vectors of devices that can serve a span, each with what the span then adds."""
-    able = [each for each in classes if fits(costs, span, each.like, reloading=reloading)]
+    costs, wishes = question.costs, question.wishes
+    able = [each for each in classes if question.fits(span, each.like)]
     cost = {id(each): costs.on(span, each.like) for each in able}
     ranges = [range(len(each.devices) + 1) if each in able else range(1) for each in classes]
     choices: dict[Counts, Part] = {}

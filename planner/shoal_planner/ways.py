@@ -25,11 +25,10 @@ from math import exp, inf, sqrt
 from operator import add, mul
 from typing import Final, NamedTuple
 
-from shoal_planner.costs import Span, SpanCosts
+from shoal_planner.costs import Span
 from shoal_planner.device_costs import DeviceCost
-from shoal_planner.goal import Goal
 from shoal_planner.layers.arcs import Arcs, Group, Stage, Stages, fixed
-from shoal_planner.search import DeviceClass, Wishes, fits
+from shoal_planner.search import DeviceClass, Question
 from shoal_protocol.choices import Objective
 
 _ROUNDS: Final = 200
@@ -71,16 +70,10 @@ class SpanTimes:
     """Period and latency of the spans between borders (`ends`) on groups of classes of devices."""
 
     def __init__(
-        self,
-        costs: SpanCosts,
-        classes: Sequence[DeviceClass],
-        ends: Sequence[int],
-        wishes: Wishes,
-        *,
-        reloading: bool,
+        self, question: Question, classes: Sequence[DeviceClass], ends: Sequence[int]
     ) -> None:
-        self.costs, self.classes, self.ends = costs, classes, ends
-        self.wishes, self.reloading = wishes, reloading
+        self.question, self.classes, self.ends = question, classes, ends
+        self.costs, self.wishes, self.goal = question.costs, question.wishes, question.goal
         self.sizes = tuple(len(each.devices) for each in classes)
         self.group = lru_cache(_REMEMBERED // self.steps)(self._of_group)
         self._sharing = lru_cache(_REMEMBERED // self.steps)(self._sharing_of)
@@ -120,7 +113,7 @@ class SpanTimes:
         return Times(*rows[:3]), Sharing(*rows[3:])
 
     def _cost(self, each: DeviceClass, span: Span) -> DeviceCost | None:
-        if not fits(self.costs, span, each.like, reloading=self.reloading):
+        if not self.question.fits(span, each.like):
             return None
         if not self.wishes.allow(span, [each.devices[0].name]):
             return None
@@ -227,53 +220,44 @@ class Best:
     lower: float | None
 
 
-def best_way(times: SpanTimes, arcs: Arcs, goal: Goal) -> Best | None:
+def best_way(times: SpanTimes, arcs: Arcs) -> Best | None:
     """None: no division of these arcs fits."""
+    goal = times.goal
     if goal.objective is Objective.LATENCY:
         stages = least_latency(times, arcs, inf)
-        return None if stages is None else _exact(times, stages, goal)
+        return None if stages is None else _exact(times, stages)
     narrow = least_period(times, arcs)
     if narrow is None:
         return None
     least, _ = times.totals(narrow)
     stages = least_latency(times, arcs, least * (1 + _EQUAL))
     assert stages is not None, "a division with this period was just found"
-    found = _exact(times, stages, goal)
-    return found if goal.objective is Objective.THROUGHPUT else _walked(times, arcs, goal, found)
+    found = _exact(times, stages)
+    return found if goal.objective is Objective.THROUGHPUT else _walked(times, arcs, found)
 
 
-def _exact(times: SpanTimes, stages: Stages, goal: Goal) -> Best:
-    value = value_of(goal, *times.totals(stages))
+def _exact(times: SpanTimes, stages: Stages) -> Best:
+    value = times.goal.value(*times.totals(stages))
     return Best(stages, value, value)
 
 
-def _walked(times: SpanTimes, arcs: Arcs, goal: Goal, found: Best) -> Best:
+def _walked(times: SpanTimes, arcs: Arcs, found: Best) -> Best:
     """From the largest period to the least, which `found` has; each next one must be smaller, so
     its latency is no less. It ends where no smaller period can make up for that."""
+    goal = times.goal
     least, bound, lower = times.totals(found.stages)[0], inf, 0.0
     for _ in range(_FRONT):
         stages = least_latency(times, arcs, bound)
         if stages is None:
             return Best(found.stages, found.value, found.value)
         period, latency = times.totals(stages)
-        if (value := value_of(goal, period, latency)) < found.value:
+        if (value := goal.value(period, latency)) < found.value:
             found = Best(stages, value, 0.0)
-        lower = value_of(goal, least, latency)
+        lower = goal.value(least, latency)
         if lower >= found.value or period <= least * (1 + _EQUAL):
             return Best(found.stages, found.value, found.value)
         bound = min(period * (1 - _EQUAL), (found.value - latency) / max(1, goal.items - 1))
     return Best(found.stages, found.value, min(lower, found.value))
-
-
-def value_of(goal: Goal, period: float, latency: float) -> float:
-    """As `Goal.value`, of what is no whole number yet."""
-    match goal.objective:
-        case Objective.THROUGHPUT:
-            return period
-        case Objective.LATENCY:
-            return latency
-        case Objective.MAKESPAN:
-            return latency + (goal.items - 1) * period
 
 
 def least_period(times: SpanTimes, arcs: Arcs) -> Stages | None:
@@ -290,9 +274,9 @@ class Lines:
     """The best ways by groups in a given order, or by the first few of them: of one time alone, for
     a makespan the period. What orders that begin alike have in common is worked out once."""
 
-    def __init__(self, times: SpanTimes, goal: Goal) -> None:
+    def __init__(self, times: SpanTimes) -> None:
         self._count = times.count
-        by_latency = goal.objective is Objective.LATENCY
+        by_latency = times.goal.objective is Objective.LATENCY
         self._way = _by_latency(times, inf) if by_latency else _by_period(times)
         self._row = lru_cache(_BEGINNINGS)(self._row_after)
 
@@ -375,8 +359,9 @@ def _stages(
 # ---- what no division goes below -----------------------------------------------------------------
 
 
-def lower_bound(times: SpanTimes, goal: Goal) -> float:
+def lower_bound(times: SpanTimes) -> float:
     """Of the goal's value; infinite where not even a device that served all stages could."""
+    goal = times.goal
     per_period = {Objective.THROUGHPUT: 1, Objective.LATENCY: 0}.get(goal.objective, goal.items - 1)
     periods = [each.periods for each in times.own]
     ends = range(times.count)

@@ -11,26 +11,16 @@
 Steps bound the work, no clock does.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf, isqrt
 from typing import Final
 
-from shoal_planner.costs import Span, SpanCosts
-from shoal_planner.devices import PoolDevice
-from shoal_planner.goal import Goal
+from shoal_planner.costs import Span
 from shoal_planner.heuristics import Divisions
 from shoal_planner.layers.arcs import Arcs, fixed, number_of_subsets, row, subsets
 from shoal_planner.layers.local_search import Groups, improved
-from shoal_planner.search import (
-    DeviceClass,
-    Found,
-    Step,
-    Wishes,
-    classes_of,
-    named,
-    serves,
-)
+from shoal_planner.search import Found, Question, Step, classes_of, named
 from shoal_planner.ways import (
     Best,
     Lines,
@@ -39,7 +29,6 @@ from shoal_planner.ways import (
     least_latency,
     least_period,
     lower_bound,
-    value_of,
 )
 from shoal_protocol.choices import Objective
 from shoal_protocol.units import Nanoseconds
@@ -55,43 +44,38 @@ _LEAST_BORDERS: Final = 12
 _LONGEST_ROW: Final = 32
 
 
-def search_widely(
-    costs: SpanCosts, pool: Sequence[PoolDevice], wishes: Wishes, goal: Goal, *, reloading: bool
-) -> Found:
+def search_widely(question: Question) -> Found:
     """Good divisions, the best first."""
-    times = _times(costs, classes_of(pool, wishes), wishes, reloading=reloading)
-    found = _of_all_groups(times, goal)
+    times = _times(question)
+    found = _of_all_groups(times)
     if found is None:
-        found = _of_rows(times, goal)
+        found = _of_rows(times)
     divisions = tuple(_divisions(times, best) for best in found)
     if not times.whole:
-        better = [_with_better_borders(times, each, goal) for each in divisions[:1]]
+        better = [_with_better_borders(question, each) for each in divisions[:1]]
         return Found((*better, *divisions[1:]), None)
-    exact = len(found) == 1 and found[0].lower is not None and not costs.cold
-    return Found(divisions, found[0].lower if exact else lower_bound(times, goal))
+    exact = len(found) == 1 and found[0].lower is not None and not times.costs.cold
+    return Found(divisions, found[0].lower if exact else lower_bound(times))
 
 
-def bound_over_pairs(
-    costs: SpanCosts, pool: Sequence[PoolDevice], wishes: Wishes, goal: Goal, *, reloading: bool
-) -> float | None:
+def bound_over_pairs(question: Question) -> float | None:
     """The value that no division goes below, whatever the links between its devices; None: that is
     not known."""
     linkless = [
         replace(each, link_bytes_per_second=None, latency_nanoseconds=Nanoseconds(0), peers=())
-        for each in pool
+        for each in question.pool
     ]
-    times = _times(costs, classes_of(linkless, wishes), wishes, reloading=reloading)
-    return lower_bound(times, goal) if times.whole else None
+    times = _times(replace(question, pool=linkless))
+    return lower_bound(times) if times.whole else None
 
 
-def _times(
-    costs: SpanCosts, classes: Sequence[DeviceClass], wishes: Wishes, *, reloading: bool
-) -> SpanTimes:
+def _times(question: Question) -> SpanTimes:
     """Of all borders, or of as many, evenly spread, as can be weighed on all classes."""
+    classes, fragments = classes_of(question), question.costs.count
     most = max(_LEAST_BORDERS, isqrt(2 * _MOST_WEIGHED // len(classes)))
-    count = min(costs.count, most)
-    ends = [costs.count * place // count for place in range(count + 1)]
-    return SpanTimes(costs, classes, ends, wishes, reloading=reloading)
+    count = min(fragments, most)
+    ends = [fragments * place // count for place in range(count + 1)]
+    return SpanTimes(question, classes, ends)
 
 
 def _divisions(times: SpanTimes, best: Best) -> Divisions:
@@ -99,43 +83,43 @@ def _divisions(times: SpanTimes, best: Best) -> Divisions:
     return named(steps, times.classes, times.wishes)
 
 
-def _of_all_groups(times: SpanTimes, goal: Goal) -> list[Best] | None:
+def _of_all_groups(times: SpanTimes) -> list[Best] | None:
     """The best; None: there are too many groups."""
     if number_of_subsets(times.sizes) * times.steps > _EXACT_STEPS:
         return None
-    best = best_way(times, subsets(times.sizes), goal)
+    best = best_way(times, subsets(times.sizes))
     return [] if best is None else [best]
 
 
-def _of_rows(times: SpanTimes, goal: Goal) -> list[Best]:
+def _of_rows(times: SpanTimes) -> list[Best]:
     """The best first. What they are the best of are some groups only, so they give no bound."""
     arcs = [row(each, len(times.sizes)) for each in dict.fromkeys(_rows(times))]
-    found = [best for each in arcs if (best := _quickly(times, each, goal)) is not None]
+    found = [best for each in arcs if (best := _quickly(times, each)) is not None]
     found.sort(key=lambda best: best.value)
     if not found:
         return []
 
-    lines = Lines(times, goal)
+    lines = Lines(times)
 
     def worth(groups: Groups) -> float:
         stages = lines.best(groups)
-        return inf if stages is None else value_of(goal, *times.totals(stages))
+        return inf if stages is None else times.goal.value(*times.totals(stages))
 
     groups = tuple(stage.group for stage in found[0].stages)
     most = (len(groups) + sum(times.sizes)) * times.steps
     tries = _MOVE_STEPS // (most + _STEPS_OF_A_MOVE)
-    better = best_way(times, fixed(improved(groups, times.sizes, worth, tries)), goal)
+    better = best_way(times, fixed(improved(groups, times.sizes, worth, tries)))
     assert better is not None, "moves keep what fits"
     return [replace(better, lower=None), *found]
 
 
-def _quickly(times: SpanTimes, arcs: Arcs, goal: Goal) -> Best | None:
+def _quickly(times: SpanTimes, arcs: Arcs) -> Best | None:
     """The best way of one time alone: for a makespan, that is the period."""
-    if goal.objective is Objective.LATENCY:
+    if times.goal.objective is Objective.LATENCY:
         stages = least_latency(times, arcs, inf)
     else:
         stages = least_period(times, arcs)
-    return None if stages is None else Best(stages, value_of(goal, *times.totals(stages)), None)
+    return None if stages is None else Best(stages, times.goal.value(*times.totals(stages)), None)
 
 
 def _rows(times: SpanTimes) -> Iterator[tuple[int, ...]]:
@@ -162,10 +146,9 @@ def _rows(times: SpanTimes) -> Iterator[tuple[int, ...]]:
             yield tuple(line)
 
 
-def _with_better_borders(times: SpanTimes, divisions: Divisions, goal: Goal) -> Divisions:
+def _with_better_borders(question: Question, divisions: Divisions) -> Divisions:
     """Each border at the best place between its neighbours, until none moves."""
-    costs, moved = times.costs, True
-    best = goal.order(*costs.totals(divisions))
+    best, moved = question.order(divisions), True
     while moved:
         moved = False
         for place in range(len(divisions) - 1):
@@ -176,10 +159,8 @@ def _with_better_borders(times: SpanTimes, divisions: Divisions, goal: Goal) -> 
                     replace(other, span=Span(border, other.span.end)),
                 )
                 changed = (*divisions[:place], *pair, *divisions[place + 2 :])
-                if not all(
-                    serves(costs, each, times.wishes, reloading=times.reloading) for each in pair
-                ):
+                if not all(map(question.serves, pair)):
                     continue
-                if (value := goal.order(*costs.totals(changed))) < best:
+                if (value := question.order(changed)) < best:
                     divisions, best, moved = changed, value, True
     return divisions

@@ -28,7 +28,7 @@ LZ4_LIMIT_BYTES: Final = 0x7E000000
 """The most that one LZ4 block may hold."""
 
 LOSSLESS: Final = (pb.LZ4, pb.ZSTD)
-"""What `LinkCodec` tries by default; zlib loses to zstd on every link."""
+"""What `LinkCodec` tries; zlib loses to zstd on every link."""
 
 
 class CodecError(ValueError):
@@ -190,9 +190,7 @@ class LinkCodec:
     _TRANSFERS: Final = 3
     _EDGES: Final = 1024
 
-    def __init__(self, codecs: tuple[pb.Codec, ...] = LOSSLESS) -> None:
-        """`codecs` are those that the receiver understands and that are worth trying."""
-        self._codecs = codecs
+    def __init__(self) -> None:
         self._fixed: deque[float] = deque(maxlen=8)
         self._large: deque[tuple[int, float]] = deque(maxlen=8)
         self._edges: OrderedDict[Hashable, _Edge] = OrderedDict()
@@ -247,7 +245,7 @@ class LinkCodec:
         speed = self.bytes_per_second
         if speed is None or speed >= self.FAST_BYTES_PER_SECOND or decoded_bytes < self.SMALL_BYTES:
             return pb.NONE
-        candidates = (*self._codecs, pb.FP16) if half_allowed else self._codecs
+        candidates = (*LOSSLESS, pb.FP16) if half_allowed else LOSSLESS
         state = self._state(edge)
         state.chosen += 1
         best = self._best(speed, state, candidates)

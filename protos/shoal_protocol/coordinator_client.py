@@ -182,11 +182,9 @@ class CoordinatorClient:
         answer = await self._ask("ListDevices", self._jobs.ListDevices, request, seconds)
         return answer.devices
 
-    async def timeline(self, *, seconds: float | None = None) -> pb.Timeline:
+    async def timeline(self) -> pb.Timeline:
         """What the devices did over time."""
-        return await self._ask(
-            "GetTimeline", self._jobs.GetTimeline, pb.GetTimelineRequest(), seconds
-        )
+        return await self._ask("GetTimeline", self._jobs.GetTimeline, pb.GetTimelineRequest())
 
     async def export_traces(self) -> pb.ExportedTraces:
         """Have spans sent that wait; what became of all of them."""

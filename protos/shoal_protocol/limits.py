@@ -21,14 +21,6 @@ _Result = TypeVar("_Result")
 class Stalled(Exception):
     """A peer made too little progress in the time allowed."""
 
-    def __init__(self, moved_bytes: int, seconds: float, minimum_bytes: int) -> None:
-        super().__init__(
-            f"stalled: {moved_bytes} bytes in {seconds:g} s, fewer than {minimum_bytes}; "
-            "check the peer and its link"
-        )
-        self.moved_bytes = moved_bytes
-        self.seconds = seconds
-
 
 class StallWatch:
     """Enforces a minimum rate on one stream: `minimum_bytes` in every `seconds` of waiting.
@@ -56,7 +48,10 @@ class StallWatch:
                 return await operation
         except TimeoutError:
             if timeout.expired():
-                raise Stalled(self._moved, self._seconds, self._minimum) from None
+                raise Stalled(
+                    f"stalled: {self._moved} bytes in {self._seconds:g} s, fewer than "
+                    f"{self._minimum}; check the peer and its link"
+                ) from None
             raise
         finally:
             self._left = max(0.0, self._left - (loop.time() - began))
@@ -76,11 +71,6 @@ async def end_stalled(context: grpc.aio.ServicerContext[Any, Any], error: Stalle
 
 class TooManyCalls(Exception):
     """A caller has as many calls waiting as it may."""
-
-    def __init__(self, caller: str, calls: int) -> None:
-        super().__init__(f"{caller} has {calls} calls of this kind open; wait for one to end")
-        self.caller = caller
-        self.calls = calls
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +103,8 @@ class CallLimiter:
             return
         own = self._callers.setdefault(caller, _Caller(asyncio.Semaphore(self._each)))
         if own.calls >= self._most:
-            raise TooManyCalls(caller, own.calls)
+            reason = f"{caller} has {own.calls} calls of this kind open; wait for one to end"
+            raise TooManyCalls(reason)
         own.calls += 1
         try:
             async with own.running, self._running:

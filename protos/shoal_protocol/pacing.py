@@ -62,8 +62,7 @@ class Pace:
 class Outbox(Generic[Message]):
     """Messages that wait for a control stream, in order and bounded."""
 
-    def __init__(self, *, limit: int = UNSENT_MESSAGES) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._unsent: deque[Message] = deque()
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()
@@ -76,7 +75,7 @@ class Outbox(Generic[Message]):
     @property
     def full(self) -> bool:
         """Whether the producer of messages must stop."""
-        return len(self._unsent) >= self._limit
+        return len(self._unsent) >= UNSENT_MESSAGES
 
     def put(self, message: Message) -> None:
         """Have a message sent. Returns at once: whoever can wait asks `full` before."""

@@ -163,8 +163,6 @@ class DocumentRefused(ValueError):
 
     def __init__(self, where: str, problem: str) -> None:
         super().__init__(f"partition document, {where or 'top'}: {problem}")
-        self.where = where
-        self.problem = problem
 
 
 def document_to_json(document: PartitionDocument) -> str:

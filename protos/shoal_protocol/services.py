@@ -1,7 +1,8 @@
 """The services as typed Python: what implements them, what registers them, what calls them.
 
-The generated stubs parse every message. Bulk streams must not: where a `.proto` says Frame, raw
-bytes go in and out here (no serialiser at all), and `frames` and `tensors` make and read them.
+gRPC's generated stubs parse every message. Bulk streams must not, and so the services of
+`session.proto` have none: where it says Frame, raw bytes go in and out here (no serialiser at all),
+and `frames` and `tensors` make and read them.
 
 All methods of an implementation are coroutines that read `requests` with `async for` and answer
 with `context.write`; they end the call by returning.

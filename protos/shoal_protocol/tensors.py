@@ -63,8 +63,6 @@ class UnsupportedTensor(TypeError):
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"tensor {name!r}: {reason}")
-        self.name = name
-        self.reason = reason
 
 
 class ActivationKey(NamedTuple):

@@ -1,6 +1,7 @@
 """partition.json: read back as written, and refused with the field's path when it is wrong."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -104,9 +105,8 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_a_wrong_field_is_named(where: str) -> None:
     top = json.loads(document_to_json(DOCUMENT))
     CHANGES[where](top)
-    with pytest.raises(DocumentRefused) as caught:
+    with pytest.raises(DocumentRefused, match=f"^partition document, {re.escape(where)}: "):
         document_from_json(json.dumps(top))
-    assert caught.value.where == where
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", "[" * 10_000, b"\xff\xfe"])

@@ -9,10 +9,10 @@ import grpc
 import numpy as np
 import pytest
 
+from coordinator.dispatch.invariants import violations
 from coordinator.scripted import connected, put_model, submission, whole_model
 from coordinator.world import World, refusal
 from shoal_coordinator.dispatch import events as ev
-from shoal_coordinator.dispatch.invariants import violations
 from shoal_coordinator.server import CoordinatorSettings, item_streams, serving
 from shoal_coordinator.server.stream_runs import Item, StreamRun
 from shoal_protocol.assembly import Limits

@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
 from coordinator.scripted import connected, put_model, submission
 from coordinator.world import World, running_world
-from shoal_coordinator.jobs.values import Refusal, Tally
+from shoal_coordinator.jobs.values import Tally
 from shoal_coordinator.server import CoordinatorSettings, serving
-from shoal_coordinator.server.jobs import JobRefused
+from shoal_coordinator.server.refusals import JobRefused
 from shoal_coordinator.storage.catalogues import FixedFiles
 from shoal_coordinator.storage.inputs import scan_inputs
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
@@ -131,7 +132,7 @@ async def test_a_submission_that_finds_no_descriptor_is_refused_for_now(world: W
     world.inputs(1)
     with no_descriptors(), pytest.raises(JobRefused, match=f"now: .*{LACK}.*; try") as caught:
         await world.coordinator.jobs.submit(world.request())
-    assert caught.value.refusal is Refusal.FULL
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     async with connected(world.device("a")):
         await world.submit()
         assert (await world.ended()).state == api.JobStatus.COMPLETE

@@ -11,10 +11,10 @@ from typing import Any, Final, cast
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from coordinator.dispatch.invariants import violations
 from coordinator.scripted import put_model, submission, whole_model
 from fuzz.logged_errors import no_logged_errors
 from fuzz.scratch import empty_folder, event_loop, scratch_folder
-from shoal_coordinator.dispatch.invariants import violations
 from shoal_coordinator.dispatch.machine import Limits
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.device_session import DeviceSession

@@ -18,13 +18,11 @@ from shoal_planner.outcome import Plan, Rejected
 from shoal_planner.placement import plan, replan
 from shoal_planner.planned_cuts import choose_cut
 from shoal_planner.replanning import GAIN
-from shoal_planner.search import Wishes, search
+from shoal_planner.search import Question, Wishes, search
 from shoal_planner.wide_search import bound_over_pairs, search_widely
 from shoal_protocol.choices import Objective, PinPolicy
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes, Nanoseconds
-
-ANY = Wishes()
 
 
 @st.composite
@@ -67,12 +65,13 @@ def test_the_way_by_all_groups_is_as_good_as_the_best_of_all_divisions(
     last = len(document.fragments) - 1
     required = {data.draw(st.integers(0, last)): pool[0].name} if data.draw(st.booleans()) else {}
     wishes = Wishes(required=required, replicas=data.draw(st.booleans()))
-    exact = search(costs, pool, wishes, goal, reloading=False)
+    question = Question(costs=costs, pool=pool, goal=goal, wishes=wishes)
+    exact = search(question)
     assert exact is not None
-    wide = search_widely(costs, pool, wishes, goal, reloading=False)
+    wide = search_widely(question)
     assert bool(wide.divisions) == bool(exact.divisions)
     if exact.divisions:
-        best, found = (goal.value(*costs.totals(each.divisions[0])) for each in (exact, wide))
+        best, found = (question.value(each.divisions[0]) for each in (exact, wide))
         assert wide.lower is not None
         rounding = goal.value(1, 1)
         assert wide.lower <= best + rounding
@@ -102,8 +101,8 @@ def test_no_division_goes_below_the_bound_whatever_the_links_between_pairs(
     ]
     goal = Goal(objective)
     costs = Costs(document, goal.loading_items)
-    exact = search(costs, linked, ANY, goal, reloading=False)
-    bound = bound_over_pairs(costs, linked, ANY, goal, reloading=False)
+    question = Question(costs=costs, pool=linked, goal=goal)
+    exact, bound = search(question), bound_over_pairs(question)
     assert exact is not None
     assert bound is not None
     for divisions in exact.divisions:

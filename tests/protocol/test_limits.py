@@ -44,9 +44,8 @@ async def test_a_peer_that_drips_is_given_up(clock: Clock) -> None:
             await watch.wait(clock.after(1.0))
             watch.progress(1)
 
-    with pytest.raises(Stalled) as caught:
+    with pytest.raises(Stalled, match=r"^stalled: 10 bytes in 10 s, fewer than 100; "):
         await drip()
-    assert caught.value.moved_bytes == 10
 
 
 async def test_a_steady_peer_may_take_longer_than_a_period(clock: Clock) -> None:

@@ -224,9 +224,8 @@ def test_a_slow_link_learns_to_encode() -> None:
     ],
 )
 def test_an_array_that_has_no_place_on_the_wire_is_named(array: Array, reason: str) -> None:
-    with pytest.raises(UnsupportedTensor, match=reason) as caught:
+    with pytest.raises(UnsupportedTensor, match=f"^tensor 'mask': .*{reason}"):
         encode_activation(KEY, "", {"mask": array}, transfer=1)
-    assert caught.value.name == "mask"
 
 
 def test_only_sixteen_bit_integers_can_be_bfloat16() -> None:

@@ -108,8 +108,7 @@ def _inferred(model: onnx.ModelProto) -> Mapping[str, Value]:
         return {}
     found = {}
     for each in graph.value_info:
-        if each.type.HasField("tensor_type") and each.type.tensor_type.HasField("shape"):
-            axes = axes_of(each.type)
+        if (axes := axes_of(each.type)) is not None:
             first = axes[0] if axes and isinstance(axes[0], int) else None
             found[each.name] = Value(rank=len(axes), first=first)
     return found

@@ -160,8 +160,7 @@ def close(state: State, route: Route) -> None:
     if route in job.routes:
         job.routes = ()
         state.obstructed.pop(job, None)
-        delay = min(limits.retry_delay << min(job.route_failures, 16), limits.retry_delay_most)
-        job.route_after = Nanoseconds(state.now + delay)
+        job.route_after = Nanoseconds(state.now + limits.delay(job.route_failures))
         job.route_failures += 1
 
 

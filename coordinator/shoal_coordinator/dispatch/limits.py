@@ -48,3 +48,7 @@ class Limits:
     planning: Nanoseconds = nanoseconds(1)
     travel: Nanoseconds = nanoseconds(60)
     ended_jobs: int = 64
+
+    def delay(self, tries: int) -> Nanoseconds:
+        """Before the next try, after so many that were delayed: each time twice as long."""
+        return min(Nanoseconds(self.retry_delay << min(tries, 16)), self.retry_delay_most)

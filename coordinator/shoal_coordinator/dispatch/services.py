@@ -92,9 +92,7 @@ def record_failure(
     again = failures_in_a_row - free - 1
     if again < 0:
         return
-    limits = state.limits
-    delay = min(limits.retry_delay << min(again, 16), limits.retry_delay_most)
-    backoff.until = Nanoseconds(state.now + delay)
+    backoff.until = Nanoseconds(state.now + state.limits.delay(again))
     review(state, device)
     count_all_homes(state, device, digest)
     for service in state.by_digest.get(digest, ()):

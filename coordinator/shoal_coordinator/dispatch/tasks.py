@@ -368,9 +368,8 @@ def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
     if item.failures == 1:
         state.worklist.rerun.append(task)
         return
-    limits = state.limits
-    delay = min(limits.retry_delay << (item.failures - 2), limits.retry_delay_most)
-    heappush(state.delayed, (Nanoseconds(state.now + delay), state.next_number(), task))
+    again_at = Nanoseconds(state.now + state.limits.delay(item.failures - 2))
+    heappush(state.delayed, (again_at, state.next_number(), task))
 
 
 def _outgrows_again(state: State, task: Task, failure: Failure) -> bool:

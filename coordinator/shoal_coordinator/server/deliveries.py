@@ -4,7 +4,7 @@ dispatcher gets an event for what cannot be delivered."""
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Final
 
 from shoal_coordinator.dispatch import events as ev
@@ -77,9 +77,7 @@ class Deliveries:
         return frame
 
     def start(self, session: DeviceSession, order: ins.Execute, run: Run) -> None:
-        task = asyncio.create_task(self._deliver(session, order, run))
-        self._tasks[order.instruction] = task
-        task.add_done_callback(lambda _: self._tasks.pop(order.instruction, None))
+        self._begin(order.instruction, self._deliver(session, order, run))
 
     def read(
         self,
@@ -99,9 +97,11 @@ class Deliveries:
                 logger.debug("inputs of %s, item %d", order.job, order.item, exc_info=True)
                 failed(order, str(error))
 
-        task = asyncio.create_task(read())
-        self._tasks[order.instruction] = task
-        task.add_done_callback(lambda _: self._tasks.pop(order.instruction, None))
+        self._begin(order.instruction, read())
+
+    def _begin(self, instruction: int, work: Coroutine[None, None, None]) -> None:
+        task = self._tasks[instruction] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._tasks.pop(instruction, None))
 
     def cancel(self, instruction: int) -> None:
         """The instruction is answered, or void."""

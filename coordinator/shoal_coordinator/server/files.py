@@ -13,7 +13,8 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
-from shoal_coordinator.server.roles import Role, Roles, abort
+from shoal_coordinator.server.refusals import abort
+from shoal_coordinator.server.roles import Role, Roles
 from shoal_coordinator.storage import volume as vol
 from shoal_coordinator.storage.volume import StoredFile, Upload, Volume, checked_digest
 from shoal_coordinator.storage.volume_paths import JobPath, PathRefused, parse_path

@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 from shoal_coordinator.dispatch.state import Item as ActiveItem
 from shoal_coordinator.jobs.values import Refusal
-from shoal_coordinator.server.jobs import JobRefused
 from shoal_coordinator.server.lives import Life
+from shoal_coordinator.server.refusals import JobRefused
 from shoal_coordinator.storage.followed_items import stored_followed_items
 from shoal_coordinator.storage.item_list import Items, ListedItem, stored_items
 from shoal_coordinator.storage.locations import LocationRefused, local_folder
@@ -18,10 +18,6 @@ _TEXT: Final = 1000
 """Characters of a reason."""
 
 
-class NotListed(Exception):
-    """The items of a job are not known; the text says why."""
-
-
 class Active(NamedTuple):
     """An item on its way: which try it is, and the device of its newest task."""
 
@@ -30,13 +26,15 @@ class Active(NamedTuple):
 
 
 async def items_of(life: Life) -> tuple[Items, Mapping[int, Active]]:
-    """How a job's items have ended, and which are active. Raises `NotListed`."""
+    """How a job's items have ended, and which are active. Raises `JobRefused` where that is not
+    known."""
     view, run, name = life.view(), life.run, life.job.name
     if run is not None:
         active = {} if view is None else {n: _active(item) for n, item in view.active.items()}
         return await run.items(), active
     if not life.has_ended:
-        raise NotListed(f"job {name} begins or ends just now; ask again in a moment")
+        reason = f"job {name} begins or ends just now; ask again in a moment"
+        raise JobRefused(reason, Refusal.LACKING)
     return await asyncio.to_thread(_ended_items, life), {}
 
 
@@ -84,16 +82,17 @@ def require_failed(job: str, items: Items, named: Collection[int]) -> None:
 def _ended_items(life: Life) -> Items:
     name, request = life.job.name, life.request
     if request is None:
-        raise NotListed(
-            f"job {name} ended under a coordinator that has not recorded where its results are"
-        )
+        reason = f"job {name} ended under a coordinator that has not recorded where its results are"
+        raise JobRefused(reason, Refusal.LACKING)
     stored = stored_followed_items if request.follow else stored_items
     try:
         items = stored(local_folder(request.outputs_uri, what="outputs"), name)
     except (LocationRefused, OSError) as error:
-        raise NotListed(f"the items of job {name} cannot be read: {error}") from error
+        reason = f"the items of job {name} cannot be read: {error}"
+        raise JobRefused(reason, Refusal.LACKING) from error
     if items is None:
-        raise NotListed(f"job {name} ended before its items were counted")
+        reason = f"job {name} ended before its items were counted"
+        raise JobRefused(reason, Refusal.LACKING)
     return items
 
 

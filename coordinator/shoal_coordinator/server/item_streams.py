@@ -15,12 +15,15 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from copy import deepcopy
 from typing import Final
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import views
+from shoal_coordinator.jobs.values import Refusal
 from shoal_coordinator.server import admission, wire
 from shoal_coordinator.server.driver import Driver
+from shoal_coordinator.server.refusals import CallRefused, JobRefused
 from shoal_coordinator.server.stream_runs import Item, StreamRun
 from shoal_protocol import eager
 from shoal_protocol.assembly import Limits
@@ -39,17 +42,6 @@ ITEM_BYTES: Final = 1 << 30
 
 Requests = AsyncIterator[pb.InferRequest | ItemFrame]
 Write = Callable[[pb.InferAnswer | Frame], Awaitable[None]]
-
-
-class StreamRefused(Exception):
-    """A call that cannot begin, or whose messages make no sense."""
-
-
-class TooManyStreams(Exception):
-    """So many calls are open already."""
-
-    def __init__(self) -> None:
-        super().__init__(f"{MAXIMUM_STREAMS} clients stream items already; close one of them")
 
 
 class ItemStreams:
@@ -84,11 +76,11 @@ class ItemStreams:
         write: Write,
     ) -> None:
         """Answer items until the client has sent all of them and has all answers, or the job
-        cannot continue. Raises `StreamRefused`."""
+        cannot continue. Raises `CallRefused`."""
         if len(self._open) >= MAXIMUM_STREAMS:
-            raise TooManyStreams
-        start = pb.SubmitJobRequest()
-        start.CopyFrom(request)
+            reason = f"{MAXIMUM_STREAMS} clients stream items already; close one of them"
+            raise JobRefused(reason, Refusal.FULL)
+        start = deepcopy(request)
         start.name, start.mode = f"{request.name[:200]}.{secrets.token_hex(4)}", pb.STREAMING
         stream = _ItemStream(start.name, document, self._driver, batch=start.batch)
         spec = wire.job_spec(start, document, items=0, epoch=1, deadline=None, open_ended=True)
@@ -133,7 +125,7 @@ class _ItemStream:
         self._give(failure)
 
     async def exchange(self, requests: Requests, write: Write) -> None:
-        """Take items and give answers, until one side has ended. Raises `StreamRefused`."""
+        """Take items and give answers, until one side has ended. Raises `CallRefused`."""
         self._write = write
         self._write_now()
         reading = asyncio.create_task(self._read(requests))
@@ -161,7 +153,7 @@ class _ItemStream:
         async for request in requests:
             await self._room(UNANSWERED_ITEMS - 1, UNANSWERED_BYTES)
             if not isinstance(request, ItemFrame):
-                raise StreamRefused("a message that holds no frame of an item")
+                raise CallRefused("a message that holds no frame of an item")
             header, payload = request
             if (begun := number_in(header)) is not None:
                 number = begun

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 from itertools import count
 from time import time
@@ -27,6 +28,7 @@ from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.lives import Life, Work
 from shoal_coordinator.server.messages import end_of, submission_as, submission_of, with_end
 from shoal_coordinator.server.metrics import CoordinatorMetrics
+from shoal_coordinator.server.refusals import JobRefused
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.volume import Volume
 from shoal_coordinator.storage.volume_paths import INPUTS, OUTPUTS, PathRefused
@@ -48,12 +50,6 @@ CRASHES: Final = 3
 """A job is quarantined when so many coordinators in a row have died while they processed it."""
 CLOSE_SECONDS: Final = 10.0
 """How long a stopping coordinator waits for jobs that open or end just now."""
-
-
-class JobRefused(Exception):
-    def __init__(self, reason: str, refusal: Refusal = Refusal.MALFORMED) -> None:
-        super().__init__(reason)
-        self.refusal = refusal
 
 
 class Jobs:
@@ -142,9 +138,7 @@ class Jobs:
     async def retry(self, name: str, items: Sequence[int]) -> Life:
         """Run a job that has ended once more: the items that failed, or these of them. The request
         is durable on return. Raises `JobRefused`."""
-        life = self.find(name)
-        if life is None:
-            raise JobRefused(f"there is no job {name[:80]!r} here", Refusal.UNKNOWN)
+        life = self.get(name)
         if life.request is None:
             complete = life.job.end is not None and life.job.end.outcome is Outcome.COMPLETE
             known = "is complete: no item of it has failed"
@@ -186,6 +180,12 @@ class Jobs:
     def find(self, name: str) -> Life | None:
         job = self._state.jobs.get(name)
         return None if job is None else self._lives[job]
+
+    def get(self, name: str) -> Life:
+        """Raises `JobRefused` where there is none of the name."""
+        if (life := self.find(name)) is None:
+            raise JobRefused(f"there is no job {name[:80]!r} here", Refusal.UNKNOWN)
+        return life
 
     def all(self) -> list[Life]:
         return [self._lives[job] for job in self._state.jobs.values()]
@@ -249,8 +249,7 @@ class Jobs:
     def _with_folders(self, request: pb.SubmitJobRequest) -> pb.SubmitJobRequest:
         """A request that names no folders is about those of the job on this volume. Raises
         `PathRefused`."""
-        whole = pb.SubmitJobRequest()
-        whole.CopyFrom(request)
+        whole = deepcopy(request)
         for field, folder in (("inputs_uri", INPUTS), ("outputs_uri", OUTPUTS)):
             if not getattr(request, field):
                 place = self._volume.job_folder(request.name, folder)

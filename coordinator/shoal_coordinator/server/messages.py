@@ -6,7 +6,8 @@ What a job is never changes while it runs. How it is done may: by a newer plan, 
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
 from itertools import zip_longest
 from time import monotonic
 from typing import Final
@@ -24,9 +25,11 @@ from shoal_protocol.digests import Digest
 from shoal_protocol.partition import Outgrown, PartitionDocument, outgrown_of
 from shoal_protocol.units import Nanoseconds, counted, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
+from shoal_protocol.v1.session_pb2 import Telemetry
 
 _PLAN: Final = ("epoch", "stages", "explanation")
 _TERMS: Final = ("priority", "parallelism", "active_deadline_seconds", "end")
+_READINGS: Final = ("link_bytes_per_second", "transfer_seconds_per_byte", "handling_seconds")
 _MOST_LINKS: Final = 128
 _SENTENCES: Final = 16
 """Of a plan's explanation; each has at most `_SENTENCE` characters."""
@@ -40,8 +43,7 @@ def submission_of(request: pb.SubmitJobRequest, document: PartitionDocument) -> 
     """A checked request. Of the partition its fragments and edges count, and not the words: another
     version may have others for the same work.
     """
-    rest = pb.SubmitJobRequest()
-    rest.CopyFrom(request)
+    rest = deepcopy(request)
     for name in (*_PLAN, *_TERMS, "partition", "retry"):
         rest.ClearField(name)
     edges = sorted((edge.producer, edge.consumer, *edge.tensors) for edge in document.edges)
@@ -53,34 +55,24 @@ def submission_of(request: pb.SubmitJobRequest, document: PartitionDocument) -> 
 
 def submission_as(work: str, request: pb.SubmitJobRequest) -> Submission:
     """A request of which `work` is known."""
-    retry = Retry(number=request.retry.number, items=tuple(sorted(set(request.retry.items))))
-    return Submission(
-        work=work,
-        follows=request.follow,
-        plan=plan_of(request),
-        terms=terms_of(request),
-        retry=retry,
-    )
-
-
-def plan_of(request: pb.SubmitJobRequest) -> Plan:
-    return Plan(
+    plan = Plan(
         number=request.epoch,
         stages=tuple(tuple(each.devices) for each in request.stages),
         granted_bytes=tuple(tuple(each.granted_bytes) for each in request.stages),
         predicted_seconds=tuple(tuple(each.predicted_seconds) for each in request.stages),
         explanation=tuple(each[:_SENTENCE] for each in request.explanation[:_SENTENCES]),
     )
-
-
-def terms_of(request: pb.SubmitJobRequest) -> Terms:
-    return Terms(**{name: getattr(request, name) for name in _TERMS})
+    return Submission(
+        work=work,
+        follows=request.follow,
+        plan=plan,
+        terms=Terms(**{name: getattr(request, name) for name in _TERMS}),
+        retry=Retry(number=request.retry.number, items=tuple(sorted(set(request.retry.items)))),
+    )
 
 
 def request_of(work: pb.SubmitJobRequest, submission: Submission) -> pb.SubmitJobRequest:
-    request = pb.SubmitJobRequest()
-    request.CopyFrom(work)
-    plan = submission.plan
+    request, plan = deepcopy(work), submission.plan
     request.epoch = plan.number
     del request.stages[:]
     request.stages.extend(
@@ -298,14 +290,18 @@ def device_status(
         status.silent_seconds = monotonic() - known.received_at
         if hello.HasField("speed"):
             status.speed.CopyFrom(hello.speed)
-        if telemetry.HasField("link_bytes_per_second"):
-            status.link_bytes_per_second = telemetry.link_bytes_per_second
         if telemetry.HasField("link_round_trip_seconds"):
             status.round_trip_seconds = telemetry.link_round_trip_seconds
-        if telemetry.HasField("transfer_seconds_per_byte"):
-            status.transfer_seconds_per_byte = telemetry.transfer_seconds_per_byte
-        if telemetry.HasField("handling_seconds"):
-            status.handling_seconds = telemetry.handling_seconds
+        set_readings(status, telemetry, _READINGS)
         status.links.extend(telemetry.links[:_MOST_LINKS])
         status.times.extend(known.times.read(on_disk))
     return status
+
+
+def set_readings(
+    target: pb.DeviceStatus | pb.DeviceOverview, telemetry: Telemetry, names: Iterable[str]
+) -> None:
+    """Say what the telemetry says, as far as it does."""
+    for name in names:
+        if telemetry.HasField(name):
+            setattr(target, name, getattr(telemetry, name))

@@ -14,11 +14,16 @@ from shoal_coordinator.dispatch import views
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.state import Job, StageQueue
 from shoal_coordinator.dispatch.timings import ItemTiming, TaskTiming, phases
-from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.exchange import ExchangeHub
 from shoal_coordinator.server.jobs import Jobs
-from shoal_coordinator.server.messages import device_status, job_status, run_tally, with_tally
+from shoal_coordinator.server.messages import (
+    device_status,
+    job_status,
+    run_tally,
+    set_readings,
+    with_tally,
+)
 from shoal_coordinator.server.sessions import Sessions
 from shoal_protocol.digests import Digest
 from shoal_protocol.fragment_store import FragmentStore
@@ -89,7 +94,8 @@ class Overviews:
             held = islice(self._fragments(view.device), _FRAGMENTS)
             overview.fragments.extend(held)
         if session is not None:
-            _add_readings(overview, session)
+            overview.version, overview.address = session.hello.version, session.hello.address
+            set_readings(overview, session.telemetry, _READINGS)
             targets = self.driver.relayed_from(view.name)
             overview.relayed_to.extend(targets[:_NAMES])
         return overview
@@ -216,13 +222,6 @@ def _fitting(overviews: Iterable[Part]) -> Iterator[Part]:
         if room < 0:
             return
         yield overview
-
-
-def _add_readings(overview: pb.DeviceOverview, session: DeviceSession) -> None:
-    overview.version, overview.address = session.hello.version, session.hello.address
-    for name in _READINGS:
-        if session.telemetry.HasField(name):
-            setattr(overview, name, getattr(session.telemetry, name))
 
 
 def _item(timing: ItemTiming, job: Job, place: Callable[[int], str]) -> pb.ItemTiming:

@@ -14,8 +14,10 @@ from typing import Final
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import views
 from shoal_coordinator.dispatch.device import Device
+from shoal_coordinator.jobs.values import Refusal
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
+from shoal_coordinator.server.refusals import JobRefused
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds
@@ -26,10 +28,6 @@ MOST: Final = 256
 _PRIORITY: Final = -1001
 """Below that of every job."""
 _EXPIRY_SECONDS: Final = 5.0
-
-
-class TooManyPlacements(Exception):
-    """Others are to end first."""
 
 
 @dataclass(slots=True)
@@ -50,7 +48,7 @@ class Placements:
     def place(
         self, request: pb.PlaceFragmentsRequest, document: PartitionDocument
     ) -> pb.PlacedFragments:
-        """Begin, renew, replace or end a placement. Raises `TooManyPlacements`."""
+        """Begin, renew, replace or end a placement. Raises `JobRefused`."""
         name = _job_of(request.name)
         known = self._all.get(name)
         if not request.stages:
@@ -59,7 +57,8 @@ class Placements:
         spec = _spec(request, document)
         if known is None or known.spec != spec:
             if known is None and len(self._all) >= MOST:
-                raise TooManyPlacements(f"{MOST} placements are prefetched already")
+                reason = f"{MOST} placements are prefetched already"
+                raise JobRefused(reason, Refusal.FULL)
             self._end(name)
             self._begin(spec)
         elif name not in self._driver.state.jobs and not self._is_unsound(name):

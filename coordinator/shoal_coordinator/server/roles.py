@@ -18,10 +18,11 @@ and everyone may call everything.
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NoReturn, assert_never
+from typing import Any, Final, assert_never
 
 import grpc
 
+from shoal_coordinator.server.refusals import abort
 from shoal_protocol.channels import is_secured, peer_name
 from shoal_protocol.identities import USER, VIEWER, WORKER
 
@@ -53,20 +54,18 @@ class Roles:
             return (Role.CLIENT,)
         return _NAMED.get(name, (Role.DEVICE,))
 
-    async def require(
-        self, context: grpc.aio.ServicerContext[Any, Any], wanted: Role, *others: Role
-    ) -> None:
+    async def require(self, context: grpc.aio.ServicerContext[Any, Any], *wanted: Role) -> None:
         """Abort the call with PERMISSION_DENIED for anyone but these."""
         if not is_secured(context):
             return
         name = peer_name(context)
         if name is None:
             reason = "the certificate does not have exactly one common name; issue one that has"
-        elif not {wanted, *others}.isdisjoint(roles := self.roles_of(name)):
+        elif not set(wanted).isdisjoint(roles := self.roles_of(name)):
             return
         else:
             known = " and ".join(role.value for role in roles)
-            reason = f"{name!r} is {known} here, and may not {_doing(wanted)}"
+            reason = f"{name!r} is {known} here, and may not {_doing(wanted[0])}"
         await abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
 
     async def require_folders(
@@ -76,13 +75,6 @@ class Roles:
         if any(folders) and is_secured(context) and peer_name(context) == USER:
             reason = f"{USER!r} may not name folders of the coordinator's machine; send the files"
             await abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
-
-
-async def abort(
-    context: grpc.aio.ServicerContext[Any, Any], code: grpc.StatusCode, reason: str
-) -> NoReturn:
-    await context.abort(code, reason)
-    raise AssertionError("abort always raises")
 
 
 def _doing(role: Role) -> str:

@@ -30,7 +30,7 @@ from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.frame_sizes import INLINE_BYTES
-from shoal_protocol.partition import MODEL, PartitionDocument
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.tensors import Array, memory_bytes
 from shoal_protocol.units import Nanoseconds
 from shoal_protocol.v1.coordinator_pb2 import SubmitJobRequest
@@ -103,9 +103,6 @@ class JobRun(Run):
         """The items that failed in an earlier run and are not tried again."""
         self._tries: dict[int, int] = {}
         self._results = results
-        self._untouched = tuple(
-            name for edge in document.into(MODEL) if edge.producer == MODEL for name in edge.tensors
-        )
         self._writer = ThreadPoolExecutor(1, f"results of {self.name}")
         self._reader = ThreadPoolExecutor(2, f"inputs of {self.name}")
         self.prefetch = InputPrefetch(inputs, self._reader, INLINE_BYTES, crashes)
@@ -293,11 +290,11 @@ class JobRun(Run):
         self._require_writable()
 
     async def _add_untouched(self, items: list[int]) -> dict[int, str]:
-        """An output of the model may be one of its inputs; no device sends those."""
+        """Add the results that are inputs; why not, of the items whose inputs are unsuitable."""
         problems: dict[int, str] = {}
-        for item in items if self._untouched else ():
+        for item in items if self.untouched else ():
             try:
-                arrays = await self.read(item, self._untouched)
+                arrays = await self.read(item, self.untouched)
             except InputUnsuitable as error:
                 problems[item] = str(error)
             else:

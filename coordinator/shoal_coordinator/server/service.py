@@ -4,26 +4,22 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
+from copy import deepcopy
 from typing import Any, Final
 
 import grpc
 
 from shoal_coordinator.jobs.values import Refusal
 from shoal_coordinator.server import wire
-from shoal_coordinator.server.item_lists import NotListed, items_of, pages, require_failed
-from shoal_coordinator.server.item_streams import (
-    ItemStreams,
-    Requests,
-    StreamRefused,
-    TooManyStreams,
-    Write,
-)
-from shoal_coordinator.server.jobs import JobRefused, Jobs
+from shoal_coordinator.server.item_lists import items_of, pages, require_failed
+from shoal_coordinator.server.item_streams import ItemStreams, Requests, Write
+from shoal_coordinator.server.jobs import Jobs
 from shoal_coordinator.server.lives import Life
 from shoal_coordinator.server.overview import Overviews
-from shoal_coordinator.server.placements import Placements, TooManyPlacements, submission_of
-from shoal_coordinator.server.roles import Role, Roles, abort
+from shoal_coordinator.server.placements import Placements, submission_of
+from shoal_coordinator.server.refusals import CallRefused, JobRefused, abort, aborting
+from shoal_coordinator.server.roles import Role, Roles
 from shoal_coordinator.server.wire import Malformed
 from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.transport import TransportBroken
@@ -46,26 +42,7 @@ WATCHERS: Final = 1024
 ABANDONED_SECONDS: Final = 1.0
 """How often a local stream of items is looked at."""
 
-_CODES: Final = {
-    Refusal.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
-    Refusal.LACKING: grpc.StatusCode.FAILED_PRECONDITION,
-    Refusal.KNOWN: grpc.StatusCode.ALREADY_EXISTS,
-    Refusal.RUNS: grpc.StatusCode.FAILED_PRECONDITION,
-    Refusal.COMPLETE: grpc.StatusCode.FAILED_PRECONDITION,
-    Refusal.UNKNOWN: grpc.StatusCode.NOT_FOUND,
-    Refusal.FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Refusal.STOPPING: grpc.StatusCode.UNAVAILABLE,
-}
-
 _Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class _Refused(Exception):
-    """A call of `Infer` that cannot begin, or cannot continue."""
-
-    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 class CoordinatorService(CoordinatorServicer):
@@ -89,22 +66,19 @@ class CoordinatorService(CoordinatorServicer):
         self._watchers = 0
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.JobStatus:
-        await self._roles.require(context, Role.CLIENT)
-        await self._roles.require_folders(context, request.inputs_uri, request.outputs_uri)
-        try:
+        async with self._call(context, Role.CLIENT):
+            await self._roles.require_folders(context, request.inputs_uri, request.outputs_uri)
             job = await self._jobs.submit(request)
-        except JobRefused as error:
-            await abort(context, _CODES[error.refusal], str(error))
         await job.settled.within(PREPARE_SECONDS)
         return job.status()
 
     async def WatchJob(
         self, request: pb.WatchJobRequest, context: _Context
     ) -> AsyncIterator[pb.JobStatus]:
-        await self._roles.require(context, Role.CLIENT)
-        job = await self._find(request.name, context)
-        if self._watchers >= WATCHERS:
-            await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch already")
+        async with self._call(context, Role.CLIENT):
+            job = self._jobs.get(request.name)
+            if self._watchers >= WATCHERS:
+                raise JobRefused("too many watch already", Refusal.FULL)
         self._watchers += 1
         try:
             async for status in self._statuses(job, _interval(request.interval_seconds)):
@@ -116,39 +90,30 @@ class CoordinatorService(CoordinatorServicer):
             await abort(context, grpc.StatusCode.UNAVAILABLE, gone)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: _Context) -> pb.JobStatus:
-        await self._roles.require(context, Role.CLIENT)
-        job = await self._find(request.name, context)
+        async with self._call(context, Role.CLIENT):
+            job = self._jobs.get(request.name)
         if not job.has_ended:
             self._jobs.cancel(request.name, request.reason)
             await job.done.within(CANCEL_SECONDS)
         return job.status()
 
     async def EndJob(self, request: pb.EndJobRequest, context: _Context) -> pb.JobStatus:
-        await self._roles.require(context, Role.CLIENT)
-        job = await self._find(request.name, context)
-        if not job.has_ended:
-            if not job.submitted().follow:
-                text = f"job {request.name} does not follow its inputs: it ends by itself"
-                await abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
-            try:
+        async with self._call(context, Role.CLIENT):
+            job = self._jobs.get(request.name)
+            if not job.has_ended:
+                if not job.submitted().follow:
+                    text = f"job {request.name} does not follow its inputs: it ends by itself"
+                    raise JobRefused(text, Refusal.LACKING)
                 job = await self._jobs.end(request.name)
-            except JobRefused as error:
-                await abort(context, _CODES[error.refusal], str(error))
         return job.status()
 
     async def RetryJob(self, request: pb.RetryJobRequest, context: _Context) -> pb.JobStatus:
-        await self._roles.require(context, Role.CLIENT)
-        if len(request.items) > wire.MOST_RETRIED:
-            reason = f"{len(request.items)} items, at most {wire.MOST_RETRIED}; name none for all"
-            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, reason)
-        life = await self._find(request.name, context)
-        try:
-            await self._require_failed(life, request.items)
+        async with self._call(context, Role.CLIENT):
+            if len(request.items) > wire.MOST_RETRIED:
+                most = f"at most {wire.MOST_RETRIED}; name none for all"
+                raise JobRefused(f"{len(request.items)} items, {most}")
+            await self._require_failed(self._jobs.get(request.name), request.items)
             job = await self._jobs.retry(request.name, request.items)
-        except NotListed as error:
-            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except JobRefused as error:
-            await abort(context, _CODES[error.refusal], str(error))
         with suppress(TimeoutError):
             async with asyncio.timeout(PREPARE_SECONDS):
                 await job.settled.wait()
@@ -159,33 +124,27 @@ class CoordinatorService(CoordinatorServicer):
     async def ListItems(
         self, request: pb.ListItemsRequest, context: _Context
     ) -> AsyncIterator[pb.ItemPage]:
-        await self._roles.require(context, Role.CLIENT, Role.VIEWER)
-        life = await self._find(request.name, context)
-        try:
-            items, active = await items_of(life)
-            async for page in pages(items, active, frozenset(request.states)):
-                yield page
-        except NotListed as error:
-            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except OSError as error:
-            reason = f"the items of job {request.name} cannot be read now: {error}"
-            await abort(context, grpc.StatusCode.UNAVAILABLE, reason)
+        async with self._call(context, Role.CLIENT, Role.VIEWER):
+            life = self._jobs.get(request.name)
+            try:
+                items, active = await items_of(life)
+                async for page in pages(items, active, frozenset(request.states)):
+                    yield page
+            except OSError as error:
+                reason = f"the items of job {request.name} cannot be read now: {error}"
+                raise CallRefused(reason, grpc.StatusCode.UNAVAILABLE) from error
 
     # gRPC takes a coroutine that writes its answers as well; its stubs know generators only.
     async def Infer(  # type: ignore[override]
         self, requests: AsyncIterator[pb.InferRequest], context: _Context
     ) -> None:
-        await self._roles.require(context, Role.CLIENT)
-
         async def write(answer: pb.InferAnswer | Frame) -> None:
             if isinstance(answer, Frame):
                 answer = pb.InferAnswer(frame=bytes(answer))
             await context.write(answer)
 
-        try:
+        async with self._call(context, Role.CLIENT):
             await self._infer((item_frame(each) async for each in requests), write)
-        except _Refused as error:
-            await abort(context, error.code, str(error))
 
     async def infer_locally(self, _: str, transport: LocalTransport) -> str:
         """Serve `Infer` over a local stream; why it ended. Raises `TransportBroken`,
@@ -200,7 +159,7 @@ class CoordinatorService(CoordinatorServicer):
                 if transport.is_abandoned:
                     raise TransportBroken("the client has gone")
             serving.result()
-        except (_Refused, MessageTooLarge) as error:
+        except (CallRefused, MessageTooLarge) as error:
             return str(error)
         finally:
             serving.cancel()
@@ -208,39 +167,32 @@ class CoordinatorService(CoordinatorServicer):
         return "the call has ended"
 
     async def _infer(self, requests: Requests, write: Write) -> None:
-        """Raises `_Refused`, `TransportBroken`."""
+        """Raises `CallRefused`, `TransportBroken`."""
         try:
             first = await anext(requests, pb.InferRequest())
             if isinstance(first, ItemFrame):
-                raise StreamRefused("the first message does not begin a call")
+                raise CallRefused("the first message does not begin a call")
             document, missing = self._jobs.checked(first.start)
             if missing:
-                raise _Refused(grpc.StatusCode.FAILED_PRECONDITION, missing)
+                raise JobRefused(missing, Refusal.LACKING)
             await self._streams.serve(first.start, document, requests, write)
-        except (DocumentRefused, Malformed, MalformedFrame, StreamRefused) as error:
-            raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
-        except TooManyStreams as error:
-            raise _Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+        except (DocumentRefused, Malformed, MalformedFrame) as error:
+            raise CallRefused(str(error)) from error
         except TransportBroken:
             raise
         except OSError as error:
-            raise _Refused(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+            raise CallRefused(str(error), grpc.StatusCode.UNAVAILABLE) from error
         if self._jobs.closed:
-            raise _Refused(grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
+            raise JobRefused("the coordinator stops", Refusal.STOPPING)
 
     async def PlaceFragments(
         self, request: pb.PlaceFragmentsRequest, context: _Context
     ) -> pb.PlacedFragments:
-        await self._roles.require(context, Role.CLIENT)
-        try:
+        async with self._call(context, Role.CLIENT):
             document, missing = self._jobs.checked_now(submission_of(request))
             if missing and request.stages:
-                await abort(context, grpc.StatusCode.FAILED_PRECONDITION, missing)
+                raise JobRefused(missing, Refusal.LACKING)
             return self._placements.place(request, document)
-        except JobRefused as error:
-            await abort(context, _CODES[error.refusal], str(error))
-        except TooManyPlacements as error:
-            await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     async def ListDevices(
         self, request: pb.ListDevicesRequest, context: _Context
@@ -258,11 +210,8 @@ class CoordinatorService(CoordinatorServicer):
     async def RemoveJob(
         self, request: pb.RemoveJobRequest, context: _Context
     ) -> pb.RemoveJobResponse:
-        await self._roles.require(context, Role.CLIENT)
-        try:
+        async with self._call(context, Role.CLIENT):
             await self._jobs.remove(request.name)
-        except JobRefused as error:
-            await abort(context, _CODES[error.refusal], str(error))
         return pb.RemoveJobResponse()
 
     async def ListFragments(
@@ -288,16 +237,18 @@ class CoordinatorService(CoordinatorServicer):
         return pb.ExportedTraces(delivered=delivered, lost=lost)
 
     async def _require_failed(self, life: Life, named: Sequence[int]) -> None:
-        """Raises `NotListed` and `JobRefused`."""
+        """Raises `JobRefused`."""
         live = not life.has_ended and life.job.submission.takes_more
         if live or (named and life.has_ended):
             items, _ = await items_of(life)
             await asyncio.to_thread(require_failed, life.job.name, items, named)
 
-    async def _find(self, name: str, context: _Context) -> Life:
-        if (job := self._jobs.find(name)) is None:
-            await abort(context, grpc.StatusCode.NOT_FOUND, f"there is no job {name[:80]!r} here")
-        return job
+    @asynccontextmanager
+    async def _call(self, context: _Context, *roles: Role) -> AsyncIterator[None]:
+        """Abort a call of others than these, and one that is refused."""
+        await self._roles.require(context, *roles)
+        async with aborting(context):
+            yield
 
     async def _statuses(self, job: Life, interval: float) -> AsyncIterator[pb.JobStatus]:
         sent: pb.JobStatus | None = None
@@ -324,8 +275,7 @@ async def _until_gone(
 
 def _differs(status: pb.JobStatus, sent: pb.JobStatus) -> bool:
     """Whether more than time has passed."""
-    before = pb.JobStatus()
-    before.CopyFrom(sent)
+    before = deepcopy(sent)
     before.seconds, before.items_per_second = status.seconds, status.items_per_second
     return status != before
 

@@ -20,7 +20,7 @@ from shoal_coordinator.server import wire
 from shoal_coordinator.server.device_session import DeviceSession, SessionStream
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
-from shoal_coordinator.server.roles import abort
+from shoal_coordinator.server.refusals import CallRefused, aborting
 from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.transport import GrpcTransport, Transport, TransportBroken
 from shoal_protocol.channels import peer_name
@@ -38,15 +38,6 @@ UNASKED_PER_SECOND: Final = 50.0
 """Messages that answer no instruction (telemetry, mostly): a device that sends more is read at this
 rate."""
 UNASKED_AT_ONCE: Final = 200.0
-_LATE: Final = grpc.StatusCode.DEADLINE_EXCEEDED
-
-
-class _Refused(Exception):
-    def __init__(
-        self, reason: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT
-    ) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 class Sessions:
@@ -83,10 +74,8 @@ class Sessions:
         def identify(device: str) -> None:
             self._identify(device, context)
 
-        try:
+        async with aborting(context):
             reason = await self._serve(coordinators_stream(requests, context.write), identify)
-        except _Refused as error:
-            await abort(context, error.code, str(error))
         await context.abort(grpc.StatusCode.ABORTED, reason)
 
     async def connect_locally(self, _: str, transport: LocalTransport) -> str:
@@ -95,21 +84,26 @@ class Sessions:
             return await self._serve(
                 LocalControl(transport, AgentMessage.FromString), lambda _: None
             )
-        except _Refused as error:
+        except CallRefused as error:
             return str(error)
 
     async def _serve(self, stream: SessionStream, identify: Callable[[str], None]) -> str:
-        """Serve a control stream; why it ended. Raises `_Refused`."""
+        """Serve a control stream; why it ended. Raises `CallRefused`."""
         requests = stream.received()
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 messages = await anext(requests, None)  # Python 3.11 raises for an empty tuple
             hello = self._greeted(messages or (), identify)
-        except (_Refused, TimeoutError, MalformedFrame) as error:
-            late = isinstance(error, TimeoutError)
-            refused = _Refused("no Hello came", _LATE) if late else error
+        except (CallRefused, TimeoutError, MalformedFrame) as error:
+            match error:
+                case CallRefused():
+                    refused = error
+                case TimeoutError():
+                    refused = CallRefused("no Hello came", grpc.StatusCode.DEADLINE_EXCEEDED)
+                case _:
+                    refused = CallRefused(str(error))
             logger.warning("refused a session: %s", refused)
-            raise refused if isinstance(refused, _Refused) else _Refused(str(refused)) from error
+            raise refused from error
         except TransportBroken as error:
             return str(error)
         session = DeviceSession(number=next(self._numbers), hello=hello)
@@ -144,29 +138,29 @@ class Sessions:
         return reason
 
     def _greeted(self, messages: Sequence[AgentMessage], identify: Callable[[str], None]) -> Hello:
-        """The Hello that a stream begins with, checked. Raises `_Refused`."""
+        """The Hello that a stream begins with, checked. Raises `CallRefused`."""
         if not messages:
-            raise _Refused("the stream ended without a Hello")
+            raise CallRefused("the stream ended without a Hello")
         if len(messages) > 1 or messages[0].WhichOneof("message") != "hello":
-            raise _Refused("the first message is not a Hello")
+            raise CallRefused("the first message is not a Hello")
         hello = messages[0].hello
         try:
             wire.check_hello(hello)
         except wire.Malformed as error:
-            raise _Refused(str(error)) from error
+            raise CallRefused(str(error)) from error
         identify(hello.device)
         if len(self.by_device) >= MAXIMUM_SESSIONS:
             reason = f"{MAXIMUM_SESSIONS} devices are connected already"
-            raise _Refused(reason, grpc.StatusCode.RESOURCE_EXHAUSTED)
+            raise CallRefused(reason, grpc.StatusCode.RESOURCE_EXHAUSTED)
         return hello
 
     def _identify(self, device: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Raise `_Refused` for a device that does not prove its name. Behind a Unix socket the file
-        system is the proof."""
+        """Raise `CallRefused` for a device that does not prove its name. Behind a Unix socket the
+        file system is the proof."""
         certified = peer_name(context)
         if self._tls and not context.peer().startswith("unix:") and certified != device:
             reason = f"device {device!r} came with the certificate of {certified!r}"
-            raise _Refused(reason, grpc.StatusCode.PERMISSION_DENIED)
+            raise CallRefused(reason, grpc.StatusCode.PERMISSION_DENIED)
 
     async def _read(
         self, session: DeviceSession, requests: AsyncIterator[Sequence[AgentMessage]]
@@ -200,11 +194,9 @@ class Sessions:
     async def exchange(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
         """Serve a device's bulk stream over gRPC."""
         device = device_metadata(context) or ""
-        try:
+        async with aborting(context):
             self._identify(device, context)
             session = await self._session_of(device)
-        except _Refused as error:
-            await abort(context, error.code, str(error))
         reason = await self._serve_bulk(session, GrpcTransport(requests, context.write))
         await context.abort(grpc.StatusCode.ABORTED, reason)
 
@@ -212,7 +204,7 @@ class Sessions:
         """Serve a device's bulk stream over the local link; why it ended."""
         try:
             session = await self._session_of(device)
-        except _Refused as error:
+        except CallRefused as error:
             return str(error)
         return await self._serve_bulk(session, transport)
 
@@ -235,15 +227,15 @@ class Sessions:
         return reason
 
     async def _session_of(self, device: str) -> DeviceSession:
-        """The session that a bulk stream belongs to. Raises `_Refused`."""
+        """The session that a bulk stream belongs to. Raises `CallRefused`."""
         if not re.fullmatch(r"[a-z0-9.-]{1,63}", device):
-            raise _Refused("the stream names no device", grpc.StatusCode.PERMISSION_DENIED)
+            raise CallRefused("the stream names no device", grpc.StatusCode.PERMISSION_DENIED)
         try:
             async with asyncio.timeout(HELLO_SECONDS), self._joined:
                 await self._joined.wait_for(lambda: device in self.by_device)
         except TimeoutError as error:
             code = grpc.StatusCode.FAILED_PRECONDITION
-            raise _Refused(f"{device} has no session", code) from error
+            raise CallRefused(f"{device} has no session", code) from error
         return self.by_device[device]
 
     def _detach(self, link: DeviceLink, reason: str) -> None:

@@ -12,7 +12,7 @@ from shoal_coordinator.server.task_results import Feed, Result, Run
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.called_items import CalledItem
 from shoal_protocol.frame_sizes import INLINE_BYTES
-from shoal_protocol.partition import MODEL, PartitionDocument
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Nanoseconds
 
@@ -52,9 +52,6 @@ class StreamRun(Run):
         self._stored: list[int] = []
         """Items that have ended, of which the dispatcher does not know yet."""
         self._arrived = 0
-        self._untouched = tuple(
-            name for edge in document.into(MODEL) if edge.producer == MODEL for name in edge.tensors
-        )
 
     def add(self, called: CalledItem) -> None:
         """An item has arrived: let the dispatcher have it."""
@@ -106,7 +103,7 @@ class StreamRun(Run):
     def _answer(self, item: Item) -> None:
         if not item.answered:
             item.answered = True
-            item.results |= {name: item.inputs[name] for name in self._untouched}
+            item.results |= {name: item.inputs[name] for name in self.untouched}
             self._on_end(item)
 
     async def _take_in(self, received: ReceivedActivation) -> None:

@@ -15,7 +15,7 @@ from shoal_coordinator.server import admission, wire
 from shoal_coordinator.server.carrying import carried
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
 from shoal_protocol.frames import MalformedFrame, TransferError
-from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.partition import MODEL, PartitionDocument
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Nanoseconds, nanoseconds
 from shoal_protocol.v1.session_pb2 import Step
@@ -59,6 +59,10 @@ class Run(ABC):
         )
         """Those of its stages in an itinerary."""
         self.specs = {name: spec for each in self.wires for name, spec in each.specs.items()}
+        self.untouched = tuple(
+            name for edge in document.into(MODEL) if edge.producer == MODEL for name in edge.tensors
+        )
+        """Outputs of the model that are its inputs: no device sends those."""
         self._expected: dict[tuple[int, int], _Expected] = {}
         """By item and stage."""
 

@@ -116,15 +116,10 @@ class Timeline:
                 begun = Nanoseconds(computed - computing)
                 self._spend(lane.sums["computing_seconds"], begun, computed)
                 self._measure(lane, wire.size(executed.peak_bytes), at)
-            case "loaded":
-                begun = Nanoseconds(at - wire.duration(reply.loaded.seconds))
-                self._spend(lane.sums["loading_seconds"], begun, at)
-            case "prefetched":
-                begun = Nanoseconds(at - wire.duration(reply.prefetched.seconds))
-                self._spend(lane.sums["loading_seconds"], begun, at)
-            case "forwarded":
-                begun = Nanoseconds(at - wire.duration(reply.forwarded.seconds))
-                self._spend(lane.sums["sending_seconds"], begun, at)
+            case "loaded" | "prefetched" | "forwarded" as outcome:
+                doing = "sending_seconds" if outcome == "forwarded" else "loading_seconds"
+                begun = Nanoseconds(at - wire.duration(getattr(reply, outcome).seconds))
+                self._spend(lane.sums[doing], begun, at)
         if idle:
             self._rested(lane, at)
 

@@ -51,24 +51,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class InputsRefused(Exception):
-    """The folder cannot serve as a job's inputs. `folder` is where, the text says what and what to
-    do."""
+    """The folder cannot serve as a job's inputs; the text says where, what and what to do."""
 
     def __init__(self, folder: Path, reason: str) -> None:
         super().__init__(f"inputs {folder}: {reason}")
-        self.folder = folder
-        self.reason = reason
 
 
 class InputUnsuitable(Exception):
-    """One item cannot be read, or does not suit the model. `item` is its number, `place` where it
-    is."""
-
-    def __init__(self, item: int, place: str, reason: str) -> None:
-        super().__init__(f"{place}: {reason}")
-        self.item = item
-        self.place = place
-        self.reason = reason
+    """One item cannot be read, or does not suit the model; the text says where it is, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +164,7 @@ class InputSet:
         number, row = self.locate(item)
         file = self._table[number]
         if file.contents.problem is not None:
-            raise InputUnsuitable(item, self.place(item), file.contents.problem)
+            raise InputUnsuitable(f"{self.place(item)}: {file.contents.problem}")
         wanted = None if names is None else frozenset(names)
         try:
             with self._lock:
@@ -187,7 +177,7 @@ class InputSet:
             if isinstance(e, OSError) and is_transient(e):
                 raise
             reason = str(e) if isinstance(e, UnreadableArrays) else f"cannot be read: {e!r}"
-            raise InputUnsuitable(item, self.place(item), reason) from e
+            raise InputUnsuitable(f"{self.place(item)}: {reason}") from e
 
     def close(self) -> None:
         with self._lock:

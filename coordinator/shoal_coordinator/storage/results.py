@@ -56,13 +56,10 @@ _UNWRITTEN_BYTES: Final = 16 * 1024 * 1024
 
 
 class OutputsRefused(Exception):
-    """The folder cannot take a job's results. `folder` is where, the text says what and what to
-    do."""
+    """The folder cannot take a job's results; the text says where, what and what to do."""
 
     def __init__(self, folder: Path, reason: str) -> None:
         super().__init__(f"outputs {folder}: {reason}")
-        self.folder = folder
-        self.reason = reason
 
 
 def check_outputs(outputs: Path, job: str) -> None:

@@ -1,21 +1,21 @@
 """The plans that one would think of first, weighed as the chosen one is."""
 
 from collections.abc import Sequence
+from math import prod
 
-from shoal_planner.layers.arcs import Arcs, Group, Stage, Stages, row, singles
+from shoal_planner.goal import Goal
+from shoal_planner.layers.arcs import Arcs, Stage, Stages, row, singles, units
 from shoal_planner.layers.costs import Costs
-from shoal_planner.layers.front import Found, Goal, best
-from shoal_planner.layers.plans import Alternative
+from shoal_planner.layers.front import Found, best
+from shoal_planner.layers.plans import Alternative, format_seconds
 from shoal_planner.layers.search import EQUAL, times
-from shoal_planner.outcome import duration
 
 
 def rejected(costs: Costs, goal: Goal, chosen: Found, max_steps: float) -> tuple[Alternative, ...]:
     """Those that differ from the chosen plan."""
     sizes = [len(members) for members in costs.classes]
-    units = [_unit(place, len(sizes)) for place in range(len(sizes))]
     whole = len(costs.cuts) - 1
-    single = [(Stage(0, whole, unit),) for unit in units]
+    single = [(Stage(0, whole, unit),) for unit in units(len(sizes))]
     plans: list[tuple[str, Stages | None]] = [
         ("single device", min(single, key=lambda each: _value(costs, goal, each))),
         ("even split", even_split(costs)),
@@ -52,9 +52,7 @@ def row_by_memory(costs: Costs, goal: Goal, max_steps: float) -> Stages | None:
 
 def without_replicas(costs: Costs, goal: Goal, max_steps: float) -> Stages | None:
     sizes = [len(members) for members in costs.classes]
-    states = 1
-    for size in sizes:
-        states *= size + 1
+    states = prod(size + 1 for size in sizes)
     if states * len(sizes) * len(costs.cuts) ** 2 > max_steps:
         return None
     return _searched(costs, singles(sizes), goal, max_steps)
@@ -79,20 +77,20 @@ def _by_amounts(costs: Costs, order: Sequence[int], amounts: Sequence[float]) ->
         if not able:
             break
         end = able[-1] if last else min(able, key=lambda end: (abs(layers[end] - wanted), end))
-        stages.append(Stage(start, end, _unit(place, len(costs.classes))))
+        stages.append(Stage(start, end, units(len(costs.classes))[place]))
         start = end
     return tuple(stages)
 
 
 def _weighed(costs: Costs, goal: Goal, name: str, stages: Stages, chosen: Found) -> Alternative:
     given = times(costs, stages, cold=goal.cold)
-    value, best_value = goal.value(given), goal.value(chosen.times)
+    value, best_value = goal.value(*given), goal.value(*chosen.times)
     if value == float("inf"):
         return Alternative(name=name, reason=_unfit(costs, stages))
     who = f"{name} ({', '.join(_names(costs, stages))})" if len(stages) == 1 else name
-    against = f"against {_seconds(best_value)}"
+    against = f"against {format_seconds(best_value)}"
     what = {"Throughput": "an item every", "Latency": "an item takes", "Makespan": "all items take"}
-    reason = f"{what[goal.objective]} {_seconds(value)}, {against}"
+    reason = f"{what[goal.objective]} {format_seconds(value)}, {against}"
     if value <= best_value * (1 + EQUAL):
         reason = "is as good; the chosen plan is better in the other time, or comes first"
     return Alternative(name=who, reason=reason, times=given, value=value)
@@ -109,7 +107,7 @@ def _unfit(costs: Costs, stages: Stages) -> str:
 
 
 def _value(costs: Costs, goal: Goal, stages: Stages) -> float:
-    return goal.value(times(costs, stages, cold=goal.cold))
+    return goal.value(*times(costs, stages, cold=goal.cold))
 
 
 def _names(costs: Costs, stages: Stages) -> list[str]:
@@ -124,11 +122,3 @@ def _places(costs: Costs) -> list[int]:
     """The class of each device, in the order of the pool."""
     of = {device.name: place for place, each in enumerate(costs.classes) for device in each}
     return [of[device.name] for device in costs.pool.devices]
-
-
-def _unit(place: int, classes: int) -> Group:
-    return tuple(int(each == place) for each in range(classes))
-
-
-def _seconds(seconds: float) -> str:
-    return duration(round(seconds * 1e9))

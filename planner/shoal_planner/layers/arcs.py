@@ -6,10 +6,11 @@ devices is divided into consecutive groups: m^2 / 2 arcs (Asteroid, "Dynamic Pro
 Planning", does so in the order of memory).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import compress, product
 from math import prod
+from operator import add, sub
 from typing import Final
 
 Group = tuple[int, ...]
@@ -54,17 +55,7 @@ def number_of_subsets(sizes: Sequence[int]) -> int:
 
 def subsets(sizes: Sequence[int]) -> Arcs:
     """Every group from what is left."""
-    states = sorted(product(*(range(size + 1) for size in sizes)), key=sum)
-    number = {state: index for index, state in enumerate(states)}
-    arcs = [
-        (number[state], group, number[tuple(map(int.__add__, state, group))])
-        for state in states
-        for group in product(
-            *(range(size - used + 1) for size, used in zip(sizes, state, strict=True))
-        )
-        if any(group)
-    ]
-    return Arcs(tuple(arcs), complete=True)
+    return _from_rest(sizes, lambda left: filter(any, product(*(range(n + 1) for n in left))))
 
 
 def row(order: Sequence[int], classes: int) -> Arcs:
@@ -80,14 +71,22 @@ def row(order: Sequence[int], classes: int) -> Arcs:
 
 def singles(sizes: Sequence[int]) -> Arcs:
     """Every group of one device: no replicas."""
+    return _from_rest(sizes, lambda left: compress(units(len(sizes)), left))
+
+
+def units(classes: int) -> list[Group]:
+    """Of each class, the group of one device."""
+    return [tuple(int(each == place) for each in range(classes)) for place in range(classes)]
+
+
+def _from_rest(sizes: Sequence[int], groups: Callable[[Sequence[int]], Iterable[Group]]) -> Arcs:
+    """From every state the groups that are made of what is left there."""
     states = sorted(product(*(range(size + 1) for size in sizes)), key=sum)
     number = {state: index for index, state in enumerate(states)}
-    units = [tuple(int(place == one) for place in range(len(sizes))) for one in range(len(sizes))]
     arcs = [
-        (number[state], unit, number[tuple(map(int.__add__, state, unit))])
+        (number[state], group, number[tuple(map(add, state, group))])
         for state in states
-        for unit, used, size in zip(units, state, sizes, strict=True)
-        if used < size
+        for group in groups(list(map(sub, sizes, state)))
     ]
     return Arcs(tuple(arcs), complete=True)
 

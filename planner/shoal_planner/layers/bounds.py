@@ -9,26 +9,19 @@ are known, at least the shortest way through them on one device after the other,
 several stages; and loading at least the time in which all devices together read the weights once.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from shoal_planner.layers.costs import Costs
+from shoal_planner.layers.search import Times
 from shoal_planner.layers.shortest import shortest
 
 _ROUNDS: Final = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Seconds that no plan goes below."""
-
-    period: float
-    first: float
-
-
-def bounds(costs: Costs, *, cold: bool) -> Bounds:
+def bounds(costs: Costs, *, cold: bool) -> Times:
+    """What no plan goes below."""
     layers = costs.cuts.graph.layers
     seconds = np.array([costs.seconds(index) for index in range(len(layers))])
     need = np.array([layer.weight_bytes + layer.activation_bytes for layer in layers])
@@ -41,7 +34,8 @@ def bounds(costs: Costs, *, cold: bool) -> Bounds:
         together = zip(costs.classes, costs.like, strict=True)
         rate = sum(len(members) * like.reload_bytes_per_second for members, like in together)
         first = max(first, sum(layer.weight_bytes for layer in layers) / rate)
-    return Bounds(_period(seconds, np.array([len(each) for each in costs.classes])), first)
+    counts = np.array([len(each) for each in costs.classes])
+    return Times(_period(seconds, counts), first)
 
 
 def _period(seconds: np.ndarray, counts: np.ndarray) -> float:

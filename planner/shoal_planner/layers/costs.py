@@ -107,22 +107,20 @@ class Costs:
 
     def takes(self, place: int, start: int, end: int) -> float:
         """What an item of one stage takes on one device of a class."""
-        device, sums = self.like[place], self._sums[place]
-        if float(self.least[start, end]) > device.budget_bytes or not self.cuts.after[start, end]:
-            return inf
-        again = max(0.0, float(self.resident[start, end]) - device.budget_bytes)
-        return max(0.0, float(sums[end] - sums[start])) + again / device.reload_bytes_per_second
+        return float(self._taken(place, start, end))
 
     def ending(self, end: int) -> Floats:
         """[class, start]: what an item takes one device, in the stages that end at a cut."""
-        sums = np.array(self._sums)
-        budgets = np.array([device.budget_bytes for device in self.like])[:, None]
-        reading = np.array([device.reload_bytes_per_second for device in self.like])[:, None]
-        again = np.maximum(self.resident[:, end] - budgets, 0.0) / reading
-        seconds: Floats = np.maximum(sums[:, end, None] - sums, 0.0) + again
-        seconds[np.broadcast_to(self.least[:, end], seconds.shape) > budgets] = inf
-        seconds[:, ~self.cuts.after[:, end]] = inf
-        return seconds
+        every = slice(None)
+        return np.stack([self._taken(place, every, end) for place in range(len(self.like))])
+
+    def _taken(self, place: int, start: int | slice, end: int) -> Floats:
+        """[start]: what an item takes on one device of a class, in stages that end at a cut."""
+        device, sums = self.like[place], self._sums[place]
+        again = np.maximum(self.resident[start, end] - device.budget_bytes, 0.0)
+        seconds = np.maximum(sums[end] - sums[start], 0.0) + again / device.reload_bytes_per_second
+        able = self.cuts.after[start, end] & (self.least[start, end] <= device.budget_bytes)
+        return np.where(able, seconds, inf)
 
     def loads(self, group: Group, start: int, end: int) -> float:
         """What the slowest of a group takes to load the weights of one stage."""

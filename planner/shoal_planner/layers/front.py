@@ -5,36 +5,11 @@ sooner. It ends where no smaller period can make up for that."""
 from dataclasses import dataclass
 from math import inf
 
+from shoal_planner.goal import Goal
 from shoal_planner.layers.arcs import Arcs, Stages
 from shoal_planner.layers.costs import Costs
 from shoal_planner.layers.search import EQUAL, Times, least_first, least_period, times
 from shoal_protocol.choices import Objective
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What is to be small. `items` matter to a makespan, which alone counts loading."""
-
-    objective: Objective
-    items: int = 1
-
-    @property
-    def cold(self) -> bool:
-        return self.objective is Objective.MAKESPAN
-
-    def value(self, times: Times) -> float:
-        match self.objective:
-            case Objective.THROUGHPUT:
-                return times.period
-            case Objective.LATENCY:
-                return times.first
-            case Objective.MAKESPAN:
-                return times.first + (self.items - 1) * times.period
-
-    def order(self, times: Times) -> tuple[float, float]:
-        """What is compared: of equal values, the smaller other time is better."""
-        other = times.first if self.objective is Objective.THROUGHPUT else times.period
-        return self.value(times), other
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +19,12 @@ class Found:
     stages: Stages
     times: Times
     lower: float
+
+
+def order(goal: Goal, times: Times) -> tuple[float, float]:
+    """What is compared: of equal values, the smaller other time is better."""
+    other = times.first if goal.objective is Objective.THROUGHPUT else times.period
+    return goal.value(*times), other
 
 
 def best(costs: Costs, arcs: Arcs, goal: Goal, max_steps: float) -> Found | None:
@@ -70,15 +51,15 @@ def _walked(costs: Costs, arcs: Arcs, goal: Goal, known: Found, rounds: int) -> 
     for _ in range(rounds):
         stages = least_first(costs, arcs, bound, cold=goal.cold)
         if stages is None:
-            return Found(chosen.stages, chosen.times, goal.value(chosen.times))
+            return Found(chosen.stages, chosen.times, goal.value(*chosen.times))
         here = times(costs, stages, cold=goal.cold)
-        if goal.order(here) < goal.order(chosen.times):
+        if order(goal, here) < order(goal, chosen.times):
             chosen = Found(stages, here, 0.0)
-        value = goal.value(chosen.times)
+        value = goal.value(*chosen.times)
         lower = here.first + per_period * least
         if lower > value * (1 + EQUAL) or here.period <= least * (1 + EQUAL):
             return Found(chosen.stages, chosen.times, value)
         bound = here.period * (1 - EQUAL)
         if per_period:
             bound = min(bound, (value - here.first) / per_period)
-    return Found(chosen.stages, chosen.times, min(lower, goal.value(chosen.times)))
+    return Found(chosen.stages, chosen.times, min(lower, goal.value(*chosen.times)))

@@ -15,16 +15,17 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Final
 
-from shoal_planner.layers.alternatives import rejected, without_replicas
+from shoal_planner.goal import Goal
+from shoal_planner.layers.alternatives import rejected
 from shoal_planner.layers.arcs import Arcs, fixed, number_of_subsets, row, subsets
 from shoal_planner.layers.bounds import bounds
 from shoal_planner.layers.costs import Costs
 from shoal_planner.layers.cuts import Cuts, cuts_of
-from shoal_planner.layers.front import Found, Goal, best
+from shoal_planner.layers.front import Found, best, order
 from shoal_planner.layers.graph import LayerGraph, Pool
 from shoal_planner.layers.local_search import Groups, improved
 from shoal_planner.layers.plans import LayerPlan, Unplaceable, stage_plans
-from shoal_planner.layers.search import Times, least_first, least_period, times
+from shoal_planner.layers.search import least_first, least_period, times
 from shoal_planner.layers.shortest import shortest
 from shoal_protocol.choices import Objective
 
@@ -52,25 +53,16 @@ def plan(
         return _unplaceable(costs)
     lower = found.lower
     if not (exact and costs.cuts.complete):
-        least = bounds(costs, cold=goal.cold)
-        lower = goal.value(Times(period=least.period, first=least.first))
+        lower = goal.value(*bounds(costs, cold=goal.cold))
     return LayerPlan(
         objective=objective,
         items=items,
         stages=stage_plans(costs, found.stages),
         times=found.times,
-        value=goal.value(found.times),
-        lower_bound=min(lower, goal.value(found.times)),
+        value=goal.value(*found.times),
+        lower_bound=min(lower, goal.value(*found.times)),
         rejected=rejected(costs, goal, found, max_steps),
     )
-
-
-def straight(graph: LayerGraph, pool: Pool, objective: Objective, items: int = 1) -> Times | None:
-    """What the best plan gives in which no stage has more than one device."""
-    goal = Goal(objective, items)
-    costs = Costs(cuts_of(graph, _shares(graph, pool), MAX_CUTS), pool)
-    stages = without_replicas(costs, goal, MAX_STEPS)
-    return times(costs, stages, cold=goal.cold) if stages else None
 
 
 def _shares(graph: LayerGraph, pool: Pool) -> tuple[float, ...]:
@@ -101,7 +93,7 @@ def _bounded(fine: Costs, goal: Goal, sizes: Sequence[int], max_steps: float) ->
     founds = [found for arcs in ways if (found := best(coarse, arcs, goal, max_steps / 8))]
     if not founds:
         return None  # the roomiest device begins a row, so a layer fits nowhere
-    first = min(founds, key=lambda each: goal.order(each.times))
+    first = min(founds, key=lambda each: order(goal, each.times))
     judge = _Judge(coarse, goal)
     groups = tuple(stage.group for stage in first.stages)
     tries = int(max_steps / 4 / (len(groups) * len(coarse.cuts) ** 2 + 100_000))
@@ -137,7 +129,7 @@ class _Judge:
             stages = least_period(self.costs, arcs)
         if stages is None:
             return inf
-        return self.goal.value(times(self.costs, stages, cold=self.goal.cold))
+        return self.goal.value(*times(self.costs, stages, cold=self.goal.cold))
 
 
 def _coarse(cuts: Cuts, costs: Costs, sizes: Sequence[int], max_steps: float) -> Cuts:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from shoal_planner.device_costs import Holding
-from shoal_planner.explanation import Table, rate
+from shoal_planner.explanation import Table, could_be_better, rate
 from shoal_planner.figures import (
     AlternativeFigures,
     DeviceFigures,
@@ -149,14 +149,10 @@ def summary(plan: LayerPlan) -> str:
         f"{rate(1 / plan.times.period if plan.times.period else None)} items/s",
     ]
     if plan.objective is Objective.MAKESPAN:
-        parts.append(f"{plan.items} items take {_seconds(plan.value)} with loading")
+        parts.append(f"{plan.items} items take {format_seconds(plan.value)} with loading")
     else:
-        parts.append(f"an item takes {_seconds(plan.times.first)}")
-    parts.append(
-        f"search cut short, a plan could be better by {100 * plan.gap / (1 + plan.gap):.2g} %"
-        if plan.gap
-        else "no plan is better"
-    )
+        parts.append(f"an item takes {format_seconds(plan.times.first)}")
+    parts.append(could_be_better(plan.gap) if plan.gap else "no plan is better")
     return "; ".join(parts)
 
 
@@ -226,11 +222,11 @@ def _stages(plan: LayerPlan, names: tuple[str, ...]) -> Table:
                     layers if head else "",
                     part.device,
                     f"{100 * part.share:.0f} %",
-                    _seconds(part.seconds - part.reading_seconds),
-                    _seconds(part.reading_seconds) if part.reading_seconds else "",
+                    format_seconds(part.seconds - part.reading_seconds),
+                    format_seconds(part.reading_seconds) if part.reading_seconds else "",
                     _bytes(part.held_bytes),
-                    _seconds(stage.transfer_seconds) if head else "",
-                    _seconds(stage.period_seconds) if head else "",
+                    format_seconds(stage.transfer_seconds) if head else "",
+                    format_seconds(stage.period_seconds) if head else "",
                 )
             )
     return Table(
@@ -249,7 +245,7 @@ def _rejected(plan: LayerPlan) -> Table:
             (
                 each.name,
                 rate(1 / each.times.period if each.times and each.times.period else None),
-                _seconds(each.times.first) if each.times else "?",
+                format_seconds(each.times.first) if each.times else "?",
                 each.reason,
             )
             for each in plan.rejected
@@ -258,7 +254,8 @@ def _rejected(plan: LayerPlan) -> Table:
     )
 
 
-def _seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
+    """Seconds for people."""
     return duration(round(seconds * 1e9))
 
 

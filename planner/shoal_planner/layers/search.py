@@ -14,10 +14,9 @@ that grows with both is taken (`planning`).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -29,8 +28,7 @@ EQUAL: Final = 1e-9
 """Times that differ by less count as equal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class Times(NamedTuple):
     """Seconds; of the first item with or without loading, as it was asked."""
 
     period: float

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from shoal_planner.layers.arcs import Group
+from shoal_planner.layers.arcs import Group, units
 from shoal_planner.layers.costs import Costs
 from shoal_planner.layers.cuts import Floats
 
@@ -22,11 +22,11 @@ class Way:
 def shortest(costs: Costs) -> Way:
     """`best[class, end]` from `before[class, start]`, cut by cut."""
     moved, count, classes = costs.cuts.crossing, len(costs.cuts), len(costs.like)
-    units = [tuple(int(each == place) for each in range(classes)) for place in range(classes)]
-    slow, delay = _links(costs, units)
+    each = units(classes)
+    slow, delay = _links(costs, each)
     before, best = (np.full((classes, count), np.inf) for _ in range(2))
     start, came = (np.zeros((classes, count), dtype=np.intp) for _ in range(2))
-    first = [costs.crossing(None, unit) for unit in units]
+    first = [costs.crossing(None, unit) for unit in each]
     before[:, 0] = [per_byte * moved[0] + wait for _, per_byte, wait in first]
     for end in range(1, count):
         values = before + costs.ending(end)
@@ -35,13 +35,13 @@ def shortest(costs: Costs) -> Way:
         through = best[:, end, None] + slow * moved[end] + delay
         came[:, end] = through.argmin(axis=0)
         before[:, end] = through.min(axis=0)
-    last = [costs.crossing(unit, None) for unit in units]
+    last = [costs.crossing(unit, None) for unit in each]
     total = best[:, -1] + np.array([per_byte * moved[-1] + wait for _, per_byte, wait in last])
     place, end = int(total.argmin()), count - 1
-    groups = [units[place]]
+    groups = [each[place]]
     while (end := int(start[place, end])) > 0:
         place = int(came[place, end])
-        groups.append(units[place])
+        groups.append(each[place])
     return Way(float(total.min()), tuple(reversed(groups)))
 
 

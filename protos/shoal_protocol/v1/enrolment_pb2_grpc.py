@@ -71,35 +71,3 @@ def add_EnrolmentServicer_to_server(servicer, server):
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('shoal.v1.Enrolment', rpc_method_handlers)
 
-
- # This class is part of an EXPERIMENTAL API.
-class Enrolment:
-    """Served by the operator, over TLS that proves the server alone: whoever calls has no certificate.
-    """
-
-    @staticmethod
-    def Enrol(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/shoal.v1.Enrolment/Enrol',
-            shoal__protocol_dot_v1_dot_enrolment__pb2.EnrolRequest.SerializeToString,
-            shoal__protocol_dot_v1_dot_enrolment__pb2.EnrolResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

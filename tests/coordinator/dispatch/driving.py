@@ -5,6 +5,7 @@ given.
 from collections.abc import Mapping, Sequence
 from typing import TypedDict, TypeVar, Unpack
 
+from coordinator.dispatch.invariants import violations
 from shoal_coordinator.dispatch.events import (
     ActivationForwarded,
     DeviceJoined,
@@ -36,7 +37,6 @@ from shoal_coordinator.dispatch.instructions import (
     Prefetch,
     Unload,
 )
-from shoal_coordinator.dispatch.invariants import violations
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from heapq import heappop, heappush
 
+from coordinator.dispatch.invariants import violations
 from coordinator.dispatch.simulated_agent import Agent
 from coordinator.dispatch.simulated_items import ItemLink, Luggage, ticket
 from coordinator.dispatch.simulated_link import MILLISECOND, SECOND, Model
@@ -29,7 +30,6 @@ from shoal_coordinator.dispatch.events import (
     JobSubmitted,
     Tick,
 )
-from shoal_coordinator.dispatch.invariants import violations
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
 from shoal_protocol.units import Nanoseconds, nanoseconds
 

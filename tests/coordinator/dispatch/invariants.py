@@ -1,4 +1,4 @@
-"""What holds after every step, whatever happened: checked by the tests alone.
+"""What holds after every step, whatever happened.
 
 `violations` recounts from scratch what the state counts by increments, and says what differs.
 """

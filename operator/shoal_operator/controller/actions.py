@@ -8,6 +8,7 @@ that the next decision reports it in the object's conditions.
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from shoal_api.schema import API_VERSION
@@ -51,29 +52,22 @@ class NotLeading(Exception):
     """Another operator leads: nothing may be written any more."""
 
 
+@dataclass(slots=True)
 class Actions:
     """Carries out decisions as long as `leads` says so."""
 
-    def __init__(  # noqa: PLR0913 - the parts that it uses
-        self,
-        api: Api,
-        cache: Cache,
-        children: Children,
-        certificates: Certificates,
-        coordinators: Coordinators,
-        metrics: OperatorMetrics,
-        *,
-        leads: Callable[[], bool],
-    ) -> None:
-        self._api = api
-        self._cache = cache
-        self._children = children
-        self._certificates = certificates
-        self._coordinators = coordinators
-        self._metrics = metrics
-        self._events = Events(api)
-        self._leads = leads
-        self._applied: dict[ObjectName, tuple[str, Applied]] = {}
+    api: Api
+    cache: Cache
+    children: Children
+    certificates: Certificates
+    coordinators: Coordinators
+    metrics: OperatorMetrics
+    leads: Callable[[], bool] = field(kw_only=True)
+    _events: Events = field(init=False)
+    _applied: dict[ObjectName, tuple[str, Applied]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._events = Events(self.api)
 
     def applied(self, own: Own) -> Applied | None:
         """What came of the last decision about an object; None where there was none yet."""
@@ -93,7 +87,7 @@ class Actions:
         assert own.value is not None, "a decision about an object that does not parse"
         if decision.status != own.value.status:
             identity = await self._apply_status(identity, write(decision.status))
-            self._metrics.status_written(own.value.status, decision.status)
+            self.metrics.status_written(own.value.status, decision.status)
         changed, failures, refused = False, list[Failure](), list[str]()
         for what, step in self._steps(identity, decision):
             self._check()
@@ -116,7 +110,7 @@ class Actions:
                 name=identity.name,
             )
             version = str(identity.version)
-            await self._api.delete(key, uid=identity.uid, resource_version=version)
+            await self.api.delete(key, uid=identity.uid, resource_version=version)
         if failures:
             raise failures[0]
         return changed
@@ -142,33 +136,33 @@ class Actions:
         return applied != before and bool(refused or reasons & {APPLYING, NOT_APPLIED})
 
     def _check(self) -> None:
-        if not self._leads():
+        if not self.leads():
             raise NotLeading
 
     def _steps(self, identity: Identity, decision: Decision) -> Iterator[_Step]:
         """What a decision asks for besides the status, in order; each with what it is about."""
         for wanted in decision.certificates:
-            yield f"Secret {wanted.secret}", partial(self._certificates.want, wanted, identity)
+            yield f"Secret {wanted.secret}", partial(self.certificates.want, wanted, identity)
         for child in decision.children:
-            yield _named(key_of_manifest(child)), partial(self._children.apply, child, identity)
+            yield _named(key_of_manifest(child)), partial(self.children.apply, child, identity)
         for each in decision.devices:
             yield _named(key_of_manifest(each.device)), partial(self._device, each, identity)
         if decision.resizes:
             yield "to resize pods", partial(self._resize, identity.namespace, decision.resizes)
         for key in decision.removals:
-            yield f"to delete {_named(key)}", partial(self._children.remove, key)
+            yield f"to delete {_named(key)}", partial(self.children.remove, key)
         for call in decision.calls:
             yield type(call).__name__, partial(self._call, identity.namespace, call)
 
     async def _call(self, namespace: str, call: CoordinatorCall) -> bool:
-        await self._coordinators.call(namespace, call)
+        await self.coordinators.call(namespace, call)
         return True
 
     async def _device(self, child: DeviceChild, owner: Identity) -> bool:
         """A Device, its status, which says nothing as long as it is the same, and its Events."""
-        changed = await self._children.apply(child.device, owner)
+        changed = await self.children.apply(child.device, owner)
         key = key_of_manifest(child.device)
-        state = self._cache.state(key.kind, key.namespace, key.name)
+        state = self.cache.state(key.kind, key.namespace, key.name)
         assert isinstance(state, Own), "a Device that was applied is in the cache"
         if state.value is None or state.value.status != child.status:
             await self._apply_status(state.identity, write(child.status))
@@ -192,7 +186,7 @@ class Actions:
                 "spec": {"containers": [{"name": each.container, "resources": resources}]},
             }
             try:
-                await self._api.apply(manifest, "resize")
+                await self.api.apply(manifest, "resize")
                 changed = True
             except (NotFound, Rejected) as error:
                 logger.info("memory limits stay as they are: %s", error)
@@ -212,9 +206,9 @@ class Actions:
             },
             "status": status,
         }
-        answer = await self._api.apply(manifest, "status")
+        answer = await self.api.apply(manifest, "status")
         state = reduce(answer)
-        self._cache.put(state, by_us=True)
+        self.cache.put(state, by_us=True)
         return state.identity
 
 

@@ -12,7 +12,7 @@ collect. They are good, so they are kept, as the new pool's.
 import base64
 import binascii
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from shoal_operator.controller.api import Api, Conflict, Json, key_of_manifest
@@ -52,26 +52,24 @@ class Pair:
     asked_as: str = ""
 
 
+@dataclass(slots=True)
 class Certificates:
     """Reads and makes Secrets with certificates. `clock` counts seconds."""
 
-    def __init__(
-        self, api: Api, children: Children, clock: Callable[[], float], *, cert_manager: bool
-    ) -> None:
-        self._api = api
-        self._children = children
-        self._clock = clock
-        self._cert_manager = cert_manager
-        self._read: dict[tuple[str, str], tuple[float, Pair | None]] = {}
+    api: Api
+    children: Children
+    clock: Callable[[], float]
+    cert_manager: bool = field(kw_only=True)
+    _read: dict[tuple[str, str], tuple[float, Pair | None]] = field(default_factory=dict)
 
     async def pair(self, namespace: str, secret: str) -> Pair | None:
         """What a Secret holds; None when it is not there or holds no certificate."""
         known = self._read.get((namespace, secret))
-        if known is not None and self._clock() - known[0] < KEPT_SECONDS:
+        if known is not None and self.clock() - known[0] < KEPT_SECONDS:
             return known[1]
-        document = await self._api.get(SECRET, namespace, secret)
+        document = await self.api.get(SECRET, namespace, secret)
         pair = None if document is None else _pair(document)
-        self._read[namespace, secret] = (self._clock(), pair)
+        self._read[namespace, secret] = (self.clock(), pair)
         return pair
 
     async def authority(self, namespace: str, secret: str) -> Authority | None:
@@ -100,7 +98,7 @@ class Certificates:
         elif pair.owner == owner.uid or not (pair.owner or left):
             return False  # An authority that somebody else has made is as good.
         secret = _secret(pair, wanted, owner.namespace)
-        changed = await self._children.apply(secret, owner, take_over=left)
+        changed = await self.children.apply(secret, owner, take_over=left)
         self._read.pop((owner.namespace, wanted.secret), None)
         return changed
 
@@ -108,16 +106,16 @@ class Certificates:
         """The operator's own authority, which belongs to no object; made if it is not there. None
         while cert-manager, which the chart has asked, is still to make it.
         """
-        namespace = self._api.namespace
+        namespace = self.api.namespace
         wanted = CertificateWanted(secret=secret, authority=None, common_name=secret)
         found = await self.authority(namespace, secret)
         if found is not None:
             return found
-        if not self._cert_manager:
+        if not self.cert_manager:
             try:
-                await self._api.create(_secret(_made(wanted, None), wanted, namespace))
+                await self.api.create(_secret(_made(wanted, None), wanted, namespace))
             except Conflict:
-                document = await self._api.get(SECRET, namespace, secret)
+                document = await self.api.get(SECRET, namespace, secret)
                 if document is not None and _pair(document) is None:
                     raise NameTaken(key_of_manifest(document)) from None
         self._read.pop((namespace, secret), None)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from shoal_cli.local.counts import count_items
-from shoal_cli.local.messages import copied
 from shoal_cli.local.orders import JobOrder, PlanOrder
 from shoal_cli.local.preparation import Prepared
 from shoal_cli.local.report import (
@@ -26,6 +25,7 @@ from shoal_planner.outcome import Plan
 from shoal_protocol.partition import document_to_json, outgrown_of
 from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
+from shoal_protocol.values import copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

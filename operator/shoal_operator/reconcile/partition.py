@@ -74,6 +74,7 @@ from shoal_protocol.partition import (
     document_to_json,
 )
 from shoal_protocol.units import format_bytes, format_need
+from shoal_protocol.values import copied
 
 KEY: Final = "partition.json.gz"
 RECIPE: Final = "shoal.dev/recipe"
@@ -369,13 +370,9 @@ def _fragments(document: PartitionDocument) -> tuple[FragmentStatus, ...]:
     )
     named = names <= _ALL_NAMES
     return tuple(
-        FragmentStatus(
-            index=fragment.index,
-            digest=fragment.digest,
-            weight_bytes=fragment.weight_bytes,
-            resident_bytes=fragment.resident_bytes,
-            least_bytes=fragment.least_bytes,
-            flops=fragment.flops,
+        copied(
+            FragmentStatus,
+            fragment,
             inputs=_names(fragment.inputs) if named else (),
             outputs=_names(fragment.outputs) if named else (),
             successors=tuple(

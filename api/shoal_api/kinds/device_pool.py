@@ -5,9 +5,7 @@ from enum import StrEnum
 from typing import Final
 
 from shoal_api.fields import (
-    COLUMN,
     COLUMNS,
-    CONDITIONS,
     COUNT,
     CPUS,
     DISK,
@@ -20,6 +18,9 @@ from shoal_api.fields import (
     Millicpus,
     Resource,
     Status,
+    aspects,
+    printed,
+    size,
 )
 from shoal_api.rules import exactly_one, immutable_from_the_start
 from shoal_api.schema import Object, member, record
@@ -232,34 +233,22 @@ class DeviceCounts:
 class DevicePoolColumns:
     """A DevicePool in one line."""
 
-    devices: str | None = member(COLUMN, "Ready of all.", default=None, example="3/3")
-    budget: str | None = member(
-        COLUMN, "The budgets of all devices together.", default=None, example="192Mi"
-    )
+    devices: str | None = printed("Ready of all.", "3/3")
+    budget: str | None = printed("The budgets of all devices together.", "192Mi")
 
 
 @record()
 class DevicePoolStatus(Status):
     """What the pool has become."""
 
-    conditions: tuple[Condition, ...] = member(
-        CONDITIONS, "CoordinatorReady, AgentsReady, Ready.", default=[]
-    )
+    conditions: tuple[Condition, ...] = aspects("CoordinatorReady, AgentsReady, Ready.")
     devices: DeviceCounts | None = member(
         Object(DeviceCounts),
         f"How many there are; at most {MAX_DEVICES} are planned with.",
         default=None,
     )
-    budget_bytes: int | None = member(
-        COUNT, "The budgets of all devices together.", unit="bytes", default=None, example=201326592
-    )
-    smallest_budget_bytes: int | None = member(
-        COUNT,
-        "The least that one of the devices may use.",
-        unit="bytes",
-        default=None,
-        example=67108864,
-    )
+    budget_bytes: int | None = size("The budgets of all devices together.", 201326592)
+    smallest_budget_bytes: int | None = size("The least that one of the devices may use.", 67108864)
     coordinator_endpoint: str | None = member(
         Text(max_length=256),
         "Where the coordinator listens.",

@@ -4,23 +4,25 @@ from typing import Final
 
 from shoal_api.conditions import JobWord
 from shoal_api.fields import (
-    COLUMN,
     COLUMNS,
-    CONDITIONS,
     COUNT,
     MESSAGE,
-    REFERENCE,
     TIME,
     Condition,
     Reference,
     Resource,
     Status,
+    aspects,
+    measured,
+    printed,
+    records,
+    reference,
     uri,
 )
 from shoal_api.kinds.partition import OUTGROWN, OutgrownFragment
 from shoal_api.rules import ended, exactly_one, immutable, stays_true
 from shoal_api.schema import Object, member, record
-from shoal_api.shapes import Choice, Flag, Items, Number, Text, Whole
+from shoal_api.shapes import Choice, Flag, Items, Text, Whole
 from shoal_protocol.choices import LARGEST_BATCH, Mode, Objective, Policy, Precision
 
 _FOR_THE_STORE: Final = (
@@ -46,9 +48,7 @@ class Inputs:
         "path is relative to the manifest.",
         example="pvc://lines/in",
     )
-    secret_ref: Reference | None = member(
-        REFERENCE, _FOR_THE_STORE, default=None, example={"name": "line-store"}
-    )
+    secret_ref: Reference | None = reference(_FOR_THE_STORE, "line-store")
     follow: bool = member(
         Flag(),
         "true: files that come while the job runs are taken too, each once, until spec.end is "
@@ -70,9 +70,7 @@ class Outputs:
         "address each is sent with PUT.",
         example="pvc://lines/out",
     )
-    secret_ref: Reference | None = member(
-        REFERENCE, _FOR_THE_STORE, default=None, example={"name": "line-store"}
-    )
+    secret_ref: Reference | None = reference(_FOR_THE_STORE, "line-store")
 
 
 @record()
@@ -122,23 +120,13 @@ class InferenceJobSpec:
     names the DevicePool itself.
     """
 
-    model_ref: Reference | None = member(
-        REFERENCE,
-        "The Model to run, cut as the planner decides.",
-        default=None,
-        example={"name": "ppocr-rec"},
+    model_ref: Reference | None = reference(
+        "The Model to run, cut as the planner decides.", "ppocr-rec"
     )
-    partition_ref: Reference | None = member(
-        REFERENCE, "The Partition to run.", default=None, example={"name": "ppocr-rec-3"}
-    )
-    placement_ref: Reference | None = member(
-        REFERENCE, "The Placement to run.", default=None, example={"name": "ppocr-rec-shelf"}
-    )
-    pool_ref: Reference | None = member(
-        REFERENCE,
-        "The devices; not with placementRef, which has its own.",
-        default=None,
-        example={"name": "shelf"},
+    partition_ref: Reference | None = reference("The Partition to run.", "ppocr-rec-3")
+    placement_ref: Reference | None = reference("The Placement to run.", "ppocr-rec-shelf")
+    pool_ref: Reference | None = reference(
+        "The devices; not with placementRef, which has its own.", "shelf"
     )
     inputs: Inputs = member(Object(Inputs), "What goes in.")
     outputs: Outputs = member(Object(Outputs), "What comes out.")
@@ -285,12 +273,10 @@ class FinerCut:
 class InferenceJobColumns:
     """An InferenceJob in one line."""
 
-    model: str | None = member(COLUMN, "The Model that runs.", default=None, example="ppocr-rec")
-    pool: str | None = member(COLUMN, "The DevicePool it runs on.", default=None, example="shelf")
-    items: str | None = member(
-        COLUMN, "Succeeded of all; `+`: more may come.", default=None, example="120/400"
-    )
-    rate: str | None = member(COLUMN, "Items per second.", default=None, example="38/s")
+    model: str | None = printed("The Model that runs.", "ppocr-rec")
+    pool: str | None = printed("The DevicePool it runs on.", "shelf")
+    items: str | None = printed("Succeeded of all; `+`: more may come.", "120/400")
+    rate: str | None = printed("Items per second.", "38/s")
     status: JobWord | None = member(
         Choice(JobWord),
         "The conditions in one word; what has ended wins over what goes on.",
@@ -303,13 +289,11 @@ class InferenceJobColumns:
 class InferenceJobStatus(Status):
     """How the job goes; changes at most every two seconds."""
 
-    conditions: tuple[Condition, ...] = member(
-        CONDITIONS,
+    conditions: tuple[Condition, ...] = aspects(
         "Planned, Suspended, Complete, Failed. Complete holds only if every item succeeded; when "
         "all have ended and some failed beyond their tries, Failed does (reason ItemsFailed), "
         "until the job is retried. "
-        "WithinBudget is False for good once a device of its plan was over its budget in the run.",
-        default=[],
+        "WithinBudget is False for good once a device of its plan was over its budget in the run."
     )
     start_time: str | None = member(
         TIME,
@@ -326,15 +310,11 @@ class InferenceJobStatus(Status):
         example="2026-01-31T12:01:30Z",
     )
     items: ItemCounts | None = member(Object(ItemCounts), "How far it is.", default=None)
-    items_per_second: float | None = member(
-        Number(), "Since the start.", unit="items per second", default=None, example=38.2
-    )
+    items_per_second: float | None = measured("Since the start.", "items per second", 38.2)
     tier_hits: TierHits | None = member(
         Object(TierHits), "Tasks by what their device had to do first.", default=None
     )
-    failures: tuple[ItemFailure, ...] = member(
-        Items(of=Object(ItemFailure), max_items=8), "The first eight.", default=[]
-    )
+    failures: tuple[ItemFailure, ...] = records(ItemFailure, 8, "The first eight.")
     finer_cut: FinerCut | None = member(
         Object(FinerCut),
         "The newest cut, with fragments divided; absent: the first cut did.",

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from shoal_cli.commands import coordinators, options, written
+from shoal_cli.commands import options, written
 from shoal_cli.local.cgroups import Enforce
 from shoal_protocol import choices
 
@@ -64,7 +64,15 @@ class BareModel:
 class HowToRun:
     """Where a run takes place, within which limits, and what stays of it."""
 
-    coordinator: coordinators.RunCoordinator = None
+    coordinator: Annotated[
+        str | None,
+        _how(
+            "--coordinator",
+            metavar="HOST:PORT",
+            help="Run on the devices of a coordinator that `shoal join` has joined, in the place "
+            "of this machine, and bring the results back.",
+        ),
+    ] = None
     enforce: options.Enforce = Enforce.AUTO
     relay: Annotated[
         bool,

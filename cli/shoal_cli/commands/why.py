@@ -68,8 +68,6 @@ async def _ask(target: targets.Target, name: str) -> "Why":
     from shoal_cli.live.view import view_of
 
     async with targets.watching(target) as (_, client):
-        view = view_of(await targets.overview(client))
-        if not (jobs := view.jobs_called(name)):
-            raise targets.Unknown(name, view, on_cluster=target.kubectl is not None)
-        view = view_of(await targets.overview(client, jobs[0].name))
+        there = await targets.name_there(client, target, name)
+        view = view_of(await targets.overview(client, there))
     return why(view.jobs[0], view)

@@ -11,12 +11,12 @@ from shoal_cli.commands.columns import plain_table
 from shoal_cli.commands.device_pictures import PEER_NAMES
 from shoal_cli.commands.tables import format_seconds, titled
 from shoal_cli.local.device_figures import BudgetFigures, DeviceFigures, PeerFigures, Times
-from shoal_protocol.units import format_bytes, format_number, format_upwards
+from shoal_protocol.units import counted, format_bytes, format_number, format_upwards
 
 
 def device_tables(figures: DeviceFigures) -> RenderableType:
     """Memory, plan and time of each budget, then the peers."""
-    title = f"{figures.model} on one device, {figures.threads} thread{'s' * (figures.threads != 1)}"
+    title = f"{figures.model} on one device, {counted(figures.threads, 'thread')}"
     tables = (_memory, _plan, partial(_time, figures))
     parts: list[RenderableType] = [Text(title, style="bold underline")]
     for make in tables:

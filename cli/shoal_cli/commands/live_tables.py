@@ -21,7 +21,7 @@ from shoal_cli.live.view import (
     StageView,
     View,
 )
-from shoal_protocol.units import counted, format_bytes, format_number
+from shoal_protocol.units import counted, format_bytes, format_number, listed
 
 _BAR: Final = 10
 _GOOD: Final = frozenset({"Ready", "Running", "Complete", "Pending"})
@@ -222,8 +222,7 @@ def _holds(device: DeviceView) -> str:
     """The resident fragments, as `ocr/0`, those in motion marked."""
     marks = {"Resident": "", "Loading": " loading", "Unloading": " leaving"}
     shown = [f"{held.name}{marks[held.state]}" for held in device.fragments if held.state in marks]
-    more = f" and {len(shown) - 6} more" if len(shown) > 6 else ""
-    return ", ".join(shown[:6]) + more or "-"
+    return listed(shown, 6) or "-"
 
 
 def _free(size: int | None) -> str:

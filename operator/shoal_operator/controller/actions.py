@@ -19,7 +19,6 @@ from shoal_operator.controller.api import (
     NotFound,
     Rejected,
     Unavailable,
-    key_of_manifest,
 )
 from shoal_operator.controller.cache import Cache, ObjectName, Own, reduce
 from shoal_operator.controller.certificates import Certificates
@@ -28,7 +27,6 @@ from shoal_operator.controller.clock import now_text
 from shoal_operator.controller.coordinators import CoordinatorFailed, Coordinators
 from shoal_operator.controller.events import Events
 from shoal_operator.controller.foreign import Identity
-from shoal_operator.controller.resources import POD
 from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.reconcile.deciding import APPLYING, NOT_APPLIED, refused_status
 from shoal_operator.reconcile.decision import (
@@ -41,6 +39,7 @@ from shoal_operator.reconcile.decision import (
     ObjectKey,
     Resize,
 )
+from shoal_operator.reconcile.resources import BY_KIND, POD, key_of
 
 logger = logging.getLogger(__name__)
 
@@ -144,9 +143,9 @@ class Actions:
         for wanted in decision.certificates:
             yield f"Secret {wanted.secret}", partial(self.certificates.want, wanted, identity)
         for child in decision.children:
-            yield _named(key_of_manifest(child)), partial(self.children.apply, child, identity)
+            yield _named(key_of(child)), partial(self.children.apply, child, identity)
         for each in decision.devices:
-            yield _named(key_of_manifest(each.device)), partial(self._device, each, identity)
+            yield _named(key_of(each.device)), partial(self._device, each, identity)
         if decision.resizes:
             yield "to resize pods", partial(self._resize, identity.namespace, decision.resizes)
         for key in decision.removals:
@@ -161,7 +160,7 @@ class Actions:
     async def _device(self, child: DeviceChild, owner: Identity) -> bool:
         """A Device, its status, which says nothing as long as it is the same, and its Events."""
         changed = await self.children.apply(child.device, owner)
-        key = key_of_manifest(child.device)
+        key = key_of(child.device)
         state = self.cache.state(key.kind, key.namespace, key.name)
         assert isinstance(state, Own), "a Device that was applied is in the cache"
         if state.value is None or state.value.status != child.status:
@@ -179,12 +178,10 @@ class Actions:
         for each in resizes:
             memory = {"memory": str(each.memory_bytes)}
             resources = {"limits": memory, "requests": memory}
-            manifest = {
-                "apiVersion": POD.api_version,
-                "kind": POD.kind,
-                "metadata": {"name": each.pod, "namespace": namespace, "uid": each.uid},
-                "spec": {"containers": [{"name": each.container, "resources": resources}]},
-            }
+            manifest = POD.manifest(
+                {"name": each.pod, "namespace": namespace, "uid": each.uid},
+                spec={"containers": [{"name": each.container, "resources": resources}]},
+            )
             try:
                 await self.api.apply(manifest, "resize")
                 changed = True
@@ -196,16 +193,12 @@ class Actions:
     async def _apply_status(self, identity: Identity, status: Manifest) -> Identity:
         """Apply a status to exactly the object that was read; `Conflict` if it has changed."""
         self._check()
-        manifest = {
-            "apiVersion": API_VERSION,
-            "kind": identity.kind,
-            "metadata": {
-                "name": identity.name,
-                "namespace": identity.namespace,
-                "resourceVersion": str(identity.version),
-            },
-            "status": status,
+        metadata = {
+            "name": identity.name,
+            "namespace": identity.namespace,
+            "resourceVersion": str(identity.version),
         }
+        manifest = BY_KIND[identity.kind].manifest(metadata, status=status)
         answer = await self.api.apply(manifest, "status")
         state = reduce(answer)
         self.cache.put(state, by_us=True)

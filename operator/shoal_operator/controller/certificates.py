@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from shoal_operator.controller.api import Api, Conflict, Json, key_of_manifest
+from shoal_operator.controller.api import Api, Conflict, Json
 from shoal_operator.controller.children import Children, NameTaken
 from shoal_operator.controller.clock import now
 from shoal_operator.controller.foreign import Identity, Raw, identity_of
-from shoal_operator.controller.resources import SECRET
 from shoal_operator.reconcile.decision import CertificateWanted
 from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
+from shoal_operator.reconcile.resources import SECRET, key_of
 from shoal_protocol.pki.authority import (
     Authority,
     CertificateRefused,
@@ -117,7 +117,7 @@ class Certificates:
             except Conflict:
                 document = await self.api.get(SECRET, namespace, secret)
                 if document is not None and _pair(document) is None:
-                    raise NameTaken(key_of_manifest(document)) from None
+                    raise NameTaken(key_of(document)) from None
         self._read.pop((namespace, secret), None)
         return await self.authority(namespace, secret)
 
@@ -153,18 +153,14 @@ def _signed_for(wanted: CertificateWanted) -> str:
 
 def _secret(pair: Pair, wanted: CertificateWanted, namespace: str) -> Json:
     data = {"tls.crt": pair.certificate, "tls.key": pair.key, "ca.crt": pair.authority}
-    return {
-        "apiVersion": SECRET.api_version,
-        "kind": SECRET.kind,
-        "metadata": {
-            "name": wanted.secret,
-            "namespace": namespace,
-            "labels": {MANAGED_BY: MANAGER},
-            "annotations": {SIGNED_FOR: _signed_for(wanted)},
-        },
-        "type": _TLS,
-        "data": {name: base64.b64encode(value).decode() for name, value in data.items()},
+    metadata = {
+        "name": wanted.secret,
+        "namespace": namespace,
+        "labels": {MANAGED_BY: MANAGER},
+        "annotations": {SIGNED_FOR: _signed_for(wanted)},
     }
+    encoded = {name: base64.b64encode(value).decode() for name, value in data.items()}
+    return SECRET.manifest(metadata, type=_TLS, data=encoded)
 
 
 def _pair(document: Json) -> Pair | None:

@@ -17,12 +17,12 @@ from typing import Final
 
 from shoal_api.kinds import KINDS
 from shoal_api.schema import API_VERSION, parse
-from shoal_operator.controller.api import Api, ApplyConflict, Json, key_of_manifest
+from shoal_operator.controller.api import Api, ApplyConflict, Json
 from shoal_operator.controller.cache import Cache, Own, State, Topic, reduce
 from shoal_operator.controller.foreign import APPLIED, Identity, Raw, WorkloadState, identity_of
-from shoal_operator.controller.resources import JOB, WATCHED, resource_for
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
+from shoal_operator.reconcile.resources import JOB, WATCHED, key_of, resource_for
 
 REPAIR_SECONDS: Final = 600.0
 _WATCHED: Final = frozenset((each.api_version, each.kind) for each in WATCHED)
@@ -68,7 +68,7 @@ class Children:
         """Have a child be as the manifest says; whether something was written. `take_over`: even
         if somebody else has made it. Raises `NameTaken` or `ApiError`.
         """
-        key = key_of_manifest(manifest)
+        key = key_of(manifest)
         full, digest = _complete(manifest, owner)
         if not take_over and await self._is_current(key, manifest, digest):
             return False

@@ -18,9 +18,9 @@ from shoal_operator.controller.api import Api, ApiError
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.clock import now
 from shoal_operator.controller.foreign import Raw
-from shoal_operator.controller.resources import POD, SHOAL, TOKEN_REVIEW
 from shoal_operator.pki.pods import PodTokens, Reviewed
 from shoal_operator.reconcile.names import ENROLMENT_AUDIENCE, agent_name, authority_secret
+from shoal_operator.reconcile.resources import POD, SHOAL, TOKEN_REVIEW
 from shoal_protocol.pki.authority import Authority, Issued, Use, renewal_time
 from shoal_protocol.pki.enrolment import (
     EnrolmentService,
@@ -94,14 +94,8 @@ class Enrolling:
 
     async def _identify(self, token: str) -> Reviewed | None:
         try:
-            answer = await self.api.create(
-                {
-                    "apiVersion": TOKEN_REVIEW.api_version,
-                    "kind": TOKEN_REVIEW.kind,
-                    "metadata": {"name": ""},
-                    "spec": {"token": token, "audiences": [ENROLMENT_AUDIENCE]},
-                }
-            )
+            asked = {"token": token, "audiences": [ENROLMENT_AUDIENCE]}
+            answer = await self.api.create(TOKEN_REVIEW.manifest({"name": ""}, spec=asked))
             return await self._reviewed(Raw(answer).table("status"))
         except ApiError as error:
             raise ReviewFailed(str(error)) from error

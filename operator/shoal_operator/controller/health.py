@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.lease import Lease
-from shoal_operator.controller.resources import WATCHED
 from shoal_operator.controller.telemetry import Telemetry
+from shoal_operator.reconcile.resources import WATCHED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

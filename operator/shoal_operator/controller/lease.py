@@ -19,7 +19,7 @@ from typing import Final
 from shoal_operator.controller.api import Api, ApiError, Conflict, Json
 from shoal_operator.controller.clock import now_micro_text
 from shoal_operator.controller.foreign import Raw
-from shoal_operator.controller.resources import LEASE
+from shoal_operator.reconcile.resources import LEASE
 
 logger = logging.getLogger(__name__)
 
@@ -181,18 +181,14 @@ class Lease:
         metadata: Json = {"name": self.name, "namespace": self.api.namespace}
         if before is not None:
             metadata["resourceVersion"] = Raw(before).table("metadata").text("resourceVersion")
-        document = {
-            "apiVersion": LEASE.api_version,
-            "kind": LEASE.kind,
-            "metadata": metadata,
-            "spec": {
-                "holderIdentity": record.holder,
-                "leaseDurationSeconds": record.duration_seconds,
-                "acquireTime": record.acquired,
-                "renewTime": record.renewed,
-                "leaseTransitions": record.transitions,
-            },
+        spec = {
+            "holderIdentity": record.holder,
+            "leaseDurationSeconds": record.duration_seconds,
+            "acquireTime": record.acquired,
+            "renewTime": record.renewed,
+            "leaseTransitions": record.transitions,
         }
+        document = LEASE.manifest(metadata, spec=spec)
         await (self.api.create if before is None else self.api.replace)(document)
 
 

@@ -31,7 +31,6 @@ from shoal_operator.controller.coordinators import Coordinators
 from shoal_operator.controller.documents import Documents
 from shoal_operator.controller.foreign import JobState, NodeState, WorkloadState
 from shoal_operator.controller.pods import REQUEUE_SECONDS, Claims, Pods
-from shoal_operator.controller.resources import CONFIG_MAP, DAEMON_SET, DEPLOYMENT, JOB, NODE
 from shoal_operator.reconcile.certificates import secrets_needed
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.names import (
@@ -47,6 +46,7 @@ from shoal_operator.reconcile.names import (
     uid_of,
 )
 from shoal_operator.reconcile.planned_cuts import age, is_planned
+from shoal_operator.reconcile.resources import CONFIG_MAP, DAEMON_SET, DEPLOYMENT, JOB, NODE
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,

@@ -20,9 +20,9 @@ import kopf
 from shoal_operator.controller.api import PAGE, Api, ApiError
 from shoal_operator.controller.cache import Cache
 from shoal_operator.controller.foreign import identity_of
-from shoal_operator.controller.resources import CHILDREN, SHOAL, WATCHED, Resource
 from shoal_operator.controller.telemetry import Telemetry
 from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
+from shoal_operator.reconcile.resources import CHILDREN, SHOAL, WATCHED, Resource
 
 logger = logging.getLogger(__name__)
 

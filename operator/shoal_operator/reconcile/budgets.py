@@ -21,7 +21,7 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
 )
 from shoal_operator.reconcile.times import instant
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import format_bytes, listed
 
 WITHIN_BUDGET: Final = "WithinBudget"
 OVER_BUDGET: Final = "OverBudget"
@@ -93,8 +93,7 @@ def _of_plan(
     ]
     if not over:
         return None
-    more = f" and {len(over) - _NAMED} more" if len(over) > _NAMED else ""
-    return ConditionUpdate(WITHIN_BUDGET, FALSE, OVER_BUDGET, "; ".join(over[:_NAMED]) + more)
+    return ConditionUpdate(WITHIN_BUDGET, FALSE, OVER_BUDGET, listed(over, _NAMED, "; "))
 
 
 def _as_before(about: Resource) -> ConditionUpdate:

@@ -73,7 +73,7 @@ from shoal_protocol.partition import (
     document_from_json,
     document_to_json,
 )
-from shoal_protocol.units import format_bytes, format_need
+from shoal_protocol.units import counted, format_bytes, format_need
 from shoal_protocol.values import copied
 
 KEY: Final = "partition.json.gz"
@@ -344,11 +344,10 @@ def _decision(
 
 
 def _summary(document: PartitionDocument) -> str:
-    count = len(document.fragments)
+    count = counted(len(document.fragments), "fragment")
     largest = max((fragment.resident_bytes for fragment in document.fragments), default=0)
     least = max((fragment.least_bytes for fragment in document.fragments), default=0)
-    plural = "s" * (count != 1)
-    return f"{count} fragment{plural}, the largest needs {format_need(least, largest)}"
+    return f"{count}, the largest needs {format_need(least, largest)}"
 
 
 def _boundary(document: PartitionDocument) -> int | None:

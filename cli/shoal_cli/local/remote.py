@@ -27,7 +27,7 @@ from shoal_cli.transfer.copying import copy
 from shoal_cli.transfer.feeds import Feed, Feeds
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.models import Fetching, default_cache
-from shoal_cli.transfer.places import PAUSE_SECONDS, Source, Target, TransferRefused, redacted
+from shoal_cli.transfer.places import Source, Target, TransferRefused, redacted
 from shoal_protocol.units import counted, format_bytes
 
 Note = Callable[[str], None]
@@ -49,13 +49,11 @@ def is_far(manifests: Manifests) -> bool:
     return any(map(is_remote, uris))
 
 
-async def download(
-    manifests: Manifests, work: Path, note: Note, *, pause_seconds: float = PAUSE_SECONDS
-) -> Downloaded:
+async def download(manifests: Manifests, work: Path, note: Note) -> Downloaded:
     """Fetch what is far away. Raises `TransferRefused`, `TransferBroken`, `ModelRefused`."""
     access, results = Access(), []
     streams: dict[str, Streams] = {}
-    fetching = Fetching(access=access, cache=default_cache(), pause_seconds=pause_seconds)
+    fetching = Fetching(access=access, cache=default_cache())
     models, jobs = dict(manifests.models), dict(manifests.jobs)
     for name, model in models.items():
         source = model.spec.source
@@ -80,7 +78,7 @@ async def download(
             outputs = replace(outputs, uri=folder.absolute().as_uri())
         if is_remote(inputs.uri):
             folder = work / "inputs" / name
-            size = await _inputs(access, inputs, folder, pause_seconds)
+            size = await _inputs(access, inputs, folder)
             note(redacted(f"InferenceJob {name}: {inputs.uri} has {format_bytes(size)}"))
             inputs = replace(inputs, uri=folder.absolute().as_uri())
         jobs[name] = replace(job, spec=replace(job.spec, inputs=inputs, outputs=outputs))
@@ -88,16 +86,14 @@ async def download(
     return Downloaded(manifests=moved, results=tuple(results))
 
 
-async def upload(
-    downloaded: Downloaded, note: Note, *, pause_seconds: float = PAUSE_SECONDS
-) -> None:
+async def upload(downloaded: Downloaded, note: Note) -> None:
     """Upload the results that exist. Raises `TransferRefused`, `TransferBroken`."""
     for folder, uri in downloaded.results:
         source = Folder(str(folder), folder)
         if not folder.is_dir() or not await source.entries():
             continue  # the run came to nothing, and has said so
         async with Access().target(uri) as target:
-            copied = await copy(source, target, pause_seconds=pause_seconds)
+            copied = await copy(source, target)
         note(redacted(f"{uri} has {counted(copied.files, 'file')} of results"))
 
 
@@ -139,12 +135,12 @@ def _followed(job: str, uri: str) -> str | None:
     return uri
 
 
-async def _inputs(access: Access, inputs: Inputs, folder: Path, pause_seconds: float) -> int:
+async def _inputs(access: Access, inputs: Inputs, folder: Path) -> int:
     """Have the files of an address in a folder, and no others; their bytes. Of a followed one the
     files that have gone there stay: a retry may take them again."""
     target = Folder(str(folder), folder)
     async with access.source(inputs.uri) as source:
-        copied = await copy(source, target, pause_seconds=pause_seconds)
+        copied = await copy(source, target)
         names = {entry.name for entry in await source.entries()}
     folder.mkdir(parents=True, exist_ok=True)
     for path in () if inputs.follow else folder.iterdir():

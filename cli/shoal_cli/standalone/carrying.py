@@ -10,7 +10,6 @@ from pathlib import Path
 from shoal_cli.transfer.coordinators import JobFolder
 from shoal_cli.transfer.feeds import Feed, Feeds
 from shoal_cli.transfer.folders import Folder
-from shoal_cli.transfer.following import LOOK_SECONDS
 from shoal_cli.transfer.joined import Reachable
 
 
@@ -23,10 +22,10 @@ class Carried:
     inputs: Path
     outputs: Path
 
-    def feeds(self, note: Callable[[str], None], look_seconds: float = LOOK_SECONDS) -> Feeds:
+    def feeds(self, note: Callable[[str], None]) -> Feeds:
         """Its inputs to there, its results from there."""
-        inputs = Feed(ends=self._sending, note=note, look_seconds=look_seconds)
-        results = Feed(ends=self._fetching, note=note, look_seconds=look_seconds, changed=True)
+        inputs = Feed(ends=self._sending, note=note)
+        results = Feed(ends=self._fetching, note=note, changed=True)
         return Feeds([inputs], [results])
 
     @contextlib.asynccontextmanager

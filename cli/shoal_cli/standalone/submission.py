@@ -52,7 +52,7 @@ from shoal_cli.transfer.copying import Progress, copy
 from shoal_cli.transfer.feeds import Feeds
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.joined import Reachable
-from shoal_cli.transfer.places import PAUSE_SECONDS, with_tries
+from shoal_cli.transfer.places import with_tries
 from shoal_coordinator.storage.inputs import InputsRefused, scan_inputs
 from shoal_planner.devices import PoolDevice
 from shoal_planner.speeds import levelled, measured_device
@@ -272,7 +272,7 @@ class _Run:
             upload = partial(
                 upload_fragments, self.workspace.store, digests, client, self.coordinator.target
             )
-            await with_tries(PAUSE_SECONDS, partial(upload, on_bytes=lambda size: None))
+            await with_tries(partial(upload, on_bytes=lambda size: None))
             if sent.order.follows:
                 if sent.order.job.spec.end:
                     for feed in self._carrier(sent).inputs:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
-from shoal_cli.transfer.following import LOOK_SECONDS, copy_new
+from shoal_cli.transfer.following import copy_new
 from shoal_cli.transfer.joined import CallRefused, CoordinatorAway
 from shoal_cli.transfer.places import Source, Target, TransferBroken, TransferRefused
 
@@ -29,7 +29,6 @@ class Feed:
     ends: Ends
     note: Note
     changed: bool = False
-    look_seconds: float = LOOK_SECONDS
     _following: asyncio.Task[None] | None = field(default=None, init=False)
 
     @contextlib.asynccontextmanager
@@ -50,14 +49,7 @@ class Feed:
         """Copy what the target lacks. Raises `TransferBroken`, `TransferRefused`,
         `CoordinatorAway`, `CallRefused`."""
         async with self.ends() as (source, target):
-            await copy_new(
-                source,
-                target,
-                self.note,
-                follow=follow,
-                changed=self.changed,
-                look_seconds=self.look_seconds,
-            )
+            await copy_new(source, target, self.note, follow=follow, changed=self.changed)
 
     async def _follow(self) -> None:
         try:

@@ -27,7 +27,7 @@ TITLES: Final[Mapping[str, str]] = {
     "shoal_cli.local.orders.JobRefused": "job refused",
     "shoal_cli.local.device_figures.NoItem": "no item to run",
     "shoal_cli.local.device_figures.DeviceFailed": "the device failed",
-    "shoal_cli.local.runner.EnforcementImpossible": "budgets cannot be enforced",
+    "shoal_cli.local.cgroups.EnforcementImpossible": "budgets cannot be enforced",
     "shoal_cli.local.workspace.WorkspaceBusy": "work folder in use",
     "shoal_cli.local.pool.AgentsMissing": "agents missing",
     "shoal_cli.local.supervisor.ProcessHopeless": "a process keeps failing",

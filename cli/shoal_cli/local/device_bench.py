@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from shoal_cli.local.cgroups import Enforce, RunGroups, open_groups
+from shoal_cli.local.cgroups import Enforce, RunGroups, groups_as_wanted
 from shoal_cli.local.device_figures import (
     BudgetFigures,
     DeviceFailed,
@@ -41,7 +41,6 @@ from shoal_cli.local.planning import plan_on_pool
 from shoal_cli.local.pool import PoolRun, RunOptions
 from shoal_cli.local.preparation import prepare
 from shoal_cli.local.resident import ResidencySampler, mapped_bytes
-from shoal_cli.local.runner import EnforcementImpossible
 from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.workspace import Workspace
 from shoal_protocol.channels import open_channel
@@ -90,7 +89,8 @@ async def bench_device(
     for budget in order.budgets(fragment):
         job = _job(order, items, budget)
         jobs.append(PlannedJob(order=job, prepared=prepared, plan=plan_on_pool(job.plan, prepared)))
-    groups = _open_groups(order.enforce, workspace)
+    opened = groups_as_wanted(order.enforce, workspace.run)
+    groups = opened if isinstance(opened, RunGroups) else None
     try:
         async with _peers(order, items, workspace, fragment) as (peers, problems):
             measured = [
@@ -141,17 +141,6 @@ def _job(order: BenchOrder, items: _Items, budget_bytes: int) -> JobOrder:
     return job
 
 
-def _open_groups(enforce: Enforce, workspace: Workspace) -> RunGroups | None:
-    if enforce is Enforce.NONE:
-        return None
-    groups = open_groups(workspace.run)
-    if isinstance(groups, RunGroups):
-        return groups
-    if enforce is Enforce.CGROUP:
-        raise EnforcementImpossible(groups.reason)
-    return None
-
-
 @contextlib.asynccontextmanager
 async def _peers(
     order: BenchOrder, items: _Items, workspace: Workspace, fragment: Fragment
@@ -198,10 +187,10 @@ class _Device:
         peers: Mapping[str, Peer],
         job: PlannedJob,
     ) -> None:
-        (device,) = job.order.plan.devices
+        (device,) = job.order.plan.cut.devices
         self._order, self._observer, self._items = order, observer, items
-        self._peers, self._job, self._budget = peers, job, device.memory
-        self._what = f"a device of {format_bytes(device.memory)}"
+        self._peers, self._job, self._budget = peers, job, device.budget_bytes
+        self._what = f"a device of {format_bytes(device.budget_bytes)}"
         self._supervisor = Supervisor(lambda death: observer.note(f"{death.title} {death.cause}"))
         self._pool = PoolRun(
             pool=job.order.plan.pool,
@@ -209,7 +198,7 @@ class _Device:
             supervisor=self._supervisor,
             groups=groups,
             options=RunOptions(enforce=order.enforce, threads=order.threads),
-            prefix=f"{device.memory}.",  # so that no budget finds what another has left
+            prefix=f"{device.budget_bytes}.",  # so that no budget finds what another has left
         )
         self._groups = groups
         self._label = self._pool.label(device.name)

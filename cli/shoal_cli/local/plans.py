@@ -28,8 +28,8 @@ def find_plan(
 def _plan(
     order: PlanOrder, document: PartitionDocument, devices: Sequence[PoolDevice]
 ) -> Plan | Infeasible:
-    items = order.cut.items
-    return plan(document, devices, order.objective, pins=order.pins, items=items)
+    cut = order.cut
+    return plan(document, devices, cut.objective, pins=order.pins, items=cut.items)
 
 
 def assumption(job: str, found: Plan) -> str:

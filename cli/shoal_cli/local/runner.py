@@ -21,7 +21,13 @@ from functools import partial
 from importlib import metadata
 
 from shoal_cli.local import supervisor
-from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
+from shoal_cli.local.cgroups import (
+    Enforce,
+    EnforcementImpossible,
+    RunGroups,
+    Unavailable,
+    groups_as_wanted,
+)
 from shoal_cli.local.finer_cuts import cut_finer, in_words, is_too_large, merged
 from shoal_cli.local.finished import find_finished, remember
 from shoal_cli.local.observer import Observer, Snapshot
@@ -49,16 +55,6 @@ from shoal_cli.transfer.feeds import Feeds
 from shoal_coordinator.storage.inputs import SUFFIXES
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
 from shoal_protocol.units import counted
-
-
-class EnforcementImpossible(Exception):
-    """`--enforce cgroup` on a machine that does not allow it."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(
-            f"budgets cannot be enforced here: {reason}; "
-            "run as a user who may make cgroups, or with --enforce auto to measure only"
-        )
 
 
 class Interrupted(Exception):
@@ -282,13 +278,8 @@ class _Run:
             await asyncio.gather(*(pool.watch.run(self._on_snapshot) for pool in self._pools))
 
     def _open_groups(self) -> RunGroups | None:
-        """What the machine allows and the user wants; `EnforcementImpossible` if these disagree."""
-        if self._options.enforce is Enforce.NONE:
-            return None
-        groups = open_groups(self._workspace.run)
+        groups = groups_as_wanted(self._options.enforce, self._workspace.run)
         if isinstance(groups, Unavailable):
-            if self._options.enforce is Enforce.CGROUP:
-                raise EnforcementImpossible(groups.reason)
             self._enforcement = Enforcement(mode="none", reason=groups.reason)
             return None
         self._enforcement = Enforcement(mode=f"cgroup v{groups.hierarchy.version}", reason="")

@@ -133,9 +133,9 @@ def _device_table(found: Sequence["pb.DeviceStatus"]) -> "RenderableType":
     from shoal_cli.commands.columns import Columns, ColumnTable
     from shoal_cli.commands.tables import format_tiers
     from shoal_cli.local.report import TierHits
+    from shoal_protocol.copying import copied
     from shoal_protocol.units import format_bytes
     from shoal_protocol.v1 import coordinator_pb2 as pb
-    from shoal_protocol.values import copied
 
     names: Columns[pb.DeviceStatus] = [
         ("device", lambda device: device.name),

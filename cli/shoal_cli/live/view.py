@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from shoal_cli.local.report import Latency, TierHits
+from shoal_protocol.copying import copied
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.values import copied
 
 _COUNTED: Final = ("tasks", "sent_bytes", "received_bytes", "fetched_bytes")
 _READINGS: Final = (

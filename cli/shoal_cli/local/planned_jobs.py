@@ -22,10 +22,10 @@ from shoal_planner.batches import batch_sentences
 from shoal_planner.explanation import sentences
 from shoal_planner.figures import PlanFigures, Rates, figures
 from shoal_planner.outcome import Plan
+from shoal_protocol.copying import copied
 from shoal_protocol.partition import document_to_json, outgrown_of
 from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.values import copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shoal_protocol.copying import copied
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.values import copied
 
 if TYPE_CHECKING:
     from shoal_planner.outcome import Plan

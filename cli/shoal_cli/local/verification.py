@@ -29,8 +29,8 @@ from shoal_cli.local.steps import Json, Progress, run_step, serve
 from shoal_coordinator.storage.arrays import ArrayFile, Limits, UnreadableArrays
 from shoal_coordinator.storage.inputs import InputSet, InputsRefused, InputUnsuitable, scan_inputs
 from shoal_coordinator.storage.parts import ROWS
+from shoal_protocol.copying import copied
 from shoal_protocol.partition import document_from_json
-from shoal_protocol.values import copied
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]

@@ -25,10 +25,10 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Unreachable,
 )
+from shoal_protocol.copying import copied
 from shoal_protocol.partition import outgrown_of
 from shoal_protocol.speeds import FragmentTimes, Link, Speed, fragment_times_of, link_of, speed_of
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.values import copied
 
 VIEW: Final = "View"
 REACH: Final = "reach"

@@ -38,8 +38,8 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
 )
 from shoal_operator.reconcile.times import as_time, instant, seconds_since
+from shoal_protocol.copying import copied
 from shoal_protocol.speeds import UNKNOWN_LINK, Link, Speed
-from shoal_protocol.values import copied
 
 _SEEN_SECONDS: Final = 60.0
 _THERE_SECONDS: Final = 300.0

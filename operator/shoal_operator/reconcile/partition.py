@@ -64,6 +64,7 @@ from shoal_operator.reconcile.workers import (
     worker_named,
     worker_text,
 )
+from shoal_protocol.copying import copied
 from shoal_protocol.cut_table import TableRefused, table_from_json
 from shoal_protocol.partition import (
     MODEL,
@@ -74,7 +75,6 @@ from shoal_protocol.partition import (
     document_to_json,
 )
 from shoal_protocol.units import counted, format_bytes, format_need
-from shoal_protocol.values import copied
 
 KEY: Final = "partition.json.gz"
 RECIPE: Final = "shoal.dev/recipe"

@@ -146,8 +146,7 @@ def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path) -> "list[Plan
     from shoal_cli.commands.progress import choose_progress
     from shoal_cli.commands.tables import errors
     from shoal_cli.local.planned_jobs import with_items
-    from shoal_cli.local.planning import prepare_once
-    from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
+    from shoal_cli.local.planning import cut_beside, find_plan, plans_beside, prepare_once
     from shoal_cli.local.workspace import open_workspace
     from shoal_planner.outcome import Plan
 

@@ -33,10 +33,9 @@ from shoal_cli.local.finished import find_finished, remember
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, JobRefused, Orders
 from shoal_cli.local.planned_jobs import PlannedJob
-from shoal_cli.local.planning import plan_on_pool, prepare_once, try_finer
-from shoal_cli.local.plans import assumption, cut_beside, plans_beside
+from shoal_cli.local.planning import notes_of, plan_jobs, try_finer
 from shoal_cli.local.pool import PoolRun, RunOptions, Target
-from shoal_cli.local.preparation import Prepared, check_model, partition_path
+from shoal_cli.local.preparation import check_model, partition_path
 from shoal_cli.local.remote import feeds_of
 from shoal_cli.local.report import (
     DeviceReport,
@@ -226,21 +225,6 @@ class _Run:
         self._notes.append(text)
         self._observer.note(text)
 
-    async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[PlannedJob]:
-        """Phase 2."""
-        prepared: dict[str, Prepared] = {}
-        jobs: list[PlannedJob] = []
-        for order in orders:
-            others = plans_beside(order.plan, [(job.order.plan, job.plan) for job in jobs])
-            cut = cut_beside(order.plan, others)
-            partition = await prepare_once(cut, prepared, self._workspace, self._observer)
-            found = plan_on_pool(order.plan, partition, others)
-            if text := assumption(order.name, found):
-                self._note(text)
-            jobs.append(PlannedJob(order=order, prepared=partition, plan=found))
-        self._notes += [text for each in prepared.values() if (text := each.note)]
-        return jobs
-
     async def _run_pools(self, orders: Sequence[JobOrder]) -> None:
         """Phases 1 to 5. Whatever happens, the processes and cgroups are gone afterwards."""
         groups = self._open_groups()
@@ -259,7 +243,8 @@ class _Run:
     async def _drive(self, orders: Sequence[JobOrder]) -> None:
         for pool in self._pools:
             await pool.start()
-        jobs = await self._plan_jobs(orders)
+        jobs = await plan_jobs(orders, self._workspace, self._observer, self._note)
+        self._notes += notes_of(jobs)
         for pool in self._pools:
             pool.take([job for job in jobs if job.order.plan.pool is pool.pool])
             self._places |= {job.order.name: (pool, job) for job in pool.jobs}

@@ -31,10 +31,8 @@ from shoal_cli.local.manifests import Manifests
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, JobRefused, Orders
 from shoal_cli.local.planned_jobs import PlannedJob, device_report
-from shoal_cli.local.planning import plan_on_pool, prepare_once, try_finer
-from shoal_cli.local.plans import assumption
+from shoal_cli.local.planning import notes_of, plan_jobs, try_finer
 from shoal_cli.local.pool import RunOptions
-from shoal_cli.local.preparation import Prepared
 from shoal_cli.local.remote import feeds_of
 from shoal_cli.local.report import DeviceReport, Enforcement, JobReport, RunReport
 from shoal_cli.local.run_record import timeline_of
@@ -231,17 +229,9 @@ class _Run:
             jobs = await try_finer(finer, self._plan_jobs, self._note)
 
     async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[Sent]:
-        prepared: dict[str, Prepared] = {}
-        found = []
-        for order in orders:
-            partition = await prepare_once(order.plan.cut, prepared, self.workspace, self.observer)
-            plan = plan_on_pool(order.plan, partition)
-            if text := assumption(order.name, plan):
-                self._note(text)
-            job = PlannedJob(order=order, prepared=partition, plan=plan)
-            found.append(Sent(await asyncio.to_thread(name_there, job), job))
-        self._notes += [text for each in prepared.values() if (text := each.note)]
-        return found
+        jobs = await plan_jobs(orders, self.workspace, self.observer, self._note, alone=True)
+        self._notes += notes_of(jobs)
+        return [Sent(await asyncio.to_thread(name_there, job), job) for job in jobs]
 
     async def _run_planned(self, jobs: Sequence[Sent]) -> None:
         for sent in jobs:

@@ -49,8 +49,7 @@ def plan(
     Then the smallest budget that works, with these fragments, and what other budgets would give.
     With --profile: which devices would run which layers, with cuts and devices chosen together.
     """
-    from shoal_cli.commands.layer_plans import plan_layers
-    from shoal_cli.commands.planned import show
+    from shoal_cli.commands.planned import plan_layers, show
     from shoal_cli.local.planning import NoPlan
 
     picture = None if svg is None else check_picture("--svg", svg)

@@ -1,10 +1,10 @@
 """What `shoal plan` shows of a plan, or of why there is none: tables, JSON, a picture."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import typer
 from rich.console import Group
@@ -24,8 +24,11 @@ from shoal_planner.layers import plans as layer_plans
 from shoal_planner.layers.graph import LayerGraph, Pool
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.speeds import devices_table, link_tables
+from shoal_protocol.choices import Objective
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.units import NANOSECONDS_PER_SECOND
+
+T = TypeVar("T")
 
 VERSION: Final = 1
 """Of the JSON: grows when a field goes or changes its meaning."""
@@ -108,6 +111,34 @@ def of_layers(name: str, graph: LayerGraph, pool: Pool, answer: layer_plans.Laye
         links=Links(between=between),
         devices=tuple(device.name for device in pool.devices),
     )
+
+
+def plan_layers(profile: Path, devices: str | None, objective: Objective, items: int) -> Planned:
+    """The plan, its explanation, and what lost against it."""
+    from shoal_planner.layers.documents import read_pool, read_profile
+    from shoal_planner.layers.planning import plan
+    from shoal_planner.layers.plans import Unplaceable
+
+    if devices is None:
+        raise typer.BadParameter("--profile needs --devices FILE: the devices and their links")
+    graph = _read("--profile", profile, read_profile)
+    pool = _read("--devices", Path(devices), read_pool)
+    try:
+        answer = plan(graph, pool, objective, items)
+    except ValueError as unknown:
+        raise typer.BadParameter(f"{profile} on {devices}: {unknown}") from None
+    if isinstance(answer, Unplaceable):
+        raise typer.BadParameter(answer.message(profile.name))
+    return of_layers(f"{profile.name} on {devices}, {objective}", graph, pool, answer)
+
+
+def _read(option: str, file: Path, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(file.read_text())
+    except OSError as failed:
+        raise typer.BadParameter(f"{option} {file}: {failed.strerror}") from None
+    except ValueError as wrong:
+        raise typer.BadParameter(f"{option} {file}: {wrong}") from None
 
 
 def _own_links(pool: Sequence[PoolDevice]) -> Links:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from shoal_cli.local.counts import count_items
+from shoal_cli.local.cut_orders import count_items
 from shoal_cli.local.orders import JobOrder, PlanOrder
 from shoal_cli.local.preparation import Prepared
 from shoal_cli.local.report import (

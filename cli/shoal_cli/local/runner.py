@@ -16,9 +16,10 @@ import contextlib
 import datetime
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
+from typing import Final
 
 from shoal_cli.local import supervisor
 from shoal_cli.local.cgroups import (
@@ -45,7 +46,6 @@ from shoal_cli.local.report import (
     Verification,
 )
 from shoal_cli.local.run_record import Death, Timeline
-from shoal_cli.local.signals import ENDING, handling
 from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.verification import VerificationRequest, verify
@@ -55,9 +55,25 @@ from shoal_coordinator.storage.inputs import SUFFIXES
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
 from shoal_protocol.units import counted
 
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a run to end."""
+
 
 class Interrupted(Exception):
     """Ended by a signal before anything ran."""
+
+
+@contextlib.contextmanager
+def handling(handlers: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[None]:
+    """Call these in the event loop when their signals come, instead of ending the process."""
+    loop = asyncio.get_running_loop()
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in handlers:
+            loop.remove_signal_handler(number)
 
 
 async def run_orders(

@@ -37,11 +37,12 @@ from shoal_cli.local.remote import feeds_of
 from shoal_cli.local.report import DeviceReport, Enforcement, JobReport, RunReport
 from shoal_cli.local.run_record import timeline_of
 from shoal_cli.local.runner import (
+    ENDING,
     Interrupted,
     check_folders,
+    handling,
     verify_job,
 )
-from shoal_cli.local.signals import ENDING, handling
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_cli.standalone.carrying import Carried

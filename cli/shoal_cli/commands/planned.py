@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 VERSION: Final = 1
 """Of the JSON: grows when a field goes or changes its meaning."""
+_OF_FRAGMENTS: Final = ("index", "flops", "weight_bytes", "least_bytes", "resident_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +79,7 @@ def of_order(name: str, order: PlanOrder, prepared: Prepared, answer: Plan | Inf
         facts={
             "devices": [asdict(device) for device in pool],
             "fragments": [
-                {
-                    "index": each.index,
-                    "flops": each.flops,
-                    "weight_bytes": each.weight_bytes,
-                    "least_bytes": each.least_bytes,
-                    "resident_bytes": each.resident_bytes,
-                }
-                for each in document.fragments
+                {name: getattr(each, name) for name in _OF_FRAGMENTS} for each in document.fragments
             ],
             "budgets": asdict(others),
         },

@@ -14,7 +14,7 @@ from pathlib import Path
 from shoal_cli.local.known_cuts import are_unchanged
 from shoal_cli.local.orders import JobOrder
 from shoal_cli.local.preparation import Prepared, partition_path
-from shoal_cli.local.report import JobReport, Latency, TierHits
+from shoal_cli.local.report import JobReport
 from shoal_cli.local.workspace import Workspace
 from shoal_coordinator.storage.job_files import finished_items
 from shoal_protocol.durable_files import replace_file
@@ -56,17 +56,8 @@ def find_finished(order: JobOrder, workspace: Workspace) -> JobReport | None:
         partition=order.plan.cut.name,
         items=items,
         succeeded=items,
-        failed=0,
         resumed=items,
-        retries=0,
-        seconds=0.0,
-        items_per_second=0.0,
-        latency=Latency(),
-        tier_hits=TierHits(),
-        stages=(),
-        failures=(),
         outputs=str(order.outputs),
-        verification=None,
     )
 
 

@@ -151,10 +151,6 @@ def device_report(
         peak_bytes_above_floor=tally.peak_bytes,
         fragments=tuple(sorted(held, key=lambda each: (each.partition, each.index))),
         tier_hits=tally.tier_hits,
-        restarts=0,
-        limit_bytes=None,
-        limit_failures=0,
-        out_of_memory_kills=0,
         **tally.counts,
     )
 

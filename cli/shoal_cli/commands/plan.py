@@ -125,10 +125,11 @@ def _of_manifests(
 ) -> "list[tuple[str, PlanOrder]]":
     from shoal_cli.commands.tables import fetching, measuring
     from shoal_cli.local import remote
+    from shoal_cli.local.manifests import load_manifests
     from shoal_cli.local.orders import read_orders
     from shoal_cli.local.speeds import machine_speed
 
-    manifests = options.load_files(files)
+    manifests = load_manifests(files)
     with fetching(far=remote.is_far(manifests)):
         downloaded = asyncio.run(remote.download(manifests, folder, options.note))
     orders = read_orders(downloaded.manifests, volumes, machine_speed(waiting=measuring))

@@ -15,18 +15,18 @@ from shoal_cli.transfer.joined import CallRefused, CoordinatorAway
 from shoal_cli.transfer.places import Source, Target, TransferBroken, TransferRefused
 
 Note = Callable[[str], None]
-Ends = Callable[[], AbstractAsyncContextManager[tuple[Source, Target]]]
-"""Opens where files come from and where they go."""
 
 _REASONS = (TransferBroken, TransferRefused, CoordinatorAway, CallRefused)
 
 
 @dataclass(slots=True, kw_only=True)
 class Feed:
-    """`note` receives what goes wrong and is tried again. `changed`: a file whose size changes is
-    copied again, as the result of a file that was retried."""
+    """Where files come from and where they go is opened each time. `note` receives what goes wrong
+    and is tried again. `changed`: a file whose size changes is copied again, as the result of a
+    file that was retried."""
 
-    ends: Ends
+    source: Callable[[], AbstractAsyncContextManager[Source]]
+    target: Callable[[], AbstractAsyncContextManager[Target]]
     note: Note
     changed: bool = False
     _following: asyncio.Task[None] | None = field(default=None, init=False)
@@ -48,7 +48,7 @@ class Feed:
     async def copy(self, *, follow: bool) -> None:
         """Copy what the target lacks. Raises `TransferBroken`, `TransferRefused`,
         `CoordinatorAway`, `CallRefused`."""
-        async with self.ends() as (source, target):
+        async with self.source() as source, self.target() as target:
             await copy_new(source, target, self.note, follow=follow, changed=self.changed)
 
     async def _follow(self) -> None:

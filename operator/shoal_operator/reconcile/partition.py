@@ -17,7 +17,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, assert_never
 
 from shoal_api.columns import print_partition
@@ -173,18 +173,12 @@ def _still_cut(snapshot: PartitionSnapshot, stored: StoredDocument, other: Decis
 
 def _tabulating(snapshot: PartitionSnapshot, model: Model, recipe: str) -> Decision:
     """A worker makes the table of what may be chosen from."""
-    worker = _Work(
-        spec=table_worker(snapshot.partition, model, _source_arguments(model)),
-        name=model.metadata.name,
-        answered=lambda done: _tabulated(snapshot, recipe, done),
-    )
-    return _working(snapshot, model, worker)
+    spec = table_worker(snapshot.partition, model, _source_arguments(model))
+    return _working(snapshot, model, spec, lambda done: _tabulated(snapshot, recipe, done))
 
 
 def _tabulated(snapshot: PartitionSnapshot, recipe: str, worker: Worker) -> Decision:
-    if worker.output is None:
-        text = "what the worker printed is gone; it starts again"
-        return _waits(snapshot, Cause("Cutting", text))
+    assert worker.output is not None, "`_working` has checked"
     try:
         table = table_from_json(worker.output)
     except TableRefused as error:
@@ -197,38 +191,35 @@ def _tabulated(snapshot: PartitionSnapshot, recipe: str, worker: Worker) -> Deci
 
 
 def _cutting(snapshot: PartitionSnapshot, model: Model, arguments: tuple[str, ...]) -> Decision:
-    worker = _Work(
-        spec=cut_worker(snapshot.partition, model, arguments),
-        name=model.metadata.name,
-        answered=lambda done: _answered(snapshot, model, done, arguments),
-    )
-    return _working(snapshot, model, worker)
+    spec = cut_worker(snapshot.partition, model, arguments)
+    return _working(snapshot, model, spec, lambda done: _answered(snapshot, model, done, arguments))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """What a worker does to the model of that name, and what is decided when it has succeeded."""
-
-    spec: WorkerSpec
-    name: str
-    answered: Callable[[Worker], Decision]
-
-
-def _working(snapshot: PartitionSnapshot, model: Model, work: _Work) -> Decision:
-    settings = snapshot.settings
+def _working(
+    snapshot: PartitionSnapshot,
+    model: Model,
+    worker_spec: WorkerSpec,
+    answered: Callable[[Worker], Decision],
+) -> Decision:
+    """A worker that opens the model; `answered` decides when it has succeeded."""
+    settings, name = snapshot.settings, model.metadata.name
     if (cause := offline(model.spec.source.uri, settings)) is not None:
         return _waits(snapshot, cause)
-    worker = worker_named(snapshot.workers, work.spec.name)
+    worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
-        decision = _waits(snapshot, Cause("Cutting", f"{work.name} is about to be cut"))
-        child = worker_job(snapshot.partition, work.spec, settings)
+        decision = _waits(snapshot, Cause("Cutting", f"{name} is about to be cut"))
+        child = worker_job(snapshot.partition, worker_spec, settings)
         return replace(decision, children=(child,))
     match worker.phase:
         case WorkerPhase.PENDING | WorkerPhase.RUNNING:
-            text = worker_text(worker, f"{work.name} is being cut")
+            text = worker_text(worker, f"{name} is being cut")
             return _waits(snapshot, Cause("Cutting", text), keep=worker.name)
+        case WorkerPhase.SUCCEEDED if worker.output is None:
+            # Its log is gone, so it runs again.
+            text = "what the worker printed is gone; it starts again"
+            return _waits(snapshot, Cause("Cutting", text))
         case WorkerPhase.SUCCEEDED:
-            return work.answered(worker)
+            return answered(worker)
         case WorkerPhase.FAILED:
             return _failed(snapshot, worker)
         case _:
@@ -269,10 +260,7 @@ def _answered(
 ) -> Decision:
     """The worker has cut: store what it says."""
     partition = snapshot.partition
-    if worker.output is None:
-        # Its log is gone, so it runs again.
-        text = "what the worker printed is gone; it starts again"
-        return _waits(snapshot, Cause("Cutting", text))
+    assert worker.output is not None, "`_working` has checked"
     try:
         document = document_from_json(worker.output)
     except DocumentRefused as error:

@@ -152,9 +152,24 @@ class Condition:
 # ---- fields that may be absent -------------------------------------------------------------------
 
 
+def optional(of: type[R], meaning: str) -> R | None:
+    """A record that may be absent."""
+    return member(Object(of), meaning, default=None)
+
+
 def reference(meaning: str, name: str) -> Reference | None:
     """Another object, where one is named; such as the one of that name."""
     return member(REFERENCE, meaning, default=None, example={"name": name})
+
+
+def digest_of(meaning: str) -> str | None:
+    """A digest, where it is known."""
+    return member(DIGEST, meaning, default=None, example="sha256:" + "0c1f" * 16)
+
+
+def moment(meaning: str, example: str) -> str | None:
+    """A time, where it has come."""
+    return member(TIME, meaning, default=None, example=example)
 
 
 def size(meaning: str, example: int) -> int | None:

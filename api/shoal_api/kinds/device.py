@@ -6,13 +6,14 @@ from shoal_api.fields import (
     COLUMNS,
     COUNT,
     REFERENCE,
-    TIME,
     Condition,
     Reference,
     Resource,
     Status,
     aspects,
     measured,
+    moment,
+    optional,
     printed,
     records,
     size,
@@ -128,22 +129,15 @@ class DeviceStatus(Status):
         "beside the budget, and follows floorBytes where the cluster resizes pods in place.",
         130023424,
     )
-    cached_fragments: CachedFragments | None = member(
-        Object(CachedFragments), "What lies on its disk.", default=None
+    cached_fragments: CachedFragments | None = optional(CachedFragments, "What lies on its disk.")
+    speed: DeviceSpeed | None = optional(
+        DeviceSpeed, "What it was measured to do; plans are made with it."
     )
-    speed: DeviceSpeed | None = member(
-        Object(DeviceSpeed), "What it was measured to do; plans are made with it.", default=None
+    link: DeviceLink | None = optional(DeviceLink, "What its link was measured to do.")
+    last_seen_time: str | None = moment(
+        "When it was last heard of; moves at most once a minute.", "2026-01-31T12:00:00Z"
     )
-    link: DeviceLink | None = member(
-        Object(DeviceLink), "What its link was measured to do.", default=None
-    )
-    last_seen_time: str | None = member(
-        TIME,
-        "When it was last heard of; moves at most once a minute.",
-        default=None,
-        example="2026-01-31T12:00:00Z",
-    )
-    columns: DeviceColumns | None = member(Object(DeviceColumns), COLUMNS, default=None)
+    columns: DeviceColumns | None = optional(DeviceColumns, COLUMNS)
 
 
 @record()
@@ -151,4 +145,4 @@ class Device(Resource):
     """One agent on one node, as the coordinator reports it; written by the operator only."""
 
     spec: DeviceSpec = member(Object(DeviceSpec), "Where it belongs.")
-    status: DeviceStatus | None = member(Object(DeviceStatus), "What is.", default=None)
+    status: DeviceStatus | None = optional(DeviceStatus, "What is.")

@@ -19,6 +19,7 @@ from shoal_api.fields import (
     Resource,
     Status,
     aspects,
+    optional,
     printed,
     size,
 )
@@ -106,9 +107,7 @@ class LocalDevice:
     cpus: Millicpus | None = member(
         CPUS, "Its share of processors; absent: unlimited.", default=None, example="0.5"
     )
-    link: Link | None = member(
-        Object(Link), "Its connection; absent: as fast as the machine is.", default=None
-    )
+    link: Link | None = optional(Link, "Its connection; absent: as fast as the machine is.")
 
 
 @record()
@@ -242,10 +241,8 @@ class DevicePoolStatus(Status):
     """What the pool has become."""
 
     conditions: tuple[Condition, ...] = aspects("CoordinatorReady, AgentsReady, Ready.")
-    devices: DeviceCounts | None = member(
-        Object(DeviceCounts),
-        f"How many there are; at most {MAX_DEVICES} are planned with.",
-        default=None,
+    devices: DeviceCounts | None = optional(
+        DeviceCounts, f"How many there are; at most {MAX_DEVICES} are planned with."
     )
     budget_bytes: int | None = size("The budgets of all devices together.", 201326592)
     smallest_budget_bytes: int | None = size("The least that one of the devices may use.", 67108864)
@@ -255,7 +252,7 @@ class DevicePoolStatus(Status):
         default=None,
         example="shelf-coordinator.default.svc:7400",
     )
-    columns: DevicePoolColumns | None = member(Object(DevicePoolColumns), COLUMNS, default=None)
+    columns: DevicePoolColumns | None = optional(DevicePoolColumns, COLUMNS)
 
 
 @record()
@@ -263,4 +260,4 @@ class DevicePool(Resource):
     """A set of devices with a budget: one coordinator, and one agent per selected node."""
 
     spec: DevicePoolSpec = member(Object(DevicePoolSpec), "What is wanted.")
-    status: DevicePoolStatus | None = member(Object(DevicePoolStatus), "What is.", default=None)
+    status: DevicePoolStatus | None = optional(DevicePoolStatus, "What is.")

@@ -14,6 +14,8 @@ from shoal_api.fields import (
     Status,
     aspects,
     measured,
+    moment,
+    optional,
     printed,
     records,
     reference,
@@ -153,12 +155,11 @@ class InferenceJobSpec:
         default="Exact",
         example="Half",
     )
-    batching: Batching | None = member(
-        Object(Batching),
+    batching: Batching | None = optional(
+        Batching,
         "Items that wait on a device for one fragment run there at once, where the model computes "
         "each item by itself along an open first axis. Results may differ in the last digits from "
         "those of items that run alone; absent: each runs alone.",
-        default=None,
     )
     priority: int = member(
         Whole(minimum=-1000, maximum=1000), "Jobs with more go first.", default=0, example=10
@@ -194,12 +195,11 @@ class InferenceJobSpec:
         default=None,
         example=86400,
     )
-    retry: Retry | None = member(
-        Object(Retry),
+    retry: Retry | None = optional(
+        Retry,
         "Which items are tried once more when the job has failed; `kubectl shoal retry` writes it. "
         "Until a failed job is deleted, its inputs and results stay on the coordinator's volume "
         "for that.",
-        default=None,
     )
 
 
@@ -295,35 +295,26 @@ class InferenceJobStatus(Status):
         "until the job is retried. "
         "WithinBudget is False for good once a device of its plan was over its budget in the run."
     )
-    start_time: str | None = member(
-        TIME,
+    start_time: str | None = moment(
         "When the first task started. Unlike in batch/v1 it stays when the job is suspended and "
         "resumed, because counts and times add up over all runs of the job; "
         "activeDeadlineSeconds counts from the last resume, as in batch/v1, or the last retry.",
-        default=None,
-        example="2026-01-31T12:00:00Z",
+        "2026-01-31T12:00:00Z",
     )
-    completion_time: str | None = member(
-        TIME,
-        "When the job became Complete or Failed.",
-        default=None,
-        example="2026-01-31T12:01:30Z",
+    completion_time: str | None = moment(
+        "When the job became Complete or Failed.", "2026-01-31T12:01:30Z"
     )
-    items: ItemCounts | None = member(Object(ItemCounts), "How far it is.", default=None)
+    items: ItemCounts | None = optional(ItemCounts, "How far it is.")
     items_per_second: float | None = measured("Since the start.", "items per second", 38.2)
-    tier_hits: TierHits | None = member(
-        Object(TierHits), "Tasks by what their device had to do first.", default=None
-    )
+    tier_hits: TierHits | None = optional(TierHits, "Tasks by what their device had to do first.")
     failures: tuple[ItemFailure, ...] = records(ItemFailure, 8, "The first eight.")
-    finer_cut: FinerCut | None = member(
-        Object(FinerCut),
-        "The newest cut, with fragments divided; absent: the first cut did.",
-        default=None,
+    finer_cut: FinerCut | None = optional(
+        FinerCut, "The newest cut, with fragments divided; absent: the first cut did."
     )
-    retry: RetryStatus | None = member(
-        Object(RetryStatus), "The last retry; absent: it was never retried.", default=None
+    retry: RetryStatus | None = optional(
+        RetryStatus, "The last retry; absent: it was never retried."
     )
-    columns: InferenceJobColumns | None = member(Object(InferenceJobColumns), COLUMNS, default=None)
+    columns: InferenceJobColumns | None = optional(InferenceJobColumns, COLUMNS)
 
 
 _ENDED: Final = (
@@ -337,4 +328,4 @@ class InferenceJob(Resource):
     """A bounded piece of work: inputs through a model on a pool of devices into outputs."""
 
     spec: InferenceJobSpec = member(Object(InferenceJobSpec), "What is wanted.")
-    status: InferenceJobStatus | None = member(Object(InferenceJobStatus), "What is.", default=None)
+    status: InferenceJobStatus | None = optional(InferenceJobStatus, "What is.")

@@ -5,13 +5,14 @@ from typing import Final
 from shoal_api.fields import (
     COLUMNS,
     COUNT,
-    DIGEST,
     TENSOR_NAME,
     Condition,
     Reference,
     Resource,
     Status,
     aspects,
+    digest_of,
+    optional,
     printed,
     records,
     reference,
@@ -36,11 +37,8 @@ class Source:
         "registry, or, in local mode, a file. A relative path is relative to the manifest.",
         example="pvc://models/rec.onnx",
     )
-    digest: str | None = member(
-        DIGEST,
-        "What the file's content must be. Cannot be changed once it is set.",
-        default=None,
-        example="sha256:" + "0c1f" * 16,
+    digest: str | None = digest_of(
+        "What the file's content must be. Cannot be changed once it is set."
     )
     secret_ref: Reference | None = reference(
         "A Secret with what the store asks for.", "model-store"
@@ -99,11 +97,8 @@ class ModelStatus(Status):
     """What was found out about the model."""
 
     conditions: tuple[Condition, ...] = aspects("Fetched, Verified, Profiled, Ready.")
-    digest: str | None = member(
-        DIGEST,
-        "The digest of the file. Cannot be changed once it is set: other content is another Model.",
-        default=None,
-        example="sha256:" + "0c1f" * 16,
+    digest: str | None = digest_of(
+        "The digest of the file. Cannot be changed once it is set: other content is another Model."
     )
     size_bytes: int | None = size("The size with external data.", 10905190)
     parameters: int | None = member(
@@ -114,7 +109,7 @@ class ModelStatus(Status):
     )
     inputs: tuple[TensorStatus, ...] = records(TensorStatus, _TENSORS, "The model's inputs.")
     outputs: tuple[TensorStatus, ...] = records(TensorStatus, _TENSORS, "The model's outputs.")
-    columns: ModelColumns | None = member(Object(ModelColumns), COLUMNS, default=None)
+    columns: ModelColumns | None = optional(ModelColumns, COLUMNS)
 
 
 @record()
@@ -122,4 +117,4 @@ class Model(Resource):
     """An ONNX model: where it comes from, verified and profiled."""
 
     spec: ModelSpec = member(Object(ModelSpec), "What is wanted.")
-    status: ModelStatus | None = member(Object(ModelStatus), "What is.", default=None)
+    status: ModelStatus | None = optional(ModelStatus, "What is.")

@@ -16,6 +16,7 @@ from shoal_api.fields import (
     Status,
     aspects,
     bytes_of,
+    optional,
     printed,
     records,
     size,
@@ -141,7 +142,7 @@ class PartitionStatus(Status):
     boundary_bytes: int | None = size(
         "What one item sends between fragments; absent where a shape is unknown.", 1474560
     )
-    columns: PartitionColumns | None = member(Object(PartitionColumns), COLUMNS, default=None)
+    columns: PartitionColumns | None = optional(PartitionColumns, COLUMNS)
 
 
 @record()
@@ -149,4 +150,4 @@ class Partition(Resource):
     """A Model cut into fragments. A job makes one when it names a Model only."""
 
     spec: PartitionSpec = member(Object(PartitionSpec), "What is wanted.")
-    status: PartitionStatus | None = member(Object(PartitionStatus), "What is.", default=None)
+    status: PartitionStatus | None = optional(PartitionStatus, "What is.")

@@ -7,7 +7,6 @@ from shoal_api.fields import (
     COLUMNS,
     COUNT,
     DEVICE,
-    DIGEST,
     FRAGMENT,
     MAX_DEVICES,
     MAX_FRAGMENTS,
@@ -19,7 +18,9 @@ from shoal_api.fields import (
     Resource,
     Status,
     aspects,
+    digest_of,
     measured,
+    optional,
     printed,
     records,
 )
@@ -112,11 +113,8 @@ class FragmentMemory:
     """What a fragment needs, and what it gets."""
 
     fragment: int = member(FRAGMENT, "The fragment's index.", example=0)
-    digest: str | None = member(
-        DIGEST,
-        "Its name in the fragment store; absent in plans of versions before this field.",
-        default=None,
-        example="sha256:" + "0c1f" * 16,
+    digest: str | None = digest_of(
+        "Its name in the fragment store; absent in plans of versions before this field."
     )
     resident_bytes: int = member(
         COUNT,
@@ -275,18 +273,14 @@ class PlacementStatus(Status):
     prefetched: tuple[Prefetched, ...] = records(
         Prefetched, MAX_GRANTS, "With prefetch: where the fragments are."
     )
-    cut: ChosenCut | None = member(
-        Object(ChosenCut),
-        "Of a Partition with cutting Planned: the cut that this Placement has chosen.",
-        default=None,
+    cut: ChosenCut | None = optional(
+        ChosenCut, "Of a Partition with cutting Planned: the cut that this Placement has chosen."
     )
-    predicted: Cost | None = member(Object(Cost), "By the planner.", default=None)
-    measured: Cost | None = member(Object(Cost), "By the last job.", default=None)
-    makespan: Makespan | None = member(
-        Object(Makespan), "Of the objective Makespan, by the planner.", default=None
-    )
+    predicted: Cost | None = optional(Cost, "By the planner.")
+    measured: Cost | None = optional(Cost, "By the last job.")
+    makespan: Makespan | None = optional(Makespan, "Of the objective Makespan, by the planner.")
     rejected: tuple[Rejected, ...] = records(Rejected, 8, "The best plans that lost.")
-    columns: PlacementColumns | None = member(Object(PlacementColumns), COLUMNS, default=None)
+    columns: PlacementColumns | None = optional(PlacementColumns, COLUMNS)
 
 
 @record()
@@ -295,4 +289,4 @@ class Placement(Resource):
     its devices have the fragments before a job needs them."""
 
     spec: PlacementSpec = member(Object(PlacementSpec), "What is wanted.")
-    status: PlacementStatus | None = member(Object(PlacementStatus), "What is.", default=None)
+    status: PlacementStatus | None = optional(PlacementStatus, "What is.")

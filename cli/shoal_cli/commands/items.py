@@ -26,7 +26,6 @@ RETRY_EPILOG: Final = (
     "Two items of an InferenceJob of the cluster:  shoal retry ocr 17 23 --namespace reading"
 )
 
-Job = Annotated[str, typer.Argument(metavar="JOB", help="Its name.")]
 Failed = Annotated[bool, typer.Option("--failed", help="Only items that have failed.")]
 Items = Annotated[
     list[int] | None,
@@ -40,7 +39,7 @@ Items = Annotated[
 
 
 def items(
-    job: Job,
+    job: targets.Job,
     failed: Failed = False,
     *,
     target: targets.Target,
@@ -60,7 +59,7 @@ def items(
 
 
 def retry(
-    job: Job,
+    job: targets.Job,
     items: Items = None,
     *,
     target: targets.Target,

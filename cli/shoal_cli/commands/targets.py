@@ -35,6 +35,7 @@ no `shoal run` and no pool of a program goes on here, and no coordinator was joi
 --coordinator HOST:PORT   one that `shoal join` has joined, or unix:/path
 --pool NAME               a DevicePool of the cluster that kubectl talks to"""
 
+Job = Annotated[str, typer.Argument(metavar="JOB", help="Its name.")]
 OutputKind = Literal["text", "json"]
 Output = Annotated[OutputKind, typer.Option("--output", "-o", help="For people, or for programs.")]
 

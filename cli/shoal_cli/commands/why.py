@@ -3,7 +3,7 @@
 import asyncio
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -18,11 +18,9 @@ EPILOG: Final = (
     "Of an InferenceJob of the cluster:  shoal why ocr --namespace reading"
 )
 
-Job = Annotated[str, typer.Argument(metavar="JOB", help="Its name.")]
-
 
 def why(
-    job: Job,
+    job: targets.Job,
     target: targets.Target,
     output: targets.Output = "text",
 ) -> None:

@@ -46,6 +46,7 @@ from shoal_cli.local.workspace import Workspace
 from shoal_protocol.channels import open_channel
 from shoal_protocol.choices import Mode, Policy, Residency
 from shoal_protocol.coordinator_client import ENDED, CoordinatorClient
+from shoal_protocol.copying import copied
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import MODEL
 from shoal_protocol.partition import Fragment
@@ -166,12 +167,7 @@ async def _peers(
 
 
 def _peer_figures(way: str, peer: Peer) -> PeerFigures:
-    return PeerFigures(
-        way=way,
-        peak_bytes=peer.peak_bytes,
-        load_seconds=peer.loaded.load_seconds,
-        first_seconds=peer.loaded.first_seconds,
-    )
+    return copied(PeerFigures, peer.loaded, way=way, problem="", peak_bytes=peer.peak_bytes)
 
 
 class _Device:
@@ -227,14 +223,12 @@ class _Device:
             await self._pool.close()
             shutil.rmtree(self._cache, ignore_errors=True)
         (report,) = self._pool.device_reports()
-        return BudgetFigures(
-            budget_bytes=self._budget,
-            floor_bytes=report.floor_bytes,
+        return copied(
+            BudgetFigures,
+            report,
             peak_bytes=report.peak_bytes_above_floor,
             swapping=self._swapping(),
             enforced=self._enforced(),
-            out_of_memory_kills=report.out_of_memory_kills,
-            restarts=report.restarts,
             runs=runs,
         )
 

@@ -128,12 +128,8 @@ class PlannedJob:
 
 
 def _task_time(time: pb.TaskTime, device: str) -> TaskTime:
-    known = time.HasField("predicted_seconds")
-    return TaskTime(
-        device=device,
-        measured_seconds=time.measured_seconds,
-        predicted_seconds=time.predicted_seconds if known else None,
-    )
+    known = time.predicted_seconds if time.HasField("predicted_seconds") else None
+    return copied(TaskTime, time, device=device, predicted_seconds=known)
 
 
 def device_report(

@@ -22,7 +22,7 @@ def schema_at(cls: type, path: str) -> dict[str, Any]:
 
 
 def test_what_is_committed_is_what_is_generated() -> None:
-    command = [sys.executable, str(ROOT / "hack" / "kinds" / "write.py"), "--check"]
+    command = [sys.executable, str(ROOT / "hack" / "kinds" / "write_kinds.py"), "--check"]
     check = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert check.returncode == 0, check.stderr
 

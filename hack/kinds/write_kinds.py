@@ -1,7 +1,7 @@
 """Writes from the kinds crds/, the chart's CRD templates and the kinds' reference in docs/; with
 --check, says what is stale.
 
-.venv/bin/python hack/kinds/write.py [--check]
+.venv/bin/python hack/kinds/write_kinds.py [--check]
 """
 
 import sys

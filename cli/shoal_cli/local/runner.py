@@ -29,7 +29,7 @@ from shoal_cli.local.cgroups import (
     Unavailable,
     groups_as_wanted,
 )
-from shoal_cli.local.finer_cuts import cut_finer, in_words, is_too_large, merged
+from shoal_cli.local.finer_cuts import cut_finer, merged
 from shoal_cli.local.finished import find_finished, remember
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, JobRefused, Orders
@@ -226,16 +226,8 @@ class _Run:
         return tuple(reports)
 
     def _cut_finer(self, orders: Sequence[JobOrder]) -> list[JobOrder]:
-        """The jobs of which fragments turned out too large for every device, with those divided."""
-        finer = []
-        for pool, job in (self._places[order.name] for order in orders):
-            report = pool.job_report(job)
-            if not is_too_large(report):
-                continue
-            if (order := cut_finer(job, report)) is not None:
-                self._note(in_words(job, report))
-                finer.append(order)
-        return finer
+        places = (self._places[order.name] for order in orders)
+        return cut_finer(((job, pool.job_report(job)) for pool, job in places), self._note)
 
     def _note(self, text: str) -> None:
         self._notes.append(text)

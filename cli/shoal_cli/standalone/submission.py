@@ -26,7 +26,7 @@ from typing import Final
 
 from shoal_api.kinds import DevicePool
 from shoal_api.kinds.device_pool import Local, LocalDevice
-from shoal_cli.local.finer_cuts import cut_finer, in_words, is_too_large
+from shoal_cli.local.finer_cuts import cut_finer
 from shoal_cli.local.manifests import Manifests
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, JobRefused, Orders
@@ -220,14 +220,8 @@ class _Run:
         jobs: Sequence[Sent] = await self._plan_jobs(orders)
         while jobs:
             await self._run_planned(jobs)
-            finer = []
-            for sent in jobs:
-                report = self._reports[sent.order.name]
-                recut = cut_finer(sent.job, report)
-                if is_too_large(report) and recut is not None:
-                    self._note(in_words(sent.job, report))
-                    finer.append(recut)
-            jobs = await try_finer(finer, self._plan_jobs, self._note)
+            reports = ((sent.job, self._reports[sent.order.name]) for sent in jobs)
+            jobs = await try_finer(cut_finer(reports, self._note), self._plan_jobs, self._note)
 
     async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[Sent]:
         jobs = await plan_jobs(orders, self.workspace, self.observer, self._note, alone=True)

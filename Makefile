@@ -86,7 +86,7 @@ protos: .venv/bin/protoc-gen-mypy_grpc ## Generate the Python code of protos/ an
 	$(BIN)/python hack/protos.py
 
 generate: .venv/dev.stamp ## Write anew what declarations give: CRDs, reference of the kinds, metrics, dashboards, the chart's README
-	$(BIN)/python hack/crds.py
+	$(BIN)/python hack/kinds/write_kinds.py
 	$(BIN)/python hack/metrics.py
 	$(BIN)/python hack/dashboards/write.py
 	$(BIN)/python hack/chart.py

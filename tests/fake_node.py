@@ -22,7 +22,7 @@ import forked
 from shoal_cluster import ControlPlane
 from shoal_operator.controller.api import Api, ApiError, Json
 from shoal_operator.controller.foreign import Raw
-from shoal_operator.controller.resources import NODE, POD
+from shoal_operator.reconcile.resources import NODE, POD
 from shoal_protocol.pki.authority import Authority, Use
 
 LAST_WORDS = 4096

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final, NewType
+from typing import Final, NewType, TypeVar
 
 from shoal_api.schema import Object, member, record
-from shoal_api.shapes import INT64_MAX, Choice, Items, Json, Quantity, Table, Text, Whole
+from shoal_api.shapes import INT64_MAX, Choice, Items, Json, Number, Quantity, Table, Text, Whole
 from shoal_protocol.units import Bytes
+
+R = TypeVar("R")
 
 Millicpus = NewType("Millicpus", int)
 """Thousandths of a processor."""
@@ -46,7 +48,6 @@ REASON: Final = Text(
 )
 COUNT: Final = Whole(minimum=0, maximum=INT64_MAX)
 COLUMN: Final = Text(max_length=512, min_length=0)
-"""What `kubectl get` prints: a printer column prints what it finds, and makes nothing."""
 
 COLUMNS: Final = "What `kubectl get` prints. For people; programs read the fields beside it."
 FRAGMENT: Final = Whole(minimum=0, maximum=MAX_FRAGMENTS - 1)
@@ -148,7 +149,53 @@ class Condition:
     )
 
 
-CONDITIONS: Final = Items(of=Object(Condition), max_items=16, key="type")
+# ---- fields that may be absent -------------------------------------------------------------------
+
+
+def optional(of: type[R], meaning: str) -> R | None:
+    """A record that may be absent."""
+    return member(Object(of), meaning, default=None)
+
+
+def reference(meaning: str, name: str) -> Reference | None:
+    """Another object, where one is named; such as the one of that name."""
+    return member(REFERENCE, meaning, default=None, example={"name": name})
+
+
+def digest_of(meaning: str) -> str | None:
+    """A digest, where it is known."""
+    return member(DIGEST, meaning, default=None, example="sha256:" + "0c1f" * 16)
+
+
+def moment(meaning: str, example: str) -> str | None:
+    """A time, where it has come."""
+    return member(TIME, meaning, default=None, example=example)
+
+
+def size(meaning: str, example: int) -> int | None:
+    """Bytes, where they are known."""
+    return member(COUNT, meaning, unit="bytes", default=None, example=example)
+
+
+def measured(meaning: str, unit: str, example: float) -> float | None:
+    """A number of a status, where it is known."""
+    return member(Number(), meaning, unit=unit, default=None, example=example)
+
+
+def printed(meaning: str, example: str) -> str | None:
+    """A column of `kubectl get`, which prints what it finds, and makes nothing."""
+    return member(COLUMN, meaning, default=None, example=example)
+
+
+def records(of: type[R], most: int, meaning: str) -> tuple[R, ...]:
+    """Records of a status, none where nothing is known."""
+    return member(Items(of=Object(of), max_items=most), meaning, default=[])
+
+
+def aspects(meaning: str) -> tuple[Condition, ...]:
+    """The conditions of a kind: one for each aspect of an object."""
+    conditions = Items(of=Object(Condition), max_items=16, key="type")
+    return member(conditions, meaning, default=[])
 
 
 @record()
@@ -161,7 +208,7 @@ class Status:
         default=None,
         example=1,
     )
-    conditions: tuple[Condition, ...] = member(CONDITIONS, "Conditions.", default=[])
+    conditions: tuple[Condition, ...] = aspects("Conditions.")
 
     def condition(self, type_: str) -> Condition | None:
         """The condition of a type; None if it was never set."""

@@ -122,6 +122,13 @@ class Credentials:
     certificate: Path
     key: Path
 
+    @classmethod
+    def of_folder(cls, folder: Path) -> "Credentials":
+        """Those of an identity that is kept in a folder (`pki.request`)."""
+        return cls(
+            ca=folder / "ca.pem", certificate=folder / "certificate.pem", key=folder / "key.pem"
+        )
+
 
 def client_options() -> list[Option]:
     """Keepalive every 20 s with or without calls, so that a silent link is noticed within 30 s. A

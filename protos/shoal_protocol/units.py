@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 from typing import Final, NewType
 
@@ -148,3 +149,9 @@ def counted(number: int, noun: str) -> str:
         return f"1 {noun}"
     plural = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}s"
     return f"{number} {plural}"
+
+
+def listed(words: Sequence[str], most: int, between: str = ", ") -> str:
+    """`pi-4, pi-5 and 3 more`."""
+    more = len(words) - most
+    return between.join(words[:most]) + f" and {more} more" * (more > 0)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from kind_definitions import COLUMNS, definition
 from kubernetes_schema import cel_holds, every_schema, problems
-from shoal_api.crd import COLUMNS, definition
 from shoal_api.kinds import KINDS, DevicePool, InferenceJob, KindNames, Model, Partition, Placement
 from shoal_api.schema import openapi_schema, rules
 
@@ -22,7 +22,7 @@ def schema_at(cls: type, path: str) -> dict[str, Any]:
 
 
 def test_what_is_committed_is_what_is_generated() -> None:
-    command = [sys.executable, str(ROOT / "hack" / "crds.py"), "--check"]
+    command = [sys.executable, str(ROOT / "hack" / "kinds" / "write_kinds.py"), "--check"]
     check = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert check.returncode == 0, check.stderr
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
+from kind_reference import example_document
 from shoal_api.columns import print_device_pool, print_job, print_model
 from shoal_api.fields import Condition, ConditionStatus
 from shoal_api.kinds import KINDS, KindNames
 from shoal_api.kinds.device_pool import DeviceCounts, DevicePoolStatus
 from shoal_api.kinds.inference_job import InferenceJobStatus, ItemCounts
 from shoal_api.kinds.model import ModelStatus
-from shoal_api.reference import example_document
 from shoal_api.schema import API_VERSION, parse
 from shoal_api.writing import write
 from shoal_cluster import CommandFailed, ControlPlane

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from kind_reference import pages
 from shoal_api.kinds import KINDS
-from shoal_api.reference import pages
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -10,9 +10,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from kind_reference import example_document
 from kubernetes_schema import cel_holds, every_schema, problems
 from shoal_api.kinds import KINDS, DevicePool, InferenceJob, KindNames, Partition
-from shoal_api.reference import example_document
 from shoal_api.schema import API_VERSION, openapi_schema, parse
 from shoal_api.shapes import FieldError
 from shoal_protocol.choices import Mode, Residency

@@ -11,8 +11,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from chart.values import EVERYTHING, OPERATOR, pod_of
+from kind_definitions import definition
 from rendered_chart import CHART, PROMETHEUS, Refused, helm, render, rendered_text
-from shoal_api.crd import definition
 from shoal_api.kinds import KINDS
 from shoal_operator.command import operator_parser, read_settings
 from shoal_operator.reconcile.settings import OperatorSettings, Place

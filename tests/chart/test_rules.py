@@ -9,7 +9,7 @@ from chart.values import EVERYTHING, OPERATOR, pod_of
 from rendered_chart import CHART, PROMETHEUS, Refused, render
 from shoal_operator.controller.enrolling import AUTHORITY_SECRET
 from shoal_operator.controller.operator import LEASE_NAME
-from shoal_operator.controller.resources import CHILDREN, SHOAL
+from shoal_operator.reconcile.resources import CHILDREN, SHOAL
 
 OTHERS = (PROMETHEUS, "--api-versions=cert-manager.io/v1")
 

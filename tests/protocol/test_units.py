@@ -17,6 +17,7 @@ from shoal_protocol.units import (
     format_need,
     format_number,
     format_upwards,
+    listed,
     parse_bytes,
     parse_quantity,
     parse_whole,
@@ -155,3 +156,11 @@ def test_a_need_is_written_as_more_than_a_budget_that_is_too_little_for_it() -> 
     assert format_need(budget + 1, 2 * budget + 1) == (
         "at least 60.1 MiB by swapping, 120.1 MiB to be resident"
     )
+
+
+def test_a_long_list_is_cut_and_says_how_much_is_left() -> None:
+    names = ["pi-4", "pi-5", "jetson"]
+
+    assert listed(names, 3) == "pi-4, pi-5, jetson"
+    assert listed(names, 1, "; ") == "pi-4 and 2 more"
+    assert listed([], 3) == ""

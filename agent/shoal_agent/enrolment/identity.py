@@ -69,10 +69,7 @@ class Enrolment:
     @property
     def credentials(self) -> Credentials:
         """Where the current identity is, once there is one."""
-        current = self.folder / "current"
-        return Credentials(
-            ca=current / "ca.pem", certificate=current / "certificate.pem", key=current / "key.pem"
-        )
+        return Credentials.of_folder(self.folder / "current")
 
 
 class Identity:

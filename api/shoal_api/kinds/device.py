@@ -3,20 +3,24 @@
 from typing import Final
 
 from shoal_api.fields import (
-    COLUMN,
     COLUMNS,
-    CONDITIONS,
     COUNT,
     REFERENCE,
-    TIME,
     Condition,
     Reference,
     Resource,
     Status,
+    aspects,
+    measured,
+    moment,
+    optional,
+    printed,
+    records,
+    size,
 )
 from shoal_api.rules import immutable
 from shoal_api.schema import Object, member, record
-from shoal_api.shapes import Items, Number, Text
+from shoal_api.shapes import Text
 
 _MOST_PEERS: Final = 128
 
@@ -36,32 +40,28 @@ class CachedFragments:
     bytes: int = member(COUNT, "Their size.", unit="bytes", example=10905190)
 
 
-def _rate(of: str, unit: str, example: float) -> float | None:
-    return member(Number(), of, unit=unit, default=None, example=example)
-
-
 @record()
 class DeviceSpeed:
     """What the device was measured to do when its agent started; what is absent is not known. The
     rates are those of one thread that nothing disturbs.
     """
 
-    processors: float | None = _rate(
+    processors: float | None = measured(
         "How much of such threads the device has: below 1 under a quota.", "threads", 3.8
     )
-    convolution_flops_per_second: float | None = _rate(
+    convolution_flops_per_second: float | None = measured(
         "Operations of convolutions.", "operations per second", 9.1e9
     )
-    product_flops_per_second: float | None = _rate(
+    product_flops_per_second: float | None = measured(
         "Operations of matrix products.", "operations per second", 1.05e10
     )
-    memory_bytes_per_second: float | None = _rate(
+    memory_bytes_per_second: float | None = measured(
         "Weights that are read from memory.", "bytes per second", 4.2e9
     )
-    page_bytes_per_second: float | None = _rate(
+    page_bytes_per_second: float | None = measured(
         "Weights that are mapped again from the page cache.", "bytes per second", 1.9e9
     )
-    disk_bytes_per_second: float | None = _rate(
+    disk_bytes_per_second: float | None = measured(
         "Weights that come from the disk.", "bytes per second", 4.4e7
     )
 
@@ -71,32 +71,32 @@ class DevicePeer:
     """What the link to another device did in the last ten minutes."""
 
     name: str = member(Text(max_length=253), "The other device.", example="pi-5")
-    bytes_per_second: float | None = _rate(
+    bytes_per_second: float | None = measured(
         "In the fastest of the large transfers and probes.", "bytes per second", 1.1e8
     )
-    round_trip_seconds: float | None = _rate("The shortest way there and back.", "seconds", 0.0004)
+    round_trip_seconds: float | None = measured(
+        "The shortest way there and back.", "seconds", 0.0004
+    )
 
 
 @record()
 class DeviceLink:
     """What the link did in the last ten minutes."""
 
-    bytes_per_second: float | None = _rate(
+    bytes_per_second: float | None = measured(
         "In the fastest of the large transfers and probes.", "bytes per second", 1.1e8
     )
-    round_trip_seconds: float | None = _rate(
+    round_trip_seconds: float | None = measured(
         "The shortest way to the coordinator and back.", "seconds", 0.0004
     )
-    transfer_seconds_per_byte: float | None = _rate(
+    transfer_seconds_per_byte: float | None = measured(
         "Processor time that a byte takes to be sent or received.", "seconds", 6e-9
     )
-    handling_seconds: float | None = _rate(
+    handling_seconds: float | None = measured(
         "Processor time of a task or a transfer, besides computing and bytes.", "seconds", 8e-4
     )
-    peers: tuple[DevicePeer, ...] = member(
-        Items(of=Object(DevicePeer), max_items=_MOST_PEERS),
-        "The same for each other device that it exchanged data with.",
-        default=[],
+    peers: tuple[DevicePeer, ...] = records(
+        DevicePeer, _MOST_PEERS, "The same for each other device that it exchanged data with."
     )
 
 
@@ -104,21 +104,17 @@ class DeviceLink:
 class DeviceColumns:
     """A Device in one line."""
 
-    budget: str | None = member(COLUMN, "Its budget.", default=None, example="64Mi")
-    cached: str | None = member(
-        COLUMN, "What lies on its disk.", default=None, example="3 (10.4 MiB)"
-    )
+    budget: str | None = printed("Its budget.", "64Mi")
+    cached: str | None = printed("What lies on its disk.", "3 (10.4 MiB)")
 
 
 @record()
 class DeviceStatus(Status):
     """What the coordinator last reported; telemetry is in Prometheus, not here."""
 
-    conditions: tuple[Condition, ...] = member(
-        CONDITIONS,
+    conditions: tuple[Condition, ...] = aspects(
         "Ready, which is Unknown while the device is silent; WithinBudget, which is False until "
-        "nothing was measured above the budget for ten minutes, or the agent has started again.",
-        default=[],
+        "nothing was measured above the budget for ten minutes, or the agent has started again."
     )
     node: str | None = member(
         Text(max_length=253), "The node it runs on.", default=None, example="pi-4"
@@ -126,36 +122,22 @@ class DeviceStatus(Status):
     architecture: str | None = member(
         Text(max_length=32), "The node's processor.", default=None, example="arm64"
     )
-    budget_bytes: int | None = member(
-        COUNT, "What it may use above its floor.", unit="bytes", default=None, example=67108864
-    )
-    floor_bytes: int | None = member(
-        COUNT, "What the idle agent uses itself.", unit="bytes", default=None, example=62914560
-    )
-    limit_bytes: int | None = member(
-        COUNT,
+    budget_bytes: int | None = size("What it may use above its floor.", 67108864)
+    floor_bytes: int | None = size("What the idle agent uses itself.", 62914560)
+    limit_bytes: int | None = size(
         "The memory limit of its agent's container. It starts with an allowance for the idle agent "
         "beside the budget, and follows floorBytes where the cluster resizes pods in place.",
-        unit="bytes",
-        default=None,
-        example=130023424,
+        130023424,
     )
-    cached_fragments: CachedFragments | None = member(
-        Object(CachedFragments), "What lies on its disk.", default=None
+    cached_fragments: CachedFragments | None = optional(CachedFragments, "What lies on its disk.")
+    speed: DeviceSpeed | None = optional(
+        DeviceSpeed, "What it was measured to do; plans are made with it."
     )
-    speed: DeviceSpeed | None = member(
-        Object(DeviceSpeed), "What it was measured to do; plans are made with it.", default=None
+    link: DeviceLink | None = optional(DeviceLink, "What its link was measured to do.")
+    last_seen_time: str | None = moment(
+        "When it was last heard of; moves at most once a minute.", "2026-01-31T12:00:00Z"
     )
-    link: DeviceLink | None = member(
-        Object(DeviceLink), "What its link was measured to do.", default=None
-    )
-    last_seen_time: str | None = member(
-        TIME,
-        "When it was last heard of; moves at most once a minute.",
-        default=None,
-        example="2026-01-31T12:00:00Z",
-    )
-    columns: DeviceColumns | None = member(Object(DeviceColumns), COLUMNS, default=None)
+    columns: DeviceColumns | None = optional(DeviceColumns, COLUMNS)
 
 
 @record()
@@ -163,4 +145,4 @@ class Device(Resource):
     """One agent on one node, as the coordinator reports it; written by the operator only."""
 
     spec: DeviceSpec = member(Object(DeviceSpec), "Where it belongs.")
-    status: DeviceStatus | None = member(Object(DeviceStatus), "What is.", default=None)
+    status: DeviceStatus | None = optional(DeviceStatus, "What is.")

@@ -5,9 +5,7 @@ from enum import StrEnum
 from typing import Final
 
 from shoal_api.fields import (
-    COLUMN,
     COLUMNS,
-    CONDITIONS,
     COUNT,
     CPUS,
     DISK,
@@ -20,6 +18,10 @@ from shoal_api.fields import (
     Millicpus,
     Resource,
     Status,
+    aspects,
+    optional,
+    printed,
+    size,
 )
 from shoal_api.rules import exactly_one, immutable_from_the_start
 from shoal_api.schema import Object, member, record
@@ -105,9 +107,7 @@ class LocalDevice:
     cpus: Millicpus | None = member(
         CPUS, "Its share of processors; absent: unlimited.", default=None, example="0.5"
     )
-    link: Link | None = member(
-        Object(Link), "Its connection; absent: as fast as the machine is.", default=None
-    )
+    link: Link | None = optional(Link, "Its connection; absent: as fast as the machine is.")
 
 
 @record()
@@ -232,41 +232,27 @@ class DeviceCounts:
 class DevicePoolColumns:
     """A DevicePool in one line."""
 
-    devices: str | None = member(COLUMN, "Ready of all.", default=None, example="3/3")
-    budget: str | None = member(
-        COLUMN, "The budgets of all devices together.", default=None, example="192Mi"
-    )
+    devices: str | None = printed("Ready of all.", "3/3")
+    budget: str | None = printed("The budgets of all devices together.", "192Mi")
 
 
 @record()
 class DevicePoolStatus(Status):
     """What the pool has become."""
 
-    conditions: tuple[Condition, ...] = member(
-        CONDITIONS, "CoordinatorReady, AgentsReady, Ready.", default=[]
+    conditions: tuple[Condition, ...] = aspects("CoordinatorReady, AgentsReady, Ready.")
+    devices: DeviceCounts | None = optional(
+        DeviceCounts, f"How many there are; at most {MAX_DEVICES} are planned with."
     )
-    devices: DeviceCounts | None = member(
-        Object(DeviceCounts),
-        f"How many there are; at most {MAX_DEVICES} are planned with.",
-        default=None,
-    )
-    budget_bytes: int | None = member(
-        COUNT, "The budgets of all devices together.", unit="bytes", default=None, example=201326592
-    )
-    smallest_budget_bytes: int | None = member(
-        COUNT,
-        "The least that one of the devices may use.",
-        unit="bytes",
-        default=None,
-        example=67108864,
-    )
+    budget_bytes: int | None = size("The budgets of all devices together.", 201326592)
+    smallest_budget_bytes: int | None = size("The least that one of the devices may use.", 67108864)
     coordinator_endpoint: str | None = member(
         Text(max_length=256),
         "Where the coordinator listens.",
         default=None,
         example="shelf-coordinator.default.svc:7400",
     )
-    columns: DevicePoolColumns | None = member(Object(DevicePoolColumns), COLUMNS, default=None)
+    columns: DevicePoolColumns | None = optional(DevicePoolColumns, COLUMNS)
 
 
 @record()
@@ -274,4 +260,4 @@ class DevicePool(Resource):
     """A set of devices with a budget: one coordinator, and one agent per selected node."""
 
     spec: DevicePoolSpec = member(Object(DevicePoolSpec), "What is wanted.")
-    status: DevicePoolStatus | None = member(Object(DevicePoolStatus), "What is.", default=None)
+    status: DevicePoolStatus | None = optional(DevicePoolStatus, "What is.")

@@ -4,23 +4,27 @@ from typing import Final
 
 from shoal_api.conditions import JobWord
 from shoal_api.fields import (
-    COLUMN,
     COLUMNS,
-    CONDITIONS,
     COUNT,
     MESSAGE,
-    REFERENCE,
     TIME,
     Condition,
     Reference,
     Resource,
     Status,
+    aspects,
+    measured,
+    moment,
+    optional,
+    printed,
+    records,
+    reference,
     uri,
 )
 from shoal_api.kinds.partition import OUTGROWN, OutgrownFragment
 from shoal_api.rules import ended, exactly_one, immutable, stays_true
 from shoal_api.schema import Object, member, record
-from shoal_api.shapes import Choice, Flag, Items, Number, Text, Whole
+from shoal_api.shapes import Choice, Flag, Items, Text, Whole
 from shoal_protocol.choices import LARGEST_BATCH, Mode, Objective, Policy, Precision
 
 _FOR_THE_STORE: Final = (
@@ -46,9 +50,7 @@ class Inputs:
         "path is relative to the manifest.",
         example="pvc://lines/in",
     )
-    secret_ref: Reference | None = member(
-        REFERENCE, _FOR_THE_STORE, default=None, example={"name": "line-store"}
-    )
+    secret_ref: Reference | None = reference(_FOR_THE_STORE, "line-store")
     follow: bool = member(
         Flag(),
         "true: files that come while the job runs are taken too, each once, until spec.end is "
@@ -70,9 +72,7 @@ class Outputs:
         "address each is sent with PUT.",
         example="pvc://lines/out",
     )
-    secret_ref: Reference | None = member(
-        REFERENCE, _FOR_THE_STORE, default=None, example={"name": "line-store"}
-    )
+    secret_ref: Reference | None = reference(_FOR_THE_STORE, "line-store")
 
 
 @record()
@@ -122,23 +122,13 @@ class InferenceJobSpec:
     names the DevicePool itself.
     """
 
-    model_ref: Reference | None = member(
-        REFERENCE,
-        "The Model to run, cut as the planner decides.",
-        default=None,
-        example={"name": "ppocr-rec"},
+    model_ref: Reference | None = reference(
+        "The Model to run, cut as the planner decides.", "ppocr-rec"
     )
-    partition_ref: Reference | None = member(
-        REFERENCE, "The Partition to run.", default=None, example={"name": "ppocr-rec-3"}
-    )
-    placement_ref: Reference | None = member(
-        REFERENCE, "The Placement to run.", default=None, example={"name": "ppocr-rec-shelf"}
-    )
-    pool_ref: Reference | None = member(
-        REFERENCE,
-        "The devices; not with placementRef, which has its own.",
-        default=None,
-        example={"name": "shelf"},
+    partition_ref: Reference | None = reference("The Partition to run.", "ppocr-rec-3")
+    placement_ref: Reference | None = reference("The Placement to run.", "ppocr-rec-shelf")
+    pool_ref: Reference | None = reference(
+        "The devices; not with placementRef, which has its own.", "shelf"
     )
     inputs: Inputs = member(Object(Inputs), "What goes in.")
     outputs: Outputs = member(Object(Outputs), "What comes out.")
@@ -165,12 +155,11 @@ class InferenceJobSpec:
         default="Exact",
         example="Half",
     )
-    batching: Batching | None = member(
-        Object(Batching),
+    batching: Batching | None = optional(
+        Batching,
         "Items that wait on a device for one fragment run there at once, where the model computes "
         "each item by itself along an open first axis. Results may differ in the last digits from "
         "those of items that run alone; absent: each runs alone.",
-        default=None,
     )
     priority: int = member(
         Whole(minimum=-1000, maximum=1000), "Jobs with more go first.", default=0, example=10
@@ -206,12 +195,11 @@ class InferenceJobSpec:
         default=None,
         example=86400,
     )
-    retry: Retry | None = member(
-        Object(Retry),
+    retry: Retry | None = optional(
+        Retry,
         "Which items are tried once more when the job has failed; `kubectl shoal retry` writes it. "
         "Until a failed job is deleted, its inputs and results stay on the coordinator's volume "
         "for that.",
-        default=None,
     )
 
 
@@ -285,12 +273,10 @@ class FinerCut:
 class InferenceJobColumns:
     """An InferenceJob in one line."""
 
-    model: str | None = member(COLUMN, "The Model that runs.", default=None, example="ppocr-rec")
-    pool: str | None = member(COLUMN, "The DevicePool it runs on.", default=None, example="shelf")
-    items: str | None = member(
-        COLUMN, "Succeeded of all; `+`: more may come.", default=None, example="120/400"
-    )
-    rate: str | None = member(COLUMN, "Items per second.", default=None, example="38/s")
+    model: str | None = printed("The Model that runs.", "ppocr-rec")
+    pool: str | None = printed("The DevicePool it runs on.", "shelf")
+    items: str | None = printed("Succeeded of all; `+`: more may come.", "120/400")
+    rate: str | None = printed("Items per second.", "38/s")
     status: JobWord | None = member(
         Choice(JobWord),
         "The conditions in one word; what has ended wins over what goes on.",
@@ -303,47 +289,32 @@ class InferenceJobColumns:
 class InferenceJobStatus(Status):
     """How the job goes; changes at most every two seconds."""
 
-    conditions: tuple[Condition, ...] = member(
-        CONDITIONS,
+    conditions: tuple[Condition, ...] = aspects(
         "Planned, Suspended, Complete, Failed. Complete holds only if every item succeeded; when "
         "all have ended and some failed beyond their tries, Failed does (reason ItemsFailed), "
         "until the job is retried. "
-        "WithinBudget is False for good once a device of its plan was over its budget in the run.",
-        default=[],
+        "WithinBudget is False for good once a device of its plan was over its budget in the run."
     )
-    start_time: str | None = member(
-        TIME,
+    start_time: str | None = moment(
         "When the first task started. Unlike in batch/v1 it stays when the job is suspended and "
         "resumed, because counts and times add up over all runs of the job; "
         "activeDeadlineSeconds counts from the last resume, as in batch/v1, or the last retry.",
-        default=None,
-        example="2026-01-31T12:00:00Z",
+        "2026-01-31T12:00:00Z",
     )
-    completion_time: str | None = member(
-        TIME,
-        "When the job became Complete or Failed.",
-        default=None,
-        example="2026-01-31T12:01:30Z",
+    completion_time: str | None = moment(
+        "When the job became Complete or Failed.", "2026-01-31T12:01:30Z"
     )
-    items: ItemCounts | None = member(Object(ItemCounts), "How far it is.", default=None)
-    items_per_second: float | None = member(
-        Number(), "Since the start.", unit="items per second", default=None, example=38.2
+    items: ItemCounts | None = optional(ItemCounts, "How far it is.")
+    items_per_second: float | None = measured("Since the start.", "items per second", 38.2)
+    tier_hits: TierHits | None = optional(TierHits, "Tasks by what their device had to do first.")
+    failures: tuple[ItemFailure, ...] = records(ItemFailure, 8, "The first eight.")
+    finer_cut: FinerCut | None = optional(
+        FinerCut, "The newest cut, with fragments divided; absent: the first cut did."
     )
-    tier_hits: TierHits | None = member(
-        Object(TierHits), "Tasks by what their device had to do first.", default=None
+    retry: RetryStatus | None = optional(
+        RetryStatus, "The last retry; absent: it was never retried."
     )
-    failures: tuple[ItemFailure, ...] = member(
-        Items(of=Object(ItemFailure), max_items=8), "The first eight.", default=[]
-    )
-    finer_cut: FinerCut | None = member(
-        Object(FinerCut),
-        "The newest cut, with fragments divided; absent: the first cut did.",
-        default=None,
-    )
-    retry: RetryStatus | None = member(
-        Object(RetryStatus), "The last retry; absent: it was never retried.", default=None
-    )
-    columns: InferenceJobColumns | None = member(Object(InferenceJobColumns), COLUMNS, default=None)
+    columns: InferenceJobColumns | None = optional(InferenceJobColumns, COLUMNS)
 
 
 _ENDED: Final = (
@@ -357,4 +328,4 @@ class InferenceJob(Resource):
     """A bounded piece of work: inputs through a model on a pool of devices into outputs."""
 
     spec: InferenceJobSpec = member(Object(InferenceJobSpec), "What is wanted.")
-    status: InferenceJobStatus | None = member(Object(InferenceJobStatus), "What is.", default=None)
+    status: InferenceJobStatus | None = optional(InferenceJobStatus, "What is.")

@@ -3,17 +3,20 @@
 from typing import Final
 
 from shoal_api.fields import (
-    COLUMN,
     COLUMNS,
-    CONDITIONS,
     COUNT,
-    DIGEST,
-    REFERENCE,
     TENSOR_NAME,
     Condition,
     Reference,
     Resource,
     Status,
+    aspects,
+    digest_of,
+    optional,
+    printed,
+    records,
+    reference,
+    size,
     uri,
 )
 from shoal_api.rules import immutable
@@ -34,17 +37,11 @@ class Source:
         "registry, or, in local mode, a file. A relative path is relative to the manifest.",
         example="pvc://models/rec.onnx",
     )
-    digest: str | None = member(
-        DIGEST,
-        "What the file's content must be. Cannot be changed once it is set.",
-        default=None,
-        example="sha256:" + "0c1f" * 16,
+    digest: str | None = digest_of(
+        "What the file's content must be. Cannot be changed once it is set."
     )
-    secret_ref: Reference | None = member(
-        REFERENCE,
-        "A Secret with what the store asks for.",
-        default=None,
-        example={"name": "model-store"},
+    secret_ref: Reference | None = reference(
+        "A Secret with what the store asks for.", "model-store"
     )
 
 
@@ -91,41 +88,28 @@ class TensorStatus:
 class ModelColumns:
     """A Model in one line."""
 
-    size: str | None = member(COLUMN, "Its size.", default=None, example="10.4 MiB")
-    fragments: str | None = member(
-        COLUMN, "How many fragments its Partitions have.", default=None, example="3, 5"
-    )
+    size: str | None = printed("Its size.", "10.4 MiB")
+    fragments: str | None = printed("How many fragments its Partitions have.", "3, 5")
 
 
 @record(immutable("digest"))
 class ModelStatus(Status):
     """What was found out about the model."""
 
-    conditions: tuple[Condition, ...] = member(
-        CONDITIONS, "Fetched, Verified, Profiled, Ready.", default=[]
+    conditions: tuple[Condition, ...] = aspects("Fetched, Verified, Profiled, Ready.")
+    digest: str | None = digest_of(
+        "The digest of the file. Cannot be changed once it is set: other content is another Model."
     )
-    digest: str | None = member(
-        DIGEST,
-        "The digest of the file. Cannot be changed once it is set: other content is another Model.",
-        default=None,
-        example="sha256:" + "0c1f" * 16,
-    )
-    size_bytes: int | None = member(
-        COUNT, "The size with external data.", unit="bytes", default=None, example=10905190
-    )
+    size_bytes: int | None = size("The size with external data.", 10905190)
     parameters: int | None = member(
         COUNT, "How many weights the model has.", default=None, example=2700000
     )
     opset: int | None = member(
         Whole(minimum=1, maximum=1000), "Opset of the default domain.", default=None, example=17
     )
-    inputs: tuple[TensorStatus, ...] = member(
-        Items(of=Object(TensorStatus), max_items=_TENSORS), "The model's inputs.", default=[]
-    )
-    outputs: tuple[TensorStatus, ...] = member(
-        Items(of=Object(TensorStatus), max_items=_TENSORS), "The model's outputs.", default=[]
-    )
-    columns: ModelColumns | None = member(Object(ModelColumns), COLUMNS, default=None)
+    inputs: tuple[TensorStatus, ...] = records(TensorStatus, _TENSORS, "The model's inputs.")
+    outputs: tuple[TensorStatus, ...] = records(TensorStatus, _TENSORS, "The model's outputs.")
+    columns: ModelColumns | None = optional(ModelColumns, COLUMNS)
 
 
 @record()
@@ -133,4 +117,4 @@ class Model(Resource):
     """An ONNX model: where it comes from, verified and profiled."""
 
     spec: ModelSpec = member(Object(ModelSpec), "What is wanted.")
-    status: ModelStatus | None = member(Object(ModelStatus), "What is.", default=None)
+    status: ModelStatus | None = optional(ModelStatus, "What is.")

@@ -3,9 +3,7 @@
 from typing import Final
 
 from shoal_api.fields import (
-    COLUMN,
     COLUMNS,
-    CONDITIONS,
     COUNT,
     DIGEST,
     FRAGMENT,
@@ -16,7 +14,12 @@ from shoal_api.fields import (
     Reference,
     Resource,
     Status,
+    aspects,
     bytes_of,
+    optional,
+    printed,
+    records,
+    size,
 )
 from shoal_api.rules import at_most_one, immutable
 from shoal_api.schema import Object, member, record
@@ -98,13 +101,7 @@ class FragmentStatus:
     resident_bytes: int = member(
         COUNT, "What a device needs above its floor to run it.", unit="bytes", example=14680064
     )
-    least_bytes: int | None = member(
-        COUNT,
-        "What a device needs at least, to run it in blocks.",
-        unit="bytes",
-        default=None,
-        example=4194304,
-    )
+    least_bytes: int | None = size("What a device needs at least, to run it in blocks.", 4194304)
     flops: int | None = member(
         COUNT,
         "Operations per item; absent where a shape is unknown.",
@@ -132,28 +129,20 @@ class FragmentStatus:
 class PartitionColumns:
     """A Partition in one line."""
 
-    fragments: str | None = member(COLUMN, "How many fragments.", default=None, example="3")
-    largest: str | None = member(
-        COLUMN, "What the largest fragment needs on a device.", default=None, example="14 MiB"
-    )
+    fragments: str | None = printed("How many fragments.", "3")
+    largest: str | None = printed("What the largest fragment needs on a device.", "14 MiB")
 
 
 @record()
 class PartitionStatus(Status):
     """The fragments that were cut."""
 
-    conditions: tuple[Condition, ...] = member(CONDITIONS, "Cut, Ready.", default=[])
-    fragments: tuple[FragmentStatus, ...] = member(
-        Items(of=Object(FragmentStatus), max_items=MAX_FRAGMENTS), "The fragments.", default=[]
+    conditions: tuple[Condition, ...] = aspects("Cut, Ready.")
+    fragments: tuple[FragmentStatus, ...] = records(FragmentStatus, MAX_FRAGMENTS, "The fragments.")
+    boundary_bytes: int | None = size(
+        "What one item sends between fragments; absent where a shape is unknown.", 1474560
     )
-    boundary_bytes: int | None = member(
-        COUNT,
-        "What one item sends between fragments; absent where a shape is unknown.",
-        unit="bytes",
-        default=None,
-        example=1474560,
-    )
-    columns: PartitionColumns | None = member(Object(PartitionColumns), COLUMNS, default=None)
+    columns: PartitionColumns | None = optional(PartitionColumns, COLUMNS)
 
 
 @record()
@@ -161,4 +150,4 @@ class Partition(Resource):
     """A Model cut into fragments. A job makes one when it names a Model only."""
 
     spec: PartitionSpec = member(Object(PartitionSpec), "What is wanted.")
-    status: PartitionStatus | None = member(Object(PartitionStatus), "What is.", default=None)
+    status: PartitionStatus | None = optional(PartitionStatus, "What is.")

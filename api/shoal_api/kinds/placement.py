@@ -4,12 +4,9 @@ from enum import StrEnum
 from typing import Final
 
 from shoal_api.fields import (
-    COLUMN,
     COLUMNS,
-    CONDITIONS,
     COUNT,
     DEVICE,
-    DIGEST,
     FRAGMENT,
     MAX_DEVICES,
     MAX_FRAGMENTS,
@@ -20,6 +17,12 @@ from shoal_api.fields import (
     Reference,
     Resource,
     Status,
+    aspects,
+    digest_of,
+    measured,
+    optional,
+    printed,
+    records,
 )
 from shoal_api.rules import immutable
 from shoal_api.schema import Object, member, record
@@ -110,11 +113,8 @@ class FragmentMemory:
     """What a fragment needs, and what it gets."""
 
     fragment: int = member(FRAGMENT, "The fragment's index.", example=0)
-    digest: str | None = member(
-        DIGEST,
-        "Its name in the fragment store; absent in plans of versions before this field.",
-        default=None,
-        example="sha256:" + "0c1f" * 16,
+    digest: str | None = digest_of(
+        "Its name in the fragment store; absent in plans of versions before this field."
     )
     resident_bytes: int = member(
         COUNT,
@@ -150,19 +150,11 @@ class StageStatus:
         "The devices that serve them, best first.",
         example=["jetson"],
     )
-    compute_seconds: float | None = member(
-        Number(),
-        "Per item on its slowest device, with all weights in memory.",
-        unit="seconds",
-        default=None,
-        example=0.021,
+    compute_seconds: float | None = measured(
+        "Per item on its slowest device, with all weights in memory.", "seconds", 0.021
     )
-    read_seconds: float | None = member(
-        Number(),
-        "Per item, for weights that are read again.",
-        unit="seconds",
-        default=None,
-        example=0.006,
+    read_seconds: float | None = measured(
+        "Per item, for weights that are read again.", "seconds", 0.006
     )
     device_seconds: tuple[float, ...] = member(
         Items(of=Number(), max_items=MAX_DEVICES),
@@ -172,50 +164,32 @@ class StageStatus:
         default=[],
         example=[0.021],
     )
-    transfer_seconds: float | None = member(
-        Number(),
-        "Per item, into the stage and out of it.",
-        unit="seconds",
-        default=None,
-        example=0.004,
+    transfer_seconds: float | None = measured(
+        "Per item, into the stage and out of it.", "seconds", 0.004
     )
-    link_seconds: float | None = member(
-        Number(),
+    link_seconds: float | None = measured(
         "Per item, what it takes the link of its slowest device, in the direction that is taken "
         "longer.",
-        unit="seconds",
-        default=None,
-        example=0.002,
+        "seconds",
+        0.002,
     )
-    period_seconds: float | None = member(
-        Number(),
-        "An item every so often, by all of its devices together.",
-        unit="seconds",
-        default=None,
-        example=0.027,
+    period_seconds: float | None = measured(
+        "An item every so often, by all of its devices together.", "seconds", 0.027
     )
-    predicted_seconds: float | None = member(
-        Number(),
-        "Per item in ONNX Runtime on one of its devices, as was predicted.",
-        unit="seconds",
-        default=None,
-        example=0.024,
+    predicted_seconds: float | None = measured(
+        "Per item in ONNX Runtime on one of its devices, as was predicted.", "seconds", 0.024
     )
-    measured_seconds: float | None = member(
-        Number(),
-        "The same as the last job by this plan measured it.",
-        unit="seconds",
-        default=None,
-        example=0.026,
+    measured_seconds: float | None = measured(
+        "The same as the last job by this plan measured it.", "seconds", 0.026
     )
     resident_bytes: int = member(
         COUNT, "What one of the devices holds at once, at most.", unit="bytes", example=14680064
     )
-    in_blocks: tuple[Grant, ...] = member(
-        Items(of=Object(Grant), max_items=MAX_GRANTS),
+    in_blocks: tuple[Grant, ...] = records(
+        Grant,
+        MAX_GRANTS,
         "Fragments that run in blocks, because a device cannot hold all of them: part of their "
         "weights is read again for each item. The others get all that they need.",
-        default=[],
     )
 
 
@@ -223,12 +197,8 @@ class StageStatus:
 class Cost:
     """What a plan gives."""
 
-    latency_seconds: float | None = member(
-        Number(), "Of one item through all stages.", unit="seconds", default=None, example=0.075
-    )
-    items_per_second: float | None = member(
-        Number(), "Of the whole pipeline.", unit="items per second", default=None, example=38.2
-    )
+    latency_seconds: float | None = measured("Of one item through all stages.", "seconds", 0.075)
+    items_per_second: float | None = measured("Of the whole pipeline.", "items per second", 38.2)
 
 
 @record()
@@ -243,12 +213,8 @@ class Makespan:
         default=False,
         example=True,
     )
-    seconds: float | None = member(
-        Number(),
-        "Until all have ended; absent where that cannot be predicted.",
-        unit="seconds",
-        default=None,
-        example=8.1,
+    seconds: float | None = measured(
+        "Until all have ended; absent where that cannot be predicted.", "seconds", 8.1
     )
 
 
@@ -257,16 +223,8 @@ class Rejected:
     """A plan that lost."""
 
     alternative: str = member(Text(max_length=512), "The plan, in words.", example="even split")
-    items_per_second: float | None = member(
-        Number(), "What it would give.", unit="items per second", default=None, example=21.3
-    )
-    latency_seconds: float | None = member(
-        Number(),
-        "What one item would take.",
-        unit="seconds",
-        default=None,
-        example=0.091,
-    )
+    items_per_second: float | None = measured("What it would give.", "items per second", 21.3)
+    latency_seconds: float | None = measured("What one item would take.", "seconds", 0.091)
     reason: str = member(MESSAGE, "Why it lost.", example="stage 1 would take twice as long")
 
 
@@ -280,16 +238,10 @@ class ChosenCut:
         default=[],
         example=["layer2_out"],
     )
-    items_per_second: float | None = member(
-        Number(),
-        "What was predicted of it, before it was cut.",
-        unit="items per second",
-        default=None,
-        example=38.2,
+    items_per_second: float | None = measured(
+        "What was predicted of it, before it was cut.", "items per second", 38.2
     )
-    latency_seconds: float | None = member(
-        Number(), "The same of one item.", unit="seconds", default=None, example=0.075
-    )
+    latency_seconds: float | None = measured("The same of one item.", "seconds", 0.075)
     reason: str = member(
         MESSAGE, "Why it was chosen.", example="2 fragments, on jetson and pi-4: 38.2 items/s"
     )
@@ -299,52 +251,36 @@ class ChosenCut:
 class PlacementColumns:
     """A Placement in one line."""
 
-    stages: str | None = member(COLUMN, "How many stages.", default=None, example="3")
-    devices: str | None = member(
-        COLUMN, "The devices in the order of stages.", default=None, example="jetson, pi-4, pi-zero"
-    )
-    rate: str | None = member(COLUMN, "What the plan gives.", default=None, example="38/s")
+    stages: str | None = printed("How many stages.", "3")
+    devices: str | None = printed("The devices in the order of stages.", "jetson, pi-4, pi-zero")
+    rate: str | None = printed("What the plan gives.", "38/s")
 
 
 @record()
 class PlacementStatus(Status):
     """The plan."""
 
-    conditions: tuple[Condition, ...] = member(
-        CONDITIONS,
+    conditions: tuple[Condition, ...] = aspects(
         "Planned, Ready; WithinBudget, which is False while a device of the plan is over its "
         "budget; with prefetch, Prefetched, which is True when every fragment is on the disk or in "
-        "the memory of its devices.",
-        default=[],
+        "the memory of its devices."
     )
     epoch: int | None = member(COUNT, "Grows with every new plan.", default=None, example=1)
-    stages: tuple[StageStatus, ...] = member(
-        Items(of=Object(StageStatus), max_items=MAX_FRAGMENTS), "The stages.", default=[]
+    stages: tuple[StageStatus, ...] = records(StageStatus, MAX_FRAGMENTS, "The stages.")
+    fragments: tuple[FragmentMemory, ...] = records(
+        FragmentMemory, MAX_FRAGMENTS, "The memory of each fragment, in their order."
     )
-    fragments: tuple[FragmentMemory, ...] = member(
-        Items(of=Object(FragmentMemory), max_items=MAX_FRAGMENTS),
-        "The memory of each fragment, in their order.",
-        default=[],
+    prefetched: tuple[Prefetched, ...] = records(
+        Prefetched, MAX_GRANTS, "With prefetch: where the fragments are."
     )
-    prefetched: tuple[Prefetched, ...] = member(
-        Items(of=Object(Prefetched), max_items=MAX_GRANTS),
-        "With prefetch: where the fragments are.",
-        default=[],
+    cut: ChosenCut | None = optional(
+        ChosenCut, "Of a Partition with cutting Planned: the cut that this Placement has chosen."
     )
-    cut: ChosenCut | None = member(
-        Object(ChosenCut),
-        "Of a Partition with cutting Planned: the cut that this Placement has chosen.",
-        default=None,
-    )
-    predicted: Cost | None = member(Object(Cost), "By the planner.", default=None)
-    measured: Cost | None = member(Object(Cost), "By the last job.", default=None)
-    makespan: Makespan | None = member(
-        Object(Makespan), "Of the objective Makespan, by the planner.", default=None
-    )
-    rejected: tuple[Rejected, ...] = member(
-        Items(of=Object(Rejected), max_items=8), "The best plans that lost.", default=[]
-    )
-    columns: PlacementColumns | None = member(Object(PlacementColumns), COLUMNS, default=None)
+    predicted: Cost | None = optional(Cost, "By the planner.")
+    measured: Cost | None = optional(Cost, "By the last job.")
+    makespan: Makespan | None = optional(Makespan, "Of the objective Makespan, by the planner.")
+    rejected: tuple[Rejected, ...] = records(Rejected, 8, "The best plans that lost.")
+    columns: PlacementColumns | None = optional(PlacementColumns, COLUMNS)
 
 
 @record()
@@ -353,4 +289,4 @@ class Placement(Resource):
     its devices have the fragments before a job needs them."""
 
     spec: PlacementSpec = member(Object(PlacementSpec), "What is wanted.")
-    status: PlacementStatus | None = member(Object(PlacementStatus), "What is.", default=None)
+    status: PlacementStatus | None = optional(PlacementStatus, "What is.")

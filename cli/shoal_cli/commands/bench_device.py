@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from shoal_cli.commands import options
-from shoal_cli.commands.picture_files import check_picture
+from shoal_cli.commands.written import check_picture
 from shoal_cli.drawing.svg import NothingDraws, can_draw
 from shoal_cli.local.cgroups import Enforce
 

@@ -51,13 +51,15 @@ def share_bar(part: int, whole: int) -> Text:
 class ColumnTable(Generic[R]):
     """A table of `names` and as many `columns` as fit whole into the width. The others, those to
     `spare` first and in order, are in further ones below, each with the first name again.
-    `numbers` are aligned to the right; other columns break their lines if they may `wrap`."""
+    `numbers`, by default all `columns` but the `texts`, are aligned to the right; others break
+    their lines if they may `wrap`."""
 
     rows: Sequence[R]
     names: Columns[R]
     columns: Columns[R]
-    spare: Sequence[str]
-    numbers: Collection[str]
+    spare: Sequence[str] = ()
+    numbers: Collection[str] | None = None
+    texts: Collection[str] = ()
     wrap: bool = False
 
     def __rich_console__(
@@ -93,7 +95,10 @@ class ColumnTable(Generic[R]):
         """Where columns wrap, each takes at least its longest word, a number all of itself: rich
         would break them to fit the others in."""
         texts = [heading, *(str(show(row)) for row in self.rows)]
-        if heading in self.numbers:
+        numbers = self.numbers
+        if numbers is None:
+            numbers = {each for each, _ in self.columns} - {*self.texts}
+        if heading in numbers:
             least = max(map(len, texts)) if self.wrap else None
             return Column(heading, justify="right", no_wrap=True, min_width=least)
         words = [len(word) for text in texts for word in text.split()]

@@ -132,12 +132,8 @@ def _above_floor(
 def _layers(sample: Sample, floor: Sample) -> tuple[int, int, int, int]:
     activations = max(0, sample.anonymous_bytes - floor.anonymous_bytes)
     weights = max(0, sample.file_bytes - floor.file_bytes)
-    return (
-        sample.agent_bytes - activations - weights,
-        activations,
-        weights,
-        sample.child_bytes,
-    )
+    floor_bytes = sample.agent_bytes - activations - weights
+    return floor_bytes, activations, weights, sample.child_bytes
 
 
 def thinned(samples: Iterable[Sample], begin: float, end: float) -> Sequence[Sample]:

@@ -5,18 +5,57 @@ program, and shows its traceback.
 """
 
 import sys
+from collections.abc import Mapping
 from typing import Final
 
 INTERRUPTED: Final = 130
+TITLES: Final[Mapping[str, str]] = {
+    "shoal_cli.local.manifests.ManifestErrors": "manifest refused",
+    "shoal_cli.transfer.addresses.AddressRefused": "address refused",
+    "shoal_protocol.channels.AddressRefused": "address refused",
+    "shoal_cli.local.orders.OrderRefused": "this cannot be run here",
+    "shoal_compiler.errors.ModelRefused": "model refused",
+    "shoal_protocol.partition.DocumentRefused": "partition refused",
+    "shoal_cli.local.cut_search.PreparationRefused": "model not prepared",
+    "shoal_cli.local.steps.StepRefused": "model refused",
+    "shoal_cli.transfer.places.TransferRefused": "cannot be carried",
+    "shoal_cli.transfer.places.TransferBroken": "carrying broke off",
+    "shoal_cli.local.steps.StepCrashed": "a step failed",
+    "shoal_cli.local.report.ReportRefused": "report refused",
+    "shoal_cli.drawing.svg.NothingDraws": "nothing can be drawn",
+    "shoal_cli.local.planning.NoPlan": "does not fit",
+    "shoal_cli.local.orders.JobRefused": "job refused",
+    "shoal_cli.local.device_figures.NoItem": "no item to run",
+    "shoal_cli.local.device_figures.DeviceFailed": "the device failed",
+    "shoal_cli.local.cgroups.EnforcementImpossible": "budgets cannot be enforced",
+    "shoal_cli.local.workspace.WorkspaceBusy": "work folder in use",
+    "shoal_cli.local.pool.AgentsMissing": "agents missing",
+    "shoal_cli.local.supervisor.ProcessHopeless": "a process keeps failing",
+    "shoal_cli.local.watch.CoordinatorGone": "coordinator lost",
+    "shoal_cli.transfer.joined.NotJoined": "coordinator not joined",
+    "shoal_cli.transfer.joined.JoinRefused": "joining refused",
+    "shoal_cli.transfer.joined.CoordinatorAway": "coordinator not reached",
+    "shoal_cli.transfer.joined.CallRefused": "the coordinator refuses",
+    "shoal_cli.standalone.folders.FolderInUse": "coordinator's folder in use",
+    "shoal_cli.standalone.folders.FolderMissing": "no coordinator here",
+    "shoal_cli.standalone.folders.AuthorityUnusable": "the authority cannot be used",
+    "shoal_cli.commands.standalone.DeviceUnknown": "no such device",
+    "shoal_cli.standalone.submission.NoDevices": "no devices",
+    "shoal_cli.commands.targets.NoCoordinator": "no coordinator",
+    "shoal_cli.commands.targets.Unknown": "not known",
+    "shoal_cli.commands.logs.NoLogs": "no logs",
+    "shoal_cli.live.cluster.ClusterRefused": "the cluster refuses",
+}
+"""By class. Classes are named, not imported: each is of a part that most commands never load."""
+PASSING: Final = frozenset({"StepCrashed", "TransferBroken", "CoordinatorAway"})
+"""With these the same command may do better another time: status 1."""
 
 
 def print_failure(error: Exception) -> int | None:
     """Print an error that the user can do something about; the exit status, None for any other."""
     # Imported where something has failed already: a command that works does not pay for it.
     from shoal_cli.local.runner import Interrupted
-    from shoal_cli.local.steps import CANNOT_WRITE, StepCrashed
-    from shoal_cli.transfer.joined import CoordinatorAway
-    from shoal_cli.transfer.places import TransferBroken
+    from shoal_cli.local.steps import CANNOT_WRITE
 
     if isinstance(error, Interrupted):
         print("interrupted before anything ran; nothing is left behind", file=sys.stderr)
@@ -35,85 +74,12 @@ def print_failure(error: Exception) -> int | None:
         return None
     lines = "".join(f"\n  {line}" for line in text.splitlines())
     print(f"shoal: {title}{lines}", file=sys.stderr)
-    # 1: the same command may do better another time.
-    again = isinstance(error, StepCrashed | TransferBroken | CoordinatorAway)
-    return 1 if again else 2
+    return 1 if type(error).__name__ in PASSING else 2
 
 
 def title_of(error: Exception) -> str | None:
     """What to call an error; None where it is not one of the user's."""
-    from shoal_cli.drawing import svg
-    from shoal_cli.local import (
-        cut_search,
-        device_figures,
-        orders,
-        planning,
-        pool,
-        report,
-        runner,
-        steps,
-        supervisor,
-        watch,
-        workspace,
-    )
-    from shoal_cli.local.manifests import ManifestErrors
-    from shoal_cli.transfer import places
-    from shoal_cli.transfer.addresses import AddressRefused
-    from shoal_compiler.errors import ModelRefused
-    from shoal_protocol import channels
-    from shoal_protocol.partition import DocumentRefused
-
-    titles: dict[type[Exception], str] = {
-        ManifestErrors: "manifest refused",
-        AddressRefused: "address refused",
-        channels.AddressRefused: "address refused",
-        orders.OrderRefused: "this cannot be run here",
-        ModelRefused: "model refused",
-        DocumentRefused: "partition refused",
-        cut_search.PreparationRefused: "model not prepared",
-        steps.StepRefused: "model refused",
-        places.TransferRefused: "cannot be carried",
-        places.TransferBroken: "carrying broke off",
-        steps.StepCrashed: "a step failed",
-        report.ReportRefused: "report refused",
-        svg.NothingDraws: "nothing can be drawn",
-        planning.NoPlan: "does not fit",
-        orders.JobRefused: "job refused",
-        device_figures.NoItem: "no item to run",
-        device_figures.DeviceFailed: "the device failed",
-        runner.EnforcementImpossible: "budgets cannot be enforced",
-        workspace.WorkspaceBusy: "work folder in use",
-        pool.AgentsMissing: "agents missing",
-        supervisor.ProcessHopeless: "a process keeps failing",
-        watch.CoordinatorGone: "coordinator lost",
-        **_of_coordinators(),
-    }
-    if isinstance(error, steps.StepRefused) and error.kind == "PreparationRefused":
-        return titles[cut_search.PreparationRefused]
-    return next((title for kind, title in titles.items() if isinstance(error, kind)), None)
-
-
-def _of_coordinators() -> dict[type[Exception], str]:
-    """The errors of commands about coordinators, and of one's own."""
-    from shoal_cli.commands import targets
-    from shoal_cli.commands.logs import NoLogs
-    from shoal_cli.commands.standalone import DeviceUnknown
-    from shoal_cli.live.cluster import ClusterRefused
-    from shoal_cli.standalone import folders, submission
-    from shoal_cli.transfer import joined
-
-    return {
-        joined.NotJoined: "coordinator not joined",
-        joined.JoinRefused: "joining refused",
-        joined.CoordinatorAway: "coordinator not reached",
-        joined.CallRefused: "the coordinator refuses",
-        folders.FolderInUse: "coordinator's folder in use",
-        folders.FolderMissing: "no coordinator here",
-        folders.AuthorityUnusable: "the authority cannot be used",
-        DeviceUnknown: "no such device",
-        submission.NoDevices: "no devices",
-        targets.NoCoordinator: "no coordinator",
-        targets.Unknown: "not known",
-        NoLogs: "no logs",
-        ClusterRefused: "the cluster refuses",
-    }
+    names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
+    if getattr(error, "kind", "") == "PreparationRefused":  # of the step that prepares a model
+        names.insert(0, "shoal_cli.local.cut_search.PreparationRefused")
+    return next((TITLES[name] for name in names if name in TITLES), None)

@@ -12,7 +12,6 @@ from shoal_cli.commands import targets
 from shoal_protocol.units import counted
 
 if TYPE_CHECKING:
-    from shoal_protocol.coordinator_client import CoordinatorClient
     from shoal_protocol.v1 import coordinator_pb2 as pb
 
 EPILOG: Final = (
@@ -27,7 +26,6 @@ RETRY_EPILOG: Final = (
     "Two items of an InferenceJob of the cluster:  shoal retry ocr 17 23 --namespace reading"
 )
 
-Job = Annotated[str, typer.Argument(metavar="JOB", help="Its name.")]
 Failed = Annotated[bool, typer.Option("--failed", help="Only items that have failed.")]
 Items = Annotated[
     list[int] | None,
@@ -41,7 +39,7 @@ Items = Annotated[
 
 
 def items(
-    job: Job,
+    job: targets.Job,
     failed: Failed = False,
     *,
     target: targets.Target,
@@ -61,7 +59,7 @@ def items(
 
 
 def retry(
-    job: Job,
+    job: targets.Job,
     items: Items = None,
     *,
     target: targets.Target,
@@ -91,23 +89,13 @@ async def _listed(target: targets.Target, name: str, *, failed: bool) -> "list[p
 
     states = [pb.JobItem.FAILED] if failed else []
     async with targets.watching(target) as (_, client):
-        there = await _name_there(client, target, name)
+        there = await targets.name_there(client, target, name)
         return [item async for item in client.items(there, states)]
 
 
 async def _retried(target: targets.Target, name: str, items: Sequence[int]) -> "pb.JobStatus":
     async with targets.watching(target) as (_, client):
-        return await client.retry(await _name_there(client, target, name), items)
-
-
-async def _name_there(client: "CoordinatorClient", target: targets.Target, name: str) -> str:
-    """What the coordinator calls the job. Raises `targets.Unknown`."""
-    from shoal_cli.live.view import view_of
-
-    view = view_of(await targets.overview(client, name))
-    if not (jobs := view.jobs_called(name)):
-        raise targets.Unknown(name, view, on_cluster=target.kubectl is not None)
-    return jobs[0].name
+        return await client.retry(await targets.name_there(client, target, name), items)
 
 
 def _document(item: "pb.JobItem") -> dict[str, object]:

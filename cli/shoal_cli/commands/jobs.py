@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from shoal_cli.commands import options
-from shoal_cli.commands.coordinators import Coordinator, calling
 from shoal_protocol.units import counted
 
 if TYPE_CHECKING:
@@ -34,6 +33,17 @@ CANCEL_EPILOG: Final = (
 )
 END_EPILOG: Final = "[bold]Example[/bold]\n\nA camera is off:  shoal end camera-0d41b7aa"
 
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator",
+        metavar="HOST:PORT",
+        envvar="SHOAL_COORDINATOR",
+        show_envvar=False,
+        help="A coordinator that `shoal join` has joined, or unix:/path. [dim]Default: "
+        "$SHOAL_COORDINATOR, else the only one that was joined[/dim]",
+    ),
+]
 JobNames = Annotated[
     list[str],
     typer.Argument(metavar="JOB...", help="As `shoal jobs` lists it.", show_default=False),
@@ -48,12 +58,13 @@ def devices(coordinator: Coordinator = None, as_json: options.AsJson = False) ->
 
     A device that left is listed as lost until the coordinator restarts.
     """
-
-    async def ask(client: "CoordinatorClient") -> Sequence["pb.DeviceStatus"]:
-        return await client.devices()
-
-    found = sorted(asyncio.run(_asked(coordinator, ask)), key=lambda device: device.name)
-    _show(found, "no device has joined", _device_table, as_json=as_json)
+    found = asyncio.run(_asked(coordinator, lambda client: client.devices()))
+    _show(
+        sorted(found, key=lambda device: device.name),
+        "no device has joined",
+        _device_table,
+        as_json=as_json,
+    )
 
 
 def jobs(coordinator: Coordinator = None, as_json: options.AsJson = False) -> None:
@@ -61,11 +72,8 @@ def jobs(coordinator: Coordinator = None, as_json: options.AsJson = False) -> No
 
     A job of `shoal run --coordinator` is called as the manifest calls it, and by what it works on.
     """
-
-    async def ask(client: "CoordinatorClient") -> Sequence["pb.JobStatus"]:
-        return await client.jobs()
-
-    _show(asyncio.run(_asked(coordinator, ask)), "no jobs", _job_table, as_json=as_json)
+    found = asyncio.run(_asked(coordinator, lambda client: client.jobs()))
+    _show(found, "no jobs", _job_table, as_json=as_json)
 
 
 def cancel(names: JobNames, coordinator: Coordinator = None, remove: Remove = False) -> None:
@@ -102,7 +110,9 @@ def end(names: JobNames, coordinator: Coordinator = None) -> None:
 
 
 async def _asked(target: str | None, ask: Any) -> Any:
-    async with calling(target) as client:
+    from shoal_cli.transfer.joined import reach
+
+    async with reach(target).calling() as client:
         return await ask(client)
 
 
@@ -123,12 +133,9 @@ def _device_table(found: Sequence["pb.DeviceStatus"]) -> "RenderableType":
     from shoal_cli.commands.columns import Columns, ColumnTable
     from shoal_cli.commands.tables import format_tiers
     from shoal_cli.local.report import TierHits
+    from shoal_protocol.copying import copied
     from shoal_protocol.units import format_bytes
     from shoal_protocol.v1 import coordinator_pb2 as pb
-
-    def tiers(device: pb.DeviceStatus) -> str:
-        hits = device.tier_hits
-        return format_tiers(TierHits(hits.resident, hits.cached, hits.idle, hits.evict))
 
     names: Columns[pb.DeviceStatus] = [
         ("device", lambda device: device.name),
@@ -141,7 +148,7 @@ def _device_table(found: Sequence["pb.DeviceStatus"]) -> "RenderableType":
         ("fragments", lambda device: f"{len(device.resident)} of {device.cached_fragments}"),
         ("queued", lambda device: str(device.queued)),
         ("tasks", lambda device: str(device.tasks)),
-        ("tiers 1-4", tiers),
+        ("tiers 1-4", lambda device: format_tiers(copied(TierHits, device.tier_hits))),
         ("processor", lambda device: device.architecture),
     ]
     return ColumnTable(
@@ -149,7 +156,7 @@ def _device_table(found: Sequence["pb.DeviceStatus"]) -> "RenderableType":
         names=names,
         columns=figures,
         spare=("processor", "tiers 1-4", "fragments", "queued"),
-        numbers=frozenset(heading for heading, _ in figures[:-1]),
+        texts=("processor",),
     )
 
 
@@ -173,6 +180,6 @@ def _job_table(found: Sequence["pb.JobStatus"]) -> "RenderableType":
         names=names,
         columns=figures,
         spare=("why", "items/s"),
-        numbers=frozenset(heading for heading, _ in figures[:-1]),
+        texts=("why",),
         wrap=True,
     )

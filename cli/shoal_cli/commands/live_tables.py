@@ -1,7 +1,7 @@
 """What `shoal top`, `describe` and `why` draw of a view, as rich renderables."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -21,9 +21,8 @@ from shoal_cli.live.view import (
     StageView,
     View,
 )
-from shoal_protocol.units import Bytes, counted, format_bytes, format_number
+from shoal_protocol.units import counted, format_bytes, format_number, listed
 
-R = TypeVar("R")
 _BAR: Final = 10
 _GOOD: Final = frozenset({"Ready", "Running", "Complete", "Pending"})
 
@@ -105,7 +104,8 @@ def stage_table(job: JobView) -> RenderableType:
         ("compute", lambda stage: _seconds(stage.compute_seconds)),
         ("an item every", lambda stage: _seconds(stage.period_seconds)),
     ]
-    return _table(job.stages, names, columns, spare=("an item every", "finished", "compute"))
+    spare = ("an item every", "finished", "compute")
+    return ColumnTable(rows=job.stages, names=names, columns=columns, spare=spare)
 
 
 def _who(stage: StageView) -> Text:
@@ -155,21 +155,22 @@ def _planned_table(job: JobView) -> RenderableType:
         ("serve it", _who),
     ]
     columns: Columns[StageView] = [
-        ("needs", lambda stage: _bytes(stage.resident_bytes)),
-        ("at least", lambda stage: _bytes(stage.least_bytes)),
+        ("needs", lambda stage: format_bytes(stage.resident_bytes)),
+        ("at least", lambda stage: format_bytes(stage.least_bytes)),
         ("ready", lambda stage: str(stage.ready)),
         ("running", lambda stage: str(stage.running)),
         ("finished", lambda stage: str(stage.finished)),
         ("compute", lambda stage: _seconds(stage.compute_seconds)),
     ]
-    return _table(job.stages, names, columns, spare=("at least", "finished", "ready", "running"))
+    spare = ("at least", "finished", "ready", "running")
+    return ColumnTable(rows=job.stages, names=names, columns=columns, spare=spare)
 
 
 def _planned(stage: StageView) -> str:
     """`pi-4 jetson(12 MiB)`: in parentheses what a fragment in blocks is granted."""
     grants = dict(zip(stage.planned, stage.granted_bytes, strict=False))
     less = {name: grant for name, grant in grants.items() if grant < stage.resident_bytes}
-    shown = (f"{n} ({_bytes(less[n])})" if n in less else n for n in stage.planned)
+    shown = (f"{n} ({format_bytes(less[n])})" if n in less else n for n in stage.planned)
     return ", ".join(shown) or "any device"
 
 
@@ -196,9 +197,9 @@ def device_table(devices: Sequence[DeviceView]) -> RenderableType:
     shown = [each for each in optional if any(each[1](device) != "-" for device in devices)]
     columns: Columns[DeviceView] = [
         ("memory", lambda device: share_bar(device.used_bytes, device.budget_bytes)),
-        ("now", lambda device: _bytes(device.used_bytes)),
+        ("now", lambda device: format_bytes(device.used_bytes)),
         ("peak", _peak),
-        ("budget", lambda device: _bytes(device.budget_bytes)),
+        ("budget", lambda device: format_bytes(device.budget_bytes)),
         ("holds", _holds),
         ("queue", lambda device: str(device.queued)),
         *shown,
@@ -208,24 +209,24 @@ def device_table(devices: Sequence[DeviceView]) -> RenderableType:
         *("battery", "celsius", "evicted", "cpu", "fetch/s", "round trip"),
         *("tiers 1-4", "out/s", "in/s", "holds", "peak", "tasks/s", "queue"),
     )
-    return _table(devices, names, columns, spare=spare)
+    texts = ("memory", "holds")
+    return ColumnTable(rows=devices, names=names, columns=columns, spare=spare, texts=texts)
 
 
 def _peak(device: DeviceView) -> Text:
     style = "bold red" if device.over_budget else ""
-    return Text(_bytes(device.peak_bytes), style=style)
+    return Text(format_bytes(device.peak_bytes), style=style)
 
 
 def _holds(device: DeviceView) -> str:
     """The resident fragments, as `ocr/0`, those in motion marked."""
     marks = {"Resident": "", "Loading": " loading", "Unloading": " leaving"}
     shown = [f"{held.name}{marks[held.state]}" for held in device.fragments if held.state in marks]
-    more = f" and {len(shown) - 6} more" if len(shown) > 6 else ""
-    return ", ".join(shown[:6]) + more or "-"
+    return listed(shown, 6) or "-"
 
 
 def _free(size: int | None) -> str:
-    return "" if size is None else f"{_bytes(size)} of the machine, or of the agent's limit"
+    return "" if size is None else f"{format_bytes(size)} of the machine, or of the agent's limit"
 
 
 def device_description(device: DeviceView) -> RenderableType:
@@ -238,18 +239,20 @@ def device_description(device: DeviceView) -> RenderableType:
         reach = "other devices cannot reach it: what it gets is relayed"
     if device.relayed_to:
         reach += f"; it cannot reach {', '.join(device.relayed_to)}"
+    budget = format_bytes(device.budget_bytes)
+    cached = counted(device.cached_fragments, "fragment")
     facts = [
         ("state", state),
         ("agent", " ".join(filter(None, (device.version, device.architecture)))),
-        ("budget", f"{_bytes(device.budget_bytes)} above a floor of {_bytes(device.floor_bytes)}"),
+        ("budget", f"{budget} above a floor of {format_bytes(device.floor_bytes)}"),
         (
             "measured",
-            f"{_bytes(device.used_bytes)} now, {_bytes(device.peak_bytes)} at most"
+            f"{format_bytes(device.used_bytes)} now, {format_bytes(device.peak_bytes)} at most"
             + (": OVER BUDGET" if device.over_budget else ""),
         ),
-        ("ledger", f"{_bytes(device.resident_bytes)} of fragments"),
+        ("ledger", f"{format_bytes(device.resident_bytes)} of fragments"),
         ("memory free", _free(device.memory_available_bytes)),
-        ("disk", f"{counted(device.cached_fragments, 'fragment')}, {_bytes(device.cached_bytes)}"),
+        ("disk", f"{cached}, {format_bytes(device.cached_bytes)}"),
         (
             "work",
             f"{counted(device.queued, 'task')} queued, {device.tasks} done{_per_second(device)}",
@@ -289,11 +292,12 @@ def _held_table(fragments: Sequence[HeldView]) -> RenderableType:
         ("last failure", lambda held: held.failure or "-"),
     ]
     columns: Columns[HeldView] = [
-        ("takes", lambda held: _bytes(held.bytes)),
-        ("granted", lambda held: _bytes(held.granted_bytes) + " in blocks" * held.in_blocks),
+        ("takes", lambda held: format_bytes(held.bytes)),
+        ("granted", lambda held: format_bytes(held.granted_bytes) + " in blocks" * held.in_blocks),
         ("tasks", lambda held: str(held.tasks)),
     ]
-    return _table(fragments, names, columns, spare=("granted",))
+    spare = ("granted",)
+    return ColumnTable(rows=fragments, names=names, columns=columns, spare=spare)
 
 
 # ---- why -----------------------------------------------------------------------------------------
@@ -326,11 +330,11 @@ def _candidates(candidates: Sequence[CandidateView]) -> RenderableType:
         ("because", lambda each: each.reason),
     ]
     columns: Columns[CandidateView] = [
-        ("needs", lambda each: _bytes(each.need_bytes)),
-        ("has", lambda each: _bytes(each.have_bytes)),
-        ("free", lambda each: _bytes(each.free_bytes)),
+        ("needs", lambda each: format_bytes(each.need_bytes)),
+        ("has", lambda each: format_bytes(each.have_bytes)),
+        ("free", lambda each: format_bytes(each.free_bytes)),
     ]
-    return _table(candidates, names, columns, spare=())
+    return ColumnTable(rows=candidates, names=names, columns=columns)
 
 
 def _item_table(items: Sequence[ItemView]) -> RenderableType:
@@ -346,7 +350,8 @@ def _item_table(items: Sequence[ItemView]) -> RenderableType:
         ("stored", lambda item: format_seconds(item.stored_seconds)),
         ("retries", lambda item: str(item.retries)),
     ]
-    return _table(items, names, columns, spare=("retries", "stored"))
+    spare = ("retries", "stored")
+    return ColumnTable(rows=items, names=names, columns=columns, spare=spare)
 
 
 def _most(item: ItemView) -> str:
@@ -358,19 +363,8 @@ def _most(item: ItemView) -> str:
 # ---- cells ---------------------------------------------------------------------------------------
 
 
-def _table(
-    rows: Sequence[R], names: Columns[R], columns: Columns[R], *, spare: Sequence[str]
-) -> RenderableType:
-    numbers = frozenset(heading for heading, _ in columns) - {"memory", "holds"}
-    return ColumnTable(rows=rows, names=names, columns=columns, spare=spare, numbers=numbers)
-
-
 def _style(state: str) -> str:
     return "green" if state in _GOOD else "red" if state in {"Lost", "Failed"} else "yellow"
-
-
-def _bytes(size: int) -> str:
-    return format_bytes(Bytes(size))
 
 
 def _seconds(seconds: float | None) -> str:
@@ -386,4 +380,4 @@ def _percent(fraction: float | None) -> str:
 
 
 def _rate_of_bytes(rate: float | None) -> str:
-    return _bytes(round(rate)) if rate else "-"
+    return format_bytes(round(rate)) if rate else "-"

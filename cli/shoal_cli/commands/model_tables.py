@@ -43,7 +43,7 @@ def partition_table(partition: PartitionDocument) -> RenderableType:
             ("tensors", lambda edge: ", ".join(edge.tensors)),
         ],
         spare=("tensors",),
-        numbers={"bytes per item"},
+        texts=("tensors",),
         wrap=True,
     )
     return Group(
@@ -74,7 +74,7 @@ def inspection_table(name: str, profile: Profile) -> RenderableType:
             ("shape", lambda row: _shape(row[1])),
         ],
         spare=("shape",),
-        numbers=(),
+        texts=("type", "shape"),
         wrap=True,
     )
     return Group(titled(name, facts_grid(facts)), Text(), titled("Tensors", tensors))

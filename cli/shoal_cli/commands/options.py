@@ -23,7 +23,6 @@ from shoal_protocol.digests import is_digest
 from shoal_protocol.units import parse_bytes, parse_whole, shortened
 
 if TYPE_CHECKING:
-    from shoal_cli.local.manifests import Manifests
     from shoal_cli.transfer.addresses import Access
 
 
@@ -32,9 +31,9 @@ def panel(title: str) -> Callable[..., Any]:
     return partial(typer.Option, rich_help_panel=title)
 
 
-_bare = panel("A bare model")
-_how = panel("How to run")
-_show = panel("What to show")
+bare = panel("A bare model")
+how = panel("How to run")
+show = panel("What to show")
 _security = panel("Security")
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -56,32 +55,32 @@ Volumes = Annotated[
 
 Budgets = Annotated[
     list[str] | None,
-    _bare(
+    bare(
         metavar="SIZE",
         help="Each device's memory above its idle floor; given several times, one device each. "
         "[dim]Default: 64Mi[/dim]",
     ),
 ]
 Fragments = Annotated[
-    int | None, _bare(min=1, max=256, help="How many fragments. [dim]Default: as few as fit[/dim]")
+    int | None, bare(min=1, max=256, help="How many fragments. [dim]Default: as few as fit[/dim]")
 ]
 Residency = Annotated[
     choices.Residency | None,
-    _bare(
+    bare(
         case_sensitive=False,
         help="As many fragments on a device as its budget takes, or one at a time.",
     ),
 ]
 Enforce = Annotated[
     cgroups.Enforce,
-    _how(
+    how(
         help="Hold each agent to floor + budget with a cgroup: where possible, in any case, "
         "or only measure."
     ),
 ]
 Threads = Annotated[
     int | None,
-    _how(
+    how(
         min=1,
         help="Threads of ONNX Runtime per agent. [dim]Default: the device's share of the "
         "processors[/dim]",
@@ -89,12 +88,12 @@ Threads = Annotated[
 ]
 RunWork = Annotated[
     Path | None,
-    _how(
+    how(
         help="Folder for fragments, caches and logs. [dim]Default: one under the user's cache "
         "folder for these files, so that a second run is warm[/dim]"
     ),
 ]
-Progress = Annotated[ProgressKind, _show(help="A live picture, or plain lines.")]
+Progress = Annotated[ProgressKind, show(help="A live picture, or plain lines.")]
 
 # ---- shoal bench-device --------------------------------------------------------------------------
 
@@ -128,7 +127,7 @@ Peers = Annotated[
 ]
 Picture = Annotated[
     Path | None,
-    _show(metavar="FILE", help="Where the picture goes. [dim]Default: MODEL.memory.svg[/dim]"),
+    show(metavar="FILE", help="Where the picture goes. [dim]Default: MODEL.memory.svg[/dim]"),
 ]
 
 # ---- shoal partition -----------------------------------------------------------------------------
@@ -380,10 +379,3 @@ def refuse_with_manifests(given: Sequence[str]) -> None:
         raise typer.BadParameter(
             f"{option} goes with a bare .onnx model; manifests say it themselves"
         )
-
-
-def load_files(files: Sequence[Path]) -> "Manifests":
-    """Read manifests; raises `ManifestErrors`."""
-    from shoal_cli.local.manifests import load_manifests
-
-    return load_manifests(files)

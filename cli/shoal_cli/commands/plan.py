@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +10,7 @@ import typer
 
 from shoal_cli.commands import options, plan_options
 from shoal_cli.commands.option_groups import given
-from shoal_cli.commands.picture_files import check_picture
+from shoal_cli.commands.written import check_picture
 from shoal_planner.goal import ASSUMED_ITEMS
 from shoal_protocol.choices import Objective, Residency
 from shoal_protocol.units import counted
@@ -49,22 +49,38 @@ def plan(
     Then the smallest budget that works, with these fragments, and what other budgets would give.
     With --profile: which devices would run which layers, with cuts and devices chosen together.
     """
-    shown = _Shown(form, None if svg is None else check_picture("--svg", svg))
-    if layers.profile is not None:
-        if files:
-            raise typer.BadParameter("a profile, or manifests or a model, not both")
-        from shoal_cli.commands.layer_plans import plan_layers
+    from shoal_cli.commands.planned import plan_layers, show
+    from shoal_cli.local.planning import NoPlan
 
+    picture = None if svg is None else check_picture("--svg", svg)
+    if layers.profile is None:
+        planned = _plan(*_wanted(files, volume, bare, layers, items, work))
+    elif files:
+        raise typer.BadParameter("a profile, or manifests or a model, not both")
+    else:
         goal = layers.objective or Objective.THROUGHPUT
-        wanted_items = items or ASSUMED_ITEMS
-        shown.show([plan_layers(layers.profile, bare.devices, goal, wanted_items)])
-        return
+        planned = [plan_layers(layers.profile, bare.devices, goal, items or ASSUMED_ITEMS)]
+    show(planned, form, picture)
+    for each in planned:
+        if each.refusal is not None:
+            raise NoPlan(each.refusal.problem)
+
+
+def _wanted(
+    files: list[Path] | None,
+    volume: list[str] | None,
+    bare: plan_options.BareModel,
+    layers: plan_options.LayerProfile,
+    items: int | None,
+    work: Path | None,
+) -> "tuple[list[tuple[str, PlanOrder]], Path]":
+    """What is to be planned, and the folder to do it in."""
+    from shoal_cli.local.workspace import default_work_folder
+
     if not files:
         raise typer.BadParameter("nothing to plan: give manifests, a model or --profile")
     if layers.objective is not None:
         raise typer.BadParameter("--objective goes with --profile; manifests have their own")
-    from shoal_cli.local.workspace import default_work_folder
-
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     if options.is_model(files):
         budgets = options.parse_budgets(bare.budget or ["64Mi"], bare.device_count)
@@ -77,24 +93,11 @@ def plan(
         wanted = [(name, _for_items(order, items)) for name, order in wanted]
         if not any(order.cut.goal.cold for _, order in wanted):
             raise typer.BadParameter("--items is for the objective Makespan, which nothing has")
-    _plan(wanted, folder, shown)
+    return wanted, folder
 
 
 def _for_items(order: "PlanOrder", items: int) -> "PlanOrder":
     return replace(order, cut=replace(order.cut, items=items))
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """How it is to be shown."""
-
-    form: options.Format
-    picture: Path | None
-
-    def show(self, planned: "Sequence[Planned]") -> None:
-        from shoal_cli.commands.planned import show
-
-        show(planned, self.form, self.picture)
 
 
 def _of_model(model: Path, budgets: Sequence[int], bare: plan_options.BareModel) -> "PlanOrder":
@@ -122,10 +125,11 @@ def _of_manifests(
 ) -> "list[tuple[str, PlanOrder]]":
     from shoal_cli.commands.tables import fetching, measuring
     from shoal_cli.local import remote
+    from shoal_cli.local.manifests import load_manifests
     from shoal_cli.local.orders import read_orders
     from shoal_cli.local.speeds import machine_speed
 
-    manifests = options.load_files(files)
+    manifests = load_manifests(files)
     with fetching(far=remote.is_far(manifests)):
         downloaded = asyncio.run(remote.download(manifests, folder, options.note))
     orders = read_orders(downloaded.manifests, volumes, machine_speed(waiting=measuring))
@@ -136,15 +140,13 @@ def _of_manifests(
     return wanted
 
 
-def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path, shown: _Shown) -> None:
-    """Cut what is to be planned, plan it, and show the plans. Raises `NoPlan` for the first that
-    there is none for, after all are shown."""
+def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path) -> "list[Planned]":
+    """Cut what is to be planned, and plan it."""
     from shoal_cli.commands.planned import of_order
     from shoal_cli.commands.progress import choose_progress
     from shoal_cli.commands.tables import errors
     from shoal_cli.local.planned_jobs import with_items
-    from shoal_cli.local.planning import NoPlan, prepare_once
-    from shoal_cli.local.plans import cut_beside, find_plan, plans_beside
+    from shoal_cli.local.planning import cut_beside, find_plan, plans_beside, prepare_once
     from shoal_cli.local.workspace import open_workspace
     from shoal_planner.outcome import Plan
 
@@ -167,10 +169,7 @@ def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path, shown: _Shown
                     running.append((order, answer))
         finally:
             observer.ended()
-    shown.show(planned)
-    for each in planned:
-        if each.refusal is not None:
-            raise NoPlan(each.refusal.problem)
+    return planned
 
 
 def _unknown(document: "PartitionDocument") -> str:

@@ -11,7 +11,6 @@ from shoal_planner.goal import ASSUMED_ITEMS
 from shoal_protocol import choices
 from shoal_protocol.units import parse_whole, shortened
 
-_bare: Final = options.panel("A bare model")
 _profile: Final = options.panel("A profile")
 
 _MOST_DEVICES: Final = 64
@@ -54,18 +53,19 @@ class BareModel:
     """What manifests say, for a model without them."""
 
     inputs: Annotated[
-        Path | None, _bare(help="Folder of .npz and .npy files, whose shapes are planned for.")
+        Path | None,
+        options.bare(help="Folder of .npz and .npy files, whose shapes are planned for."),
     ] = None
     shape: Annotated[
         list[str] | None,
-        _bare(
+        options.bare(
             metavar="INPUT=1,3,48,320",
             help="The shape of an input with dynamic axes, to plan for. Repeatable.",
         ),
     ] = None
     devices: Annotated[
         str | None,
-        _bare(
+        options.bare(
             metavar="N|FILE",
             help="How many devices to pretend; with [bold]--profile[/bold], a file of devices and "
             "links. [dim]Default: 3[/dim]",

@@ -7,7 +7,7 @@ from math import inf
 from typing import Final
 
 from shoal_cli.drawing.bands import Bands
-from shoal_cli.drawing.chart import GREEN, GREY, ORANGE, Chart, Spec
+from shoal_cli.drawing.chart import GREEN, GREY, ORANGE, Chart, Spec, layer, quantity
 from shoal_cli.drawing.svg import WIDTH
 from shoal_planner.figures import DeviceFigures, PlanFigures, StageFigures
 from shoal_planner.schedule import Bar, Phase, schedule
@@ -189,33 +189,19 @@ def _amount(size: float | None) -> str:
 
 def _placed(height: float, ways: list[Row], boxes: list[Row], words: list[Row]) -> Spec:
     """Lines, boxes and words where they are said to be."""
-    axes = {"type": "quantitative", "axis": None}
-    x = {"field": "x", **axes, "scale": {"domain": [0, WIDTH], "nice": False}}
-    y = {"field": "y", **axes, "scale": {"domain": [0, height], "nice": False, "reverse": True}}
+    x = quantity("x", axis=None, scale={"domain": [0, WIDTH], "nice": False})
+    y = quantity("y", axis=None, scale={"domain": [0, height], "nice": False, "reverse": True})
     place = {"x": x, "y": y, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
-    shade = {"field": "opacity", "type": "quantitative", "scale": None, "legend": None}
+    shade = quantity("opacity", scale=None, legend=None)
     filled = {"field": "colour", "type": "nominal", "scale": None}
     layers: list[Spec] = [
-        {
-            "data": {"values": ways},
-            "mark": {"type": "rule", "color": GREY},
-            "encoding": place,
-        },
-        {
-            "data": {"values": boxes},
-            "mark": {"type": "rect", "cornerRadius": 4},
-            "encoding": {**place, "color": filled, "opacity": shade},
-        },
+        layer(ways, {"type": "rule", "color": GREY}, **place),
+        layer(boxes, {"type": "rect", "cornerRadius": 4}, **place, color=filled, opacity=shade),
     ]
     for align, weight in dict.fromkeys((each["align"], each["weight"]) for each in words):
         own = [each for each in words if (each["align"], each["weight"]) == (align, weight)]
         limit = _BOX[0] - 2 * _INSIDE if weight == "bold" else WIDTH
         mark = {"type": "text", "align": align, "fontWeight": weight, "fontSize": 12}
-        layers.append(
-            {
-                "data": {"values": own},
-                "mark": {**mark, "baseline": "middle", "limit": limit},
-                "encoding": {"x": x, "y": y, "text": {"field": "text"}},
-            }
-        )
+        mark |= {"baseline": "middle", "limit": limit}
+        layers.append(layer(own, mark, x=x, y=y, text={"field": "text"}))
     return {"height": height, "layer": layers}

@@ -1,10 +1,10 @@
 """What `shoal plan` shows of a plan, or of why there is none: tables, JSON, a picture."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import typer
 from rich.console import Group
@@ -24,11 +24,15 @@ from shoal_planner.layers import plans as layer_plans
 from shoal_planner.layers.graph import LayerGraph, Pool
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.speeds import devices_table, link_tables
+from shoal_protocol.choices import Objective
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.units import NANOSECONDS_PER_SECOND
 
+T = TypeVar("T")
+
 VERSION: Final = 1
 """Of the JSON: grows when a field goes or changes its meaning."""
+_OF_FRAGMENTS: Final = ("index", "flops", "weight_bytes", "least_bytes", "resident_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +79,7 @@ def of_order(name: str, order: PlanOrder, prepared: Prepared, answer: Plan | Inf
         facts={
             "devices": [asdict(device) for device in pool],
             "fragments": [
-                {
-                    "index": each.index,
-                    "flops": each.flops,
-                    "weight_bytes": each.weight_bytes,
-                    "least_bytes": each.least_bytes,
-                    "resident_bytes": each.resident_bytes,
-                }
-                for each in document.fragments
+                {name: getattr(each, name) for name in _OF_FRAGMENTS} for each in document.fragments
             ],
             "budgets": asdict(others),
         },
@@ -108,6 +105,34 @@ def of_layers(name: str, graph: LayerGraph, pool: Pool, answer: layer_plans.Laye
         links=Links(between=between),
         devices=tuple(device.name for device in pool.devices),
     )
+
+
+def plan_layers(profile: Path, devices: str | None, objective: Objective, items: int) -> Planned:
+    """The plan, its explanation, and what lost against it."""
+    from shoal_planner.layers.documents import read_pool, read_profile
+    from shoal_planner.layers.planning import plan
+    from shoal_planner.layers.plans import Unplaceable
+
+    if devices is None:
+        raise typer.BadParameter("--profile needs --devices FILE: the devices and their links")
+    graph = _read("--profile", profile, read_profile)
+    pool = _read("--devices", Path(devices), read_pool)
+    try:
+        answer = plan(graph, pool, objective, items)
+    except ValueError as unknown:
+        raise typer.BadParameter(f"{profile} on {devices}: {unknown}") from None
+    if isinstance(answer, Unplaceable):
+        raise typer.BadParameter(answer.message(profile.name))
+    return of_layers(f"{profile.name} on {devices}, {objective}", graph, pool, answer)
+
+
+def _read(option: str, file: Path, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(file.read_text())
+    except OSError as failed:
+        raise typer.BadParameter(f"{option} {file}: {failed.strerror}") from None
+    except ValueError as wrong:
+        raise typer.BadParameter(f"{option} {file}: {wrong}") from None
 
 
 def _own_links(pool: Sequence[PoolDevice]) -> Links:

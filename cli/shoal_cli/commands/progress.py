@@ -205,7 +205,7 @@ def _device_table(snapshot: Snapshot) -> RenderableType:
         names=names,
         columns=columns,
         spare=("memory", "died", "queued", "peak"),
-        numbers=frozenset(("now", "peak", "budget", "queued", "died")),
+        texts=("memory", "state"),
     )
 
 

@@ -111,11 +111,12 @@ def _there(how: HowToRun, bare: BareModel) -> _There | None:
 
 def _manifests(files: list[Path], bare: BareModel, there: _There | None) -> "Manifests":
     """What is to be run. Raises `ManifestErrors`."""
+    from shoal_cli.local.manifests import load_manifests
     from shoal_cli.local.orders import bare_manifests
 
     if not options.is_model(files):
         options.refuse_with_manifests(given(bare))
-        manifests = options.load_files(files)
+        manifests = load_manifests(files)
     else:
         budgets = [device.budget_bytes for device in there.devices] if there else None
         manifests = bare_manifests(

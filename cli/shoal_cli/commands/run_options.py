@@ -2,17 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from shoal_cli.commands import coordinators, options, written
+from shoal_cli.commands import options, written
 from shoal_cli.local.cgroups import Enforce
 from shoal_protocol import choices
-
-_bare: Final = options.panel("A bare model")
-_how: Final = options.panel("How to run")
-_show: Final = options.panel("What to show")
 
 Files = Annotated[
     list[Path],
@@ -31,32 +27,36 @@ class BareModel:
 
     inputs: Annotated[
         Path | None,
-        _bare(
+        options.bare(
             help="Folder of .npz and .npy files. A file is an item; or an item for each row, where "
             "its array has an axis more than the model's input, or rows though that has a first "
             "axis of 1."
         ),
     ] = None
-    outputs: Annotated[Path | None, _bare(help="Folder for the results.")] = None
+    outputs: Annotated[Path | None, options.bare(help="Folder for the results.")] = None
     devices: Annotated[
-        int | None, _bare(min=1, max=64, help="How many devices to pretend. [dim]Default: 3[/dim]")
+        int | None,
+        options.bare(min=1, max=64, help="How many devices to pretend. [dim]Default: 3[/dim]"),
     ] = None
     budget: options.Budgets = None
     fragments: options.Fragments = None
     mode: Annotated[
         choices.Mode | None,
-        _bare(
+        options.bare(
             case_sensitive=False,
             help="Whether an item waits for its own predecessors only, or for whole stages.",
         ),
     ] = None
     policy: Annotated[
         choices.Policy | None,
-        _bare(case_sensitive=False, help="How devices that suit a task equally well are ranked."),
+        options.bare(
+            case_sensitive=False, help="How devices that suit a task equally well are ranked."
+        ),
     ] = None
     residency: options.Residency = None
     batching: Annotated[
-        int | None, _bare(min=1, max=choices.LARGEST_BATCH, help="How many items may run at once.")
+        int | None,
+        options.bare(min=1, max=choices.LARGEST_BATCH, help="How many items may run at once."),
     ] = None
 
 
@@ -64,36 +64,49 @@ class BareModel:
 class HowToRun:
     """Where a run takes place, within which limits, and what stays of it."""
 
-    coordinator: coordinators.RunCoordinator = None
+    coordinator: Annotated[
+        str | None,
+        options.how(
+            "--coordinator",
+            metavar="HOST:PORT",
+            help="Run on the devices of a coordinator that `shoal join` has joined, in the place "
+            "of this machine, and bring the results back.",
+        ),
+    ] = None
     enforce: options.Enforce = Enforce.AUTO
     relay: Annotated[
         bool,
-        _how("--relay", help="Send activations through the coordinator, not from agent to agent."),
+        options.how(
+            "--relay", help="Send activations through the coordinator, not from agent to agent."
+        ),
     ] = False
     threads: options.Threads = None
     task_seconds: Annotated[
         float,
-        _how(
+        options.how(
             min=0.1, help="The longest that one task may take on a device, its wait there included."
         ),
     ] = 540.0
     work: options.RunWork = None
     keep: Annotated[
         bool,
-        _how(
+        options.how(
             "--keep/--no-keep",
             help="Leave fragments and caches for the next run, or remove them at the end.",
         ),
     ] = True
-    log_level: Annotated[options.LogLevel, _how(help="Of the logs in the work folder.")] = "info"
+    log_level: Annotated[options.LogLevel, options.how(help="Of the logs in the work folder.")] = (
+        "info"
+    )
     metrics_address: Annotated[
         str | None,
-        _how(
+        options.how(
             metavar="HOST:PORT", help="Serve the metrics of all processes there (docs/metrics.md)."
         ),
     ] = None
     otlp: Annotated[
-        str | None, _how(metavar="URL", help="Export a trace of each item to a collector there.")
+        str | None,
+        options.how(metavar="URL", help="Export a trace of each item to a collector there."),
     ] = None
 
 
@@ -103,7 +116,7 @@ class WhatToShow:
 
     verify: Annotated[
         int | None,
-        _show(
+        options.show(
             min=0,
             metavar="[=N]",
             help="Compare every result, or N of them evenly spread, with the whole model's.",
@@ -111,15 +124,17 @@ class WhatToShow:
     ] = None
     tolerance: Annotated[
         float,
-        _show(
+        options.show(
             min=0.0,
             help="Largest difference that --verify accepts: |difference| / (1 + |whole model's|).",
         ),
     ] = 1e-4
     report: Annotated[
         Path | None,
-        _show(metavar="FILE", help="Write what the summary says as JSON (docs/report.md)."),
+        options.show(metavar="FILE", help="Write what the summary says as JSON (docs/report.md)."),
     ] = None
     html: written.Html = None
     progress: options.Progress = "auto"
-    quiet: Annotated[bool, _show("--quiet", "-q", help="No progress and no summary.")] = False
+    quiet: Annotated[bool, options.show("--quiet", "-q", help="No progress and no summary.")] = (
+        False
+    )

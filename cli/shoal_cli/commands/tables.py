@@ -131,7 +131,7 @@ def job_table(jobs: Sequence[JobReport]) -> RenderableType:
         ("state", lambda job: Text(job.state, style="green" if job.complete else "red")),
     ]
     spare = ("p90", "p99", "before", "retries")
-    return _with_figures(jobs, names, columns, spare)
+    return ColumnTable(rows=jobs, names=names, columns=columns, spare=spare)
 
 
 def device_table(devices: Sequence[DeviceReport]) -> RenderableType:
@@ -151,14 +151,7 @@ def device_table(devices: Sequence[DeviceReport]) -> RenderableType:
         ("has", _fragments),
     ]
     spare = ("fetched", "moved", "floor", "tiers 1-4", "loads", "evicted")
-    return _with_figures(devices, names, columns, spare)
-
-
-def _with_figures(
-    rows: Sequence[R], names: Columns[R], columns: Columns[R], spare: Sequence[str]
-) -> ColumnTable[R]:
-    numbers = frozenset(heading for heading, _ in columns)
-    return ColumnTable(rows=rows, names=names, columns=columns, spare=spare, numbers=numbers)
+    return ColumnTable(rows=devices, names=names, columns=columns, spare=spare)
 
 
 def _counts(rows: Sequence[R], **fields: str) -> Columns[R]:

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from shoal_cli.commands import coordinators
-
 if TYPE_CHECKING:
     from shoal_cli.live.cluster import Kubectl
     from shoal_cli.live.view import View
@@ -37,6 +35,7 @@ no `shoal run` and no pool of a program goes on here, and no coordinator was joi
 --coordinator HOST:PORT   one that `shoal join` has joined, or unix:/path
 --pool NAME               a DevicePool of the cluster that kubectl talks to"""
 
+Job = Annotated[str, typer.Argument(metavar="JOB", help="Its name.")]
 OutputKind = Literal["text", "json"]
 Output = Annotated[OutputKind, typer.Option("--output", "-o", help="For people, or for programs.")]
 
@@ -152,9 +151,9 @@ def _several(pools: "Sequence[RunningPool]") -> str:
 @contextlib.asynccontextmanager
 async def watching(target: Target) -> AsyncIterator[tuple[str, "CoordinatorClient"]]:
     """What to call the coordinator, and a client of it. Raises `NoCoordinator`,
-    `cluster.ClusterRefused`, and what `coordinators.calling` raises."""
+    `cluster.ClusterRefused`, and what `joined.reach` and `Reachable.calling` raise."""
     from shoal_cli.live.cluster import find_pool
-    from shoal_cli.transfer.joined import explained, joined
+    from shoal_cli.transfer.joined import explained, joined, reach
 
     if (kubectl := target.kubectl) is not None:
         pool = find_pool(kubectl, target.pool)
@@ -171,7 +170,7 @@ async def watching(target: Target) -> AsyncIterator[tuple[str, "CoordinatorClien
         address, title = local.target, f"pool {local.name} in {local.work}"
     if address is None and not joined():
         raise NoCoordinator(_NONE)
-    async with coordinators.calling(address) as client:
+    async with reach(address).calling() as client:
         yield title, client
 
 
@@ -190,3 +189,13 @@ async def overview(client: "CoordinatorClient", job: str = "") -> "pb.Overview":
         raise NoCoordinator(
             "this coordinator is older than this command and cannot be asked; upgrade it"
         ) from error
+
+
+async def name_there(client: "CoordinatorClient", target: Target, name: str) -> str:
+    """What the coordinator calls a job of that name. Raises `Unknown`."""
+    from shoal_cli.live.view import view_of
+
+    view = view_of(await overview(client))
+    if not (jobs := view.jobs_called(name)):
+        raise Unknown(name, view, on_cluster=target.kubectl is not None)
+    return jobs[0].name

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -18,11 +18,9 @@ EPILOG: Final = (
     "Of an InferenceJob of the cluster:  shoal why ocr --namespace reading"
 )
 
-Job = Annotated[str, typer.Argument(metavar="JOB", help="Its name.")]
-
 
 def why(
-    job: Job,
+    job: targets.Job,
     target: targets.Target,
     output: targets.Output = "text",
 ) -> None:
@@ -68,8 +66,6 @@ async def _ask(target: targets.Target, name: str) -> "Why":
     from shoal_cli.live.view import view_of
 
     async with targets.watching(target) as (_, client):
-        view = view_of(await targets.overview(client))
-        if not (jobs := view.jobs_called(name)):
-            raise targets.Unknown(name, view, on_cluster=target.kubectl is not None)
-        view = view_of(await targets.overview(client, jobs[0].name))
+        there = await targets.name_there(client, target, name)
+        view = view_of(await targets.overview(client, there))
     return why(view.jobs[0], view)

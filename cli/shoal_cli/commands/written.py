@@ -1,10 +1,12 @@
-"""Files that commands write about a run: their options, and whether they can be written."""
+"""Files that commands write: the options of those about a run, and whether they can be written."""
 
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from shoal_cli.drawing.svg import check_drawing
 
 Html = Annotated[
     Path | None,
@@ -32,3 +34,17 @@ def check(option: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
         raise typer.BadParameter(f"{option} {path}: {path.parent} cannot be written")
+
+
+def check_picture(option: str, path: Path) -> Path:
+    """The same for a picture, whose folder is not made, before anything long is done for it.
+
+    Raises `typer.BadParameter`, `NothingDraws`.
+    """
+    if path.suffix != ".svg":
+        raise typer.BadParameter(f"{option} {path}: pictures are SVG; name a file in .svg")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"{option} {path}: {path.parent} cannot be written")
+    check(option, path)
+    check_drawing()
+    return path

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal_cli.drawing.chart import Spec, colour, compact
+from shoal_cli.drawing.chart import Spec, colour, compact, quantity
 
 Row = Mapping[str, object]
 
@@ -56,7 +56,7 @@ class Bands:
     ) -> Spec:
         """From `begin` to `end` and from `top` to `bottom`, coloured by `kind`. `shaded`: each has
         an `opacity` of its own."""
-        shade = {"field": "opacity", "type": "quantitative", "scale": None, "legend": None}
+        shade = quantity("opacity", scale=None, legend=None)
         return {
             "data": compact(rows),
             "mark": {"type": "rect", "opacity": opacity, "aria": False},
@@ -68,7 +68,7 @@ class Bands:
                 "color": colour(kinds),
                 **({"opacity": shade} if shaded else {}),
                 "tooltip": [
-                    {"field": "begin", "type": "quantitative", "title": "second", "format": ".2f"},
+                    quantity("begin", title="second", format=".2f"),
                     {"field": "kind", "title": " "},
                     {"field": "what", "title": " "},
                 ],

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,6 +49,16 @@ class Chart:
     title: str
     text: str
     spec: Spec
+
+
+def layer(rows: Iterable[Mapping[str, object]], mark: Spec, **encoding: object) -> Spec:
+    """Rows, drawn as marks; `encoding` says where which of their fields is seen."""
+    return {"data": {"values": list(rows)}, "mark": mark, "encoding": encoding}
+
+
+def quantity(field: str, **more: object) -> Spec:
+    """Numbers of a field."""
+    return {"field": field, "type": "quantitative", **more}
 
 
 def compact(rows: Sequence[Mapping[str, object]]) -> Spec:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shoal_cli.live.view import DeviceView, ItemView, JobView, StageView, View
-from shoal_protocol.units import Bytes, counted, format_bytes, format_need, format_number
+from shoal_protocol.units import counted, format_bytes, format_need, format_number
 
 _LOADED_SHARE = 0.05
 """So many tasks may load a fragment first before it is worth a sentence."""
@@ -98,7 +98,7 @@ def _situations(job: JobView, view: View, unserved: Sequence[StageView]) -> Iter
 
 
 def _unserved(stage: StageView, stages: int) -> str:
-    need = format_need(Bytes(stage.least_bytes), Bytes(stage.resident_bytes))
+    need = format_need(stage.least_bytes, stage.resident_bytes)
     what = f"stage {stage.index} of {stages} (fragment {stage.digest[:19]}) needs {need}"
     if stage.loading:
         return f"{what}, and is being loaded on {', '.join(stage.loading)}"
@@ -184,12 +184,12 @@ def _about_stages(job: JobView) -> Iterator[str]:
         elif stage.planned and not set(stage.planned) & set(stage.devices) and stage.devices:
             yield f"stage {stage.index}: none of the plan's devices is there; others do its work"
         blocks = [
-            f"{name} with {format_bytes(Bytes(granted))}"
+            f"{name} with {format_bytes(granted)}"
             for name, granted in zip(stage.planned, stage.granted_bytes, strict=False)
             if granted < stage.resident_bytes
         ]
         if blocks:
-            need = format_bytes(Bytes(stage.resident_bytes))
+            need = format_bytes(stage.resident_bytes)
             yield (
                 f"stage {stage.index} needs {need} and runs in blocks on {', '.join(blocks)}: it "
                 "reads weights from the disk again"
@@ -206,8 +206,8 @@ def _about_device(device: DeviceView) -> Iterator[str]:
         yield f"{name} is leaving, and gets nothing new"
     if device.over_budget:
         peak, budget = (
-            format_bytes(Bytes(device.peak_bytes)),
-            format_bytes(Bytes(device.budget_bytes)),
+            format_bytes(device.peak_bytes),
+            format_bytes(device.budget_bytes),
         )
         yield f"{name} was measured at {peak} of its {budget}: over its budget"
     if device.relayed_to:

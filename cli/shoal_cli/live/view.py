@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from shoal_cli.local.messages import copied
 from shoal_cli.local.report import Latency, TierHits
+from shoal_protocol.copying import copied
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 _COUNTED: Final = ("tasks", "sent_bytes", "received_bytes", "fetched_bytes")
@@ -305,14 +305,12 @@ def _period(stage: pb.StageOverview) -> float | None:
 
 def _stage(each: pb.StageOverview, longest: float | None) -> StageView:
     status, period = each.status, _period(each)
-    return StageView(
-        index=status.index,
+    return copied(
+        StageView,
+        status,
         digest=each.digest,
         resident_bytes=each.resident_bytes,
         least_bytes=each.least_bytes,
-        ready=status.ready,
-        running=status.running,
-        finished=status.finished,
         compute_seconds=status.compute_seconds or None,
         period_seconds=period or None,
         limits=bool(period) and period == longest,

@@ -231,6 +231,26 @@ class RunGroups:
                 (root.parent / "cgroup.procs").write_text("0")
 
 
+class EnforcementImpossible(Exception):
+    """`--enforce cgroup` on a machine that does not allow it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"budgets cannot be enforced here: {reason}; "
+            "run as a user who may make cgroups, or with --enforce auto to measure only"
+        )
+
+
+def groups_as_wanted(enforce: Enforce, run: str) -> RunGroups | Unavailable:
+    """What the machine allows and the user wants; `EnforcementImpossible` if these disagree."""
+    if enforce is Enforce.NONE:
+        return Unavailable(reason="asked for with --enforce none")
+    groups = open_groups(run)
+    if isinstance(groups, Unavailable) and enforce is Enforce.CGROUP:
+        raise EnforcementImpossible(groups.reason)
+    return groups
+
+
 def open_groups(run: str) -> RunGroups | Unavailable:
     """Find out what this machine allows: make a group, limit it, enter it, remove it."""
     try:

@@ -26,6 +26,7 @@ from shoal_planner.planned_cuts import choose_cut, cut_order, rejected_cut
 from shoal_planner.profile import Profile
 from shoal_planner.sharing import is_at_once
 from shoal_protocol.partition import TensorSpec
+from shoal_protocol.units import listed
 
 if TYPE_CHECKING:
     from shoal_compiler.cutting import Cut
@@ -291,9 +292,7 @@ def _placeable(order: CutOrder, suited: Suited) -> Suited:
 
 
 def _beyond(order: CutOrder, files: Sequence[str], refusal: object) -> str:
-    named = ", ".join(files[:_NAMED_FILES])
-    more = len(files) - _NAMED_FILES
-    named += f" and {more} more" if more > 0 else ""
+    named = listed(files, _NAMED_FILES)
     verb, items = ("are", "their items") if len(files) > 1 else ("is", "its items")
     return (
         f"{order.name}: {named} {verb} larger than the plan covers, so {items} may fail; "

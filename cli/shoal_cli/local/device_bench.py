@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from shoal_cli.local.cgroups import Enforce, RunGroups, open_groups
+from shoal_cli.local.cgroups import Enforce, RunGroups, groups_as_wanted
 from shoal_cli.local.device_figures import (
     BudgetFigures,
     DeviceFailed,
@@ -41,12 +41,12 @@ from shoal_cli.local.planning import plan_on_pool
 from shoal_cli.local.pool import PoolRun, RunOptions
 from shoal_cli.local.preparation import prepare
 from shoal_cli.local.resident import ResidencySampler, mapped_bytes
-from shoal_cli.local.runner import EnforcementImpossible
 from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.workspace import Workspace
 from shoal_protocol.channels import open_channel
 from shoal_protocol.choices import Mode, Policy, Residency
 from shoal_protocol.coordinator_client import ENDED, CoordinatorClient
+from shoal_protocol.copying import copied
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import MODEL
 from shoal_protocol.partition import Fragment
@@ -90,7 +90,8 @@ async def bench_device(
     for budget in order.budgets(fragment):
         job = _job(order, items, budget)
         jobs.append(PlannedJob(order=job, prepared=prepared, plan=plan_on_pool(job.plan, prepared)))
-    groups = _open_groups(order.enforce, workspace)
+    opened = groups_as_wanted(order.enforce, workspace.run)
+    groups = opened if isinstance(opened, RunGroups) else None
     try:
         async with _peers(order, items, workspace, fragment) as (peers, problems):
             measured = [
@@ -141,17 +142,6 @@ def _job(order: BenchOrder, items: _Items, budget_bytes: int) -> JobOrder:
     return job
 
 
-def _open_groups(enforce: Enforce, workspace: Workspace) -> RunGroups | None:
-    if enforce is Enforce.NONE:
-        return None
-    groups = open_groups(workspace.run)
-    if isinstance(groups, RunGroups):
-        return groups
-    if enforce is Enforce.CGROUP:
-        raise EnforcementImpossible(groups.reason)
-    return None
-
-
 @contextlib.asynccontextmanager
 async def _peers(
     order: BenchOrder, items: _Items, workspace: Workspace, fragment: Fragment
@@ -177,12 +167,7 @@ async def _peers(
 
 
 def _peer_figures(way: str, peer: Peer) -> PeerFigures:
-    return PeerFigures(
-        way=way,
-        peak_bytes=peer.peak_bytes,
-        load_seconds=peer.loaded.load_seconds,
-        first_seconds=peer.loaded.first_seconds,
-    )
+    return copied(PeerFigures, peer.loaded, way=way, problem="", peak_bytes=peer.peak_bytes)
 
 
 class _Device:
@@ -198,10 +183,10 @@ class _Device:
         peers: Mapping[str, Peer],
         job: PlannedJob,
     ) -> None:
-        (device,) = job.order.plan.devices
+        (device,) = job.order.plan.cut.devices
         self._order, self._observer, self._items = order, observer, items
-        self._peers, self._job, self._budget = peers, job, device.memory
-        self._what = f"a device of {format_bytes(device.memory)}"
+        self._peers, self._job, self._budget = peers, job, device.budget_bytes
+        self._what = f"a device of {format_bytes(device.budget_bytes)}"
         self._supervisor = Supervisor(lambda death: observer.note(f"{death.title} {death.cause}"))
         self._pool = PoolRun(
             pool=job.order.plan.pool,
@@ -209,7 +194,7 @@ class _Device:
             supervisor=self._supervisor,
             groups=groups,
             options=RunOptions(enforce=order.enforce, threads=order.threads),
-            prefix=f"{device.memory}.",  # so that no budget finds what another has left
+            prefix=f"{device.budget_bytes}.",  # so that no budget finds what another has left
         )
         self._groups = groups
         self._label = self._pool.label(device.name)
@@ -238,14 +223,12 @@ class _Device:
             await self._pool.close()
             shutil.rmtree(self._cache, ignore_errors=True)
         (report,) = self._pool.device_reports()
-        return BudgetFigures(
-            budget_bytes=self._budget,
-            floor_bytes=report.floor_bytes,
+        return copied(
+            BudgetFigures,
+            report,
             peak_bytes=report.peak_bytes_above_floor,
             swapping=self._swapping(),
             enforced=self._enforced(),
-            out_of_memory_kills=report.out_of_memory_kills,
-            restarts=report.restarts,
             runs=runs,
         )
 

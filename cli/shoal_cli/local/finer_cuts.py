@@ -1,6 +1,6 @@
 """`shoal run` cuts a model finer: which jobs, and how their reports are merged. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -23,15 +23,21 @@ def is_too_large(report: JobReport) -> bool:
     return report.state == "Failed" and finer_cuts.is_too_large(report.reason)
 
 
-def cut_finer(job: PlannedJob, report: JobReport) -> JobOrder | None:
-    """The job, with the fragments divided for which it failed; None where the manifests say how it
-    is cut, or nobody knows what to divide."""
-    cut = job.prepared.order
-    found = finer_cuts.to_divide(job.prepared.document, report.outgrown)
-    if cut.tensors or cut.fragments or cut.max_bytes or cut.pinned or not found:
-        return None
-    finer = replace(cut, outgrown=(*cut.outgrown, *found))
-    return replace(job.order, plan=replace(job.order.plan, cut=finer))
+def cut_finer(
+    reports: Iterable[tuple[PlannedJob, JobReport]], note: Callable[[str], None]
+) -> list[JobOrder]:
+    """The jobs of which fragments turned out too large for every device, with those divided; not
+    where the manifests say how it is cut, or nobody knows what to divide."""
+    finer = []
+    for job, report in reports:
+        cut = job.prepared.order
+        found = finer_cuts.to_divide(job.prepared.document, report.outgrown)
+        given = cut.tensors or cut.fragments or cut.max_bytes or cut.pinned
+        if is_too_large(report) and found and not given:
+            note(f"{job.order.name}: {finer_cuts.in_words(report.message, found)}")
+            divided = replace(cut, outgrown=(*cut.outgrown, *found))
+            finer.append(replace(job.order, plan=replace(job.order.plan, cut=divided)))
+    return finer
 
 
 def cover_less(order: JobOrder) -> JobOrder | None:
@@ -43,12 +49,6 @@ def cover_less(order: JobOrder) -> JobOrder | None:
         return None
     less = replace(cut, outgrown=(), left_out=max(1, 2 * cut.left_out))
     return replace(order, plan=replace(order.plan, cut=less))
-
-
-def in_words(job: PlannedJob, report: JobReport) -> str:
-    """What happened, and what is done about it."""
-    found = finer_cuts.to_divide(job.prepared.document, report.outgrown)
-    return f"{job.order.name}: {finer_cuts.in_words(report.message, found)}"
 
 
 def merged(reports: Iterable[DeviceReport]) -> tuple[DeviceReport, ...]:

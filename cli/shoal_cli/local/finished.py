@@ -9,15 +9,14 @@ in every other case the run goes its usual way, which finds out, and says, what 
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
+from shoal_cli.local.known_cuts import are_unchanged
 from shoal_cli.local.orders import JobOrder
 from shoal_cli.local.preparation import Prepared, partition_path
-from shoal_cli.local.report import JobReport, Latency, TierHits
+from shoal_cli.local.report import JobReport
 from shoal_cli.local.workspace import Workspace
 from shoal_coordinator.storage.job_files import finished_items
-from shoal_protocol.digests import digest_of_file
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.partition import document_from_json
 
@@ -35,7 +34,7 @@ def find_finished(order: JobOrder, workspace: Workspace) -> JobReport | None:
     """The report of a job that is complete as it is; None where anything has changed."""
     try:
         record = json.loads(_record(order, workspace).read_bytes())
-        if record["order"] != _fingerprint(order) or not all(_unchanged(record["files"])):
+        if record["order"] != _fingerprint(order) or not are_unchanged(record["files"]):
             return None
         path = partition_path(workspace.store, order.plan.cut.name)
         document = document_from_json(path.read_bytes())
@@ -57,17 +56,8 @@ def find_finished(order: JobOrder, workspace: Workspace) -> JobReport | None:
         partition=order.plan.cut.name,
         items=items,
         succeeded=items,
-        failed=0,
         resumed=items,
-        retries=0,
-        seconds=0.0,
-        items_per_second=0.0,
-        latency=Latency(),
-        tier_hits=TierHits(),
-        stages=(),
-        failures=(),
         outputs=str(order.outputs),
-        verification=None,
     )
 
 
@@ -78,9 +68,3 @@ def _record(order: JobOrder, workspace: Workspace) -> Path:
 def _fingerprint(order: JobOrder) -> str:
     """Changes with anything that the manifests say about the job. An order is made of values."""
     return hashlib.sha256(repr(order).encode()).hexdigest()
-
-
-def _unchanged(files: dict[str, str]) -> Iterator[bool]:
-    for name, digest in files.items():
-        with Path(name).open("rb") as file:
-            yield digest_of_file(file) == digest

@@ -79,7 +79,7 @@ def find_known(path: Path, order: CutOrder, store: FragmentStore) -> dict[str, A
         if record is None or record["order"] != _plain(order):
             return None
         answer: dict[str, Any] = record["answer"]
-        if not all(_is_unchanged(*file) for file in answer["files"].items()):
+        if not are_unchanged(answer["files"]):
             return None
         document = document_from_json(path.read_bytes())
         if all(store.is_sound(fragment.digest) for fragment in document.fragments):
@@ -125,6 +125,10 @@ def _plain(order: CutOrder) -> dict[str, Any]:
     return plain
 
 
-def _is_unchanged(name: str, digest: str) -> bool:
-    with Path(name).open("rb") as file:
-        return digest_of_file(file) == digest
+def are_unchanged(files: Mapping[str, str]) -> bool:
+    """Whether files have these digests still. Raises `OSError`."""
+    for name, digest in files.items():
+        with Path(name).open("rb") as file:
+            if digest_of_file(file) != digest:
+                return False
+    return True

@@ -5,7 +5,7 @@ only a cluster uses is noted once.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
@@ -99,12 +99,12 @@ def load_manifests(paths: Sequence[Path]) -> Manifests:
     Raises `ManifestErrors` with everything that is wrong.
     """
     loading = _Loading()
-    for file in _files(paths, loading.errors):
+    for file in _files(paths, loading.refuse_file):
         loading.read(file)
     if not loading.errors and not loading.objects:
         where = ", ".join(str(path) for path in paths) or "no file"
         message = f"has no object of {GROUP}; a manifest starts with apiVersion: {API_VERSION}"
-        loading.errors.append(ManifestError(file=where, line=0, message=message))
+        loading.refuse_file(where, message)
     return loading.result()
 
 
@@ -117,7 +117,7 @@ def manifests_of(source: str, values: Iterable[object]) -> Manifests:
     return loading.result()
 
 
-def _files(paths: Sequence[Path], errors: list[ManifestError]) -> list[Path]:
+def _files(paths: Sequence[Path], refuse: Callable[[str, str], None]) -> list[Path]:
     """The files to read, each once, in the order given; a folder's in the order of names."""
     files: dict[Path, None] = {}
     for path in paths:
@@ -125,7 +125,7 @@ def _files(paths: Sequence[Path], errors: list[ManifestError]) -> list[Path]:
             found = sorted(each for each in path.iterdir() if each.suffix in _SUFFIXES)
             if not found:
                 message = f"has no {', '.join(_SUFFIXES)} file"
-                errors.append(ManifestError(file=str(path), line=0, message=message))
+                refuse(str(path), message)
             files.update(dict.fromkeys(found))
         else:
             files[path] = None
@@ -165,11 +165,13 @@ class _Loading:
             for document in read_documents(_read(file)):
                 self.take(_Origin(file=label, folder=folder, document=document))
         except OSError as error:
-            message = f"cannot be read: {error.strerror or error}"
-            self.errors.append(ManifestError(file=label, line=0, message=message))
+            self.refuse_file(label, f"cannot be read: {error.strerror or error}")
         except YamlRefused as refused:
-            error_here = ManifestError(file=label, line=refused.line, message=refused.message)
-            self.errors.append(error_here)
+            self.refuse_file(label, refused.message, refused.line)
+
+    def refuse_file(self, file: str, message: str, line: int = 0) -> None:
+        """A file of which nothing, or no more, can be read."""
+        self.errors.append(ManifestError(file=file, line=line, message=message))
 
     def take(self, origin: _Origin) -> None:
         """Parse a document as the kind that it says it is; skip what is not Shoal's."""

@@ -18,7 +18,7 @@ from shoal_cli.local.manifests import NO_STREAMS, Manifests, Streams, manifests_
 from shoal_cli.transfer.addresses import AddressRefused, claim_of, resolve_uri
 from shoal_planner.devices import PoolDevice
 from shoal_planner.speeds import measured_device
-from shoal_protocol.choices import Cutting, Mode, Objective, Policy, Precision, Residency
+from shoal_protocol.choices import Cutting, Mode, Policy, Precision, Residency
 from shoal_protocol.partition import Outgrown
 from shoal_protocol.speeds import UNKNOWN_SPEED, Link, Speed
 
@@ -36,12 +36,10 @@ class JobRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOrder:
-    """A partition to be placed on a pool, whose `devices` this machine pretends to be."""
+    """A partition to be placed on a pool, whose devices this machine pretends to be."""
 
     cut: CutOrder
     pool: DevicePool
-    devices: tuple[LocalDevice, ...]
-    objective: Objective
     pins: tuple[Pin, ...] = ()
 
 
@@ -221,24 +219,22 @@ class _Reader:
             return self.placement(self.manifests.placements[spec.placement_ref.name], sample)
         assert spec.pool_ref is not None, "the schema asks for it"
         pool = self.manifests.pools[spec.pool_ref.name]
-        devices = _devices(pool)
+        devices = planned_devices(pool, self.speed)
         if spec.partition_ref is not None:
             cut = self._partition(spec.partition_ref.name, sample)
         else:
             assert spec.model_ref is not None, "the schema asks for one of the three"
             model = spec.model_ref.name
             cut = self._cut(f"{model}-{spec.pool_ref.name}", model, None, sample)
-        planned = planned_devices(pool, self.speed)
-        cut = replace(cut, devices=planned, objective=spec.objective)
-        return PlanOrder(cut=cut, pool=pool, devices=devices, objective=spec.objective)
+        return PlanOrder(cut=replace(cut, devices=devices, objective=spec.objective), pool=pool)
 
     def placement(self, placement: Placement, sample: Path | None) -> PlanOrder:
         spec = placement.spec
         pool = self.manifests.pools[spec.pool_ref.name]
-        devices = _devices(pool)
+        devices = planned_devices(pool, self.speed)
         cut = replace(
             self._partition(spec.partition_ref.name, sample),
-            devices=planned_devices(pool, self.speed),
+            devices=devices,
             objective=spec.objective,
             pinned=bool(spec.pins),
         )
@@ -248,9 +244,7 @@ class _Reader:
                 f"Partition {cut.name} leaves the cuts to it (cutting: Planned); remove the pins, "
                 "or write fragments, maxFragmentSize or cuts"
             )
-        return PlanOrder(
-            cut=cut, pool=pool, devices=devices, objective=spec.objective, pins=spec.pins
-        )
+        return PlanOrder(cut=cut, pool=pool, pins=spec.pins)
 
     def _partition(self, name: str, sample: Path | None) -> CutOrder:
         spec = self.manifests.partitions[name].spec

@@ -9,7 +9,6 @@ while slows down all of them. One line of JSON for each answer:
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -20,8 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from shoal_cli.local.steps import Json, end_with_parent
-from shoal_cli.local.supervisor import child_environment, session_signal
+from shoal_cli.local.steps import Json, begin_step, start_step
+from shoal_cli.local.supervisor import session_signal
 
 _MODULE: Final = "shoal_cli.local.peers"
 
@@ -68,18 +67,8 @@ class Peer:
 @contextlib.asynccontextmanager
 async def running_peer(request: PeerRequest) -> AsyncIterator[Peer]:
     """Start a peer; it is gone afterwards. Raises `PeerFailed`."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", _MODULE),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=child_environment(),
-        start_new_session=True,
-    )
-    assert process.stdin is not None
+    process = await start_step(_MODULE, asdict(request), asyncio.subprocess.DEVNULL)
     try:
-        order = {"parent": os.getpid(), "request": asdict(request)}
-        process.stdin.write(json.dumps(order, default=str).encode() + b"\n")
         yield Peer(process, Loaded(**(await _answer(process))["loaded"]))
     finally:
         session_signal(process, signal.SIGKILL)
@@ -103,19 +92,9 @@ async def _answer(process: asyncio.subprocess.Process) -> Json:
 
 
 def main() -> None:
-    end_with_parent()
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # nothing but answers may go to standard output
+    request, say = begin_step()
     from shoal_cli.local.whole_model import ModelUnusable, Way, WholeModel  # noqa: PLC0415
 
-    def answer(**values: object) -> None:
-        out.write(json.dumps(values) + "\n")
-        out.flush()
-
-    order = json.loads(sys.stdin.readline())
-    if os.getppid() != order["parent"]:
-        return
-    request = order["request"]
     with np.load(request["item"]) as stored:
         feed = dict(stored)
     try:
@@ -125,13 +104,13 @@ def main() -> None:
         outputs = whole.output_names
         whole.run(outputs, feed)
         seconds = {"load_seconds": loaded - started, "first_seconds": perf_counter() - loaded}
-        answer(loaded=seconds)
+        say({"loaded": seconds})
         for _ in sys.stdin:
             started = perf_counter()
             whole.run(outputs, feed)
-            answer(seconds=perf_counter() - started, peak_bytes=whole.peak_bytes)
+            say({"seconds": perf_counter() - started, "peak_bytes": whole.peak_bytes})
     except ModelUnusable as error:
-        answer(failed=str(error))
+        say({"failed": str(error)})
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from shoal_cli.local.counts import count_items
-from shoal_cli.local.messages import copied
+from shoal_cli.local.cut_orders import count_items
 from shoal_cli.local.orders import JobOrder, PlanOrder
 from shoal_cli.local.preparation import Prepared
 from shoal_cli.local.report import (
@@ -23,6 +22,7 @@ from shoal_planner.batches import batch_sentences
 from shoal_planner.explanation import sentences
 from shoal_planner.figures import PlanFigures, Rates, figures
 from shoal_planner.outcome import Plan
+from shoal_protocol.copying import copied
 from shoal_protocol.partition import document_to_json, outgrown_of
 from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -128,12 +128,8 @@ class PlannedJob:
 
 
 def _task_time(time: pb.TaskTime, device: str) -> TaskTime:
-    known = time.HasField("predicted_seconds")
-    return TaskTime(
-        device=device,
-        measured_seconds=time.measured_seconds,
-        predicted_seconds=time.predicted_seconds if known else None,
-    )
+    known = time.predicted_seconds if time.HasField("predicted_seconds") else None
+    return copied(TaskTime, time, device=device, predicted_seconds=known)
 
 
 def device_report(
@@ -151,10 +147,6 @@ def device_report(
         peak_bytes_above_floor=tally.peak_bytes,
         fragments=tuple(sorted(held, key=lambda each: (each.partition, each.index))),
         tier_hits=tally.tier_hits,
-        restarts=0,
-        limit_bytes=None,
-        limit_failures=0,
-        out_of_memory_kills=0,
         **tally.counts,
     )
 

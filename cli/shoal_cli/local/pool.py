@@ -17,7 +17,6 @@ import grpc.aio
 from shoal_api.kinds import DevicePool
 from shoal_api.kinds.device_pool import LocalDevice
 from shoal_cli.local.cgroups import DeviceGroup, Enforce, Pressure, RunGroups
-from shoal_cli.local.limits import DeviceLimits
 from shoal_cli.local.planned_jobs import PlannedJob, device_report
 from shoal_cli.local.report import DeviceReport, JobReport
 from shoal_cli.local.run_record import Timeline, timeline_of
@@ -27,6 +26,7 @@ from shoal_cli.local.verification import DEFAULT_TOLERANCE
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_protocol.channels import open_channel
+from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 SESSIONS_SECONDS: Final = 60.0
@@ -67,6 +67,42 @@ class Target:
 
     address: str
     labels: dict[str, str]
+
+
+@dataclass(slots=True)
+class DeviceLimits:
+    """The memory limit of each device's group: what is charged to its idle agent, and its budget.
+
+    It is set once, when the agent is idle and before it receives work. An agent that is started
+    again receives work at once, and may take more for itself than the one before it, or less: the
+    limit follows the floors that agents measure. `sizes` are the limits that are set, by device.
+    `on_note` receives a device and a text for each that cannot be."""
+
+    on_note: Callable[[str, str], None]
+    sizes: dict[str, int] = field(default_factory=dict)
+    _groups: dict[str, DeviceGroup] = field(default_factory=dict)
+    _floors: dict[str, int] = field(default_factory=dict)
+
+    def set(self, name: str, group: DeviceGroup, budget_bytes: int, floor_bytes: int) -> None:
+        """The agent is idle now."""
+        self._groups[name], self._floors[name] = group, floor_bytes
+        self._limit(name, group.charged_bytes() + budget_bytes)
+
+    def follow(self, name: str, floor_bytes: int) -> None:
+        """The agent's floor is this now; 0: it has not measured any."""
+        if name not in self.sizes or not floor_bytes:
+            return
+        if change := floor_bytes - self._floors[name]:
+            self._floors[name] = floor_bytes
+            self._limit(name, self.sizes[name] + change)
+
+    def _limit(self, name: str, size: int) -> None:
+        try:
+            self._groups[name].limit_memory(size)
+        except OSError as error:
+            self.on_note(name, f"no limit of {format_bytes(size)}: {error.strerror}")
+        else:
+            self.sizes[name] = size
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from shoal_cli.local.counts import are_counted, count_items
-from shoal_cli.local.cut_orders import CutOrder
+from shoal_cli.local.cut_orders import CutOrder, are_counted, count_items
 from shoal_cli.local.cut_search import (
     PreparationRefused,
     Suited,

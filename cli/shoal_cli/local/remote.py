@@ -13,8 +13,7 @@ a job follows its inputs, the addresses stay in the manifests' `streams`: files 
 results go there, while the job runs (`feeds_of`).
 """
 
-import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from shoal_cli.transfer.copying import copy
 from shoal_cli.transfer.feeds import Feed, Feeds
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.models import Fetching, default_cache
-from shoal_cli.transfer.places import PAUSE_SECONDS, Source, Target, TransferRefused, redacted
+from shoal_cli.transfer.places import TransferRefused, redacted
 from shoal_protocol.units import counted, format_bytes
 
 Note = Callable[[str], None]
@@ -49,13 +48,11 @@ def is_far(manifests: Manifests) -> bool:
     return any(map(is_remote, uris))
 
 
-async def download(
-    manifests: Manifests, work: Path, note: Note, *, pause_seconds: float = PAUSE_SECONDS
-) -> Downloaded:
+async def download(manifests: Manifests, work: Path, note: Note) -> Downloaded:
     """Fetch what is far away. Raises `TransferRefused`, `TransferBroken`, `ModelRefused`."""
     access, results = Access(), []
     streams: dict[str, Streams] = {}
-    fetching = Fetching(access=access, cache=default_cache(), pause_seconds=pause_seconds)
+    fetching = Fetching(access=access, cache=default_cache())
     models, jobs = dict(manifests.models), dict(manifests.jobs)
     for name, model in models.items():
         source = model.spec.source
@@ -80,7 +77,7 @@ async def download(
             outputs = replace(outputs, uri=folder.absolute().as_uri())
         if is_remote(inputs.uri):
             folder = work / "inputs" / name
-            size = await _inputs(access, inputs, folder, pause_seconds)
+            size = await _inputs(access, inputs, folder)
             note(redacted(f"InferenceJob {name}: {inputs.uri} has {format_bytes(size)}"))
             inputs = replace(inputs, uri=folder.absolute().as_uri())
         jobs[name] = replace(job, spec=replace(job.spec, inputs=inputs, outputs=outputs))
@@ -88,16 +85,14 @@ async def download(
     return Downloaded(manifests=moved, results=tuple(results))
 
 
-async def upload(
-    downloaded: Downloaded, note: Note, *, pause_seconds: float = PAUSE_SECONDS
-) -> None:
+async def upload(downloaded: Downloaded, note: Note) -> None:
     """Upload the results that exist. Raises `TransferRefused`, `TransferBroken`."""
     for folder, uri in downloaded.results:
-        source = Folder(str(folder), folder)
+        source = _folder(folder)
         if not folder.is_dir() or not await source.entries():
             continue  # the run came to nothing, and has said so
         async with Access().target(uri) as target:
-            copied = await copy(source, target, pause_seconds=pause_seconds)
+            copied = await copy(source, target)
         note(redacted(f"{uri} has {counted(copied.files, 'file')} of results"))
 
 
@@ -105,26 +100,23 @@ def feeds_of(orders: Iterable[JobOrder], note: Note) -> Feeds:
     """What jobs that follow addresses of other machines copy while they run."""
     feeds = Feeds()
     for order in orders:
-        streams, folders = order.streams, (order.inputs, order.outputs)
+        streams = order.streams
         if streams.inputs is not None:
-            feeds.inputs.append(Feed(ends=partial(_from, streams.inputs, folders[0]), note=note))
+            source, into = partial(Access().source, streams.inputs), partial(_folder, order.inputs)
+            feeds.inputs.append(Feed(source=source, target=into, note=note))
         if streams.outputs is not None:
-            results = partial(_to, folders[1], streams.outputs)
-            feeds.results.append(Feed(ends=results, note=note, changed=True))
+            made, target = partial(_made, order.outputs), partial(Access().target, streams.outputs)
+            feeds.results.append(Feed(source=made, target=target, note=note, changed=True))
     return feeds
 
 
-@contextlib.asynccontextmanager
-async def _from(uri: str, folder: Path) -> AsyncIterator[tuple[Source, Target]]:
-    async with Access().source(uri) as source:
-        yield source, Folder(str(folder), folder)
+def _folder(path: Path) -> Folder:
+    return Folder(str(path), path)
 
 
-@contextlib.asynccontextmanager
-async def _to(folder: Path, uri: str) -> AsyncIterator[tuple[Source, Target]]:
-    folder.mkdir(parents=True, exist_ok=True)  # the first result makes it, and that is later
-    async with Access().target(uri) as target:
-        yield Folder(str(folder), folder), target
+def _made(path: Path) -> Folder:
+    path.mkdir(parents=True, exist_ok=True)  # the first result makes it, and that is later
+    return _folder(path)
 
 
 def _followed(job: str, uri: str) -> str | None:
@@ -139,12 +131,12 @@ def _followed(job: str, uri: str) -> str | None:
     return uri
 
 
-async def _inputs(access: Access, inputs: Inputs, folder: Path, pause_seconds: float) -> int:
+async def _inputs(access: Access, inputs: Inputs, folder: Path) -> int:
     """Have the files of an address in a folder, and no others; their bytes. Of a followed one the
     files that have gone there stay: a retry may take them again."""
-    target = Folder(str(folder), folder)
+    target = _folder(folder)
     async with access.source(inputs.uri) as source:
-        copied = await copy(source, target, pause_seconds=pause_seconds)
+        copied = await copy(source, target)
         names = {entry.name for entry in await source.entries()}
     folder.mkdir(parents=True, exist_ok=True)
     for path in () if inputs.follow else folder.iterdir():

@@ -68,10 +68,10 @@ class DeviceReport:
     sent_bytes: int
     received_bytes: int
     fetched_bytes: int
-    restarts: int
-    limit_bytes: int | None
-    limit_failures: int
-    out_of_memory_kills: int
+    restarts: int = 0
+    limit_bytes: int | None = None
+    limit_failures: int = 0
+    out_of_memory_kills: int = 0
 
     @property
     def within_budget(self) -> bool:
@@ -195,17 +195,17 @@ class JobReport:
     partition: str
     items: int
     succeeded: int
-    failed: int
+    failed: int = 0
     resumed: int
-    retries: int
-    seconds: float
-    items_per_second: float
-    latency: Latency
-    tier_hits: TierHits
-    stages: tuple[StageReport, ...]
-    failures: tuple[FailedItem, ...]
+    retries: int = 0
+    seconds: float = 0.0
+    items_per_second: float = 0.0
+    latency: Latency = Latency()
+    tier_hits: TierHits = TierHits()
+    stages: tuple[StageReport, ...] = ()
+    failures: tuple[FailedItem, ...] = ()
     outputs: str
-    verification: Verification | None
+    verification: Verification | None = None
     verification_error: str = ""
     cut: CutReport | None = None
     plan: PlanFigures | None = None

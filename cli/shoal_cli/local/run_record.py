@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shoal_protocol.copying import copied
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -49,25 +50,10 @@ def cut_report(plan: "Plan", document: PartitionDocument, label: Callable[[str],
     """The cut that a plan placed; `label` gives a device's name within the run."""
     return CutReport(
         fragments=tuple(
-            PlannedFragment(
-                index=each.index,
-                nodes=each.nodes,
-                weight_bytes=each.weight_bytes,
-                resident_bytes=each.resident_bytes,
-                flops=each.flops,
-                devices=tuple(map(label, homes)),
-            )
+            copied(PlannedFragment, each, devices=tuple(map(label, homes)))
             for each, homes in zip(document.fragments, plan.homes(), strict=True)
         ),
-        edges=tuple(
-            CutEdge(
-                producer=edge.producer,
-                consumer=edge.consumer,
-                tensors=len(edge.tensors),
-                bytes_per_item=edge.bytes_per_item,
-            )
-            for edge in document.edges
-        ),
+        edges=tuple(copied(CutEdge, edge, tensors=len(edge.tensors)) for edge in document.edges),
     )
 
 
@@ -138,9 +124,7 @@ def timeline_of(
                 name=label(device.name),
                 memory_bytes=tuple(device.memory_bytes),
                 changes=tuple(
-                    SessionChange(
-                        seconds=round(each.seconds, 3), joined=each.joined, reason=each.reason
-                    )
+                    copied(SessionChange, each, seconds=round(each.seconds, 3))
                     for each in device.changes
                 ),
                 **{

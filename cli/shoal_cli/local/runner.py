@@ -16,21 +16,27 @@ import contextlib
 import datetime
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
+from typing import Final
 
 from shoal_cli.local import supervisor
-from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
-from shoal_cli.local.finer_cuts import cut_finer, in_words, is_too_large, merged
+from shoal_cli.local.cgroups import (
+    Enforce,
+    EnforcementImpossible,
+    RunGroups,
+    Unavailable,
+    groups_as_wanted,
+)
+from shoal_cli.local.finer_cuts import cut_finer, merged
 from shoal_cli.local.finished import find_finished, remember
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, JobRefused, Orders
 from shoal_cli.local.planned_jobs import PlannedJob
-from shoal_cli.local.planning import plan_on_pool, prepare_once, try_finer
-from shoal_cli.local.plans import assumption, cut_beside, plans_beside
+from shoal_cli.local.planning import notes_of, plan_jobs, try_finer
 from shoal_cli.local.pool import PoolRun, RunOptions, Target
-from shoal_cli.local.preparation import Prepared, check_model, partition_path
+from shoal_cli.local.preparation import check_model, partition_path
 from shoal_cli.local.remote import feeds_of
 from shoal_cli.local.report import (
     DeviceReport,
@@ -40,7 +46,6 @@ from shoal_cli.local.report import (
     Verification,
 )
 from shoal_cli.local.run_record import Death, Timeline
-from shoal_cli.local.signals import ENDING, handling
 from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.verification import VerificationRequest, verify
@@ -50,19 +55,25 @@ from shoal_coordinator.storage.inputs import SUFFIXES
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
 from shoal_protocol.units import counted
 
-
-class EnforcementImpossible(Exception):
-    """`--enforce cgroup` on a machine that does not allow it."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(
-            f"budgets cannot be enforced here: {reason}; "
-            "run as a user who may make cgroups, or with --enforce auto to measure only"
-        )
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a run to end."""
 
 
 class Interrupted(Exception):
     """Ended by a signal before anything ran."""
+
+
+@contextlib.contextmanager
+def handling(handlers: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[None]:
+    """Call these in the event loop when their signals come, instead of ending the process."""
+    loop = asyncio.get_running_loop()
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in handlers:
+            loop.remove_signal_handler(number)
 
 
 async def run_orders(
@@ -215,35 +226,12 @@ class _Run:
         return tuple(reports)
 
     def _cut_finer(self, orders: Sequence[JobOrder]) -> list[JobOrder]:
-        """The jobs of which fragments turned out too large for every device, with those divided."""
-        finer = []
-        for pool, job in (self._places[order.name] for order in orders):
-            report = pool.job_report(job)
-            if not is_too_large(report):
-                continue
-            if (order := cut_finer(job, report)) is not None:
-                self._note(in_words(job, report))
-                finer.append(order)
-        return finer
+        places = (self._places[order.name] for order in orders)
+        return cut_finer(((job, pool.job_report(job)) for pool, job in places), self._note)
 
     def _note(self, text: str) -> None:
         self._notes.append(text)
         self._observer.note(text)
-
-    async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[PlannedJob]:
-        """Phase 2."""
-        prepared: dict[str, Prepared] = {}
-        jobs: list[PlannedJob] = []
-        for order in orders:
-            others = plans_beside(order.plan, [(job.order.plan, job.plan) for job in jobs])
-            cut = cut_beside(order.plan, others)
-            partition = await prepare_once(cut, prepared, self._workspace, self._observer)
-            found = plan_on_pool(order.plan, partition, others)
-            if text := assumption(order.name, found):
-                self._note(text)
-            jobs.append(PlannedJob(order=order, prepared=partition, plan=found))
-        self._notes += [text for each in prepared.values() if (text := each.note)]
-        return jobs
 
     async def _run_pools(self, orders: Sequence[JobOrder]) -> None:
         """Phases 1 to 5. Whatever happens, the processes and cgroups are gone afterwards."""
@@ -263,7 +251,8 @@ class _Run:
     async def _drive(self, orders: Sequence[JobOrder]) -> None:
         for pool in self._pools:
             await pool.start()
-        jobs = await self._plan_jobs(orders)
+        jobs = await plan_jobs(orders, self._workspace, self._observer, self._note)
+        self._notes += notes_of(jobs)
         for pool in self._pools:
             pool.take([job for job in jobs if job.order.plan.pool is pool.pool])
             self._places |= {job.order.name: (pool, job) for job in pool.jobs}
@@ -282,13 +271,8 @@ class _Run:
             await asyncio.gather(*(pool.watch.run(self._on_snapshot) for pool in self._pools))
 
     def _open_groups(self) -> RunGroups | None:
-        """What the machine allows and the user wants; `EnforcementImpossible` if these disagree."""
-        if self._options.enforce is Enforce.NONE:
-            return None
-        groups = open_groups(self._workspace.run)
+        groups = groups_as_wanted(self._options.enforce, self._workspace.run)
         if isinstance(groups, Unavailable):
-            if self._options.enforce is Enforce.CGROUP:
-                raise EnforcementImpossible(groups.reason)
             self._enforcement = Enforcement(mode="none", reason=groups.reason)
             return None
         self._enforcement = Enforcement(mode=f"cgroup v{groups.hierarchy.version}", reason="")

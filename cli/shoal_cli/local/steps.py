@@ -52,22 +52,12 @@ class StepCrashed(Exception):
 
 async def run_step(name: str, module: str, request: Json, on_progress: Progress) -> Json:
     """A step's result. Raises `StepRefused`, `StepCrashed`. Cancellation ends the process."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=child_environment(),
-        limit=_LINE_BYTES,
-        start_new_session=True,
-    )
+    process = await start_step(module, request, asyncio.subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
     errors = asyncio.create_task(process.stderr.read())
     try:
-        order = {"parent": os.getpid(), "request": request}
-        process.stdin.write(json.dumps(order, default=str).encode())  # paths as text
         with contextlib.suppress(ConnectionError):
             await process.stdin.drain()
         process.stdin.close()
@@ -86,25 +76,31 @@ async def run_step(name: str, module: str, request: Json, on_progress: Progress)
             raise StepCrashed(name, status, "\n".join(complaint.splitlines()[-8:]))
 
 
+async def start_step(module: str, request: Json, errors: int) -> asyncio.subprocess.Process:
+    """A process that is given its request; `errors` are as those of `subprocess`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=errors,
+        env=child_environment(),
+        limit=_LINE_BYTES,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    order = {"parent": os.getpid(), "request": request}
+    process.stdin.write(json.dumps(order, default=str).encode() + b"\n")  # paths as text
+    return process
+
+
 def serve(work: Callable[[Json, Progress], Json], refusals: tuple[type[Exception], ...]) -> None:
     """The process's side: do the work on the request, write progress and the result. Exceptions of
     `refusals` become `StepRefused` on the other side; any other is a crash, with a traceback unless
     it is due to a disk."""
-    end_with_parent()
     gc.freeze()  # what was imported stays: neither the work nor the end need look through it
-    # Nothing but answers may go to standard output, whatever libraries print.
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def say(message: Json) -> None:
-        out.write(json.dumps(message) + "\n")
-        out.flush()
-
-    order = json.load(sys.stdin)
-    if os.getppid() != order["parent"]:
-        raise SystemExit("the process that started this one is gone")
+    request, say = begin_step()
     try:
-        result = work(order["request"], lambda done, total: say({"progress": [done, total]}))
+        result = work(request, lambda done, total: say({"progress": [done, total]}))
         say({"result": result})
     except refusals as error:
         say({"refused": {"kind": type(error).__name__, "message": str(error)}})
@@ -113,6 +109,23 @@ def serve(work: Callable[[Json, Progress], Json], refusals: tuple[type[Exception
             raise
         place = "" if error.filename is None else f" to {error.filename}"
         raise SystemExit(f"nothing more can be written{place}: {error.strerror}") from error
+
+
+def begin_step() -> tuple[Json, Callable[[Json], None]]:
+    """In the process: what it is asked, and how it says something."""
+    end_with_parent()
+    # Nothing but answers may go to standard output, whatever libraries print.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(message: Json) -> None:
+        out.write(json.dumps(message) + "\n")
+        out.flush()
+
+    order = json.loads(sys.stdin.readline())
+    if os.getppid() != order["parent"]:
+        raise SystemExit("the process that started this one is gone")
+    return order["request"], say
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:

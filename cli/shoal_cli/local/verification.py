@@ -29,6 +29,7 @@ from shoal_cli.local.steps import Json, Progress, run_step, serve
 from shoal_coordinator.storage.arrays import ArrayFile, Limits, UnreadableArrays
 from shoal_coordinator.storage.inputs import InputSet, InputsRefused, InputUnsuitable, scan_inputs
 from shoal_coordinator.storage.parts import ROWS
+from shoal_protocol.copying import copied
 from shoal_protocol.partition import document_from_json
 
 Array = npt.NDArray[Any]
@@ -188,16 +189,11 @@ def compare(request: VerificationRequest, on_progress: Progress) -> Verification
     except ModelUnusable as error:
         raise VerificationRefused(f"the whole model does not run: {error}") from error
     results.close()
-    return Verification(
-        items=comparison.items,
+    return copied(
+        Verification,
+        comparison,
         of_items=len(present),
         skipped=len(inputs) - len(present),
-        mismatched=comparison.mismatched,
-        max_abs_diff=comparison.max_abs_diff,
-        max_rel_diff=comparison.max_rel_diff,
-        worst_item=comparison.worst_item,
-        agreements=comparison.agreements,
-        tolerance=request.tolerance,
         different_items=len(different),
         matched_items=len(matched),
         reference_items=len(sample),

@@ -1,9 +1,10 @@
 """All charts of a page, and those of jobs and devices."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from shoal_cli.drawing.chart import MIB, Chart, Spec, colour
+from shoal_cli.drawing.bands import Row
+from shoal_cli.drawing.chart import MIB, Chart, Spec, colour, layer, quantity
 from shoal_cli.local.report import DeviceReport, JobReport, RunReport, StageReport, TaskTime
 from shoal_cli.page.graph import cut_graph
 from shoal_cli.page.over_time import activity, memory, traffic
@@ -114,13 +115,13 @@ def _planned_bytes(jobs: Sequence[JobReport], devices: Sequence[DeviceReport]) -
 
 def _transfers(devices: Sequence[DeviceReport]) -> Chart | None:
     rows = [
-        {"row": device.name, "kind": kind, "value": round(size / MIB, 4)}
+        {
+            "row": device.name,
+            "kind": kind,
+            "value": round(getattr(device, f"{kind}_bytes") / MIB, 4),
+        }
         for device in devices
-        for kind, size in zip(
-            MOVEMENTS,
-            (device.sent_bytes, device.received_bytes, device.fetched_bytes),
-            strict=True,
-        )
+        for kind in MOVEMENTS
     ]
     if not any(row["value"] for row in rows):
         return None
@@ -142,45 +143,43 @@ def _tiers(devices: Sequence[DeviceReport]) -> Chart | None:
     ]
     if not rows:
         return None
-    names = list(dict.fromkeys(str(row["row"]) for row in rows))
     return Chart(
         name="tiers",
         title="What had to be done before a task could run",
         text="Per device, of its tasks: nothing (resident), a load from its disk (cached), a load "
         "while it held nothing (idle), or an eviction first (evict).",
-        spec={
-            "data": {"values": rows},
-            "height": 26 * len(names) + 10,
-            "mark": {"type": "bar"},
-            "encoding": {
-                "y": {"field": "row", "type": "nominal", "title": None, "sort": names},
-                "x": {
-                    "field": "value", "type": "quantitative", "title": "tasks", "stack": "zero",
-                },
-                "color": colour(_TIERS),
-                "order": {"field": "order"},
-                "tooltip": [{"field": "row"}, {"field": "kind"}, {"field": "value"}],
-            },
-        },
-    )  # fmt: skip
+        spec=_horizontal(
+            rows,
+            26 * len(_names(rows)) + 10,
+            x=quantity("value", title="tasks", stack="zero"),
+            color=colour(_TIERS),
+            order={"field": "order"},
+            tooltip=[{"field": "row"}, {"field": "kind"}, {"field": "value"}],
+        ),
+    )
 
 
-def _bars(rows: Sequence[Mapping[str, object]], kinds: Sequence[str], title: str) -> Spec:
+def _bars(rows: Sequence[Row], kinds: Sequence[str], title: str) -> Spec:
     """Groups of horizontal bars, one group for each row."""
-    names = list(dict.fromkeys(str(row["row"]) for row in rows))
-    return {
-        "data": {"values": list(rows)},
-        "height": (14 * len(kinds) + 12) * len(names),
-        "mark": {"type": "bar"},
-        "encoding": {
-            "y": {"field": "row", "type": "nominal", "title": None, "sort": names},
-            "yOffset": {"field": "kind", "sort": list(kinds)},
-            "x": {"field": "value", "type": "quantitative", "title": title},
-            "color": colour(kinds),
-            "tooltip": [
-                {"field": "row", "title": " "},
-                {"field": "kind", "title": " "},
-                {"field": "value", "title": title},
-            ],
-        },
-    }
+    return _horizontal(
+        rows,
+        (14 * len(kinds) + 12) * len(_names(rows)),
+        yOffset={"field": "kind", "sort": list(kinds)},
+        x=quantity("value", title=title),
+        color=colour(kinds),
+        tooltip=[
+            {"field": "row", "title": " "},
+            {"field": "kind", "title": " "},
+            {"field": "value", "title": title},
+        ],
+    )
+
+
+def _horizontal(rows: Sequence[Row], height: int, **encoding: object) -> Spec:
+    """Bars in the order of their rows."""
+    y = {"field": "row", "type": "nominal", "title": None, "sort": _names(rows)}
+    return {**layer(rows, {"type": "bar"}, y=y, **encoding), "height": height}
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(str(row["row"]) for row in rows))

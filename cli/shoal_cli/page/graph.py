@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shoal_cli.drawing.chart import layer, quantity
 from shoal_cli.local.run_record import CutReport, PlannedFragment
 from shoal_protocol.partition import MODEL
 from shoal_protocol.units import format_bytes
@@ -75,33 +76,39 @@ def cut_graph(cut: CutReport) -> Mapping[str, object]:
         for index, node in enumerate(nodes)
     ]
     vertical = {"domain": [-0.6, len(nodes) - 0.4], "reverse": True, "nice": False}
-    x = {"field": "x", "type": "quantitative", "axis": None, "scale": {"domain": [0, 1]}}
-    y = {"field": "y", "type": "quantitative", "axis": None, "scale": vertical}
-    box = {
-        "data": {"values": boxes},
-        "mark": {"type": "rect", "cornerRadius": 5},
-        "encoding": {
-            "x": x,
-            "x2": {"field": "x2"},
-            "y": y,
-            "y2": {"field": "y2"},
-            "color": {"field": "colour", "type": "nominal", "scale": None},
-            "tooltip": {"field": "text"},
-        },
-    }
-    label = {
-        "data": {"values": boxes},
-        "mark": {"type": "text", "color": "#fff", "fontSize": 11, "limit": 400},
-        "encoding": {
-            "x": {**x, "field": "middle"},
-            "y": {**y, "field": "row"},
-            "text": {"field": "text"},
-        },
-    }
-    return {
-        "height": _HEIGHT * len(nodes),
-        "layer": [_lines(paths, x, y), _words(words, x, y), box, label],
-    }
+    x = quantity("x", axis=None, scale={"domain": [0, 1]})
+    y = quantity("y", axis=None, scale=vertical)
+    text = {"field": "text"}
+    box = layer(
+        boxes,
+        {"type": "rect", "cornerRadius": 5},
+        x=x,
+        x2={"field": "x2"},
+        y=y,
+        y2={"field": "y2"},
+        color={"field": "colour", "type": "nominal", "scale": None},
+        tooltip=text,
+    )
+    label = layer(
+        boxes,
+        {"type": "text", "color": "#fff", "fontSize": 11, "limit": 400},
+        x={**x, "field": "middle"},
+        y={**y, "field": "row"},
+        text=text,
+    )
+    between = layer(
+        paths,
+        {"type": "line", "interpolate": "basis", "opacity": 0.75, "color": "#8b98a6"},
+        x=x,
+        y=y,
+        order={"field": "order"},
+        detail={"field": "line"},
+        strokeWidth=quantity("width", scale=None),
+        tooltip=text,
+    )
+    beside = {"type": "text", "align": "left", "dx": 7, "fontSize": 10, "color": "#7f8b98"}
+    sizes = layer(words, beside, x=x, y=y, text=text)
+    return {"height": _HEIGHT * len(nodes), "layer": [between, sizes, box, label]}
 
 
 def layout(cut: CutReport) -> tuple[tuple[Node, ...], tuple[Line, ...]]:
@@ -159,26 +166,3 @@ def _path(number: int, line: Line, middle: float) -> Iterable[dict[str, object]]
         ]
     for order, (x, y) in enumerate(points):
         yield {"x": round(x, 4), "y": y, "order": order, **shared}
-
-
-def _lines(paths: Sequence[object], x: Mapping[str, object], y: Mapping[str, object]) -> object:
-    return {
-        "data": {"values": list(paths)},
-        "mark": {"type": "line", "interpolate": "basis", "opacity": 0.75, "color": "#8b98a6"},
-        "encoding": {
-            "x": x,
-            "y": y,
-            "order": {"field": "order"},
-            "detail": {"field": "line"},
-            "strokeWidth": {"field": "width", "type": "quantitative", "scale": None},
-            "tooltip": {"field": "text"},
-        },
-    }
-
-
-def _words(words: Sequence[object], x: Mapping[str, object], y: Mapping[str, object]) -> object:
-    return {
-        "data": {"values": list(words)},
-        "mark": {"type": "text", "align": "left", "dx": 7, "fontSize": 10, "color": "#7f8b98"},
-        "encoding": {"x": x, "y": y, "text": {"field": "text"}},
-    }

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from shoal_cli.drawing.bands import Bands, Row
-from shoal_cli.drawing.chart import COLOURS, MIB, Chart, Spec, colour, compact
+from shoal_cli.drawing.chart import COLOURS, MIB, Chart, Spec, colour, compact, layer, quantity
 from shoal_cli.local.report import DeviceReport
 from shoal_cli.page.series import ACTIVITIES, MOVEMENTS, Absence, Cell, DeviceSeries, Movement
 from shoal_protocol.units import format_bytes
@@ -54,7 +54,7 @@ def _stacks(index: int, cells: Iterable[Cell]) -> Iterable[Row]:
     for cell in cells:
         bottom = index + _FOOT
         for kind in ACTIVITIES:
-            if share := cell.share(kind):
+            if share := cell.shares[kind]:
                 top = bottom - _BAND * share
                 yield _row(cell.begin, cell.end, top, bottom, kind, f"{share:.0%}")
                 bottom = top
@@ -72,15 +72,13 @@ def _crosses(axes: Bands, series: Sequence[DeviceSeries]) -> Spec:
         for index, each in enumerate(series)
         for absence in each.absences
     ]
-    return {
-        "data": {"values": moments},
-        "mark": {"type": "text", "text": "✕", "fontSize": 17, "fontWeight": "bold"},
-        "encoding": {
-            "x": {"field": "begin", **axes.x},
-            "y": {"field": "middle", **axes.y},
-            "color": {"value": COLOURS["lost"]},
-        },
-    }
+    return layer(
+        moments,
+        {"type": "text", "text": "✕", "fontSize": 17, "fontWeight": "bold"},
+        x={"field": "begin", **axes.x},
+        y={"field": "middle", **axes.y},
+        color={"value": COLOURS["lost"]},
+    )
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -110,8 +108,7 @@ def memory(series: Sequence[DeviceSeries], devices: Sequence[DeviceReport]) -> C
     over = any(share > 1 for share in shares)
     layers = [
         axes.rectangles(rows, ["within budget", *["over budget"] * over]),
-        _budget_lines(axes, limits),
-        _budget_names(axes, limits),
+        *_budgets(axes, limits),
     ]
     return Chart(
         name="memory",
@@ -132,25 +129,13 @@ def _levels(index: int, cells: Iterable[Cell], budget: int, scale: float) -> Ite
             yield _row(cell.begin, cell.end, top, bottom, kind, what)
 
 
-def _budget_lines(axes: Bands, limits: Sequence[Row]) -> Spec:
-    return {
-        "data": {"values": list(limits)},
-        "mark": {"type": "rule", "color": _LIMIT, "strokeDash": [5, 3]},
-        "encoding": {"y": {"field": "level", **axes.y}},
-    }
-
-
-def _budget_names(axes: Bands, limits: Sequence[Row]) -> Spec:
+def _budgets(axes: Bands, limits: Sequence[Row]) -> Iterable[Spec]:
+    """Lines, and their names."""
+    y = {"field": "level", **axes.y}
+    yield layer(limits, {"type": "rule", "color": _LIMIT, "strokeDash": [5, 3]}, y=y)
     mark = {"type": "text", "align": "right", "baseline": "bottom", "dy": -2, "color": _LIMIT}
-    return {
-        "data": {"values": list(limits)},
-        "mark": {**mark, "fontSize": 10},
-        "encoding": {
-            "x": {"field": "begin", **axes.x},
-            "y": {"field": "level", **axes.y},
-            "text": {"field": "what"},
-        },
-    }
+    x = {"field": "begin", **axes.x}
+    yield layer(limits, {**mark, "fontSize": 10}, x=x, y=y, text={"field": "what"})
 
 
 # ---- transfers -----------------------------------------------------------------------------------
@@ -159,7 +144,7 @@ def _budget_names(axes: Bands, limits: Sequence[Row]) -> Spec:
 def traffic(found: Sequence[Movement]) -> Chart | None:
     """What all devices together sent, received and fetched."""
     rows = [
-        {"begin": round(each.begin, 3), "kind": kind, "rate": round(each.rate(kind) / MIB, 4)}
+        {"begin": round(each.begin, 3), "kind": kind, "rate": round(each.rates[kind] / MIB, 4)}
         for each in found
         for kind in MOVEMENTS
     ]
@@ -177,7 +162,7 @@ def traffic(found: Sequence[Movement]) -> Chart | None:
             "mark": {"type": "area", "interpolate": "step-after", "opacity": 0.85, "aria": False},
             "encoding": {
                 "x": {"field": "begin", **axes.x},
-                "y": {"field": "rate", "type": "quantitative", "title": "MiB/s", "stack": "zero"},
+                "y": quantity("rate", title="MiB/s", stack="zero"),
                 "color": colour(MOVEMENTS),
             },
         },

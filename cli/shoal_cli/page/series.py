@@ -5,8 +5,8 @@ folded until all devices together have at most `MOST_CELLS`; sums and highest va
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -24,29 +24,15 @@ _EXACTLY: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """Of a cell's time. Where several went on at once, the first of them counts."""
-
-    compute: float = 0.0
-    load: float = 0.0
-    send: float = 0.0
-    wait: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Seconds count from the run's start; `memory_bytes` is the most that was measured, or what was
-    measured last; 0: nothing."""
+    """Seconds count from the run's start. `shares` of its time are by `ACTIVITIES`; where several
+    went on at once, the first of them counts. `memory_bytes` is the most that was measured, or what
+    was measured last; 0: nothing."""
 
     begin: float
     end: float
-    shares: Shares
+    shares: Mapping[str, float]
     memory_bytes: int
-
-    def share(self, activity: str) -> float:
-        """Of the cell's time, that of one of `ACTIVITIES`."""
-        share: float = getattr(self.shares, activity)
-        return share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,23 +55,16 @@ class DeviceSeries:
 
     def seconds(self, activity: str) -> float:
         """Time of one of `ACTIVITIES`."""
-        return sum(cell.share(activity) * (cell.end - cell.begin) for cell in self.cells)
+        return sum(cell.shares[activity] * (cell.end - cell.begin) for cell in self.cells)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movement:
-    """Bytes of all devices in a stretch of time."""
+    """Bytes a second of all devices in a stretch of time, by `MOVEMENTS`."""
 
     begin: float
     end: float
-    sent: float
-    received: float
-    fetched: float
-
-    def rate(self, movement: str) -> float:
-        """Bytes a second of one of `MOVEMENTS`."""
-        moved: float = getattr(self, movement)
-        return moved / (self.end - self.begin)
+    rates: Mapping[str, float]
 
 
 def device_series(
@@ -109,15 +88,11 @@ def movements(timelines: Sequence[Timeline]) -> tuple[Movement, ...]:
         for number in range(math.ceil(_length(timeline) / factor)):
             place = slice(factor * number, factor * (number + 1))
             begin = timeline.begun_seconds + number * width
-            found.append(
-                Movement(
-                    begin=begin,
-                    end=begin + width,
-                    sent=sum(sum(each.sent_bytes[place]) for each in devices),
-                    received=sum(sum(each.received_bytes[place]) for each in devices),
-                    fetched=sum(sum(each.fetched_bytes[place]) for each in devices),
-                )
-            )
+            rates = {
+                name: sum(sum(getattr(each, f"{name}_bytes")[place]) for each in devices) / width
+                for name in MOVEMENTS
+            }
+            found.append(Movement(begin=begin, end=begin + width, rates=rates))
     return tuple(found)
 
 
@@ -157,16 +132,15 @@ def _cells(
         )
 
 
-def _shares(device: DeviceTimeline, place: slice, width: float) -> Shares:
+def _shares(device: DeviceTimeline, place: slice, width: float) -> dict[str, float]:
     """How a stretch of time was spent: it is given away once, in the order of `ACTIVITIES`."""
-    left, given = 1.0, []
-    for times in (device.computing_seconds, device.loading_seconds, device.sending_seconds):
-        share = round(min(left, sum(times[place]) / width), _EXACTLY)
-        given.append(share)
-        left = max(0.0, left - share)
+    left, given = 1.0, dict[str, float]()
+    times = (device.computing_seconds, device.loading_seconds, device.sending_seconds)
+    for name, spent in zip(ACTIVITIES, times, strict=False):
+        given[name] = round(min(left, sum(spent[place]) / width), _EXACTLY)
+        left = max(0.0, left - given[name])
     busy = min(1.0, sum(device.busy_seconds[place]) / width)
-    wait = round(max(0.0, busy - sum(given)), _EXACTLY)
-    return Shares(compute=given[0], load=given[1], send=given[2], wait=wait)
+    return {**given, "wait": round(max(0.0, busy - sum(given.values())), _EXACTLY)}
 
 
 def _merged(cells: Iterable[Cell]) -> list[Cell]:
@@ -175,9 +149,7 @@ def _merged(cells: Iterable[Cell]) -> list[Cell]:
     for cell in cells:
         last = merged[-1] if merged else None
         if last and (last.shares, last.memory_bytes) == (cell.shares, cell.memory_bytes):
-            merged[-1] = Cell(
-                begin=last.begin, end=cell.end, shares=cell.shares, memory_bytes=cell.memory_bytes
-            )
+            merged[-1] = replace(last, end=cell.end)
         else:
             merged.append(cell)
     return merged

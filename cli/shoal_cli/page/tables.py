@@ -1,8 +1,8 @@
 """What a page says in words and numbers: the head, what went wrong, and tables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from shoal_cli.local.report import DeviceReport, JobReport, RunReport
 from shoal_cli.page.series import ACTIVITIES, device_series
@@ -12,6 +12,9 @@ from shoal_protocol.units import NANOSECONDS_PER_SECOND, format_bytes, format_nu
 
 MOST_ROWS: Final = 200
 NOTHING: Final = "-"
+
+R = TypeVar("R")
+Columns = Sequence[tuple[str, Callable[[R], str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,46 +122,40 @@ def _failures(jobs: Sequence[JobReport]) -> Table:
 
 
 def _jobs(jobs: Sequence[JobReport]) -> Table:
-    headings = ("job", "state", "items", "failed", "retries", "items/s", "p50", "p99")
-    rows = [
-        (
-            job.name,
-            job.state,
-            str(job.items),
-            str(job.failed),
-            str(job.retries),
-            format_number(job.items_per_second),
-            _seconds(job.latency.p50_seconds),
-            _seconds(job.latency.p99_seconds),
-        )
-        for job in jobs
-    ]
-    return _table("Jobs", headings, rows, names=2)
+    columns: Columns[JobReport] = (
+        ("job", lambda job: job.name),
+        ("state", lambda job: job.state),
+        ("items", lambda job: str(job.items)),
+        ("failed", lambda job: str(job.failed)),
+        ("retries", lambda job: str(job.retries)),
+        ("items/s", lambda job: format_number(job.items_per_second)),
+        ("p50", lambda job: _seconds(job.latency.p50_seconds)),
+        ("p99", lambda job: _seconds(job.latency.p99_seconds)),
+    )
+    return _table("Jobs", *_shown(jobs, columns), names=2)
 
 
 def _devices(devices: Sequence[DeviceReport]) -> Table:
-    headings = (
-        *("device", "peak", "budget", "share", "tasks", "loads", "evicted"),
-        *("sent", "received", "fetched", "died", "killed by the kernel"),
+    columns: Columns[DeviceReport] = (
+        ("device", lambda device: device.name),
+        ("peak", lambda device: format_bytes(device.peak_bytes_above_floor)),
+        ("budget", lambda device: format_bytes(device.budget_bytes)),
+        ("share", lambda device: f"{_share(device):.0%}"),
+        ("tasks", lambda device: str(device.tasks)),
+        ("loads", lambda device: str(device.loads)),
+        ("evicted", lambda device: str(device.evictions)),
+        ("sent", lambda device: format_bytes(device.sent_bytes)),
+        ("received", lambda device: format_bytes(device.received_bytes)),
+        ("fetched", lambda device: format_bytes(device.fetched_bytes)),
+        ("died", lambda device: str(device.restarts)),
+        ("killed by the kernel", lambda device: str(device.out_of_memory_kills)),
     )
-    rows = [
-        (
-            device.name,
-            format_bytes(device.peak_bytes_above_floor),
-            format_bytes(device.budget_bytes),
-            f"{_share(device):.0%}",
-            str(device.tasks),
-            str(device.loads),
-            str(device.evictions),
-            format_bytes(device.sent_bytes),
-            format_bytes(device.received_bytes),
-            format_bytes(device.fetched_bytes),
-            str(device.restarts),
-            str(device.out_of_memory_kills),
-        )
-        for device in devices
-    ]
-    return _table("Devices", headings, rows)
+    return _table("Devices", *_shown(devices, columns))
+
+
+def _shown(of: Sequence[R], columns: Columns[R]) -> tuple[list[str], list[list[str]]]:
+    """Headings, and a row of each."""
+    return [name for name, _ in columns], [[show(each) for _, show in columns] for each in of]
 
 
 def _times(report: RunReport) -> Table:

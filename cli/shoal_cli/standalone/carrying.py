@@ -5,12 +5,12 @@ results come back as they are made.
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from shoal_cli.transfer.coordinators import JobFolder
 from shoal_cli.transfer.feeds import Feed, Feeds
 from shoal_cli.transfer.folders import Folder
-from shoal_cli.transfer.following import LOOK_SECONDS
 from shoal_cli.transfer.joined import Reachable
 
 
@@ -23,21 +23,16 @@ class Carried:
     inputs: Path
     outputs: Path
 
-    def feeds(self, note: Callable[[str], None], look_seconds: float = LOOK_SECONDS) -> Feeds:
+    def feeds(self, note: Callable[[str], None]) -> Feeds:
         """Its inputs to there, its results from there."""
-        inputs = Feed(ends=self._sending, note=note, look_seconds=look_seconds)
-        results = Feed(ends=self._fetching, note=note, look_seconds=look_seconds, changed=True)
-        return Feeds([inputs], [results])
-
-    @contextlib.asynccontextmanager
-    async def _sending(self) -> AsyncIterator[tuple[Folder, JobFolder]]:
-        async with self._there("in") as there:
-            yield Folder(str(self.inputs), self.inputs), there
-
-    @contextlib.asynccontextmanager
-    async def _fetching(self) -> AsyncIterator[tuple[JobFolder, Folder]]:
-        async with self._there("out") as there:
-            yield there, Folder(str(self.outputs), self.outputs)
+        inputs = Folder(str(self.inputs), self.inputs)
+        outputs = Folder(str(self.outputs), self.outputs)
+        there = self._there
+        sending = Feed(source=lambda: inputs, target=partial(there, "in"), note=note)
+        fetching = Feed(
+            source=partial(there, "out"), target=lambda: outputs, note=note, changed=True
+        )
+        return Feeds([sending], [fetching])
 
     @contextlib.asynccontextmanager
     async def _there(self, folder: str) -> AsyncIterator[JobFolder]:

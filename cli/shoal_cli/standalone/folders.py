@@ -73,10 +73,7 @@ class Folder:
     @property
     def credentials(self) -> Credentials:
         """The coordinator's."""
-        current = self.root / "coordinator" / "current"
-        return Credentials(
-            ca=current / "ca.pem", certificate=current / "certificate.pem", key=current / "key.pem"
-        )
+        return Credentials.of_folder(self.root / "coordinator" / "current")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

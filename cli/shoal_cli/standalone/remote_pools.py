@@ -18,7 +18,7 @@ from shoal_cli.transfer.joined import (
     Reachable,
     reach,
 )
-from shoal_cli.transfer.places import PAUSE_SECONDS, TransferBroken, TransferRefused, with_tries
+from shoal_cli.transfer.places import TransferBroken, TransferRefused, with_tries
 from shoal_planner.devices import PoolDevice
 from shoal_protocol.channels import AddressRefused
 from shoal_protocol.digests import Digest
@@ -46,7 +46,7 @@ class RemotePool:
             async with self.coordinator.calling() as client:
                 target = self.coordinator.target
                 upload = partial(upload_fragments, store, digests, client, target)
-                await with_tries(PAUSE_SECONDS, partial(upload, on_bytes=lambda size: None))
+                await with_tries(partial(upload, on_bytes=lambda size: None))
 
 
 async def remote_pool(target: str | None) -> RemotePool:

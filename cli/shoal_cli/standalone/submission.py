@@ -26,24 +26,23 @@ from typing import Final
 
 from shoal_api.kinds import DevicePool
 from shoal_api.kinds.device_pool import Local, LocalDevice
-from shoal_cli.local.finer_cuts import cut_finer, in_words, is_too_large
+from shoal_cli.local.finer_cuts import cut_finer
 from shoal_cli.local.manifests import Manifests
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, JobRefused, Orders
 from shoal_cli.local.planned_jobs import PlannedJob, device_report
-from shoal_cli.local.planning import plan_on_pool, prepare_once, try_finer
-from shoal_cli.local.plans import assumption
+from shoal_cli.local.planning import notes_of, plan_jobs, try_finer
 from shoal_cli.local.pool import RunOptions
-from shoal_cli.local.preparation import Prepared
 from shoal_cli.local.remote import feeds_of
 from shoal_cli.local.report import DeviceReport, Enforcement, JobReport, RunReport
 from shoal_cli.local.run_record import timeline_of
 from shoal_cli.local.runner import (
+    ENDING,
     Interrupted,
     check_folders,
+    handling,
     verify_job,
 )
-from shoal_cli.local.signals import ENDING, handling
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_cli.standalone.carrying import Carried
@@ -52,7 +51,7 @@ from shoal_cli.transfer.copying import Progress, copy
 from shoal_cli.transfer.feeds import Feeds
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.joined import Reachable
-from shoal_cli.transfer.places import PAUSE_SECONDS, with_tries
+from shoal_cli.transfer.places import with_tries
 from shoal_coordinator.storage.inputs import InputsRefused, scan_inputs
 from shoal_planner.devices import PoolDevice
 from shoal_planner.speeds import levelled, measured_device
@@ -221,27 +220,13 @@ class _Run:
         jobs: Sequence[Sent] = await self._plan_jobs(orders)
         while jobs:
             await self._run_planned(jobs)
-            finer = []
-            for sent in jobs:
-                report = self._reports[sent.order.name]
-                recut = cut_finer(sent.job, report)
-                if is_too_large(report) and recut is not None:
-                    self._note(in_words(sent.job, report))
-                    finer.append(recut)
-            jobs = await try_finer(finer, self._plan_jobs, self._note)
+            reports = ((sent.job, self._reports[sent.order.name]) for sent in jobs)
+            jobs = await try_finer(cut_finer(reports, self._note), self._plan_jobs, self._note)
 
     async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[Sent]:
-        prepared: dict[str, Prepared] = {}
-        found = []
-        for order in orders:
-            partition = await prepare_once(order.plan.cut, prepared, self.workspace, self.observer)
-            plan = plan_on_pool(order.plan, partition)
-            if text := assumption(order.name, plan):
-                self._note(text)
-            job = PlannedJob(order=order, prepared=partition, plan=plan)
-            found.append(Sent(await asyncio.to_thread(name_there, job), job))
-        self._notes += [text for each in prepared.values() if (text := each.note)]
-        return found
+        jobs = await plan_jobs(orders, self.workspace, self.observer, self._note, alone=True)
+        self._notes += notes_of(jobs)
+        return [Sent(await asyncio.to_thread(name_there, job), job) for job in jobs]
 
     async def _run_planned(self, jobs: Sequence[Sent]) -> None:
         for sent in jobs:
@@ -272,7 +257,7 @@ class _Run:
             upload = partial(
                 upload_fragments, self.workspace.store, digests, client, self.coordinator.target
             )
-            await with_tries(PAUSE_SECONDS, partial(upload, on_bytes=lambda size: None))
+            await with_tries(partial(upload, on_bytes=lambda size: None))
             if sent.order.follows:
                 if sent.order.job.spec.end:
                     for feed in self._carrier(sent).inputs:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Final
 
 from shoal_cli.transfer.places import (
-    PAUSE_SECONDS,
     Entry,
     OnBytes,
     Source,
@@ -44,8 +43,6 @@ async def copy(
     source: Source,
     target: Target,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-    *,
-    pause_seconds: float = PAUSE_SECONDS,
 ) -> Copied:
     """Copy every file. Raises `TransferRefused`, also for an empty source and, before anything is
     copied, for a name that not every place can have; or `TransferBroken` after `TRIES` tries of one
@@ -57,7 +54,7 @@ async def copy(
         check_name(entry.name, source.address)
     progress = Progress(sum(entry.size_bytes for entry in entries))
     existing = await target.existing()
-    work = Copy(source, target, existing, progress, on_progress, pause_seconds)
+    work = Copy(source, target, existing, progress, on_progress)
     await work.copy(entries)
     return Copied(files=len(entries), bytes=progress.bytes, skipped=work.skipped)
 
@@ -71,7 +68,6 @@ class Copy:
     existing: Mapping[str, int]
     progress: Progress
     on_progress: Callable[[Progress], None]
-    pause_seconds: float
     skipped: int = 0
 
     async def copy(self, entries: Sequence[Entry]) -> None:
@@ -87,7 +83,7 @@ class Copy:
     async def _run(self, entries: Iterable[Entry]) -> None:
         """Take one entry after the other, beside others that do the same."""
         for entry in entries:
-            await with_tries(self.pause_seconds, partial(self._try, entry))
+            await with_tries(partial(self._try, entry))
 
     async def _try(self, entry: Entry) -> None:
         counted = 0

@@ -10,26 +10,25 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
-from shoal_cli.transfer.following import LOOK_SECONDS, copy_new
+from shoal_cli.transfer.following import copy_new
 from shoal_cli.transfer.joined import CallRefused, CoordinatorAway
 from shoal_cli.transfer.places import Source, Target, TransferBroken, TransferRefused
 
 Note = Callable[[str], None]
-Ends = Callable[[], AbstractAsyncContextManager[tuple[Source, Target]]]
-"""Opens where files come from and where they go."""
 
 _REASONS = (TransferBroken, TransferRefused, CoordinatorAway, CallRefused)
 
 
 @dataclass(slots=True, kw_only=True)
 class Feed:
-    """`note` receives what goes wrong and is tried again. `changed`: a file whose size changes is
-    copied again, as the result of a file that was retried."""
+    """Where files come from and where they go is opened each time. `note` receives what goes wrong
+    and is tried again. `changed`: a file whose size changes is copied again, as the result of a
+    file that was retried."""
 
-    ends: Ends
+    source: Callable[[], AbstractAsyncContextManager[Source]]
+    target: Callable[[], AbstractAsyncContextManager[Target]]
     note: Note
     changed: bool = False
-    look_seconds: float = LOOK_SECONDS
     _following: asyncio.Task[None] | None = field(default=None, init=False)
 
     @contextlib.asynccontextmanager
@@ -49,15 +48,8 @@ class Feed:
     async def copy(self, *, follow: bool) -> None:
         """Copy what the target lacks. Raises `TransferBroken`, `TransferRefused`,
         `CoordinatorAway`, `CallRefused`."""
-        async with self.ends() as (source, target):
-            await copy_new(
-                source,
-                target,
-                self.note,
-                follow=follow,
-                changed=self.changed,
-                look_seconds=self.look_seconds,
-            )
+        async with self.source() as source, self.target() as target:
+            await copy_new(source, target, self.note, follow=follow, changed=self.changed)
 
     async def _follow(self) -> None:
         try:

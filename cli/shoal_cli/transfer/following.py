@@ -4,13 +4,13 @@ that one that is being written waits. One whose name the target cannot have is l
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
 from shoal_cli.transfer.copying import FILES_AT_ONCE, Copied, Copy, Progress
 from shoal_cli.transfer.places import (
-    PAUSE_SECONDS,
     Entry,
     Source,
     Target,
@@ -36,13 +36,12 @@ async def copy_new(
     *,
     follow: bool,
     changed: bool = False,
-    look_seconds: float = LOOK_SECONDS,
 ) -> Copied:
     """Copy the files whose names the target lacks; `changed`: those of another size there as well.
     `follow`: those that come later too, for ever, also when the network breaks; otherwise raises
     `TransferBroken` after some tries. Raises `TransferRefused`."""
-    existing = await with_tries(PAUSE_SECONDS, target.existing)
-    work = _New(source, target, existing, note, look_seconds, changed=changed)
+    existing = await with_tries(target.existing)
+    work = _New(source, target, note, dict(existing), changed=changed)
     wanted: set[str] | None = None
     idle = 0
     while follow or idle <= _LOOKS:
@@ -58,61 +57,55 @@ async def copy_new(
                 break
             wanted = None if follow else wanted or left
         idle = idle + 1 if work.files == before else 0
-        pause = max(look_seconds, _SHARE * (monotonic() - began))
+        pause = max(LOOK_SECONDS, _SHARE * (monotonic() - began))
         await asyncio.sleep(min(pause, _LONGEST_SECONDS))
     return Copied(files=work.files, bytes=work.bytes, skipped=work.skipped)
 
 
+@dataclass(slots=True)
 class _New:
-    """What is known from look to look."""
+    """What is known from look to look: of `done` files the sizes. `failed` could not be copied:
+    others go first. `unusable` are names that no file of the target can have."""
 
-    def __init__(
-        self,
-        source: Source,
-        target: Target,
-        existing: Mapping[str, int],
-        note: Callable[[str], None],
-        pause_seconds: float,
-        *,
-        changed: bool,
-    ) -> None:
-        self._note = note
-        self._pause_seconds = pause_seconds
-        self._changed = changed
-        self._source, self._target = source, target
-        self._done = dict(existing)
-        self._seen: dict[str, Entry] = {}
-        self._failed: set[str] = set()
-        """Those that could not be copied: others go first."""
-        self._unusable: set[str] = set()
-        """Names that no file of the target can have."""
-        self.skipped = len(self._done)
-        self.files = self.bytes = 0
+    source: Source
+    target: Target
+    note: Callable[[str], None]
+    done: dict[str, int]
+    changed: bool = field(kw_only=True)
+    seen: dict[str, Entry] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+    unusable: set[str] = field(default_factory=set)
+    skipped: int = 0
+    files: int = 0
+    bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.skipped = len(self.done)
 
     async def look(self, wanted: set[str] | None) -> set[str]:
         """Copy what is as it was at the last look, of the names in `wanted`; those that are
         left."""
         new = [
             entry
-            for entry in await self._source.entries()
+            for entry in await self.source.entries()
             if self._is_new(entry)
             and (wanted is None or entry.name in wanted)
             and self._is_usable(entry)
         ]
-        ready = [entry for entry in new if entry.size_bytes and self._seen.get(entry.name) == entry]
-        self._seen = {entry.name: entry for entry in new}
-        self._failed &= self._seen.keys()
-        await self._copy(sorted(ready, key=lambda entry: entry.name in self._failed))
+        ready = [entry for entry in new if entry.size_bytes and self.seen.get(entry.name) == entry]
+        self.seen = {entry.name: entry for entry in new}
+        self.failed &= self.seen.keys()
+        await self._copy(sorted(ready, key=lambda entry: entry.name in self.failed))
         return {entry.name for entry in new if self._is_new(entry)}
 
     def _is_new(self, entry: Entry) -> bool:
-        known = self._done.get(entry.name)
-        return known is None or (self._changed and known != entry.size_bytes)
+        known = self.done.get(entry.name)
+        return known is None or (self.changed and known != entry.size_bytes)
 
     def _is_usable(self, entry: Entry) -> bool:
-        if not (usable := is_name(entry.name)) and entry.name not in self._unusable:
-            self._unusable.add(entry.name)
-            self._note(f"{self._source.address}: {no_name(entry.name)}; it is left there")
+        if not (usable := is_name(entry.name)) and entry.name not in self.unusable:
+            self.unusable.add(entry.name)
+            self.note(f"{self.source.address}: {no_name(entry.name)}; it is left there")
         return usable
 
     async def _copy(self, entries: Sequence[Entry]) -> None:
@@ -134,15 +127,15 @@ class _New:
             for _ in range(min(FILES_AT_ONCE, len(entries))):
                 group.create_task(run())
         if problems:
-            self._failed |= problems.keys()
-            there = {entry.name for entry in await self._source.entries()}
+            self.failed |= problems.keys()
+            there = {entry.name for entry in await self.source.entries()}
             for error in (problems[name] for name in problems if name in there):
                 raise error  # the others are gone, and not missed
 
     async def _copy_one(self, entry: Entry) -> None:
         progress = Progress(entry.size_bytes)
-        work = Copy(self._source, self._target, {}, progress, lambda _: None, self._pause_seconds)
+        work = Copy(self.source, self.target, {}, progress, lambda _: None)
         await work.copy([entry])
-        self._done[entry.name] = entry.size_bytes
+        self.done[entry.name] = entry.size_bytes
         self.files += 1
         self.bytes += entry.size_bytes

@@ -110,11 +110,7 @@ def reach(target: str | None) -> Reachable:
         ) from error
     with _alone(folder):
         _renew(line, folder)
-    current = folder / "current"
-    credentials = Credentials(
-        ca=current / "ca.pem", certificate=current / "certificate.pem", key=current / "key.pem"
-    )
-    return Reachable(target, credentials)
+    return Reachable(target, Credentials.of_folder(folder / "current"))
 
 
 @contextlib.contextmanager

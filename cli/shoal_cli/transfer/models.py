@@ -30,7 +30,6 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from shoal_cli.transfer.addresses import Access, is_remote
 from shoal_cli.transfer.folders import receive_file, translated
 from shoal_cli.transfer.places import (
-    PAUSE_SECONDS,
     Entry,
     OnBytes,
     Source,
@@ -59,7 +58,6 @@ class Fetching:
     cache: Path
     limit_bytes: int = LIMIT_BYTES
     on_bytes: OnBytes = lambda size: None
-    pause_seconds: float = PAUSE_SECONDS
 
     async def model(self, uri: str, digest: str | None = None) -> Path:
         """The ONNX file that an address names, with its external data beside it.
@@ -77,7 +75,7 @@ class Fetching:
 
     async def _fetched(self, uri: str, digest: str | None, folder: Path) -> Path:
         async with self.access.source(uri) as source:
-            entries = await with_tries(self.pause_seconds, source.entries)
+            entries = await with_tries(source.entries)
             model = _choose(uri, entries)
             place = folder / _key(model.name, _mark(model))
             if not model.version and model.digest is None:
@@ -121,7 +119,7 @@ class _Bundle:
         if self.uri.startswith("oci://"):
             raise TransferRefused(f"{self.uri}: the model's data {location} is no layer there")
         async with self.how.access.source(_sibling(self.uri, location)) as source:
-            entries = await with_tries(self.how.pause_seconds, source.entries)
+            entries = await with_tries(source.entries)
             if len(entries) != 1:
                 raise TransferRefused(f"{source.address}: there is no such file")
             return await self._file(source, entries[0], location)
@@ -139,7 +137,6 @@ class _Bundle:
         part = path.with_name(f".{path.name}.{mark[:16]}.part")
         read = reader(source, entry)
         digest = await with_tries(
-            self.how.pause_seconds,
             lambda: receive_file(source.address, part, path, entry, read, self.how.on_bytes),
         )
         self.notes[location] = (mark, digest)

@@ -151,8 +151,9 @@ def reader(source: Source, entry: Entry) -> Read:
     return read
 
 
-async def with_tries(pause_seconds: float, act: Callable[[], Awaitable[Result]]) -> Result:
+async def with_tries(act: Callable[[], Awaitable[Result]]) -> Result:
     """Do what may break, up to `TRIES` times, with a longer pause before each."""
+    pause_seconds = PAUSE_SECONDS
     for _ in range(TRIES - 1):
         try:
             return await act()

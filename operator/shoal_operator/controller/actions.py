@@ -8,6 +8,7 @@ that the next decision reports it in the object's conditions.
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from shoal_api.schema import API_VERSION
@@ -18,7 +19,6 @@ from shoal_operator.controller.api import (
     NotFound,
     Rejected,
     Unavailable,
-    key_of_manifest,
 )
 from shoal_operator.controller.cache import Cache, ObjectName, Own, reduce
 from shoal_operator.controller.certificates import Certificates
@@ -27,7 +27,6 @@ from shoal_operator.controller.clock import now_text
 from shoal_operator.controller.coordinators import CoordinatorFailed, Coordinators
 from shoal_operator.controller.events import Events
 from shoal_operator.controller.foreign import Identity
-from shoal_operator.controller.resources import POD
 from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.reconcile.deciding import APPLYING, NOT_APPLIED, refused_status
 from shoal_operator.reconcile.decision import (
@@ -40,6 +39,7 @@ from shoal_operator.reconcile.decision import (
     ObjectKey,
     Resize,
 )
+from shoal_operator.reconcile.resources import BY_KIND, POD, key_of
 
 logger = logging.getLogger(__name__)
 
@@ -51,29 +51,22 @@ class NotLeading(Exception):
     """Another operator leads: nothing may be written any more."""
 
 
+@dataclass(slots=True)
 class Actions:
     """Carries out decisions as long as `leads` says so."""
 
-    def __init__(  # noqa: PLR0913 - the parts that it uses
-        self,
-        api: Api,
-        cache: Cache,
-        children: Children,
-        certificates: Certificates,
-        coordinators: Coordinators,
-        metrics: OperatorMetrics,
-        *,
-        leads: Callable[[], bool],
-    ) -> None:
-        self._api = api
-        self._cache = cache
-        self._children = children
-        self._certificates = certificates
-        self._coordinators = coordinators
-        self._metrics = metrics
-        self._events = Events(api)
-        self._leads = leads
-        self._applied: dict[ObjectName, tuple[str, Applied]] = {}
+    api: Api
+    cache: Cache
+    children: Children
+    certificates: Certificates
+    coordinators: Coordinators
+    metrics: OperatorMetrics
+    leads: Callable[[], bool] = field(kw_only=True)
+    _events: Events = field(init=False)
+    _applied: dict[ObjectName, tuple[str, Applied]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._events = Events(self.api)
 
     def applied(self, own: Own) -> Applied | None:
         """What came of the last decision about an object; None where there was none yet."""
@@ -93,7 +86,7 @@ class Actions:
         assert own.value is not None, "a decision about an object that does not parse"
         if decision.status != own.value.status:
             identity = await self._apply_status(identity, write(decision.status))
-            self._metrics.status_written(own.value.status, decision.status)
+            self.metrics.status_written(own.value.status, decision.status)
         changed, failures, refused = False, list[Failure](), list[str]()
         for what, step in self._steps(identity, decision):
             self._check()
@@ -116,7 +109,7 @@ class Actions:
                 name=identity.name,
             )
             version = str(identity.version)
-            await self._api.delete(key, uid=identity.uid, resource_version=version)
+            await self.api.delete(key, uid=identity.uid, resource_version=version)
         if failures:
             raise failures[0]
         return changed
@@ -142,33 +135,33 @@ class Actions:
         return applied != before and bool(refused or reasons & {APPLYING, NOT_APPLIED})
 
     def _check(self) -> None:
-        if not self._leads():
+        if not self.leads():
             raise NotLeading
 
     def _steps(self, identity: Identity, decision: Decision) -> Iterator[_Step]:
         """What a decision asks for besides the status, in order; each with what it is about."""
         for wanted in decision.certificates:
-            yield f"Secret {wanted.secret}", partial(self._certificates.want, wanted, identity)
+            yield f"Secret {wanted.secret}", partial(self.certificates.want, wanted, identity)
         for child in decision.children:
-            yield _named(key_of_manifest(child)), partial(self._children.apply, child, identity)
+            yield _named(key_of(child)), partial(self.children.apply, child, identity)
         for each in decision.devices:
-            yield _named(key_of_manifest(each.device)), partial(self._device, each, identity)
+            yield _named(key_of(each.device)), partial(self._device, each, identity)
         if decision.resizes:
             yield "to resize pods", partial(self._resize, identity.namespace, decision.resizes)
         for key in decision.removals:
-            yield f"to delete {_named(key)}", partial(self._children.remove, key)
+            yield f"to delete {_named(key)}", partial(self.children.remove, key)
         for call in decision.calls:
             yield type(call).__name__, partial(self._call, identity.namespace, call)
 
     async def _call(self, namespace: str, call: CoordinatorCall) -> bool:
-        await self._coordinators.call(namespace, call)
+        await self.coordinators.call(namespace, call)
         return True
 
     async def _device(self, child: DeviceChild, owner: Identity) -> bool:
         """A Device, its status, which says nothing as long as it is the same, and its Events."""
-        changed = await self._children.apply(child.device, owner)
-        key = key_of_manifest(child.device)
-        state = self._cache.state(key.kind, key.namespace, key.name)
+        changed = await self.children.apply(child.device, owner)
+        key = key_of(child.device)
+        state = self.cache.state(key.kind, key.namespace, key.name)
         assert isinstance(state, Own), "a Device that was applied is in the cache"
         if state.value is None or state.value.status != child.status:
             await self._apply_status(state.identity, write(child.status))
@@ -185,14 +178,12 @@ class Actions:
         for each in resizes:
             memory = {"memory": str(each.memory_bytes)}
             resources = {"limits": memory, "requests": memory}
-            manifest = {
-                "apiVersion": POD.api_version,
-                "kind": POD.kind,
-                "metadata": {"name": each.pod, "namespace": namespace, "uid": each.uid},
-                "spec": {"containers": [{"name": each.container, "resources": resources}]},
-            }
+            manifest = POD.manifest(
+                {"name": each.pod, "namespace": namespace, "uid": each.uid},
+                spec={"containers": [{"name": each.container, "resources": resources}]},
+            )
             try:
-                await self._api.apply(manifest, "resize")
+                await self.api.apply(manifest, "resize")
                 changed = True
             except (NotFound, Rejected) as error:
                 logger.info("memory limits stay as they are: %s", error)
@@ -202,19 +193,15 @@ class Actions:
     async def _apply_status(self, identity: Identity, status: Manifest) -> Identity:
         """Apply a status to exactly the object that was read; `Conflict` if it has changed."""
         self._check()
-        manifest = {
-            "apiVersion": API_VERSION,
-            "kind": identity.kind,
-            "metadata": {
-                "name": identity.name,
-                "namespace": identity.namespace,
-                "resourceVersion": str(identity.version),
-            },
-            "status": status,
+        metadata = {
+            "name": identity.name,
+            "namespace": identity.namespace,
+            "resourceVersion": str(identity.version),
         }
-        answer = await self._api.apply(manifest, "status")
+        manifest = BY_KIND[identity.kind].manifest(metadata, status=status)
+        answer = await self.api.apply(manifest, "status")
         state = reduce(answer)
-        self._cache.put(state, by_us=True)
+        self.cache.put(state, by_us=True)
         return state.identity
 
 

@@ -13,10 +13,10 @@ from typing import Final
 
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.foreign import Raw
-from shoal_operator.controller.resources import POD
 from shoal_operator.reconcile.agents import AGENT
 from shoal_operator.reconcile.limits import floors, resizes
 from shoal_operator.reconcile.names import AGENTS, BUDGET, OWNER_UID, namespace_of, uid_of
+from shoal_operator.reconcile.resources import POD
 from shoal_operator.reconcile.snapshot import AgentPod, DevicePoolSnapshot
 from shoal_protocol.units import Bytes, parse_quantity, parse_whole
 

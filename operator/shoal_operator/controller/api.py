@@ -13,10 +13,10 @@ import aiohttp
 
 from shoal_operator.controller.foreign import Raw
 from shoal_operator.controller.login import Login
-from shoal_operator.controller.resources import Resource, resource_for, resource_of
 from shoal_operator.controller.telemetry import Telemetry, make_trace
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import MANAGER
+from shoal_operator.reconcile.resources import Resource, key_of, resource_for
 
 REQUEST_SECONDS: Final = 30.0
 PAGE: Final = 50
@@ -164,7 +164,7 @@ class Api:
         content_type: str = "application/json",
         **query: str,
     ) -> Json:
-        key = key_of_manifest(manifest)
+        key = key_of(manifest)
         name = "" if method == "POST" else key.name
         path = resource_for(key).path(key.namespace, name, subresource)
         query["fieldManager"] = MANAGER
@@ -206,19 +206,6 @@ class Api:
         if response.status >= 400:
             raise _error(asked, response.status, answer)
         return answer
-
-
-def key_of_manifest(manifest: Manifest) -> ObjectKey:
-    """Which object a manifest describes; it must have apiVersion, kind and metadata.name."""
-    raw = Raw(manifest)
-    metadata = raw.table("metadata")
-    resource = resource_of(raw.text("apiVersion"), raw.text("kind"))
-    return ObjectKey(
-        api_version=resource.api_version,
-        kind=resource.kind,
-        namespace=metadata.text("namespace") if resource.namespaced else "",
-        name=metadata.text("name"),
-    )
 
 
 def _error(asked: str, status: int, answer: bytes) -> ApiError:

@@ -12,16 +12,16 @@ collect. They are good, so they are kept, as the new pool's.
 import base64
 import binascii
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from shoal_operator.controller.api import Api, Conflict, Json, key_of_manifest
+from shoal_operator.controller.api import Api, Conflict, Json
 from shoal_operator.controller.children import Children, NameTaken
 from shoal_operator.controller.clock import now
 from shoal_operator.controller.foreign import Identity, Raw, identity_of
-from shoal_operator.controller.resources import SECRET
 from shoal_operator.reconcile.decision import CertificateWanted
 from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
+from shoal_operator.reconcile.resources import SECRET, key_of
 from shoal_protocol.pki.authority import (
     Authority,
     CertificateRefused,
@@ -52,26 +52,24 @@ class Pair:
     asked_as: str = ""
 
 
+@dataclass(slots=True)
 class Certificates:
     """Reads and makes Secrets with certificates. `clock` counts seconds."""
 
-    def __init__(
-        self, api: Api, children: Children, clock: Callable[[], float], *, cert_manager: bool
-    ) -> None:
-        self._api = api
-        self._children = children
-        self._clock = clock
-        self._cert_manager = cert_manager
-        self._read: dict[tuple[str, str], tuple[float, Pair | None]] = {}
+    api: Api
+    children: Children
+    clock: Callable[[], float]
+    cert_manager: bool = field(kw_only=True)
+    _read: dict[tuple[str, str], tuple[float, Pair | None]] = field(default_factory=dict)
 
     async def pair(self, namespace: str, secret: str) -> Pair | None:
         """What a Secret holds; None when it is not there or holds no certificate."""
         known = self._read.get((namespace, secret))
-        if known is not None and self._clock() - known[0] < KEPT_SECONDS:
+        if known is not None and self.clock() - known[0] < KEPT_SECONDS:
             return known[1]
-        document = await self._api.get(SECRET, namespace, secret)
+        document = await self.api.get(SECRET, namespace, secret)
         pair = None if document is None else _pair(document)
-        self._read[namespace, secret] = (self._clock(), pair)
+        self._read[namespace, secret] = (self.clock(), pair)
         return pair
 
     async def authority(self, namespace: str, secret: str) -> Authority | None:
@@ -100,7 +98,7 @@ class Certificates:
         elif pair.owner == owner.uid or not (pair.owner or left):
             return False  # An authority that somebody else has made is as good.
         secret = _secret(pair, wanted, owner.namespace)
-        changed = await self._children.apply(secret, owner, take_over=left)
+        changed = await self.children.apply(secret, owner, take_over=left)
         self._read.pop((owner.namespace, wanted.secret), None)
         return changed
 
@@ -108,18 +106,18 @@ class Certificates:
         """The operator's own authority, which belongs to no object; made if it is not there. None
         while cert-manager, which the chart has asked, is still to make it.
         """
-        namespace = self._api.namespace
+        namespace = self.api.namespace
         wanted = CertificateWanted(secret=secret, authority=None, common_name=secret)
         found = await self.authority(namespace, secret)
         if found is not None:
             return found
-        if not self._cert_manager:
+        if not self.cert_manager:
             try:
-                await self._api.create(_secret(_made(wanted, None), wanted, namespace))
+                await self.api.create(_secret(_made(wanted, None), wanted, namespace))
             except Conflict:
-                document = await self._api.get(SECRET, namespace, secret)
+                document = await self.api.get(SECRET, namespace, secret)
                 if document is not None and _pair(document) is None:
-                    raise NameTaken(key_of_manifest(document)) from None
+                    raise NameTaken(key_of(document)) from None
         self._read.pop((namespace, secret), None)
         return await self.authority(namespace, secret)
 
@@ -155,18 +153,14 @@ def _signed_for(wanted: CertificateWanted) -> str:
 
 def _secret(pair: Pair, wanted: CertificateWanted, namespace: str) -> Json:
     data = {"tls.crt": pair.certificate, "tls.key": pair.key, "ca.crt": pair.authority}
-    return {
-        "apiVersion": SECRET.api_version,
-        "kind": SECRET.kind,
-        "metadata": {
-            "name": wanted.secret,
-            "namespace": namespace,
-            "labels": {MANAGED_BY: MANAGER},
-            "annotations": {SIGNED_FOR: _signed_for(wanted)},
-        },
-        "type": _TLS,
-        "data": {name: base64.b64encode(value).decode() for name, value in data.items()},
+    metadata = {
+        "name": wanted.secret,
+        "namespace": namespace,
+        "labels": {MANAGED_BY: MANAGER},
+        "annotations": {SIGNED_FOR: _signed_for(wanted)},
     }
+    encoded = {name: base64.b64encode(value).decode() for name, value in data.items()}
+    return SECRET.manifest(metadata, type=_TLS, data=encoded)
 
 
 def _pair(document: Json) -> Pair | None:

@@ -12,17 +12,17 @@ A `batch/v1` Job is made and never changed: its template cannot be.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from shoal_api.kinds import KINDS
 from shoal_api.schema import API_VERSION, parse
-from shoal_operator.controller.api import Api, ApplyConflict, Json, key_of_manifest
+from shoal_operator.controller.api import Api, ApplyConflict, Json
 from shoal_operator.controller.cache import Cache, Own, State, Topic, reduce
 from shoal_operator.controller.foreign import APPLIED, Identity, Raw, WorkloadState, identity_of
-from shoal_operator.controller.resources import JOB, WATCHED, resource_for
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
+from shoal_operator.reconcile.resources import JOB, WATCHED, key_of, resource_for
 
 REPAIR_SECONDS: Final = 600.0
 _WATCHED: Final = frozenset((each.api_version, each.kind) for each in WATCHED)
@@ -53,35 +53,29 @@ class _Applied:
         return (self.uid, self.generation) == (identity.uid, identity.generation)
 
 
+@dataclass(slots=True)
 class Children:
     """`clock` counts seconds; `changed` is called with children that are not watched."""
 
-    def __init__(
-        self,
-        api: Api,
-        cache: Cache,
-        clock: Callable[[], float],
-        changed: Callable[[tuple[Topic, ...]], None],
-    ) -> None:
-        self._api = api
-        self._cache = cache
-        self._clock = clock
-        self._changed = changed
-        self._applied: dict[ObjectKey, _Applied] = {}
-        self._removed: dict[ObjectKey, float] = {}
+    api: Api
+    cache: Cache
+    clock: Callable[[], float]
+    changed: Callable[[tuple[Topic, ...]], None]
+    _applied: dict[ObjectKey, _Applied] = field(default_factory=dict)
+    _removed: dict[ObjectKey, float] = field(default_factory=dict)
 
     async def apply(self, manifest: Manifest, owner: Identity, *, take_over: bool = False) -> bool:
         """Have a child be as the manifest says; whether something was written. `take_over`: even
         if somebody else has made it. Raises `NameTaken` or `ApiError`.
         """
-        key = key_of_manifest(manifest)
+        key = key_of(manifest)
         full, digest = _complete(manifest, owner)
         if not take_over and await self._is_current(key, manifest, digest):
             return False
         # What the cache does not know, because it is not labelled as ours, may be somebody else's.
         unknown = _is_watched(key) and self._find(key) is None
         try:
-            answer = await self._api.apply(full, force=not unknown)
+            answer = await self.api.apply(full, force=not unknown)
         except ApplyConflict as error:
             raise NameTaken(key) from error
         identity = identity_of(answer)
@@ -90,9 +84,9 @@ class Children:
         self._remember(key, digest, identity)
         self._removed.pop(key, None)
         if _is_watched(key):
-            self._cache.put(reduce({"apiVersion": key.api_version, "kind": key.kind, **answer}))
+            self.cache.put(reduce({"apiVersion": key.api_version, "kind": key.kind, **answer}))
         else:
-            self._changed(((key.kind, key.namespace, key.name),))
+            self.changed(((key.kind, key.namespace, key.name),))
         return True
 
     async def remove(self, key: ObjectKey) -> bool:
@@ -100,18 +94,18 @@ class Children:
         Raises `ApiError`.
         """
         removed_at = self._removed.get(key, -REPAIR_SECONDS)
-        if not _is_watched(key) and self._clock() - removed_at < REPAIR_SECONDS:
+        if not _is_watched(key) and self.clock() - removed_at < REPAIR_SECONDS:
             return False
         identity = await self._look_up(key)
         self._applied.pop(key, None)
-        self._removed[key] = self._clock()
+        self._removed[key] = self.clock()
         if identity is None or not identity.shoal_owner:
             return False
-        return await self._api.delete(key, uid=identity.uid)
+        return await self.api.delete(key, uid=identity.uid)
 
     def expire(self) -> None:
         """Forget watched children that are gone, and others after a while."""
-        oldest = self._clock() - REPAIR_SECONDS
+        oldest = self.clock() - REPAIR_SECONDS
         self._removed = {key: at for key, at in self._removed.items() if at >= oldest}
         self._applied = {
             key: applied
@@ -120,23 +114,23 @@ class Children:
         }
 
     def _remember(self, key: ObjectKey, digest: str, identity: Identity) -> None:
-        self._applied[key] = _Applied(digest, identity.uid, identity.generation, self._clock())
+        self._applied[key] = _Applied(digest, identity.uid, identity.generation, self.clock())
 
     def _find(self, key: ObjectKey) -> State | None:
-        return self._cache.state(key.kind, key.namespace, key.name)
+        return self.cache.state(key.kind, key.namespace, key.name)
 
     async def _look_up(self, key: ObjectKey) -> Identity | None:
         if _is_watched(key):
             state = self._find(key)
             return None if state is None else state.identity
-        document = await self._api.get(resource_for(key), key.namespace, key.name)
+        document = await self.api.get(resource_for(key), key.namespace, key.name)
         return None if document is None else identity_of(document)
 
     async def _is_current(self, key: ObjectKey, manifest: Manifest, digest: str) -> bool:
         """Whether a child is as its manifest says. Raises `NameTaken` or `ApiError`."""
         known = self._applied.get(key)
         if known is not None and not _is_watched(key):
-            return known.digest == digest and self._clock() - known.at <= REPAIR_SECONDS
+            return known.digest == digest and self.clock() - known.at <= REPAIR_SECONDS
         identity = await self._look_up(key)
         if identity is None:
             return False

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -26,22 +27,15 @@ CONFLICT_SECONDS: Final = 0.1
 """Time for the watch to bring what somebody else has written."""
 
 
+@dataclass(slots=True)
 class Controller:
     """Reconciles what the router has enqueued, `WORKERS` objects at a time."""
 
-    def __init__(
-        self,
-        event_router: EventRouter,
-        snapshots: Snapshots,
-        actions: Actions,
-        planning: Planning,
-        metrics: OperatorMetrics,
-    ) -> None:
-        self._event_router = event_router
-        self._snapshots = snapshots
-        self._actions = actions
-        self._planning = planning
-        self._metrics = metrics
+    event_router: EventRouter
+    snapshots: Snapshots
+    actions: Actions
+    planning: Planning
+    metrics: OperatorMetrics
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -50,7 +44,7 @@ class Controller:
                 group.create_task(self._work(), name=f"worker {number}")
 
     async def _work(self) -> None:
-        queue, metrics = self._event_router.queue, self._metrics
+        queue, metrics = self.event_router.queue, self.metrics
         while True:
             name = await queue.take()
             metrics.queue_seconds.observe(queue.waited_seconds(name))
@@ -72,7 +66,7 @@ class Controller:
             await self._reconcile(name)
         except Conflict as error:
             logger.debug("%s: %s", _text(name), error)
-            self._event_router.queue.add(name, CONFLICT_SECONDS)
+            self.event_router.queue.add(name, CONFLICT_SECONDS)
         except NotLeading:
             logger.debug("%s: another operator leads", _text(name))
         except (ApiError, CoordinatorFailed, NameTaken) as error:
@@ -85,35 +79,35 @@ class Controller:
         return False
 
     async def _reconcile(self, name: ObjectName) -> None:
-        own = self._event_router.cache.state(*name)
+        own = self.event_router.cache.state(*name)
         if not isinstance(own, Own):
-            self._event_router.forget(name)
-            self._actions.forget(name)
+            self.event_router.forget(name)
+            self.actions.forget(name)
             return
         if own.value is None:
-            await self._actions.refuse(own)
+            await self.actions.refuse(own)
             return
         leaving = own.value.metadata.deletion_timestamp is not None
         if leaving and not isinstance(own.value, InferenceJob):
             # Its children are on their way out as well; a job has a run that must be stopped.
             return
-        reader = self._event_router.reader(name)
-        snapshot = await self._snapshots.build(own.value, reader)
-        self._event_router.has_read(name, reader)
+        reader = self.event_router.reader(name)
+        snapshot = await self.snapshots.build(own.value, reader)
+        self.event_router.has_read(name, reader)
         if isinstance(snapshot, PlacementSnapshot):
-            when_made = partial(self._event_router.queue.add, name)
+            when_made = partial(self.event_router.queue.add, name)
             while (question := question_of(snapshot)) is not None:
-                answer = self._planning.answer(question, when_made)
+                answer = self.planning.answer(question, when_made)
                 if answer is None:
                     return
                 snapshot = with_answer(snapshot, answer)
-        decision = decide(snapshot, self._actions.applied(own))
-        changed = await self._actions.carry_out(own, decision)
+        decision = decide(snapshot, self.actions.applied(own))
+        changed = await self.actions.carry_out(own, decision)
         for seconds in (decision.requeue_seconds, reader.requeue_seconds):
             if seconds is not None:
-                self._event_router.queue.add(name, max(seconds, 0.01))
+                self.event_router.queue.add(name, max(seconds, 0.01))
         if changed:
-            self._event_router.queue.add(name)
+            self.event_router.queue.add(name)
 
 
 def _text(name: ObjectName) -> str:

@@ -12,7 +12,7 @@ the end of a run are reported at once.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from types import MappingProxyType
@@ -103,6 +103,7 @@ async def dial(
     return open_secured_channel(target, credentials, server_name=host)
 
 
+@dataclass(slots=True)
 class _Coordinator:
     """One pool's coordinator: what it said last, and the task that polls it.
 
@@ -110,32 +111,25 @@ class _Coordinator:
     progress waits for its turn; `wake` starts a poll early; `polled`: it has answered or failed to.
     """
 
-    def __init__(
-        self,
-        pool: str,
-        target: str,
-        *,
-        dial: Callable[[], Awaitable[grpc.aio.Channel]],
-        on_call: Callable[[str, grpc.StatusCode], None],
-        has_work: Callable[[], bool],
-        changed: Callable[[Iterable[str]], None],
-    ) -> None:
-        self.pool = pool
-        self.target = target
-        self._dial = dial
-        self._on_call = on_call
-        self._has_work = has_work
-        self._changed = changed
-        self.view: View = _UNKNOWN
-        self.refusals: dict[str, Refusal] = {}
-        self.placed: dict[str, Placed] = {}
-        self.client: CoordinatorClient | None = None
-        self.polled = asyncio.Event()
-        self._wake = asyncio.Event()
-        self._failures = 0
-        self._called_jobs: set[str] = set()
-        self._pending_progress: dict[str, None] = {}
-        self.task = asyncio.create_task(self._keep_polling(), name=f"coordinator of {pool}")
+    pool: str
+    target: str
+    dial: Callable[[], Awaitable[grpc.aio.Channel]] = field(kw_only=True)
+    on_call: Callable[[str, grpc.StatusCode], None] = field(kw_only=True)
+    has_work: Callable[[], bool] = field(kw_only=True)
+    changed: Callable[[Iterable[str]], None] = field(kw_only=True)
+    view: View = field(default=_UNKNOWN, init=False)
+    refusals: dict[str, Refusal] = field(default_factory=dict, init=False)
+    placed: dict[str, Placed] = field(default_factory=dict, init=False)
+    client: CoordinatorClient | None = field(default=None, init=False)
+    polled: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _failures: int = 0
+    _called_jobs: set[str] = field(default_factory=set)
+    _pending_progress: dict[str, None] = field(default_factory=dict)
+    task: asyncio.Task[None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.task = asyncio.create_task(self._keep_polling(), name=f"coordinator of {self.pool}")
 
     async def call(self, client: CoordinatorClient, call: CoordinatorCall) -> None:
         with self._explained():
@@ -167,7 +161,7 @@ class _Coordinator:
         answer = await client.place(request)
         placed = placed_of(answer) if call.stages else None
         if self.placed.get(call.placement) != placed:
-            self._changed([placed_part(call.placement)])
+            self.changed([placed_part(call.placement)])
         if placed is None:
             self.placed.pop(call.placement, None)
         else:
@@ -208,7 +202,7 @@ class _Coordinator:
             )
             if self.refusals.get(call.job) != refusal:
                 self.refusals[call.job] = refusal
-                self._changed([run_part(call.job)])
+                self.changed([run_part(call.job)])
         else:
             self.refusals.pop(call.job, None)
             self._update_run(call.job, run_of(answer))
@@ -233,7 +227,7 @@ class _Coordinator:
             runs[job] = run
         self.view = replace(self.view, runs=MappingProxyType(runs))
         # Only this run has changed; to compare all of them for each call would be their square.
-        self._changed(run_differences(job, before, run))
+        self.changed(run_differences(job, before, run))
 
     async def _keep_polling(self) -> None:
         loop = asyncio.get_running_loop()
@@ -267,7 +261,7 @@ class _Coordinator:
         """Ask for everything."""
         begun = asyncio.get_running_loop().time()
         if self.client is None:
-            self.client = CoordinatorClient(await self._dial(), on_call=self._on_call)
+            self.client = CoordinatorClient(await self.dial(), on_call=self.on_call)
         with self._explained():
             devices = await self.client.devices(seconds=POLL_TIMEOUT_SECONDS)
             fragments = await self.client.fragments(seconds=POLL_TIMEOUT_SECONDS)
@@ -298,10 +292,10 @@ class _Coordinator:
         turn = tuple(self._pending_progress)[:PROGRESS_AT_ONCE]
         for part in turn:
             del self._pending_progress[part]
-        self._changed(urgent.union(turn))
+        self.changed(urgent.union(turn))
 
     def _pause(self) -> float:
-        if self._failures or self._has_work():
+        if self._failures or self.has_work():
             return POLL_SECONDS
         runs = self.view.runs.values() if isinstance(self.view, CoordinatorView) else ()
         busy = any(not run.state.is_over for run in runs)
@@ -321,24 +315,17 @@ class _Coordinator:
             await client.close()
 
 
+@dataclass(slots=True)
 class Coordinators:
     """`has_work` says whether a pool (namespace, name) is to be polled often; `changed` receives
     the topics of what changed.
     """
 
-    def __init__(
-        self,
-        dial: Dial,
-        metrics: OperatorMetrics,
-        *,
-        has_work: Callable[[str, str], bool],
-        changed: Callable[[Iterable[Topic]], None],
-    ) -> None:
-        self._dial = dial
-        self._metrics = metrics
-        self._has_work = has_work
-        self._changed = changed
-        self._all: dict[tuple[str, str], _Coordinator] = {}
+    dial: Dial
+    metrics: OperatorMetrics
+    has_work: Callable[[str, str], bool] = field(kw_only=True)
+    changed: Callable[[Iterable[Topic]], None] = field(kw_only=True)
+    _all: dict[tuple[str, str], _Coordinator] = field(default_factory=dict)
 
     def view(self, namespace: str, pool: str) -> View:
         """What the coordinator said last."""
@@ -364,9 +351,9 @@ class Coordinators:
         self._all[namespace, pool] = _Coordinator(
             pool,
             target,
-            dial=partial(self._dial, namespace, pool, target),
+            dial=partial(self.dial, namespace, pool, target),
             on_call=self._count,
-            has_work=partial(self._has_work, namespace, pool),
+            has_work=partial(self.has_work, namespace, pool),
             changed=partial(self._report, namespace, pool),
         )
 
@@ -397,8 +384,8 @@ class Coordinators:
         """Bring the gauge of coordinators up to date."""
         views = [coordinator.view for coordinator in self._all.values()]
         reachable = sum(isinstance(view, CoordinatorView) for view in views)
-        self._metrics.coordinators.labels(state="reachable").set(reachable)
-        self._metrics.coordinators.labels(state="unreachable").set(len(views) - reachable)
+        self.metrics.coordinators.labels(state="reachable").set(reachable)
+        self.metrics.coordinators.labels(state="unreachable").set(len(views) - reachable)
 
     async def call(self, namespace: str, call: CoordinatorCall) -> None:
         """Call a coordinator; a refusal is remembered. Raises `CoordinatorFailed`."""
@@ -408,7 +395,7 @@ class Coordinators:
         await coordinator.call(coordinator.client, call)
 
     def _count(self, method: str, code: grpc.StatusCode) -> None:
-        self._metrics.calls.labels(method=method, code=code.name).inc()
+        self.metrics.calls.labels(method=method, code=code.name).inc()
 
     def _report(self, namespace: str, pool: str, parts: Iterable[str]) -> None:
-        self._changed({topic(namespace, pool, part) for part in parts})
+        self.changed({topic(namespace, pool, part) for part in parts})

@@ -11,10 +11,10 @@ from typing import Final
 from shoal_api.kinds import Partition
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.foreign import identity_of
-from shoal_operator.controller.resources import CONFIG_MAP
 from shoal_operator.reconcile.names import document_name, namespace_of, table_name
 from shoal_operator.reconcile.partition import read_document
 from shoal_operator.reconcile.planned_cuts import read_table
+from shoal_operator.reconcile.resources import CONFIG_MAP
 from shoal_operator.reconcile.snapshot import StoredDocument, StoredTable
 
 MAX_KEPT: Final = 64

@@ -10,6 +10,7 @@ Every operator serves enrolment, the one that leads and those that wait: signing
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from shoal_api.kinds import DevicePool
@@ -17,9 +18,9 @@ from shoal_operator.controller.api import Api, ApiError
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.clock import now
 from shoal_operator.controller.foreign import Raw
-from shoal_operator.controller.resources import POD, SHOAL, TOKEN_REVIEW
 from shoal_operator.pki.pods import PodTokens, Reviewed
 from shoal_operator.reconcile.names import ENROLMENT_AUDIENCE, agent_name, authority_secret
+from shoal_operator.reconcile.resources import POD, SHOAL, TOKEN_REVIEW
 from shoal_protocol.pki.authority import Authority, Issued, Use, renewal_time
 from shoal_protocol.pki.enrolment import (
     EnrolmentService,
@@ -38,6 +39,7 @@ _ACCOUNT: Final = "system:serviceaccount:"
 _EXTRA: Final = "authentication.kubernetes.io"
 
 
+@dataclass(slots=True)
 class Enrolling:
     """Serves `Enrol` at `address` (host and port) under the name that agents dial, `host`.
 
@@ -45,30 +47,21 @@ class Enrolling:
     empty while there is none. `changed` is called when it changes.
     """
 
-    def __init__(
-        self,
-        api: Api,
-        certificates: Certificates,
-        address: tuple[str, int],
-        *,
-        host: str,
-        changed: Callable[[], None],
-    ) -> None:
-        self._api = api
-        self._certificates = certificates
-        self._address = address
-        self._host = host
-        self._changed = changed
-        self._authority: Authority | None = None
-        self._issued: Issued | None = None
-        self._known = asyncio.Event()
-        self.trusted = ""
+    api: Api
+    certificates: Certificates
+    address: tuple[str, int]
+    host: str = field(kw_only=True)
+    changed: Callable[[], None] = field(kw_only=True)
+    _authority: Authority | None = None
+    _issued: Issued | None = None
+    _known: asyncio.Event = field(default_factory=asyncio.Event)
+    trusted: str = field(default="", init=False)
 
     async def keep_authority(self) -> None:
         """Have the operator's own authority, until cancelled."""
         while True:
             try:
-                authority = await self._certificates.own_authority(AUTHORITY_SECRET)
+                authority = await self.certificates.own_authority(AUTHORITY_SECRET)
             except ApiError as error:
                 logger.warning("%s", error)
                 authority = None
@@ -76,14 +69,14 @@ class Enrolling:
                 self._authority, self._issued = authority, None
                 self.trusted = authority.certificate.decode()
                 self._known.set()
-                self._changed()
+                self.changed()
             await asyncio.sleep(MISSING_SECONDS if authority is None else KEPT_SECONDS)
 
     async def serve(self) -> None:
         """Serve until cancelled, as soon as there is an authority."""
         await self._known.wait()
         service = EnrolmentService(PodTokens(self._identify, self._find, now).review, now)
-        host, port = self._address
+        host, port = self.address
         listener, bound = await listen_for_enrolment(service, f"{host}:{port}", self._identity)
         logger.info("enrolment at %s:%d", host, bound)
         try:
@@ -96,19 +89,13 @@ class Enrolling:
         authority = self._authority
         assert authority is not None, "served before there was an authority"
         if self._issued is None or renewal_time(self._issued.certificate) <= now():
-            self._issued = authority.issue(self._host, now(), hosts=[self._host], use=Use.BOTH)
+            self._issued = authority.issue(self.host, now(), hosts=[self.host], use=Use.BOTH)
         return self._issued
 
     async def _identify(self, token: str) -> Reviewed | None:
         try:
-            answer = await self._api.create(
-                {
-                    "apiVersion": TOKEN_REVIEW.api_version,
-                    "kind": TOKEN_REVIEW.kind,
-                    "metadata": {"name": ""},
-                    "spec": {"token": token, "audiences": [ENROLMENT_AUDIENCE]},
-                }
-            )
+            asked = {"token": token, "audiences": [ENROLMENT_AUDIENCE]}
+            answer = await self.api.create(TOKEN_REVIEW.manifest({"name": ""}, spec=asked))
             return await self._reviewed(Raw(answer).table("status"))
         except ApiError as error:
             raise ReviewFailed(str(error)) from error
@@ -130,7 +117,7 @@ class Enrolling:
         return Reviewed(namespace=namespace, pod=pod, node=node, service_account=name)
 
     async def _node_of(self, namespace: str, pod: str, uid: str) -> str:
-        document = await self._api.get(POD, namespace, pod)
+        document = await self.api.get(POD, namespace, pod)
         if document is None or Raw(document).table("metadata").text("uid") != uid:
             return ""
         return Raw(document).table("spec").text("nodeName")
@@ -138,11 +125,11 @@ class Enrolling:
     async def _find(self, reviewed: Reviewed) -> Authority | None:
         namespace = reviewed.namespace
         try:
-            async for document in self._api.list(SHOAL[DevicePool.__name__], namespace):
+            async for document in self.api.list(SHOAL[DevicePool.__name__], namespace):
                 pool = Raw(document).table("metadata").text("name")
                 if agent_name(pool) == reviewed.service_account:
                     secret = authority_secret(pool)
-                    authority = await self._certificates.authority(namespace, secret)
+                    authority = await self.certificates.authority(namespace, secret)
                     if authority is None:
                         raise ReviewFailed(f"Secret {secret} holds no authority yet")
                     return authority

@@ -15,8 +15,10 @@ from shoal_api.schema import API_VERSION
 from shoal_operator.controller.api import Api, ApiError, Conflict, NotFound
 from shoal_operator.controller.clock import now_text
 from shoal_operator.controller.foreign import Identity
+from shoal_operator.reconcile.conditions import shortened
 from shoal_operator.reconcile.decision import Note
 from shoal_operator.reconcile.names import MANAGER
+from shoal_operator.reconcile.resources import EVENT
 
 logger = logging.getLogger(__name__)
 
@@ -81,18 +83,13 @@ def _key(*parts: str) -> str:
 
 
 def _event(identity: Identity, note: Note, key: str) -> dict[str, object]:
-    message = note.message
-    if len(message) > MAX_MESSAGE:
-        message = f"{message[: MAX_MESSAGE - 3]}..."
     now = now_text()
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {
+    return EVENT.manifest(
+        {
             "name": f"{identity.name[: _MAX_NAME - 17]}.{key}",
             "namespace": identity.namespace,
         },
-        "involvedObject": {
+        involvedObject={
             "apiVersion": API_VERSION,
             "kind": identity.kind,
             "namespace": identity.namespace,
@@ -100,12 +97,12 @@ def _event(identity: Identity, note: Note, key: str) -> dict[str, object]:
             "uid": identity.uid,
             "resourceVersion": str(identity.version),
         },
-        "reason": note.reason,
-        "message": message,
-        "type": "Warning" if note.warning else "Normal",
-        "source": {"component": MANAGER},
-        "reportingComponent": MANAGER,
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-        "count": 1,
-    }
+        reason=note.reason,
+        message=shortened(note.message, MAX_MESSAGE),
+        type="Warning" if note.warning else "Normal",
+        source={"component": MANAGER},
+        reportingComponent=MANAGER,
+        firstTimestamp=now,
+        lastTimestamp=now,
+        count=1,
+    )

@@ -7,12 +7,12 @@ fails as well, and the kubelet restarts the operator.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.lease import Lease
-from shoal_operator.controller.resources import WATCHED
 from shoal_operator.controller.telemetry import Telemetry
+from shoal_operator.reconcile.resources import WATCHED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,71 +28,65 @@ class HealthLimits:
     heartbeat: float = 1.0
 
 
+@dataclass(slots=True)
 class Health:
     """Health of one operator. `clock` counts seconds, the same as the loop's; `unseen` says which
     objects the informers still lack.
     """
 
-    def __init__(
-        self,
-        event_router: EventRouter,
-        lease: Lease,
-        telemetry: Telemetry,
-        *,
-        clock: Callable[[], float],
-        limits: HealthLimits,
-        unseen: Callable[[], str | None],
-    ) -> None:
-        self._event_router = event_router
-        self._lease = lease
-        self._telemetry = telemetry
-        self._clock = clock
-        self._limits = limits
-        self._unseen = unseen
-        self._heartbeat_at = clock()
+    event_router: EventRouter
+    lease: Lease
+    telemetry: Telemetry
+    clock: Callable[[], float] = field(kw_only=True)
+    limits: HealthLimits = field(kw_only=True)
+    unseen: Callable[[], str | None] = field(kw_only=True)
+    _heartbeat_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._heartbeat_at = self.clock()
 
     async def heartbeat(self) -> None:
         """Record that the event loop runs, and update the gauges, until cancelled."""
-        metrics, queue = self._telemetry.metrics, self._event_router.queue
+        metrics, queue = self.telemetry.metrics, self.event_router.queue
         while True:
-            before = self._clock()
-            await asyncio.sleep(self._limits.heartbeat)
-            self._heartbeat_at = self._clock()
-            metrics.loop_lag.set(self._heartbeat_at - before - self._limits.heartbeat)
-            metrics.leader.set(self._lease.leads)
+            before = self.clock()
+            await asyncio.sleep(self.limits.heartbeat)
+            self._heartbeat_at = self.clock()
+            metrics.loop_lag.set(self._heartbeat_at - before - self.limits.heartbeat)
+            metrics.leader.set(self.lease.leads)
             metrics.queue_depth.set(queue.depth)
             metrics.queue_waiting.set(queue.waiting)
             for resource in WATCHED:
-                count = self._event_router.cache.count(resource.kind)
+                count = self.event_router.cache.count(resource.kind)
                 metrics.objects.labels(kind=resource.kind).set(count)
-            for kind, seconds in self._telemetry.watch_ages().items():
+            for kind, seconds in self.telemetry.watch_ages().items():
                 metrics.watch_age.labels(kind=kind).set(seconds)
 
     def hung(self) -> str | None:
         """Why the operator must be restarted; None while it need not."""
-        stuck = self._clock() - self._heartbeat_at
-        return _stuck_text(stuck) if stuck > self._limits.hung else None
+        stuck = self.clock() - self._heartbeat_at
+        return _stuck_text(stuck) if stuck > self.limits.hung else None
 
     def problem(self) -> str | None:
         """Why the operator is not ready; None when it is."""
-        limits, now = self._limits, self._clock()
+        limits, now = self.limits, self.clock()
         stuck = now - self._heartbeat_at
         if stuck > limits.loop:
             return _stuck_text(stuck)
-        silent = now - self._lease.answered_at
+        silent = now - self.lease.answered_at
         if silent > limits.lease:
             return f"the API server has not answered about the lease for {silent:.0f} s"
-        ages = self._telemetry.watch_ages()
+        ages = self.telemetry.watch_ages()
         old = max(ages, key=lambda kind: ages[kind], default=None)
         if old is not None and ages[old] > limits.watch_age:
             return f"the watch of {old} has been silent for {ages[old]:.0f} s"
-        if not self._lease.leads:
+        if not self.lease.leads:
             # One that waits for its turn is as ready as it can be; one that lost it is not.
             return "it has lost the lease" if ages else None
-        return self._unseen() or self._stuck()
+        return self.unseen() or self._stuck()
 
     def _stuck(self) -> str | None:
-        queue, limits = self._event_router.queue, self._limits
+        queue, limits = self.event_router.queue, self.limits
         waiting, working = queue.stuck_seconds(), queue.longest_taken_seconds()
         if waiting > limits.queue:
             return f"objects have waited in the queue for {waiting:.0f} s"

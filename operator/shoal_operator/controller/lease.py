@@ -13,13 +13,13 @@ The record is written with the resource version that was read, so of two candida
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shoal_operator.controller.api import Api, ApiError, Conflict, Json
 from shoal_operator.controller.clock import now_micro_text
 from shoal_operator.controller.foreign import Raw
-from shoal_operator.controller.resources import LEASE
+from shoal_operator.reconcile.resources import LEASE
 
 logger = logging.getLogger(__name__)
 
@@ -74,32 +74,28 @@ class Observation:
         return holder in ("", identity) or now - self.since > self.record.duration_seconds
 
 
+@dataclass(slots=True)
 class Lease:
     """One candidate. `clock` counts seconds and never goes back."""
 
-    def __init__(
-        self,
-        api: Api,
-        *,
-        name: str,
-        identity: str,
-        times: LeaseTimes,
-        clock: Callable[[], float],
-    ) -> None:
-        self._api = api
-        self._name = name
-        self._identity = identity
-        self._times = times
-        self._clock = clock
-        self._observation = Observation()
-        self._leads_until = clock()
-        self._transitions = 0
-        self.answered_at: float = clock()
+    api: Api
+    name: str = field(kw_only=True)
+    identity: str = field(kw_only=True)
+    times: LeaseTimes = field(kw_only=True)
+    clock: Callable[[], float] = field(kw_only=True)
+    _observation: Observation = field(default_factory=Observation)
+    _leads_until: float = field(init=False)
+    _transitions: int = 0
+    answered_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._leads_until = self.clock()
+        self.answered_at = self.clock()
 
     @property
     def leads(self) -> bool:
         """Whether this candidate leads now; the operator checks it before every write."""
-        return self._clock() < self._leads_until
+        return self.clock() < self._leads_until
 
     async def run(
         self, started_leading: Callable[[], None], stopped_leading: Callable[[], Awaitable[None]]
@@ -109,17 +105,17 @@ class Lease:
         while True:
             await self._acquire_or_renew()
             if self.leads and not led:
-                logger.info("%s leads (transition %d)", self._identity, self._transitions)
+                logger.info("%s leads (transition %d)", self.identity, self._transitions)
                 led = True
                 started_leading()
             elif led and not self.leads:
                 holder = self._observation.record.holder or "nobody"
-                logger.warning("%s leads no more; %s does", self._identity, holder)
+                logger.warning("%s leads no more; %s does", self.identity, holder)
                 led = False
                 await stopped_leading()
             # A leader that could not renew checks again no later than its deadline.
-            left = self._leads_until - self._clock()
-            retry = self._times.retry_period
+            left = self._leads_until - self.clock()
+            retry = self.times.retry_period
             await asyncio.sleep(min(retry, left) if left > 0 else retry)
 
     async def release(self) -> None:
@@ -127,7 +123,7 @@ class Lease:
         for _ in range(_RELEASE_TRIES if self.leads else 0):
             try:
                 document = await self._read()
-                if self._observation.record.holder == self._identity:
+                if self._observation.record.holder == self.identity:
                     now = now_micro_text()
                     record = replace(RELEASED, acquired=now, renewed=now)
                     await self._write(replace(record, transitions=self._transitions), document)
@@ -137,21 +133,21 @@ class Lease:
             except ApiError as error:
                 logger.warning("the lease was not released and expires later: %s", error)
                 break
-        self._leads_until = self._clock()
+        self._leads_until = self.clock()
 
     async def _acquire_or_renew(self) -> None:
         """Read the lease, and acquire or renew it if allowed; its time starts with the request."""
-        asked_at = self._clock()
-        longest = self._times.retry_period * 2
+        asked_at = self.clock()
+        longest = self.times.retry_period * 2
         left = self._leads_until - asked_at
         try:
             async with asyncio.timeout(min(longest, left) if left > 0 else longest):
                 written = await self._try()
-            self._leads_until = asked_at + self._times.renew_deadline if written else asked_at
-            self.answered_at = self._clock()
+            self._leads_until = asked_at + self.times.renew_deadline if written else asked_at
+            self.answered_at = self.clock()
         except Conflict:
             # Somebody else has written first; the next read shows who.
-            self.answered_at = self._clock()
+            self.answered_at = self.clock()
         except TimeoutError:
             logger.warning("the API server does not answer about the lease")
         except ApiError as error:
@@ -159,14 +155,14 @@ class Lease:
 
     async def _try(self) -> bool:
         document = await self._read()
-        if not self._observation.may_acquire(self._identity, self._clock()):
+        if not self._observation.may_acquire(self.identity, self.clock()):
             return False
         before = self._observation.record
-        mine, now = before.holder == self._identity, now_micro_text()
+        mine, now = before.holder == self.identity, now_micro_text()
         self._transitions = before.transitions if mine else before.transitions + 1
         record = Record(
-            holder=self._identity,
-            duration_seconds=self._times.lease_duration,
+            holder=self.identity,
+            duration_seconds=self.times.lease_duration,
             acquired=before.acquired if mine else now,
             renewed=now,
             transitions=self._transitions,
@@ -175,29 +171,25 @@ class Lease:
         return True
 
     async def _read(self) -> Json | None:
-        document = await self._api.get(LEASE, self._api.namespace, self._name)
+        document = await self.api.get(LEASE, self.api.namespace, self.name)
         record = RELEASED if document is None else _record(document)
-        self._observation.observe(record, self._clock())
+        self._observation.observe(record, self.clock())
         return document
 
     async def _write(self, record: Record, before: Json | None) -> None:
         """Create the lease, or replace exactly the one that was read."""
-        metadata: Json = {"name": self._name, "namespace": self._api.namespace}
+        metadata: Json = {"name": self.name, "namespace": self.api.namespace}
         if before is not None:
             metadata["resourceVersion"] = Raw(before).table("metadata").text("resourceVersion")
-        document = {
-            "apiVersion": LEASE.api_version,
-            "kind": LEASE.kind,
-            "metadata": metadata,
-            "spec": {
-                "holderIdentity": record.holder,
-                "leaseDurationSeconds": record.duration_seconds,
-                "acquireTime": record.acquired,
-                "renewTime": record.renewed,
-                "leaseTransitions": record.transitions,
-            },
+        spec = {
+            "holderIdentity": record.holder,
+            "leaseDurationSeconds": record.duration_seconds,
+            "acquireTime": record.acquired,
+            "renewTime": record.renewed,
+            "leaseTransitions": record.transitions,
         }
-        await (self._api.create if before is None else self._api.replace)(document)
+        document = LEASE.manifest(metadata, spec=spec)
+        await (self.api.create if before is None else self.api.replace)(document)
 
 
 def _record(document: Json) -> Record:

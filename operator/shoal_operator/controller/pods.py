@@ -14,9 +14,9 @@ from typing import Final
 
 from shoal_operator.controller.api import Api, NotFound, Rejected
 from shoal_operator.controller.foreign import JobState, Raw, WorkloadState, identity_of
-from shoal_operator.controller.resources import CLAIM, EVENT, POD
 from shoal_operator.controller.watches import OURS
 from shoal_operator.reconcile.names import AGENTS, OWNER_UID
+from shoal_operator.reconcile.resources import CLAIM, EVENT, POD
 from shoal_operator.reconcile.snapshot import Claim, Worker, WorkerPhase, Workload
 from shoal_operator.reconcile.workers import REFUSED_STATUS
 from shoal_protocol.units import Bytes, parse_quantity

@@ -6,7 +6,7 @@ where it may still change, the object is requeued.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
 from typing import Final, assert_never
@@ -31,7 +31,6 @@ from shoal_operator.controller.coordinators import Coordinators
 from shoal_operator.controller.documents import Documents
 from shoal_operator.controller.foreign import JobState, NodeState, WorkloadState
 from shoal_operator.controller.pods import REQUEUE_SECONDS, Claims, Pods
-from shoal_operator.controller.resources import CONFIG_MAP, DAEMON_SET, DEPLOYMENT, JOB, NODE
 from shoal_operator.reconcile.certificates import secrets_needed
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.names import (
@@ -47,6 +46,7 @@ from shoal_operator.reconcile.names import (
     uid_of,
 )
 from shoal_operator.reconcile.planned_cuts import age, is_planned
+from shoal_operator.reconcile.resources import CONFIG_MAP, DAEMON_SET, DEPLOYMENT, JOB, NODE
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
@@ -70,28 +70,26 @@ from shoal_protocol.choices import Objective
 CORDONED_SECONDS: Final = 30.0
 
 
+@dataclass(slots=True)
 class Snapshots:
     """Builds snapshots. `enrolment_authority` gives what agents are to trust when they enrol."""
 
-    def __init__(
-        self,
-        api: Api,
-        cache: Cache,
-        certificates: Certificates,
-        coordinators: Coordinators,
-        settings: OperatorSettings,
-        *,
-        enrolment_authority: Callable[[], str],
-    ) -> None:
-        self._cache = cache
-        self._certificates = certificates
-        self._coordinators = coordinators
-        self._settings = settings
-        self._enrolment_authority = enrolment_authority
-        self._pods = Pods(api)
-        self._agent_pods = AgentPods(api)
-        self._claims = Claims(api)
-        self._documents = Documents(api)
+    api: Api
+    cache: Cache
+    certificates: Certificates
+    coordinators: Coordinators
+    settings: OperatorSettings
+    enrolment_authority: Callable[[], str] = field(kw_only=True)
+    _pods: Pods = field(init=False)
+    _agent_pods: AgentPods = field(init=False)
+    _claims: Claims = field(init=False)
+    _documents: Documents = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pods = Pods(self.api)
+        self._agent_pods = AgentPods(self.api)
+        self._claims = Claims(self.api)
+        self._documents = Documents(self.api)
 
     async def build(self, value: AnyKind, reader: Reader) -> Snapshot:
         """What is to be decided with about an object. Raises `ApiError`."""
@@ -114,7 +112,7 @@ class Snapshots:
     async def _model(self, reader: Reader, model: Model) -> ModelSnapshot:
         return ModelSnapshot(
             now=now_text(),
-            settings=self._settings,
+            settings=self.settings,
             model=model,
             workers=await self._workers(reader, model),
             partitions=reader.all_own(
@@ -126,7 +124,7 @@ class Snapshots:
         namespace = namespace_of(partition)
         return PartitionSnapshot(
             now=now_text(),
-            settings=self._settings,
+            settings=self.settings,
             partition=partition,
             model=reader.own(Model, namespace, partition.spec.model_ref.name),
             workers=await self._workers(reader, partition),
@@ -148,7 +146,7 @@ class Snapshots:
         )
         snapshot = DevicePoolSnapshot(
             now=now_text(),
-            settings=self._settings,
+            settings=self.settings,
             pool=pool,
             nodes=self._nodes(reader),
             secrets=await self._secrets(reader, pool),
@@ -159,7 +157,7 @@ class Snapshots:
             devices=reader.all_own(Device, namespace, referring(name)),
             jobs=self._jobs(reader, namespace),
             own_jobs=tuple(self._jobs_on(namespace, name)),
-            enrolment_authority=self._enrolment_authority(),
+            enrolment_authority=self.enrolment_authority(),
         )
         return replace(snapshot, pods=await self._agent_pods.read(snapshot))
 
@@ -169,7 +167,7 @@ class Snapshots:
         view = self._view(reader, namespace, pool, views.FLEET, views.EXCESSES)
         snapshot = PlacementSnapshot(
             now=now_text(),
-            settings=self._settings,
+            settings=self.settings,
             placement=placement,
             partition=partition,
             document=await self._document(reader, partition),
@@ -182,7 +180,7 @@ class Snapshots:
             beside=tuple(self._beside(placement)),
         )
         name = placement.metadata.name
-        placed = self._coordinators.placed(namespace, pool, name)
+        placed = self.coordinators.placed(namespace, pool, name)
         if not placement.spec.prefetch or partition is None:
             return replace(snapshot, placed=placed)
         reader.subscribe(views.topic(namespace, pool, views.FRAGMENTS))
@@ -212,7 +210,7 @@ class Snapshots:
             view = self._view(reader, namespace, name, run, *parts)
         return InferenceJobSnapshot(
             now=now_text(),
-            settings=self._settings,
+            settings=self.settings,
             job=job,
             model=reader.own(Model, namespace, model_of(job, partition)),
             partition=partition,
@@ -221,7 +219,7 @@ class Snapshots:
             pool=pool,
             view=view,
             workers=workers,
-            refusal=self._coordinators.refusal(namespace, name or "", job_id(job)),
+            refusal=self.coordinators.refusal(namespace, name or "", job_id(job)),
             rivals=() if over or name is None else self._rivals(job, name, view),
         )
 
@@ -243,7 +241,7 @@ class Snapshots:
         """What a pool's coordinator says; reconciled again when one of these parts changes."""
         for part in (views.REACH, *parts):
             reader.subscribe(views.topic(namespace, pool, part))
-        return self._coordinators.view(namespace, pool)
+        return self.coordinators.view(namespace, pool)
 
     def _cordoned(self, reader: Reader, view: views.View) -> frozenset[str]:
         """The devices of a pool whose nodes are cordoned. Nobody subscribes to nodes here: a
@@ -251,7 +249,7 @@ class Snapshots:
         again.
         """
         devices = view.devices if isinstance(view, CoordinatorView) else ()
-        states = (self._cache.state(NODE.kind, "", device.name) for device in devices)
+        states = (self.cache.state(NODE.kind, "", device.name) for device in devices)
         nodes = (state.node for state in states if isinstance(state, NodeState))
         found = frozenset(node.name for node in nodes if node.is_cordoned)
         if found:
@@ -276,7 +274,7 @@ class Snapshots:
         """The names of the namespace's jobs; None if there is one that cannot be read."""
         reader.subscribe((InferenceJob.__name__, namespace, WHICH))
         names = set[str]()
-        for state in self._cache.states(InferenceJob.__name__, namespace):
+        for state in self.cache.states(InferenceJob.__name__, namespace):
             job = state.value if isinstance(state, Own) else None
             if not isinstance(job, InferenceJob):
                 return None
@@ -298,9 +296,9 @@ class Snapshots:
         to them: a pool reconciles when their runs come and end, and a job that waits for another
         asks again.
         """
-        for job in self._cache.all_own(InferenceJob, namespace):
+        for job in self.cache.all_own(InferenceJob, namespace):
             if above is None or job.spec.priority > above:
-                placement = self._cache.own(Placement, namespace, placement_of(job))
+                placement = self.cache.own(Placement, namespace, placement_of(job))
                 if pool_of(job, placement) == pool:
                     yield job
 
@@ -309,7 +307,7 @@ class Snapshots:
         fragments. Nobody subscribes to them, as to jobs on a pool.
         """
         namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
-        models = islice(self._cache.all_own(Model, namespace), 2)
+        models = islice(self.cache.all_own(Model, namespace), 2)
         if len(list(models)) < 2:
             return
         own = age(placement)
@@ -319,7 +317,7 @@ class Snapshots:
             if not job.spec.suspend and not (job.status is not None and has_ended(job.status))
         }
         for name in sorted(names):
-            other = self._cache.own(Placement, namespace, name)
+            other = self.cache.own(Placement, namespace, name)
             if other is not None and age(other) < own:
                 yield other
 
@@ -328,7 +326,7 @@ class Snapshots:
         return tuple(state.node for state in states if isinstance(state, NodeState))
 
     async def _secrets(self, reader: Reader, pool: DevicePool) -> frozenset[str]:
-        wanted, pair = secrets_needed(pool), self._certificates.pair
+        wanted, pair = secrets_needed(pool), self.certificates.pair
         found = {each for each in wanted if await pair(namespace_of(pool), each) is not None}
         if len(found) < len(wanted):
             reader.requeue(REQUEUE_SECONDS)

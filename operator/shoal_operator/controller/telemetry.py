@@ -22,7 +22,7 @@ from shoal_api.fields import Status
 from shoal_api.kinds import InferenceJob
 from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_api.kinds.placement import Cost, PlacementStatus
-from shoal_operator.controller.resources import WATCHED, Resource
+from shoal_operator.reconcile.resources import WATCHED, Resource
 from shoal_protocol.exposition import Reading
 
 _BY_PLURAL: Final = {each.plural: each for each in WATCHED}
@@ -41,32 +41,25 @@ class OperatorMetrics:
         ProcessCollector(registry=self.registry)
         counter = partial(Counter, namespace=_NAMESPACE, registry=self.registry)
         gauge = partial(Gauge, namespace=_NAMESPACE, registry=self.registry)
-        self.reconcile_seconds = Histogram(
+        histogram = partial(Histogram, namespace=_NAMESPACE, registry=self.registry)
+        self.reconcile_seconds = histogram(
             "reconcile_seconds",
             "Time to reconcile an object, with its actions.",
             ["kind"],
-            namespace=_NAMESPACE,
             buckets=_SECONDS,
-            registry=self.registry,
         )
         self.reconcile_failures = counter(
             "reconcile_failures", "Reconciliations that failed.", ["kind"]
         )
-        self.queue_seconds = Histogram(
-            "queue_wait_seconds",
-            "Time that an object waited for a worker.",
-            namespace=_NAMESPACE,
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.queue_seconds = histogram(
+            "queue_wait_seconds", "Time that an object waited for a worker.", buckets=_SECONDS
         )
         ended = counter("jobs_ended", "InferenceJobs that ended, by how.", ["outcome"])
         self._jobs_ended = {each: ended.labels(outcome=each.lower()) for each in _ENDS}
-        self.plan_rate_ratio = Histogram(
+        self.plan_rate_ratio = histogram(
             "plan_rate_ratio",
             "Measured items per second of a Placement, as a share of the planner's prediction.",
-            namespace=_NAMESPACE,
             buckets=_RATIOS,
-            registry=self.registry,
         )
         self.requests = counter("api_requests", "Requests to the API server.", ["verb", "code"])
         self.events = counter("watch_events", "Events of watches.", ["kind"])

@@ -25,9 +25,9 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Unreachable,
 )
+from shoal_protocol.copying import copied
 from shoal_protocol.partition import outgrown_of
 from shoal_protocol.speeds import FragmentTimes, Link, Speed, fragment_times_of, link_of, speed_of
-from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 VIEW: Final = "View"
@@ -50,34 +50,18 @@ View = CoordinatorView | Unreachable
 def run_of(status: pb.JobStatus) -> Run:
     """A job of the coordinator."""
     hits = status.tier_hits
-    return Run(
+    return copied(
+        Run,
+        status,
         job=status.name,
         # A coordinator of another version may have a state more; its end is none of these.
         state=_STATES.get(status.state, RunState.RUNNING),
-        message=status.message,
-        plan=status.plan,
-        terms=Terms(
-            priority=status.terms.priority,
-            parallelism=status.terms.parallelism,
-            active_deadline_seconds=status.terms.active_deadline_seconds,
-            end=status.terms.end,
-        ),
-        items=status.items,
-        active=status.active,
-        succeeded=status.succeeded,
-        failed=status.failed,
-        seconds=status.seconds,
-        items_per_second=status.items_per_second,
+        terms=copied(Terms, status.terms),
         latency_p50_seconds=status.latency.p50_seconds,
         tier_hits=(hits.resident, hits.cached, hits.idle, hits.evict),
         failures=tuple(
             (each.item, each.input, each.reason) for each in status.failures[:MAX_FAILURES]
         ),
-        reason=status.reason,
-        completing=status.completing,
-        following=status.following,
-        started_seconds=status.started_seconds,
-        retry=status.retry,
         fragment_seconds=tuple(
             (each.index, each.compute_seconds) for each in status.stages if each.finished
         ),
@@ -98,23 +82,12 @@ def placed_of(answer: pb.PlacedFragments) -> Placed:
 
 def device_of(status: pb.DeviceStatus) -> ConnectedDevice:
     """A device of the coordinator."""
-    over, excess = status.budget_excess, None
-    if status.HasField("budget_excess"):
-        excess = Excess(
-            peak_bytes=Bytes(over.peak_bytes),
-            budget_bytes=Bytes(over.budget_bytes),
-            seconds=over.seconds,
-        )
-    return ConnectedDevice(
-        name=status.name,
+    excess = status.budget_excess if status.HasField("budget_excess") else None
+    return copied(
+        ConnectedDevice,
+        status,
         state=_DEVICES[status.state],
-        architecture=status.architecture,
-        budget_bytes=Bytes(status.budget_bytes),
-        floor_bytes=Bytes(status.floor_bytes),
-        cached_fragments=status.cached_fragments,
-        cached_bytes=Bytes(status.cached_bytes),
-        silent_seconds=status.silent_seconds,
-        excess=excess,
+        excess=None if excess is None else copied(Excess, excess),
         speed=speed_of(status.speed),
         link=link_of(status),
         times=fragment_times_of(status),
@@ -126,24 +99,14 @@ def topic(namespace: str, pool: str, part: str) -> Topic:
     return (VIEW, namespace, f"{pool}/{part}")
 
 
-def run_part(job: str) -> str:
-    """One run."""
-    return f"run/{job}"
-
-
-def placed_part(placement: str) -> str:
-    """Where the fragments of a Placement are that prefetches."""
-    return f"placed/{placement}"
-
-
-def end_part(job: str) -> str:
-    """Whether a run is there, and how it has ended."""
-    return f"end/{job}"
-
-
-def count_part(job: str) -> str:
-    """How many items a run has."""
-    return f"count/{job}"
+run_part = "run/{}".format
+"""One run."""
+placed_part = "placed/{}".format
+"""Where the fragments of a Placement are that prefetches."""
+end_part = "end/{}".format
+"""Whether a run is there, and how it has ended."""
+count_part = "count/{}".format
+"""How many items a run has."""
 
 
 def differences(old: View, new: View) -> frozenset[str]:

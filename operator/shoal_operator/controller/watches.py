@@ -10,7 +10,8 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
@@ -19,9 +20,9 @@ import kopf
 from shoal_operator.controller.api import PAGE, Api, ApiError
 from shoal_operator.controller.cache import Cache
 from shoal_operator.controller.foreign import identity_of
-from shoal_operator.controller.resources import CHILDREN, SHOAL, WATCHED, Resource
 from shoal_operator.controller.telemetry import Telemetry
 from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
+from shoal_operator.reconcile.resources import CHILDREN, SHOAL, WATCHED, Resource
 
 logger = logging.getLogger(__name__)
 
@@ -38,28 +39,21 @@ _IDLE_SECONDS: Final = 0.1
 """kopf stores an object in full until no event of it has come for so long."""
 
 
+@dataclass(slots=True)
 class Watches:
     """Updates the cache from the API server until cancelled. `namespaces`: none means all. The API
     server ends each watch after `watch_seconds`.
     """
 
-    def __init__(
-        self,
-        api: Api,
-        cache: Cache,
-        telemetry: Telemetry,
-        namespaces: Sequence[str],
-        watch_seconds: int,
-    ) -> None:
-        self._api = api
-        self._cache = cache
-        self._telemetry = telemetry
-        self._namespaces = tuple(namespaces)
-        self._watch_seconds = watch_seconds
-        self._listing = asyncio.Lock()
-        self._login_at = -_LOGIN_SECONDS
-        self.first_list = asyncio.Event()
-        self._missing_kinds = frozenset[str]()
+    api: Api
+    cache: Cache
+    telemetry: Telemetry
+    namespaces: tuple[str, ...]
+    watch_seconds: int
+    _listing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _login_at: float = -_LOGIN_SECONDS
+    first_list: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _missing_kinds: frozenset[str] = frozenset()
 
     def unseen(self) -> str | None:
         """Why the cache does not have every object yet; None when it has."""
@@ -82,7 +76,7 @@ class Watches:
     async def _find_missing(self) -> frozenset[str]:
         root = next(iter(SHOAL.values())).path().rsplit("/", 1)[0]
         try:
-            answer = await self._api.raw(root)
+            answer = await self.api.raw(root)
         except ApiError as error:
             logger.warning("%s", error)
             return frozenset(SHOAL)
@@ -97,7 +91,7 @@ class Watches:
         """
         for resource in WATCHED:
             for namespace in self._scopes(resource):
-                self._telemetry.expect_watch(resource.kind, namespace)
+                self.telemetry.expect_watch(resource.kind, namespace)
         await self._initial_list()
         self.first_list.set()
         others = asyncio.all_tasks()
@@ -105,8 +99,8 @@ class Watches:
             registry=self._registry(),
             settings=self._settings(),
             standalone=True,
-            clusterwide=not self._namespaces,
-            namespaces=self._namespaces,
+            clusterwide=not self.namespaces,
+            namespaces=self.namespaces,
         )
         take_signals()
         await kopf.run_tasks(tasks, ignored=others)
@@ -129,7 +123,7 @@ class Watches:
 
     async def follow_relists(self) -> None:
         """List what kopf has listed again: it reports no object that was deleted meanwhile."""
-        relists = self._telemetry.relists
+        relists = self.telemetry.relists
         while True:
             relisted = {await relists.get()}
             # Time for what kopf has listed to reach the cache, or it would all be parsed twice.
@@ -146,14 +140,14 @@ class Watches:
     async def _list(self, resource: Resource) -> None:
         labels = OURS if resource in CHILDREN else ""
         async with self._listing:
-            with self._cache.listing(resource.kind) as listed:
+            with self.cache.listing(resource.kind) as listed:
                 for namespace in self._scopes(resource):
-                    async for document in self._api.list(resource, namespace, labels=labels):
-                        listed.add(self._cache.put_document(document).uid)
+                    async for document in self.api.list(resource, namespace, labels=labels):
+                        listed.add(self.cache.put_document(document).uid)
 
     def _scopes(self, resource: Resource) -> tuple[str, ...]:
         """The namespaces to list and watch; "" is all of them, or the cluster's own objects."""
-        return self._namespaces if resource.namespaced and self._namespaces else ("",)
+        return self.namespaces if resource.namespaced and self.namespaces else ("",)
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
@@ -163,7 +157,7 @@ class Watches:
             await asyncio.sleep(max(0.0, self._login_at + _LOGIN_SECONDS - monotonic()))
             self._login_at = monotonic()
             return kopf.AiohttpSession(
-                server=self._api.server, aiohttp_session=self._api.open_session()
+                server=self.api.server, aiohttp_session=self.api.open_session()
             )
 
         kopf.on.login(registry=registry, retries=1)(login)
@@ -176,7 +170,7 @@ class Watches:
 
     def _handler(self, resource: Resource) -> Callable[..., Any]:
         async def on_event(event: kopf.RawEvent, **_: object) -> None:
-            self._telemetry.metrics.events.labels(kind=resource.kind).inc()
+            self.telemetry.metrics.events.labels(kind=resource.kind).inc()
             document: Mapping[str, object] = {
                 **event["object"],
                 "apiVersion": resource.api_version,
@@ -184,10 +178,10 @@ class Watches:
             }
             if event["type"] == "DELETED":
                 identity = identity_of(document)
-                self._cache.remove(identity)
+                self.cache.remove(identity)
             else:
-                identity = self._cache.put_document(document)
-            self._telemetry.renew_watch(resource.kind, identity.namespace)
+                identity = self.cache.put_document(document)
+            self.telemetry.renew_watch(resource.kind, identity.namespace)
 
         return on_event
 
@@ -196,11 +190,11 @@ class Watches:
         settings.posting.enabled = False
         settings.scanning.disabled = True
         settings.networking.error_backoffs = _Backoff()
-        settings.watching.server_timeout = self._watch_seconds
-        client_seconds = self._watch_seconds + _LATE_SECONDS
+        settings.watching.server_timeout = self.watch_seconds
+        client_seconds = self.watch_seconds + _LATE_SECONDS
         settings.networking.request_timeout = settings.watching.client_timeout = client_seconds
         settings.networking.connect_timeout = settings.watching.connect_timeout = _CONNECT_SECONDS
-        settings.watching.inactivity_timeout = self._watch_seconds + _SILENT_SECONDS
+        settings.watching.inactivity_timeout = self.watch_seconds + _SILENT_SECONDS
         settings.watching.chunk_size = PAGE
         settings.queueing.idle_timeout = _IDLE_SECONDS
         for resource in CHILDREN:

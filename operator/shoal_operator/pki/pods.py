@@ -11,7 +11,7 @@ a day, longer than tokens last; a restarted operator has lost them.
 import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -47,22 +47,21 @@ Find = Callable[[Reviewed], Awaitable[Authority | None]]
 """None: the account is no pool's agents'. Raises `ReviewFailed`."""
 
 
+@dataclass(slots=True)
 class PodTokens:
-    """Reviews the tokens of pods."""
+    """Reviews the tokens of pods. `clock` gives the time as an aware datetime."""
 
-    def __init__(self, identify: Identify, find: Find, clock: Callable[[], datetime]) -> None:
-        """`clock` gives the time as an aware datetime."""
-        self._identify = identify
-        self._find = find
-        self._clock = clock
-        self._used: OrderedDict[bytes, tuple[bytes, datetime]] = OrderedDict()
+    identify: Identify
+    find: Find
+    clock: Callable[[], datetime]
+    _used: OrderedDict[bytes, tuple[bytes, datetime]] = field(default_factory=OrderedDict)
 
     async def review(self, token: str, wanted: Request) -> Grant:
         """Raises as `shoal_protocol.pki.enrolment.Review` does."""
-        reviewed = await self._identify(token)
+        reviewed = await self.identify(token)
         if reviewed is None:
             raise TokenRefused(_NOT_ACCEPTED)
-        authority = await self._find(reviewed)
+        authority = await self.find(reviewed)
         if authority is None:
             who = f"service account {reviewed.service_account} of namespace {reviewed.namespace}"
             raise EnrolmentDenied(f"{who} is no pool's agents'")
@@ -74,7 +73,7 @@ class PodTokens:
 
     def _first_use(self, token: str, fingerprint: bytes) -> bool:
         """Record a token's key; whether it is the first, or the same as before."""
-        now = self._clock()
+        now = self.clock()
         while self._used:
             _, at = next(iter(self._used.values()))
             if len(self._used) < _TOKENS and now - at < _TOKENS_LAST:

@@ -10,9 +10,8 @@ coordinator does not answer, the condition stays as it was.
 from collections.abc import Callable, Set
 from typing import Final
 
-from shoal_api.fields import Resource
 from shoal_api.kinds import Device, InferenceJob, Placement
-from shoal_operator.reconcile.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
+from shoal_operator.reconcile.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate, as_before
 from shoal_operator.reconcile.decision import Note
 from shoal_operator.reconcile.snapshot import (
     ConnectedDevice,
@@ -21,7 +20,7 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
 )
 from shoal_operator.reconcile.times import instant
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import format_bytes, listed
 
 WITHIN_BUDGET: Final = "WithinBudget"
 OVER_BUDGET: Final = "OverBudget"
@@ -35,7 +34,7 @@ _NAMED: Final = 8
 def device_budget(device: Device, reported: ConnectedDevice | None) -> ConditionUpdate:
     """Of a Device; `reported`: None while the coordinator says nothing of it."""
     if reported is None:
-        return _as_before(device)
+        return as_before(device, WITHIN_BUDGET) or _UNKNOWN
     excess = reported.excess
     if excess is None or not excess.is_recent:
         return _GOOD
@@ -47,7 +46,7 @@ def placement_budget(
 ) -> ConditionUpdate:
     """Of a Placement whose plan uses these devices."""
     if isinstance(view, Unreachable):
-        return _as_before(placement)
+        return as_before(placement, WITHIN_BUDGET) or _UNKNOWN
     return _of_plan(view, devices, lambda excess: excess.is_recent) or _GOOD
 
 
@@ -59,7 +58,7 @@ def job_budget(
     now: str,
 ) -> ConditionUpdate:
     """Of an InferenceJob that started at a time, or has not yet."""
-    before = _as_before(job) if job.condition(WITHIN_BUDGET) else _GOOD
+    before = as_before(job, WITHIN_BUDGET) or _GOOD
     if isinstance(view, Unreachable) or started is None or placement is None:
         return before
     seconds = instant(now) - instant(started)
@@ -93,12 +92,4 @@ def _of_plan(
     ]
     if not over:
         return None
-    more = f" and {len(over) - _NAMED} more" if len(over) > _NAMED else ""
-    return ConditionUpdate(WITHIN_BUDGET, FALSE, OVER_BUDGET, "; ".join(over[:_NAMED]) + more)
-
-
-def _as_before(about: Resource) -> ConditionUpdate:
-    known = about.condition(WITHIN_BUDGET)
-    if known is None:
-        return _UNKNOWN
-    return ConditionUpdate(WITHIN_BUDGET, known.status, known.reason, known.message)
+    return ConditionUpdate(WITHIN_BUDGET, FALSE, OVER_BUDGET, listed(over, _NAMED, "; "))

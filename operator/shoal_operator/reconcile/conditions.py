@@ -39,6 +39,14 @@ def not_ready(about: Resource) -> Cause | None:
     return Cause(f"{kind}NotReady", f"{kind} {about.metadata.name} is not ready: {said}")
 
 
+def as_before(about: Resource, type_: str) -> ConditionUpdate | None:
+    """A condition as it was written last; None if it never was."""
+    known = about.condition(type_)
+    if known is None:
+        return None
+    return ConditionUpdate(type_, known.status, known.reason, known.message)
+
+
 def next_condition(about: Resource, update: ConditionUpdate, now: str) -> Condition:
     """A condition of the newest spec; its time moves only where its status flips."""
     before = about.condition(update.type)

@@ -48,14 +48,15 @@ from shoal_operator.reconcile.decision import (
 )
 from shoal_operator.reconcile.devices import device_children, devices_gone
 from shoal_operator.reconcile.limits import resizes
-from shoal_operator.reconcile.manifests import child_key, key_of
+from shoal_operator.reconcile.manifests import child_key
 from shoal_operator.reconcile.names import namespace_of
 from shoal_operator.reconcile.networks import network_policies, pod_monitor
+from shoal_operator.reconcile.resources import key_of
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, DeviceState, Node, Unreachable
 from shoal_operator.reconcile.workers import coordinator_address
 from shoal_protocol.identities import why_no_device
-from shoal_protocol.units import counted
+from shoal_protocol.units import counted, listed
 
 REQUEUE_SECONDS: Final = 30.0
 UPDATING: Final = "Updating"
@@ -202,10 +203,8 @@ def _agents(
         for node in away
         if node.ready
     ]
-    shown = "; ".join(details[:_NAMED])
-    more = f" and {len(details) - _NAMED} more" if len(details) > _NAMED else ""
     reason = "AgentsFailing" if trouble else "AgentsMissing"
-    return no(reason, f"{text}; {shown}{more}")
+    return no(reason, f"{text}; {listed(details, _NAMED, '; ')}")
 
 
 def _not_updated(snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet]) -> int:

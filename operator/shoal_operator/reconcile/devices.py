@@ -38,6 +38,7 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
 )
 from shoal_operator.reconcile.times import as_time, instant, seconds_since
+from shoal_protocol.copying import copied
 from shoal_protocol.speeds import UNKNOWN_LINK, Link, Speed
 
 _SEEN_SECONDS: Final = 60.0
@@ -125,17 +126,11 @@ def _link(link: Link) -> DeviceLink | None:
     """What is known of a link; None where nothing is."""
     if link == UNKNOWN_LINK:
         return None
-    return DeviceLink(
-        bytes_per_second=link.bytes_per_second,
-        round_trip_seconds=link.round_trip_seconds,
-        transfer_seconds_per_byte=link.transfer_seconds_per_byte,
-        handling_seconds=link.handling_seconds,
+    return copied(
+        DeviceLink,
+        link,
         peers=tuple(
-            DevicePeer(
-                name=name,
-                bytes_per_second=each.bytes_per_second,
-                round_trip_seconds=each.round_trip_seconds,
-            )
+            copied(DevicePeer, each, name=name)
             for name, each in link.peers
             if name  # the coordinator has none
         ),

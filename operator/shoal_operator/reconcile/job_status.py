@@ -20,6 +20,7 @@ from shoal_operator.reconcile.conditions import (
     TRUE,
     Cause,
     ConditionUpdate,
+    as_before,
     shortened,
     with_conditions,
 )
@@ -33,6 +34,7 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
 )
 from shoal_operator.reconcile.times import as_time, instant
+from shoal_protocol.copying import copied
 from shoal_protocol.units import counted
 
 SOON_SECONDS: Final = 2.0
@@ -181,11 +183,11 @@ def with_run(snapshot: InferenceJobSnapshot) -> InferenceJobStatus:
     return replace(
         before,
         start_time=started,
-        items=ItemCounts(
+        items=copied(
+            ItemCounts,
+            run,
             total=run.items,
             active=0 if run.state.is_over else run.active,
-            succeeded=run.succeeded,
-            failed=run.failed,
             following=run.following and not run.state.is_over,
         ),
         items_per_second=max(0.0, run.items_per_second),
@@ -237,10 +239,8 @@ def decision(
 
 def planned_before(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
     """The condition of the plan that was written last."""
-    known = snapshot.job.condition("Planned")
-    if known is None:
-        return ConditionUpdate("Planned", FALSE, "Waiting", "there is no plan yet")
-    return ConditionUpdate("Planned", known.status, known.reason, known.message)
+    waiting = ConditionUpdate("Planned", FALSE, "Waiting", "there is no plan yet")
+    return as_before(snapshot.job, "Planned") or waiting
 
 
 def not_suspended(snapshot: InferenceJobSnapshot) -> ConditionUpdate:

@@ -17,27 +17,10 @@ from shoal_operator.reconcile.names import (
     namespace_of,
     uid_of,
 )
+from shoal_operator.reconcile.resources import BY_KIND
 from shoal_operator.reconcile.settings import Images
 
 Json = dict[str, object]
-
-API_VERSIONS: Final = {
-    "ConfigMap": "v1",
-    "PersistentVolumeClaim": "v1",
-    "Service": "v1",
-    "ServiceAccount": "v1",
-    "DaemonSet": "apps/v1",
-    "Deployment": "apps/v1",
-    "Job": "batch/v1",
-    "NetworkPolicy": "networking.k8s.io/v1",
-    "Certificate": "cert-manager.io/v1",
-    "Issuer": "cert-manager.io/v1",
-    "PodMonitor": "monitoring.coreos.com/v1",
-    "Device": API_VERSION,
-    "Partition": API_VERSION,
-    "Placement": API_VERSION,
-}
-"""Of each kind that the operator writes."""
 
 USER: Final = 65532
 GRPC_PORT: Final = 7400
@@ -83,29 +66,13 @@ def manifest(
 ) -> Manifest:
     """An object in the owner's namespace; `metadata` is what it has besides."""
     identity = {"name": name, "namespace": namespace_of(owner), "labels": dict(labels)}
-    return {
-        "apiVersion": API_VERSIONS[kind],
-        "kind": kind,
-        "metadata": {**identity, **(metadata or {})},
-        **fields,
-    }
+    return BY_KIND[kind].manifest({**identity, **(metadata or {})}, **fields)
 
 
 def child_key(owner: AnyKind, kind: str, name: str) -> ObjectKey:
     """Where an object in the owner's namespace is, to remove it."""
-    return ObjectKey(
-        api_version=API_VERSIONS[kind], kind=kind, namespace=namespace_of(owner), name=name
-    )
-
-
-def key_of(child: Manifest) -> ObjectKey:
-    """Which object a manifest of `manifest` describes."""
-    metadata = child["metadata"]
-    assert isinstance(metadata, dict), "made by `manifest`"
-    api_version, kind = str(child["apiVersion"]), str(child["kind"])
-    return ObjectKey(
-        api_version=api_version, kind=kind, namespace=metadata["namespace"], name=metadata["name"]
-    )
+    version = BY_KIND[kind].api_version
+    return ObjectKey(api_version=version, kind=kind, namespace=namespace_of(owner), name=name)
 
 
 def owner_reference(owner: AnyKind, **more: bool) -> Json:

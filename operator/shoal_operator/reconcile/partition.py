@@ -17,7 +17,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, assert_never
 
 from shoal_api.columns import print_partition
@@ -64,6 +64,7 @@ from shoal_operator.reconcile.workers import (
     worker_named,
     worker_text,
 )
+from shoal_protocol.copying import copied
 from shoal_protocol.cut_table import TableRefused, table_from_json
 from shoal_protocol.partition import (
     MODEL,
@@ -73,7 +74,7 @@ from shoal_protocol.partition import (
     document_from_json,
     document_to_json,
 )
-from shoal_protocol.units import format_bytes, format_need
+from shoal_protocol.units import counted, format_bytes, format_need
 
 KEY: Final = "partition.json.gz"
 RECIPE: Final = "shoal.dev/recipe"
@@ -172,18 +173,12 @@ def _still_cut(snapshot: PartitionSnapshot, stored: StoredDocument, other: Decis
 
 def _tabulating(snapshot: PartitionSnapshot, model: Model, recipe: str) -> Decision:
     """A worker makes the table of what may be chosen from."""
-    worker = _Work(
-        spec=table_worker(snapshot.partition, model, _source_arguments(model)),
-        name=model.metadata.name,
-        answered=lambda done: _tabulated(snapshot, recipe, done),
-    )
-    return _working(snapshot, model, worker)
+    spec = table_worker(snapshot.partition, model, _source_arguments(model))
+    return _working(snapshot, model, spec, lambda done: _tabulated(snapshot, recipe, done))
 
 
 def _tabulated(snapshot: PartitionSnapshot, recipe: str, worker: Worker) -> Decision:
-    if worker.output is None:
-        text = "what the worker printed is gone; it starts again"
-        return _waits(snapshot, Cause("Cutting", text))
+    assert worker.output is not None, "`_working` has checked"
     try:
         table = table_from_json(worker.output)
     except TableRefused as error:
@@ -196,38 +191,35 @@ def _tabulated(snapshot: PartitionSnapshot, recipe: str, worker: Worker) -> Deci
 
 
 def _cutting(snapshot: PartitionSnapshot, model: Model, arguments: tuple[str, ...]) -> Decision:
-    worker = _Work(
-        spec=cut_worker(snapshot.partition, model, arguments),
-        name=model.metadata.name,
-        answered=lambda done: _answered(snapshot, model, done, arguments),
-    )
-    return _working(snapshot, model, worker)
+    spec = cut_worker(snapshot.partition, model, arguments)
+    return _working(snapshot, model, spec, lambda done: _answered(snapshot, model, done, arguments))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """What a worker does to the model of that name, and what is decided when it has succeeded."""
-
-    spec: WorkerSpec
-    name: str
-    answered: Callable[[Worker], Decision]
-
-
-def _working(snapshot: PartitionSnapshot, model: Model, work: _Work) -> Decision:
-    settings = snapshot.settings
+def _working(
+    snapshot: PartitionSnapshot,
+    model: Model,
+    worker_spec: WorkerSpec,
+    answered: Callable[[Worker], Decision],
+) -> Decision:
+    """A worker that opens the model; `answered` decides when it has succeeded."""
+    settings, name = snapshot.settings, model.metadata.name
     if (cause := offline(model.spec.source.uri, settings)) is not None:
         return _waits(snapshot, cause)
-    worker = worker_named(snapshot.workers, work.spec.name)
+    worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
-        decision = _waits(snapshot, Cause("Cutting", f"{work.name} is about to be cut"))
-        child = worker_job(snapshot.partition, work.spec, settings)
+        decision = _waits(snapshot, Cause("Cutting", f"{name} is about to be cut"))
+        child = worker_job(snapshot.partition, worker_spec, settings)
         return replace(decision, children=(child,))
     match worker.phase:
         case WorkerPhase.PENDING | WorkerPhase.RUNNING:
-            text = worker_text(worker, f"{work.name} is being cut")
+            text = worker_text(worker, f"{name} is being cut")
             return _waits(snapshot, Cause("Cutting", text), keep=worker.name)
+        case WorkerPhase.SUCCEEDED if worker.output is None:
+            # Its log is gone, so it runs again.
+            text = "what the worker printed is gone; it starts again"
+            return _waits(snapshot, Cause("Cutting", text))
         case WorkerPhase.SUCCEEDED:
-            return work.answered(worker)
+            return answered(worker)
         case WorkerPhase.FAILED:
             return _failed(snapshot, worker)
         case _:
@@ -268,10 +260,7 @@ def _answered(
 ) -> Decision:
     """The worker has cut: store what it says."""
     partition = snapshot.partition
-    if worker.output is None:
-        # Its log is gone, so it runs again.
-        text = "what the worker printed is gone; it starts again"
-        return _waits(snapshot, Cause("Cutting", text))
+    assert worker.output is not None, "`_working` has checked"
     try:
         document = document_from_json(worker.output)
     except DocumentRefused as error:
@@ -343,11 +332,10 @@ def _decision(
 
 
 def _summary(document: PartitionDocument) -> str:
-    count = len(document.fragments)
+    count = counted(len(document.fragments), "fragment")
     largest = max((fragment.resident_bytes for fragment in document.fragments), default=0)
     least = max((fragment.least_bytes for fragment in document.fragments), default=0)
-    plural = "s" * (count != 1)
-    return f"{count} fragment{plural}, the largest needs {format_need(least, largest)}"
+    return f"{count}, the largest needs {format_need(least, largest)}"
 
 
 def _boundary(document: PartitionDocument) -> int | None:
@@ -369,13 +357,9 @@ def _fragments(document: PartitionDocument) -> tuple[FragmentStatus, ...]:
     )
     named = names <= _ALL_NAMES
     return tuple(
-        FragmentStatus(
-            index=fragment.index,
-            digest=fragment.digest,
-            weight_bytes=fragment.weight_bytes,
-            resident_bytes=fragment.resident_bytes,
-            least_bytes=fragment.least_bytes,
-            flops=fragment.flops,
+        copied(
+            FragmentStatus,
+            fragment,
             inputs=_names(fragment.inputs) if named else (),
             outputs=_names(fragment.outputs) if named else (),
             successors=tuple(

@@ -68,6 +68,7 @@ from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.speeds import levelled, measured_device, refined
 from shoal_protocol.choices import Residency
 from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.units import listed
 
 GRACE_SECONDS: Final = 30.0
 """What a pod needs to be started again on its node."""
@@ -269,7 +270,7 @@ def _planned(snapshot: PlacementSnapshot, site: Site, best: Plan) -> Decision:
     note = Note("PlannedPlacement", text, since=since)
     if previous:
         gone = _missing(previous, site.devices)
-        why = f"; without {_listed(gone)}" if gone else ""
+        why = f"; without {listed(gone, _NAMED)}" if gone else ""
         note = Note("ReplannedPlacement", f"{text}{why}", since=since)
     decision = _decision(snapshot, status, _good(text))
     return replace(decision, notes=(*decision.notes, note))
@@ -304,7 +305,7 @@ def _in_grace_period(
     snapshot: PlacementSnapshot, missing: Sequence[str], seconds: float
 ) -> Decision:
     """Devices of the plan are away: they may be back before another plan would pay."""
-    text = f"{_listed(missing)} not connected; planned anew if that lasts"
+    text = f"{listed(missing, _NAMED)} not connected; planned anew if that lasts"
     ready = ConditionUpdate("Ready", FALSE, "DevicesMissing", text)
     decision = _decision(snapshot, _before(snapshot), [_still_planned(snapshot), ready])
     return replace(decision, requeue_seconds=max(1.0, seconds))
@@ -371,8 +372,3 @@ def _counts(run: Run, before: Cost | None) -> bool:
 def _cost(run: Run) -> Cost:
     latency = run.latency_p50_seconds if run.latency_p50_seconds > 0 else None
     return Cost(latency_seconds=latency, items_per_second=run.items_per_second)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -35,7 +35,7 @@ from shoal_protocol.cut_table import (
     table_from_json,
     table_to_json,
 )
-from shoal_protocol.units import seconds
+from shoal_protocol.units import counted, listed, seconds
 
 KEY: Final = "cuts.json.gz"
 RECIPE: Final = "shoal.dev/recipe"
@@ -124,16 +124,13 @@ def chosen_cut(cut: PlannedCut, before: ChosenCut | None) -> ChosenCut:
 
 
 def _reason(cut: PlannedCut) -> str:
-    count = len(cut.tensors) + 1
-    fragments = f"{count} fragment{'s' * (count != 1)}"
+    fragments = counted(len(cut.tensors) + 1, "fragment")
     if cut.period is None:
         return f"{fragments}, the fewest that fit: no devices hold the model at once"
     names = [device.name for division in cut.divisions for device in division.devices]
-    more = len(names) - _NAMED
-    listed = ", ".join(names[:_NAMED]) + f" and {more} more" * (more > 0)
-    text = f"{fragments}, the best cut for {listed}"
+    text = f"{fragments}, the best cut for {listed(names, _NAMED)}"
     if cut.gap:
-        text = f"{fragments}, a cut for {listed}; {could_be_better(cut.gap)}"
+        text = f"{fragments}, a cut for {listed(names, _NAMED)}; {could_be_better(cut.gap)}"
     if cut.gain is not None:
         text = f"{text}; {100 * cut.gain:.0f} % better than the cut before"
     return text

@@ -34,6 +34,7 @@ from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
 from shoal_planner.placement import MAX_REJECTED, plan, replan, stage_plans
 from shoal_planner.sharing import Taken, Use, added, beside, is_at_once, left_over
+from shoal_protocol.copying import copied
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds, seconds
 
@@ -251,11 +252,10 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
             for stage, figures in zip(of.stages, map(stage_figures, of.stages), strict=True)
         ),
         fragments=tuple(
-            FragmentMemory(
+            copied(
+                FragmentMemory,
+                document.fragments[fragment],
                 fragment=fragment,
-                digest=document.fragments[fragment].digest,
-                resident_bytes=document.fragments[fragment].resident_bytes,
-                least_bytes=document.fragments[fragment].least_bytes,
                 granted_bytes=min(granted),
             )
             for stage in of.stages

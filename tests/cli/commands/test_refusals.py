@@ -1,6 +1,7 @@
 """What a person reads who gave something wrong: what, where, what to do, and no traceback."""
 
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from cli.local.workbench import save_inputs, save_model
 from shoal_cli.commands.app import run_app
+from shoal_cli.commands.failures import PASSING, TITLES
 
 MANIFEST = """\
 apiVersion: shoal.dev/v1alpha1
@@ -206,3 +208,14 @@ def test_broken_inputs_fail_one_by_one_with_their_reasons_each_once(
     assert "cut.npz: is no readable .npz file" in shown
     assert shown.count("cut.npz") == 1
     assert "the results of the other" in shown
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_every_error_that_has_a_title_is_a_class_of_that_name(name: str) -> None:
+    module, _, found = name.rpartition(".")
+
+    assert issubclass(getattr(import_module(module), found), Exception)
+
+
+def test_every_error_that_passes_has_a_title() -> None:
+    assert {name.rpartition(".")[2] for name in TITLES} >= PASSING

@@ -13,6 +13,12 @@ from shoal_cli import main
 SHOAL = f"{sys.executable} -m shoal_cli"
 
 
+@pytest.fixture(autouse=True)
+def _without_threads_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test before has used obstore, the command would end this process at once."""
+    monkeypatch.delitem(sys.modules, "obstore", raising=False)
+
+
 def shell(line: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60, check=False)  # noqa: S602 - redirections
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal_cli.local.cgroups import DeviceGroup
-from shoal_cli.local.limits import DeviceLimits
+from shoal_cli.local.pool import DeviceLimits
 
 MIB = 1 << 20
 

@@ -13,8 +13,15 @@ from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.manifests import manifests_of
 from shoal_cli.local.orders import JobOrder, PlanOrder, read_orders
 from shoal_cli.local.planned_jobs import with_items
-from shoal_cli.local.planning import NoPlan, plan_on_pool, try_finer
-from shoal_cli.local.plans import assumption, cut_beside, find_plan, plans_beside
+from shoal_cli.local.planning import (
+    NoPlan,
+    assumption,
+    cut_beside,
+    find_plan,
+    plan_on_pool,
+    plans_beside,
+    try_finer,
+)
 from shoal_cli.local.preparation import Prepared
 from shoal_planner.outcome import Plan
 from shoal_planner.sharing import taken_by

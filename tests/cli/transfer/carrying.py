@@ -53,7 +53,7 @@ async def carry(source: str, target: str, access: Access) -> Copied:
     try:
         into = access.target(target)
         try:
-            return await copy(opened, into, pause_seconds=0)
+            return await copy(opened, into)
         finally:
             await into.close()
     finally:

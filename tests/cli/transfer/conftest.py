@@ -7,8 +7,14 @@ import pytest
 
 from cli.transfer.servers import S3, Registry, serve_registry, serve_s3
 from cli.transfer.web_server import Web, serve_web
+from shoal_cli.transfer import places
 from shoal_cli.transfer.addresses import Access
 from shoal_coordinator.server import CoordinatorSettings, serving
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "PAUSE_SECONDS", 0)
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ async def test_what_broke_off_is_gone_on_with(
     def note(progress: Progress) -> None:
         seen.append(progress.done_bytes)
 
-    copied = await copy(source, target, note, pause_seconds=0)
+    copied = await copy(source, target, note)
     await target.close()
     assert copied == Copied(files=1, bytes=LARGE, skipped=0)
     if place == "folder":
@@ -75,12 +75,12 @@ async def test_a_later_process_goes_on_as_well(access: Access, tmp_path: Path) -
     source.breaks = 100
     source.limit_bytes = 2 << 20
     with pytest.raises(TransferBroken, match="the line went dead"):
-        await copy(source, access.target(str(tmp_path / "out")), pause_seconds=0)
+        await copy(source, access.target(str(tmp_path / "out")))
     assert source.offsets == (0, 2 << 20, 4 << 20, 6 << 20)
     assert [path.name[0] for path in (tmp_path / "out").iterdir()] == ["."]
     another = Shaky("in", tmp_path / "in")
     another.breaks = 0
-    await copy(another, access.target(str(tmp_path / "out")), pause_seconds=0)
+    await copy(another, access.target(str(tmp_path / "out")))
     assert another.offsets == (8 << 20,)
     assert read(tmp_path / "out") == files
 
@@ -94,7 +94,7 @@ async def test_a_file_that_grew_meanwhile_is_not_taken(access: Access, tmp_path:
 
     target = access.target(str(tmp_path / "out"))
     with pytest.raises(TransferBroken, match="ends at 2000 of the announced 1000 bytes"):
-        await copy(Growing("in", tmp_path / "in"), target, pause_seconds=0)
+        await copy(Growing("in", tmp_path / "in"), target)
     assert not [path for path in (tmp_path / "out").iterdir() if not path.name.startswith(".")]
 
 
@@ -126,7 +126,7 @@ async def test_an_object_that_breaks_off_does_not_appear(
     source.breaks = 100
     target = access.target("s3://lines/broken")
     with pytest.raises(TransferBroken, match="the line went dead"):
-        await copy(source, target, pause_seconds=0)
+        await copy(source, target)
     assert await target.existing() == {}
 
 

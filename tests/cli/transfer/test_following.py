@@ -28,6 +28,11 @@ from shoal_coordinator.server import serving
 QUICK = 0.05
 
 
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal_cli.transfer.following.LOOK_SECONDS", QUICK)
+
+
 async def until_there(folder: Path, *names: str) -> None:
     async with asyncio.timeout(60):
         while not all((folder / name).exists() for name in names):
@@ -41,7 +46,7 @@ async def test_files_are_carried_as_they_come_each_once(
     files = fill(tmp_path / "in", 1, 1000)
     source = Folder("in", tmp_path / "in")
     async with access.target(f"{coordinator}/jobs/camera/in") as target:
-        following = asyncio.create_task(copy_new(source, target, follow=True, look_seconds=QUICK))
+        following = asyncio.create_task(copy_new(source, target, follow=True))
         await until_there(there, "000.npz", "001.npz")
         (tmp_path / "in/000.npz").write_bytes(b"changed afterwards")
         (tmp_path / "in/002.npz").write_bytes(b"new")
@@ -70,7 +75,6 @@ async def test_what_is_new_is_carried_when_it_is_whole_and_then_the_copy_ends(
         Folder("in", tmp_path / "in"),
         Folder("out", tmp_path / "out"),
         follow=False,
-        look_seconds=QUICK,
     )
     await writing
     assert (copied.files, copied.skipped) == (2, 1)
@@ -88,9 +92,7 @@ async def test_a_file_that_cannot_be_called_so_is_named_once_and_keeps_no_other_
     (tmp_path / "in" / name).write_bytes(b"1234")
     notes: list[str] = []
     source, target = Folder("in", tmp_path / "in"), Folder("there", tmp_path / "there")
-    following = asyncio.create_task(
-        copy_new(source, target, notes.append, follow=True, look_seconds=QUICK)
-    )
+    following = asyncio.create_task(copy_new(source, target, notes.append, follow=True))
     await until_there(tmp_path / "there", "000.npz")
     (tmp_path / "in/001.npz").write_bytes(b"new")
     await until_there(tmp_path / "there", "001.npz")
@@ -105,9 +107,7 @@ async def test_a_file_that_cannot_be_called_so_is_named_once_and_keeps_no_other_
 async def test_results_that_a_retry_made_again_are_carried_again(tmp_path: Path) -> None:
     files = fill(tmp_path / "out", 10, 20)
     source, target = Folder("out", tmp_path / "out"), Folder("there", tmp_path / "there")
-    following = asyncio.create_task(
-        copy_new(source, target, follow=True, changed=True, look_seconds=QUICK)
-    )
+    following = asyncio.create_task(copy_new(source, target, follow=True, changed=True))
     await until_there(tmp_path / "there", *files)
     whole = fill(tmp_path / "out", 15)
     while read(tmp_path / "there") != files | whole:
@@ -115,7 +115,7 @@ async def test_results_that_a_retry_made_again_are_carried_again(tmp_path: Path)
     following.cancel()
     await asyncio.wait([following])
     assert fill(tmp_path / "out", 25).keys() == whole.keys()
-    copied = await copy_new(source, target, follow=False, changed=True, look_seconds=QUICK)
+    copied = await copy_new(source, target, follow=False, changed=True)
     assert (copied.files, copied.skipped) == (1, 2)
 
 
@@ -125,9 +125,7 @@ async def test_a_copy_that_follows_goes_on_after_the_network_broke(tmp_path: Pat
     files = fill(tmp_path / "in", 1000)
     notes: list[str] = []
     target = Folder("out", tmp_path / "out")
-    following = asyncio.create_task(
-        copy_new(source, target, notes.append, follow=True, look_seconds=QUICK)
-    )
+    following = asyncio.create_task(copy_new(source, target, notes.append, follow=True))
     await until_there(tmp_path / "out", "000.npz")
     following.cancel()
     await asyncio.wait([following])
@@ -146,7 +144,7 @@ async def test_a_job_elsewhere_gets_inputs_as_they_come_and_gives_results_back(
         inputs=tmp_path / "in",
         outputs=tmp_path / "out",
     )
-    feeds = carried.feeds(notes.append, look_seconds=QUICK)
+    feeds = carried.feeds(notes.append)
     there = tmp_path / "volume/jobs/camera-1"
     first = fill(tmp_path / "in", 10)
     settings = replace(volume_settings(tmp_path), listen=target)
@@ -190,7 +188,7 @@ async def test_a_file_that_cannot_be_read_keeps_no_other_from_being_carried_once
     source, target = Counting("in", tmp_path / "in"), Counting("out", tmp_path / "out")
     files = fill(tmp_path / "in", *[100] * 20)
     source.broken = "000.npz"
-    following = asyncio.create_task(copy_new(source, target, follow=True, look_seconds=QUICK))
+    following = asyncio.create_task(copy_new(source, target, follow=True))
     await until_there(tmp_path / "out", *[name for name in files if name != source.broken])
     (tmp_path / "in/late.npz").write_bytes(b"late")
     await until_there(tmp_path / "out", "late.npz")
@@ -209,7 +207,7 @@ async def test_a_file_that_goes_before_it_is_read_is_not_waited_for(
 ) -> None:
     source, target = Counting("in", tmp_path / "in"), Counting("out", tmp_path / "out")
     files = fill(tmp_path / "in", *[100] * 9)
-    copying = asyncio.create_task(copy_new(source, target, follow=follow, look_seconds=QUICK))
+    copying = asyncio.create_task(copy_new(source, target, follow=follow))
     await asyncio.sleep(QUICK / 2)
     source.vanishing = "003.npz"
     await until_there(tmp_path / "out", *[name for name in files if name != "003.npz"])

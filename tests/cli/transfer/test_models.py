@@ -21,7 +21,7 @@ from shoal_compiler.profile import profile_model
 @pytest.fixture
 def fetching(tmp_path: Path) -> Fetching:
     access = Access(base=tmp_path, volumes={"models": tmp_path / "claim"})
-    return Fetching(access=access, cache=tmp_path / "cache", pause_seconds=0)
+    return Fetching(access=access, cache=tmp_path / "cache")
 
 
 @pytest.fixture
@@ -86,9 +86,7 @@ async def test_what_broke_off_is_not_fetched_again(
     # Of what is sent before a connection breaks, a client that is late does not get all.
     web.break_after, web.breaks = 4 << 20, 10
     with pytest.raises(TransferBroken):
-        await Fetching(access=fetching.access, cache=fetching.cache, pause_seconds=0).model(
-            f"{web.url}/m.onnx"
-        )
+        await Fetching(access=fetching.access, cache=fetching.cache).model(f"{web.url}/m.onnx")
     web.breaks = 0
     web.asked.clear()
     path = await fetching.model(f"{web.url}/m.onnx", sha256(content))
@@ -124,7 +122,7 @@ async def test_a_server_that_names_no_version_is_asked_every_time(
 
 async def test_more_than_allowed_is_not_fetched(web: Web, fetching: Fetching, model: bytes) -> None:
     web.files["/m.onnx"] = model
-    small = Fetching(access=fetching.access, cache=fetching.cache, limit_bytes=10, pause_seconds=0)
+    small = Fetching(access=fetching.access, cache=fetching.cache, limit_bytes=10)
     with pytest.raises(TransferRefused, match="at most 10 B are fetched"):
         await small.model(f"{web.url}/m.onnx")
     assert [wanted for _, wanted in web.asked] == ["bytes=0-0"]

@@ -69,7 +69,7 @@ async def test_statuses_say_whether_to_try_again(
             known.extend(await source.entries())
         web.statuses = [status for status in statuses if status != 206]
         with pytest.raises(error, match=f"the server answers {statuses[-1]}"):
-            await copy(source, access.target("out"), pause_seconds=0)
+            await copy(source, access.target("out"))
     finally:
         await source.close()
 
@@ -126,7 +126,7 @@ async def test_what_breaks_off_is_not_put_on_a_web_server(
     source.breaks = 100
     target = access.target(web.url)
     with pytest.raises(TransferBroken, match="the line went dead"):
-        await copy(source, target, pause_seconds=0)
+        await copy(source, target)
     await target.close()
     assert not web.files
 

@@ -18,8 +18,8 @@ from shoal_cluster import Access, ControlPlane
 from shoal_cluster.certificates import Authority
 from shoal_operator.controller.api import Api, ApiError
 from shoal_operator.controller.login import Login, LoginRefused, log_in
-from shoal_operator.controller.resources import CONFIG_MAP
 from shoal_operator.controller.telemetry import Telemetry
+from shoal_operator.reconcile.resources import CONFIG_MAP
 
 pytestmark = [pytest.mark.cluster, pytest.mark.real, pytest.mark.slow]
 

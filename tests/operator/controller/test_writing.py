@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from kind_reference import example_document
 from shoal_api.kinds import KINDS, InferenceJob, KindNames
-from shoal_api.reference import example_document
 from shoal_api.schema import API_VERSION, parse
 from shoal_api.writing import write
 

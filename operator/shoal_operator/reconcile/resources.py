@@ -1,14 +1,15 @@
-"""The kinds that the operator reads or writes, and their paths at the API server.
+"""The kinds that the operator reads or writes, and their paths at the API server. Pure.
 
 The list is closed on purpose: the operator's role allows the same kinds and no others.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from shoal_api.kinds import KINDS
 from shoal_api.schema import API_VERSION
-from shoal_operator.reconcile.decision import ObjectKey
+from shoal_operator.reconcile.decision import Manifest, ObjectKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Resource:
             parts.append(subresource)
         return "/".join(parts)
 
+    def manifest(self, metadata: Mapping[str, object], **fields: object) -> dict[str, object]:
+        """An object of the kind as JSON."""
+        head = {"apiVersion": self.api_version, "kind": self.kind, "metadata": metadata}
+        return {**head, **fields}
+
 
 SHOAL: Final = {kind: Resource(API_VERSION, kind, names.plural) for kind, names in KINDS.items()}
 JOB: Final = Resource("batch/v1", "Job", "jobs")
@@ -54,33 +60,45 @@ CHILDREN: Final = (JOB, DEPLOYMENT, DAEMON_SET)
 
 WATCHED: Final = (*SHOAL.values(), *CHILDREN, NODE)
 
-_KNOWN: Final = {
-    (each.api_version, each.kind): each
+_FURTHER: Final = (
+    Resource("cert-manager.io/v1", "Certificate", "certificates"),
+    Resource("cert-manager.io/v1", "Issuer", "issuers"),
+    Resource("v1", "Service", "services"),
+    Resource("v1", "ServiceAccount", "serviceaccounts"),
+    Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+    Resource("monitoring.coreos.com/v1", "PodMonitor", "podmonitors"),
+)
+BY_KIND: Final = {
+    each.kind: each
     for each in (
-        *WATCHED,
-        POD,
-        EVENT,
-        SECRET,
-        CONFIG_MAP,
-        CLAIM,
-        LEASE,
-        TOKEN_REVIEW,
-        Resource("cert-manager.io/v1", "Certificate", "certificates"),
-        Resource("cert-manager.io/v1", "Issuer", "issuers"),
-        Resource("v1", "Service", "services"),
-        Resource("v1", "ServiceAccount", "serviceaccounts"),
-        Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
-        Resource("monitoring.coreos.com/v1", "PodMonitor", "podmonitors"),
+        *(*WATCHED, *_FURTHER),
+        *(POD, EVENT, SECRET, CONFIG_MAP, CLAIM, LEASE, TOKEN_REVIEW),
     )
 }
+"""All of them. No two have one name."""
 
 
 def resource_of(api_version: str, kind: str) -> Resource:
     """The resource of a manifest; a kind that is not known here is a programmer's error."""
-    assert (api_version, kind) in _KNOWN, f"the operator may not touch {api_version} {kind}"
-    return _KNOWN[api_version, kind]
+    known = BY_KIND.get(kind)
+    assert known is not None, f"the operator may not touch {kind}"
+    assert known.api_version == api_version, f"the operator may not touch {api_version} {kind}"
+    return known
 
 
 def resource_for(key: ObjectKey) -> Resource:
     """The resource of an object."""
     return resource_of(key.api_version, key.kind)
+
+
+def key_of(manifest: Manifest) -> ObjectKey:
+    """Which object a manifest describes; it must have apiVersion, kind and metadata.name."""
+    metadata = manifest["metadata"]
+    assert isinstance(metadata, Mapping), "a manifest without metadata"
+    resource = resource_of(str(manifest["apiVersion"]), str(manifest["kind"]))
+    return ObjectKey(
+        api_version=resource.api_version,
+        kind=resource.kind,
+        namespace=metadata.get("namespace", "") if resource.namespaced else "",
+        name=metadata["name"],
+    )

@@ -1,7 +1,7 @@
 """Writes from the kinds crds/, the chart's CRD templates and the kinds' reference in docs/; with
 --check, says what is stale.
 
-.venv/bin/python hack/crds.py [--check]
+.venv/bin/python hack/kinds/write_kinds.py [--check]
 """
 
 import sys
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import yaml
 
-from shoal_api.crd import definition
+from kind_definitions import definition
+from kind_reference import pages
 from shoal_api.kinds import KINDS, KindNames
-from shoal_api.reference import pages
 from shoal_api.schema import GROUP
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = "helm/shoal/templates/crds"
 NOTE = "Written by `make generate` from api/shoal_api/kinds; do not edit by hand."
 

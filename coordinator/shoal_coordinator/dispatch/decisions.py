@@ -107,11 +107,19 @@ class SparingCase(Claim):
 
 
 def brings_work(queue: StageQueue) -> bool:
-    """Whether tasks of the stages before are under way, so that this stage has work soon."""
-    for producer in queue.predecessors:
-        before = queue.job.queues[producer]
-        if before.running or (before.waiting and before.service.servers) or brings_work(before):
+    """Whether tasks of the stages before are under way, so that this stage has work soon. Each is
+    asked once: there are many ways through stages that skip others."""
+    queues, seen = queue.job.queues, set[int]()
+    pending = list(queue.predecessors)
+    while pending:
+        producer = pending.pop()
+        if producer in seen:
+            continue
+        seen.add(producer)
+        before = queues[producer]
+        if before.running or (before.waiting and before.service.servers):
             return True
+        pending.extend(before.predecessors)
     return False
 
 

@@ -14,10 +14,11 @@ from shoal_coordinator.dispatch.decisions import (
     LoadCase,
     PreemptionCase,
     SparingCase,
+    brings_work,
     decide,
 )
 from shoal_coordinator.dispatch.device import Backoff, Device, Tally, new_device
-from shoal_coordinator.dispatch.events import DeviceJoined, Failure, FailureKind, Policy
+from shoal_coordinator.dispatch.events import DeviceJoined, Failure, FailureKind, JobSpec, Policy
 from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.servers import enlist
 from shoal_coordinator.dispatch.state import (
@@ -35,6 +36,40 @@ from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
 NOW = nanoseconds(100)
 LATELY = nanoseconds(99.9)
 LONG_AGO = nanoseconds(10)
+
+
+def job_of(spec: JobSpec, waiting: int = 0) -> Job:
+    """A job with items that wait for each stage but the first."""
+    owner = Job(
+        spec=spec,
+        submitted_at=NOW,
+        items=spec.items,
+        open_ended=False,
+        completed=frozenset(),
+        open=100,
+        window=8,
+    )
+    for index, stage in enumerate(spec.stages):
+        service = Service(
+            digest=stage.digest,
+            resident=stage.resident_bytes,
+            least=stage.least_bytes,
+            homes=(),
+            granted={},
+            policy=Policy.FIFO,
+        )
+        queue = StageQueue(
+            job=owner,
+            stage=index,
+            spec=stage,
+            service=service,
+            predecessors=stage.predecessors,
+            consumers=(),
+            waiting=waiting if index else 0,
+        )
+        service.queues.append(queue)
+        owner.queues.append(queue)
+    return owner
 
 
 @dataclass(kw_only=True)
@@ -127,36 +162,7 @@ class Facts:
         """The service of the second of two stages, with a window of eight items."""
         stages = chain(*names, least_mib=self.least_mib)
         spec = job(stages, 100, name=names, priority=priority)
-        owner = Job(
-            spec=spec,
-            submitted_at=NOW,
-            items=spec.items,
-            open_ended=False,
-            completed=frozenset(),
-            open=100,
-            window=8,
-        )
-        for index, stage in enumerate(spec.stages):
-            service = Service(
-                digest=stage.digest,
-                resident=stage.resident_bytes,
-                least=stage.least_bytes,
-                homes=(),
-                granted={},
-                policy=Policy.FIFO,
-            )
-            queue = StageQueue(
-                job=owner,
-                stage=index,
-                spec=stage,
-                service=service,
-                predecessors=stage.predecessors,
-                consumers=(),
-                waiting=waiting if index else 0,
-            )
-            service.queues.append(queue)
-            owner.queues.append(queue)
-        return owner.queues[1].service
+        return job_of(spec, waiting).queues[1].service
 
     def sparing(self) -> SparingCase:
         """Can the user spare the device?"""
@@ -261,3 +267,15 @@ def test_a_device_may_be_preempted_or_not(row: int) -> None:
     facts, verdict = PREEMPTION_ROWS[row]
     rule = decide(PREEMPTION, facts.preemption())
     assert (rule.reason, rule.verdict) == (PREEMPTION[row].reason, verdict)
+
+
+def test_work_is_looked_for_once_in_each_stage_however_many_ways_there_are() -> None:
+    stages = tuple(
+        replace(stage, predecessors=tuple(range(index)))
+        for index, stage in enumerate(chain(*(f"{number:02}" for number in range(64))))
+    )
+    queues = job_of(job(stages, 100)).queues
+    assert not brings_work(queues[-1]), "two to the power of 62 ways lead here"
+    queues[0].running = 1
+    assert brings_work(queues[-1])
+    assert not brings_work(queues[0])

@@ -43,6 +43,7 @@ class Parting:
         self.makers = {name: node for node in graph.nodes for name in node.output}
         self._taken = {*graph.sparse, *graph.weights, *(each.name for each in graph.inputs)}
         self._names: set[str] = set()
+        self._parts: dict[tuple[str, int, int, int], str] = {}
         for node in all_nodes(graph.nodes):
             self._taken.update((*node.input, *node.output))
             self._names.add(node.name)
@@ -94,11 +95,13 @@ class Parting:
     ) -> tuple[str, list[onnx.NodeProto]]:
         """The name of a part of a constant, `[start, end)` along an axis, and the node that makes
         it, if there is one."""
+        if (known := self._parts.get((name, axis, start, end))) is not None:
+            return known, []
         constant = self.constant(name)
         assert constant is not None
         maker = constant.maker
         if maker is None:
-            part = self.fresh(f"{name}.{number}")
+            part = self._parts[name, axis, start, end] = self.fresh(f"{name}.{number}")
             self.weights[part] = _part(constant.weight, part, axis, start, end)
             return part, []
         node = deepcopy(maker)

@@ -14,9 +14,10 @@ then, and is fused with it by the runtime as the whole is.
 
 A recurrent layer is parted by its directions alone (`directions`).
 
-A weight that other nodes read too stays whole, and the layer with it. One exception: the table of
-embeddings that a language model also has as its output layer. Of the table only rows are read, so
-it stays as it is, and the parts are ranges of it (`Weight.whole`).
+A weight that several layers have is parted once for all of them. One that other nodes read too
+stays whole, and the layer with it. One exception: the table of embeddings that a language model
+also has as its output layer. Of the table only rows are read, so it stays as it is, and the parts
+are ranges of it (`Weight.whole`).
 """
 
 from collections import Counter
@@ -103,18 +104,22 @@ def slice_layers(graph: Graph, most_bytes: int) -> Graph:
     tables = Counter(node.input[0] for node in graph.nodes if _reads_rows(node))
     parting = Parting(graph, readers)
     reshapes = _reshapes(graph, readers)
+    layers = [_layer(node, parting, most_bytes) for node in graph.nodes]
+    alike = Counter((each.weight, each.axis) for each in layers if each is not None)
     nodes: list[onnx.NodeProto] = []
     waiting: dict[str, Iterator[onnx.NodeProto]] = {}
-    for node in graph.nodes:
+    for node, layer in zip(graph.nodes, layers, strict=True):
         if node.input and node.input[0] in waiting:
             nodes.extend(waiting.pop(node.input[0]))
             continue
         if (directions := in_directions(parting, node, most_bytes)) is not None:
             nodes.extend(directions)
             continue
-        layer = _layer(node, parting, most_bytes)
-        others = readers[layer.weight] - 1 if layer is not None else 0
-        if layer is None or others > (tables[layer.weight] if layer.axis == 0 else 0):
+        if layer is None:
+            nodes.append(node)
+            continue
+        others = readers[layer.weight] - alike[layer.weight, layer.axis]
+        if others > (tables[layer.weight] if layer.axis == 0 else 0):
             nodes.append(node)
             continue
         reshape = reshapes.get(node.output[0]) if layer.channels_last else None

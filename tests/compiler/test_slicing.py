@@ -166,10 +166,18 @@ def test_a_model_is_parted_more_finely_as_long_as_that_makes_a_difference(
 
 
 STAY: dict[str, tuple[list[onnx.NodeProto], Shape, dict[str, Shape]]] = {
-    "a weight that two layers have": (
+    "a weight that something else reads too": (
         [
             helper.make_node("MatMul", ["x", "w"], ["t"]),
-            helper.make_node("MatMul", ["t", "w"], ["y"]),
+            helper.make_node("Add", ["t", "w"], ["y"]),
+        ],
+        (100, 100),
+        {"w": (100, 100)},
+    ),
+    "a weight of which columns are channels, and rows": (
+        [
+            helper.make_node("MatMul", ["x", "w"], ["t"]),
+            helper.make_node("Gemm", ["t", "w"], ["y"], transB=1),
         ],
         (1, 100),
         {"w": (100, 100)},
@@ -217,6 +225,30 @@ STAY: dict[str, tuple[list[onnx.NodeProto], Shape, dict[str, Shape]]] = {
         {"w": (100, 100)},
     ),
 }
+
+
+def test_a_weight_that_several_layers_have_is_parted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal_compiler.sharing.LEAST_BYTES", 1 << 10)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["t"]),
+        helper.make_node("MatMul", ["t", "w"], ["u"]),
+        helper.make_node("Gemm", ["u", "w", "b"], ["y"]),
+    ]
+    profile = profiled(model(nodes, (1, 100), {"w": (100, 100), "b": (100,)}), tmp_path)
+    weights = [size for name, size in profile.weights.items() if name.startswith("w")]
+    assert len(weights) == 4
+    assert sum(weights) == 4 * 100 * 100
+    assert len(profile.nodes) == 3 * (len(weights) + 1)
+    document = cut_everywhere(tmp_path, profile, np.ones((1, 100), np.float32))
+    stored = {
+        path.stat().st_ino: path.stat().st_size
+        for fragment in document.fragments
+        for path in (tmp_path / "store/fragments" / fragment.digest[7:]).glob("*.bin")
+        if path.name != "blocks.bin"
+    }
+    assert sum(stored.values()) < 2 * 4 * 100 * 100, "each part is one file for all"
 
 
 @pytest.mark.parametrize("name", STAY)

@@ -7,7 +7,7 @@ has no caller who would override them. What no output needs is left out.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -119,6 +119,7 @@ def normalise(model: CheckedModel) -> Graph:
     nodes = [node for node in graph.node if not hoist.constant(node)]
     for node in nodes:
         hoist.inside(node)
+    nodes = _without_copies(graph, nodes, weights, hoist.definitions)
     inputs = tuple(each for each in graph.input if each.name not in weights | sparse)
     normal = Graph(
         nodes=tuple(nodes),
@@ -135,6 +136,31 @@ def normalise(model: CheckedModel) -> Graph:
     return replace(
         normal, nodes=tuple(node for node, each in zip(nodes, kept, strict=True) if each)
     )
+
+
+def _without_copies(
+    graph: onnx.GraphProto,
+    nodes: Sequence[onnx.NodeProto],
+    weights: Mapping[str, Weight],
+    definitions: Mapping[str, int],
+) -> list[onnx.NodeProto]:
+    """The nodes without those that give an initializer another name, as exporters write where
+    several layers have one weight. What read the other name reads the initializer."""
+    given = {each.name for each in graph.output}
+    given.update(
+        each.name for node in all_nodes(nodes) for inner in subgraphs(node) for each in inner.output
+    )
+    names: dict[str, str] = {}
+    kept = []
+    for node in nodes:
+        copies = is_standard(node, "Identity") and len(node.input) == len(node.output) == 1
+        source = names.get(node.input[0], node.input[0]) if copies else ""
+        if source in weights and node.output[0] not in given and definitions[node.output[0]] == 1:
+            names[node.output[0]] = source
+        else:
+            kept.append(node)
+    _rename(graph, names)
+    return kept
 
 
 def _without_functions(proto: onnx.ModelProto) -> onnx.ModelProto:

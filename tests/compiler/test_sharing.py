@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaining import manifest, run_chained, run_whole
-from made_models import Made, tied_encoder
+from made_models import Made, tied_encoder, weight
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
 from shoal_compiler.sharing import LEAST_BYTES, shared_groups
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.segments import Layout
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import MOST_SHARED_FILES, is_shared
 from shoal_protocol.partition import PartitionDocument
@@ -49,6 +50,35 @@ def listed(store: Path, document: PartitionDocument) -> list[dict[str, int]]:
         {name: file.size_bytes for name, file in each.files.items() if is_shared(name)}
         for each in manifests
     ]
+
+
+def test_a_weight_of_several_names_is_one(tmp_path: Path) -> None:
+    made = Made(
+        text="""agraph (float[1, 64] x, bool c) => (float[1, 64] y, float[64, 64] same) {
+            W1 = Identity (W)
+            W2 = Identity (W1)
+            same = Identity (W)
+            a = MatMul (x, W1)
+            b = MatMul (a, W2)
+            y = If (c) <
+                then_branch = t () => (float[1, 64] d) { d = MatMul (b, W2) },
+                else_branch = e () => (float[1, 64] d) { d = Neg (b) } >
+        }""",
+        weights={"W": weight(64, 64)},
+        shapes={"x": (1, 64)},
+        feeds={"c": np.array(True)},
+    )
+    profile = profile_model(made.save(tmp_path))
+    assert set(profile.weights) == {"W"}
+    names = [node.label.split("(")[1] for node in profile.nodes]
+    assert sorted(names) == ["Identity)", "If)", "MatMul)", "MatMul)"]
+    store = tmp_path / "store"
+    document = cut_model(tmp_path / "model.onnx", profile, Layout(profile).legal, store)
+    for flag in (True, False):
+        feeds = {**made.inputs(), "c": np.array(flag)}
+        want, got = run_whole(tmp_path / "model.onnx", feeds), run_chained(store, document, feeds)
+        for name, value in want.items():
+            np.testing.assert_allclose(got[name].astype(float), value.astype(float), 1e-5, 1e-5)
 
 
 def test_what_all_layers_use_is_stored_once(tmp_path: Path) -> None:

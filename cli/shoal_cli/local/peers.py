@@ -92,6 +92,7 @@ async def _answer(process: asyncio.subprocess.Process) -> Json:
 
 
 def main() -> None:
+    """As a step."""
     request, say = begin_step()
     from shoal_cli.local.whole_model import ModelUnusable, Way, WholeModel  # noqa: PLC0415
 
@@ -111,7 +112,3 @@ def main() -> None:
             say({"seconds": perf_counter() - started, "peak_bytes": whole.peak_bytes})
     except ModelUnusable as error:
         say({"failed": str(error)})
-
-
-if __name__ == "__main__":
-    main()

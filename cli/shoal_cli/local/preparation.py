@@ -196,5 +196,6 @@ def _is_current(path: Path, store: FragmentStore, source: Mapping[str, object]) 
     return all(store.is_sound(fragment.digest) for fragment in document.fragments)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """As a step."""
     serve(_work, (ModelRefused, PreparationRefused))

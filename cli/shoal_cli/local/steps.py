@@ -1,7 +1,7 @@
 """A step in a process of its own: its memory comes back, and a crash there is an error here.
 
 Cutting a model and running the whole one take much memory, so the runner does neither itself. A
-step is a module with a `main` that calls `serve`: it reads one line of JSON from standard input,
+step is a module with a `main` that calls `serve`, and is started by `step`: it reads one line of JSON from standard input,
 `{"parent": PID, "request": {...}}`, and writes lines of JSON to standard output: any number of
 `{"progress": [done, total]}`, then `{"result": ...}` or `{"refused": {...}}`. What it writes to
 standard error is kept for the message if it crashes.
@@ -79,7 +79,7 @@ async def run_step(name: str, module: str, request: Json, on_progress: Progress)
 async def start_step(module: str, request: Json, errors: int) -> asyncio.subprocess.Process:
     """A process that is given its request; `errors` are as those of `subprocess`."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module),
+        *(sys.executable, "-m", "shoal_cli.local.step", module),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=errors,
@@ -97,7 +97,6 @@ def serve(work: Callable[[Json, Progress], Json], refusals: tuple[type[Exception
     """The process's side: do the work on the request, write progress and the result. Exceptions of
     `refusals` become `StepRefused` on the other side; any other is a crash, with a traceback unless
     it is due to a disk."""
-    gc.freeze()  # what was imported stays: neither the work nor the end need look through it
     request, say = begin_step()
     try:
         result = work(request, lambda done, total: say({"progress": [done, total]}))
@@ -114,6 +113,8 @@ def serve(work: Callable[[Json, Progress], Json], refusals: tuple[type[Exception
 def begin_step() -> tuple[Json, Callable[[Json], None]]:
     """In the process: what it is asked, and how it says something."""
     end_with_parent()
+    gc.freeze()  # what was imported stays: neither the work nor the end need look through it
+    gc.enable()
     # Nothing but answers may go to standard output, whatever libraries print.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -274,5 +274,6 @@ class _Results:
         return row
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """As a step."""
     serve(_work, (VerificationRefused, InputsRefused, InputUnsuitable, UnreadableArrays))

@@ -34,7 +34,7 @@ def work(request, progress):
     progress(2, 2)
     return {"echo": request["do"]}
 
-if __name__ == "__main__":
+def main():
     serve(work, (ValueError,))
 """
 

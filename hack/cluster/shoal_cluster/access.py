@@ -93,7 +93,8 @@ class Access:
         command = (str(find(program)), *arguments)
         done = subprocess.run(
             command,
-            env=os.environ | {"KUBECONFIG": str(self.kubeconfig)},
+            # It ends before it has much garbage.
+            env=os.environ | {"KUBECONFIG": str(self.kubeconfig), "GOGC": "off"},
             input=given,
             capture_output=True,
             text=True,

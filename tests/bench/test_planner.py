@@ -43,6 +43,7 @@ def test_many_layers_on_many_devices_keep_their_gap(size: bench.Size, objective:
     assert stated.met
 
 
+@pytest.mark.minutes  # as `planner/test_large_pools.py`, on the bench's pools
 def test_pools_of_unequal_devices_keep_their_gap_and_beat_simple_splits() -> None:
     took, *others = planned_pools.cuts(12, Objective.THROUGHPUT, 1)
     assert took.value > 0

@@ -1,10 +1,10 @@
 """A step in a process of its own: its memory comes back, and a crash there is an error here.
 
 Cutting a model and running the whole one take much memory, so the runner does neither itself. A
-step is a module with a `main` that calls `serve`, and is started by `step`: it reads one line of JSON from standard input,
-`{"parent": PID, "request": {...}}`, and writes lines of JSON to standard output: any number of
-`{"progress": [done, total]}`, then `{"result": ...}` or `{"refused": {...}}`. What it writes to
-standard error is kept for the message if it crashes.
+step is a module with a `main` that calls `serve`, and is started by `step`: it reads one line of
+JSON from standard input, `{"parent": PID, "request": {...}}`, and writes lines of JSON to standard
+output: any number of `{"progress": [done, total]}`, then `{"result": ...}` or `{"refused": {...}}`.
+What it writes to standard error is kept for the message if it crashes.
 """
 
 import asyncio

@@ -25,11 +25,10 @@ run: .venv/run.stamp ## Run the main job: a model cut over three small devices r
 
 # The short checks first, side by side; then all tests in one run, so that those that wait (for a
 # cluster, for a lease) leave the processors to the others, and each process collects them once.
-# Half of the time tests wait: with fewer processes than these two processors are often idle.
 check: .venv/dev.stamp ## Run every check: style, types, borders, documentation, tests
 	@$(MAKE) --no-print-directory --jobs --output-sync=target style types borders docs
 	@$(CLUSTER) build
-	$(BIN)/pytest --quiet -rs -m "not minutes" --numprocesses 7 --no-loadscope-reorder
+	$(BIN)/pytest --quiet -rs -m "not minutes" --numprocesses 5 --no-loadscope-reorder
 
 style: .venv/dev.stamp ## Check the style: ruff
 	$(BIN)/ruff check

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from shoal_agent.transport import activations
 from shoal_agent.transport.activations import ActivationStore
 from shoal_agent.transport.links import PeerLinks
 from shoal_agent.transport.shaping import Uplink
-from shoal_protocol import PROTOCOL
+from shoal_protocol import PROTOCOL, pacing
 from shoal_protocol.channels import open_channel
 from shoal_protocol.pacing import Outbox
 from shoal_protocol.services import SessionClient
@@ -240,15 +239,16 @@ async def test_instructions_are_not_read_while_the_outbox_is_full(
     class Unread(Outbox[pb.AgentMessage]):
         """The other side does not read at first."""
 
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
+        def __init__(self) -> None:
+            super().__init__()
             outboxes.append(self)
 
         async def write_all(self, *arguments: Any, **options: Any) -> None:
             await reads.wait()
             await super().write_all(*arguments, **options)
 
-    monkeypatch.setattr(control, "Outbox", partial(Unread, limit=8))
+    monkeypatch.setattr(control, "Outbox", Unread)
+    monkeypatch.setattr(pacing, "UNSENT_MESSAGES", 8)
     async with open_channel(f"unix:{folder}/c.sock") as channel:
         session = Session(agent, SessionClient(channel), None)
         running = asyncio.create_task(session.run(lambda: None))

@@ -327,7 +327,7 @@ def test_a_job_goes_on_through_an_upgrade_of_everything(read: ShoalOnNodes) -> N
     read.wait_until("its end is told", lambda: "FinishedJob" in read.events("InferenceJob", "long"))
     assert read.events("InferenceJob", "long").count("FinishedJob") == 1
     check_results(read)
-    read.wait_until("everything is of the new version", lambda: images(read) == {"next"})
+    read.wait_until("everything is of the new version", lambda: images(read) == ALL_NEXT)
     read.wait("devicepool/shelf")
 
 
@@ -350,12 +350,14 @@ class Written:
         return len(self.seen)
 
 
-def images(shoal: ShoalOnNodes) -> set[str]:
+ALL_NEXT = ["next"] * (2 + len(NODES))
+
+
+def images(shoal: ShoalOnNodes) -> list[str]:
     """The tags of the images that the operator's, the coordinator's and the agents' pods run."""
     operators = shoal.cluster.access.get("pods", f"--namespace={SYSTEM}")["items"]
     pods = [*operators, *shoal.pods("coordinator"), *shoal.pods("agent")]
-    assert len(pods) == 2 + len(NODES)
-    return {pod["spec"]["containers"][0]["image"].rpartition(":")[2] for pod in pods}
+    return [pod["spec"]["containers"][0]["image"].rpartition(":")[2] for pod in pods]
 
 
 def check_results(shoal: ShoalOnNodes) -> None:

@@ -74,7 +74,8 @@ def _can_cut(
             return False
         size += weight.weight.bytes
     return size > most_bytes and all(
-        each is None or parting.can_cut(each, 0) for each in constants.values()
+        each is None or (each.dims[:1] == [len(_DIRECTIONS)] and parting.can_cut(each, 0))
+        for each in constants.values()
     )
 
 

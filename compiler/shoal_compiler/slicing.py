@@ -229,7 +229,7 @@ def _layer(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> _Layer | 
     weight = parting.constant(name)
     if weight is None or weight.weight.bytes <= most_bytes or weight.weight.contents is None:
         return None
-    axis = _channel_axis(node, len(weight.dims))
+    axis = _channel_axis(node, weight.dims)
     if axis is None or not parting.can_cut(weight, axis) or list(node.input).count(name) > 1:
         return None
     others = _others(node, operator, parting, weight.dims[axis])
@@ -247,15 +247,16 @@ def _layer(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> _Layer | 
     )
 
 
-def _channel_axis(node: onnx.NodeProto, rank: int) -> int | None:
-    """The axis of the output channels in a layer's weight of that rank."""
+def _channel_axis(node: onnx.NodeProto, dims: Sequence[int]) -> int | None:
+    """The axis of the output channels in a layer's weight of that shape."""
+    rank = len(dims)
     match node.op_type:
         case "Conv" | "ConvInteger" | "QLinearConv" if integer_of(node, "group", 1) == 1:
             return 0 if rank > 2 else None
         case "ConvTranspose" if integer_of(node, "group", 1) == 1:
             return 1 if rank > 2 else None
         case "MatMulNBits":
-            return 0 if rank == 3 and integer_of(node, "N", 0) else None
+            return 0 if rank == 3 and integer_of(node, "N", 0) == dims[0] else None
         case "Gemm" if rank == 2 and integer_of(node, "transB", 0):
             return 0
         case _ if rank == 2:

@@ -105,6 +105,16 @@ def test_a_layer_of_one_direction_or_with_more_to_divide_stays_whole(
     assert set(profile.weights) == set(known)
 
 
+@pytest.mark.parametrize("name", ["w", "r", "b"])
+def test_a_layer_that_has_something_for_one_direction_only_is_left_to_the_runtime_to_refuse(
+    tmp_path: Path, name: str
+) -> None:
+    before, node, known = CASES["GRU"]
+    less = {**known, name: known[name][:1]}
+    profile = profile_of(Layer(node, STEPS_OF_X, less, before=before), tmp_path)
+    assert set(profile.weights) == set(less)
+
+
 def test_a_small_layer_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal_compiler.profile.SLICE_BYTES", (1 << 20,))
     before, node, known = CASES["GRU"]

@@ -1,7 +1,8 @@
 """Quantised layers and transposed convolutions in parts, with all that is for each channel."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -246,6 +247,16 @@ def test_layers_of_other_kinds_are_parted_with_all_that_they_have_for_each_chann
         layer.weights["w"].nbytes
     )
     cut_everywhere(tmp_path, profile, layer.x)
+
+
+def test_a_product_that_says_another_number_of_columns_is_left_to_the_runtime_to_refuse(
+    tmp_path: Path,
+) -> None:
+    layer = QUANTISED["MatMulNBits"]
+    node = deepcopy(layer.node)
+    next(each for each in node.attribute if each.name == "N").i = 400
+    profile = profile_of(replace(layer, node=node), tmp_path)
+    assert set(profile.weights) == set(layer.weights)
 
 
 @pytest.mark.parametrize("name", STAY)

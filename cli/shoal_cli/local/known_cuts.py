@@ -3,7 +3,8 @@
 Beside `partition.json`, `order.json` records what was ordered, the model's files with their
 digests, how the inputs looked where the cut depends on them, and what the cut came to. Where all of
 that is so still, and every fragment in the store is sound, a run starts with it. In any other case
-the model is opened, and that finds out what is to be done.
+the model is opened, and that finds out what is to be done. A record carries its own digest: one
+that is damaged is none.
 
 What is divided afterwards, because it took more than a device has, is divided in the same cut each
 time. So that cut is recorded as well, and where only the divisions have changed, it is not searched
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from shoal_cli.local.cut_orders import CutOrder
-from shoal_protocol.digests import digest_of_file
+from shoal_protocol.digests import Digest, digest_of, digest_of_file
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import document_from_json
@@ -68,6 +69,7 @@ def remember(
     they were read; None where the cut does not depend on them. Raises `OSError`."""
     record = {"version": VERSION, "order": _plain(order), "inputs": inputs, "answer": answer}
     record["base"] = None if base is None else dataclasses.asdict(base)
+    record["digest"] = _digest(record)
     replace_file(path.with_name(_RECORD), json.dumps(record).encode())
 
 
@@ -110,6 +112,8 @@ def _recorded(path: Path, order: CutOrder) -> dict[str, Any] | None:
     """What is recorded of an order, whatever it divides, if its inputs are as they were. Raises
     what reading a damaged record raises."""
     record: dict[str, Any] = json.loads(path.with_name(_RECORD).read_bytes())
+    if record.pop("digest") != _digest(record):
+        return None
     undivided: dict[str, Any] = {"outgrown": []}
     if record["version"] != VERSION or record["order"] | undivided != _plain(order) | undivided:
         return None
@@ -117,6 +121,11 @@ def _recorded(path: Path, order: CutOrder) -> dict[str, Any] | None:
     if known is not None and (order.sample is None or inputs_at(order.sample) != known):
         return None
     return record
+
+
+def _digest(record: Mapping[str, Any]) -> Digest:
+    """Of a record without its digest; the same before it is written and after."""
+    return digest_of(json.dumps(record).encode())
 
 
 def _plain(order: CutOrder) -> dict[str, Any]:

@@ -203,6 +203,19 @@ def test_a_cut_is_searched_for_again_where_more_has_changed_than_divisions(
     assert not find_base(path, order, {str(order.path): digest_at(order.path)})
 
 
+@pytest.mark.parametrize("damage", [{"slicing": 99}, {"positions": [7]}])
+def test_a_record_that_is_damaged_is_as_none(tmp_path: Path, damage: dict[str, object]) -> None:
+    order = sums_order(tmp_path)
+    sound = divide_anew(order, tmp_path)
+    divided = divide_anew(order, tmp_path, 0)
+    record = partition_path(tmp_path, "sums").with_name("order.json")
+    values = json.loads(record.read_bytes())
+    record.write_text(json.dumps(values | {"base": values["base"] | damage}))
+    assert divide_anew(order, tmp_path, 0) == divided
+    record.write_text(json.dumps(values | {"base": values["base"] | damage}))
+    assert divide_anew(order, tmp_path) == sound
+
+
 def test_what_cannot_be_divided_is_refused_with_its_need(model: Path, tmp_path: Path) -> None:
     with pytest.raises(PreparationRefused, match="took 13 MiB, and it cannot be divided"):
         divided(model, tmp_path, *([0] * 64))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 
 from agent.fragment_making import InBlocks, MadeFragment, dense_model, write_fragment
 from agent.test_blocks import StopsBefore
@@ -25,9 +26,11 @@ MIB = 1 << 20
 
 def made_in(folder: Path, emptied: tuple[int, ...]) -> MadeFragment:
     """First 20 MiB of activations and 8 of weights, then 3 and 17: 26 or 40 in all, measured."""
+    model = dense_model([64, 16384, 64, 2048, 2048])
+    model.graph.output.append(helper.make_tensor_value_info("r1", TensorProto.FLOAT, ["batch", 64]))
     return write_fragment(
         folder,
-        dense_model([64, 16384, 64, 2048, 2048]),
+        model,
         64 * MIB,
         InBlocks(4, emptied=emptied),
         largest={"x": (160, 64)},
@@ -58,6 +61,20 @@ def test_where_the_arena_is_emptied_weights_have_the_place_of_activations(
     assert (tried.taken_bytes < 33 * MIB) == (bool(emptied) and not beyond_least)
     for _ in range(2):
         assert np.array_equal(runtime.run("f", x, Stopper()).outputs["y"], whole)
+
+
+def test_an_output_of_the_first_part_outlives_the_run(tmp_path: Path) -> None:
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=64 * MIB)
+    made, x = made_in(tmp_path, (0, 2)), item()
+    runtime.open("whole", made.folder)
+    whole = runtime.run("whole", x, Stopper()).outputs
+    runtime.close("whole")
+    runtime.open("f", made.folder, made.least_bytes)
+    for _ in range(3):
+        outputs = runtime.run("f", x, Stopper()).outputs
+        assert all(np.array_equal(outputs[name], whole[name]) for name in ("y", "r1"))
+    _, early = runtime._open["f"].run(x, Stopper())
+    assert early.flags.owndata, "it was moved out of the arena, and is a result as it is"
 
 
 def test_parts_work_in_what_they_worked_in_for_the_item_before(

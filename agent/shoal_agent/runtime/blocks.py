@@ -324,11 +324,13 @@ class BlockFragment:
         values = {name: as_value(array) for name, array in feed.items()}
         placed = self._destinations(feed) if self._places else {}
         self._parts.begin(feed)
-        joined: dict[str, Array] = {}
+        own: dict[str, Array] = {}  # results that are in this process's own memory
         try:
             for index, block in enumerate(self._open):
                 if self._parts.begins_at(index):
-                    move_out(values, feed.keys() | placed.keys())
+                    moved = move_out(values, feed.keys() | own.keys()).items()
+                    own.update((name, array) for name, array in moved if name in self.outputs)
+                    del moved  # the others go after their last use
                     self._parts.make_room(index)
                 self._bring(index)
                 if adopted.plan.prefetches:
@@ -342,15 +344,15 @@ class BlockFragment:
                         raise
                     self._places, placed = False, {}
                     run_block(block, values, stopper, placed)
+                own.update((name, placed[name]) for name in placed.keys() & set(block.gives))
                 for name in self._joins.keys() & set(block.gives):
-                    put(values.pop(name).numpy(), name, self._joins[name], joined)
+                    put(values.pop(name).numpy(), name, self._joins[name], own)
                 self._drop(index, adopted)
         except RuntimeFailed:
             self._follow(adopted)
             self._parts.forget()
             raise
         self._parts.end()
-        own = placed | joined
         return [own[name] if name in own else values[name].numpy() for name in self.outputs]
 
     @property

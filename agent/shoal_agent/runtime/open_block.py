@@ -62,11 +62,15 @@ def run_block(
         del values[name]
 
 
-def move_out(values: Values, own: Collection[str]) -> None:
+def move_out(values: Values, own: Collection[str]) -> dict[str, Array]:
     """Have values in memory of this process's own that are in the arena: all but those that are
-    there already. Each leaves the arena when it has been copied."""
+    there already. Each leaves the arena when it has been copied. The arrays that they are in now,
+    which live no longer than their values unless somebody keeps them."""
+    moved = {}
     for name in values.keys() - own:
-        values[name] = as_value(np.array(values[name].numpy()))
+        moved[name] = np.array(values[name].numpy())
+        values[name] = as_value(moved[name])
+    return moved
 
 
 def put(part: Array, name: str, join: Join, joined: dict[str, Array]) -> None:

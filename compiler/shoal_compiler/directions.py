@@ -70,11 +70,11 @@ def _can_cut(
         weight = constants[place]
         if weight is None or weight.weight.contents is None:
             return False
-        if parting.readers[node.input[place]] > 1:
+        if parting.readers[weight.name] > 1:
             return False
         size += weight.weight.bytes
     return size > most_bytes and all(
-        each is None or (each.dims[:1] == [len(_DIRECTIONS)] and parting.can_cut(each, 0))
+        each is None or (each.dims[:1] == [len(_DIRECTIONS)] and parting.can_cut(each, 0, 1))
         for each in constants.values()
     )
 

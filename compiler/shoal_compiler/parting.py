@@ -1,4 +1,4 @@
-"""Parts of constants: of initializers, and of what a node dequantises or casts.
+"""Parts of constants: of initializers, and of what nodes dequantise, cast or transpose.
 
 A part's content is a range of the file that the whole is in, or strips of it where the axis is not
 the first: nothing is read.
@@ -6,8 +6,9 @@ the first: nothing is read.
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Final
 
 import numpy as np
 import onnx
@@ -16,22 +17,34 @@ from onnx import numpy_helper
 from shoal_compiler.graph import Graph, Weight
 from shoal_compiler.safety import Range, all_nodes, bits_of, integer_of, is_standard
 
+_MAKERS: Final = ("DequantizeLinear", "Cast", "Transpose")
+_MOST_MAKERS: Final = 4
+"""One after the other."""
+
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """What a layer reads that is known: an initializer, or what `maker` makes of it."""
+    """What a layer reads that is known: an initializer, or what `maker` makes of a `source`, which
+    is known. `axes` are those of the initializer, in the order that they are read in."""
 
     weight: Weight
-    maker: onnx.NodeProto | None
+    axes: Sequence[int]
+    maker: onnx.NodeProto | None = None
+    source: "Constant | None" = None
+
+    @property
+    def name(self) -> str:
+        """Of the initializer."""
+        return self.weight.tensor.name
 
     @property
     def dims(self) -> Sequence[int]:
-        return self.weight.tensor.dims
+        return [self.weight.tensor.dims[axis] for axis in self.axes]
 
     @property
     def only_axis(self) -> int:
         """The first axis that is more than one long."""
-        return next((axis for axis, size in enumerate(self.dims) if size > 1), len(self.dims) - 1)
+        return next((axis for axis, size in enumerate(self.dims) if size > 1), len(self.axes) - 1)
 
 
 class Parting:
@@ -40,6 +53,9 @@ class Parting:
     def __init__(self, graph: Graph, readers: Mapping[str, int]) -> None:
         self.weights = dict(graph.weights)
         self.readers = readers
+        self.tables: set[str] = set()
+        """Initializers that are needed whole beside their parts."""
+        self._dropped: set[str] = set()
         self.makers = {name: node for node in graph.nodes for name in node.output}
         self._taken = {*graph.sparse, *graph.weights, *(each.name for each in graph.inputs)}
         self._names: set[str] = set()
@@ -48,37 +64,41 @@ class Parting:
             self._taken.update((*node.input, *node.output))
             self._names.add(node.name)
 
-    def constant(self, name: str) -> Constant | None:
-        """What a node reads by that name, if it is known."""
+    def constant(self, name: str, makers: int = _MOST_MAKERS) -> Constant | None:
+        """What a node reads by that name, if it is known, and `makers` at most have made it."""
         if (weight := self.weights.get(name)) is not None:
-            return Constant(weight, None)
+            return Constant(weight, range(len(weight.tensor.dims)))
         maker = self.makers.get(name)
-        if maker is None or not is_standard(maker, "DequantizeLinear", "Cast"):
+        if maker is None or not is_standard(maker, *_MAKERS) or not maker.input or not makers:
             return None
-        inputs = [self.weights.get(each) for each in maker.input if each]
-        if not inputs or inputs[0] is None or None in inputs:
+        source = self.constant(maker.input[0], makers - 1)
+        if source is None or self.readers[name] > 1:
             return None
-        if self.readers[name] > 1 or self.readers[maker.input[0]] > 1:
+        if any(each not in self.weights for each in maker.input[1:] if each):
             return None
-        return Constant(inputs[0], maker)
+        order = _order(maker, len(source.axes))
+        if sorted(order) != list(range(len(source.axes))):
+            return None
+        return Constant(source.weight, [source.axes[axis] for axis in order], maker, source)
 
-    def can_cut(self, constant: Constant, axis: int) -> bool:
-        """Whether a constant can be parted along an axis."""
-        if has_split_bytes(constant.weight):
+    def can_cut(self, constant: Constant, axis: int, step: int) -> bool:
+        """Whether a constant can be parted along an axis, into multiples of a step."""
+        if constant.maker is None or constant.source is None:
+            return _has_whole_bytes(constant.weight, axis, step)
+        if not self.can_cut(constant.source, _axis_before(constant, axis), step):
             return False
-        maker = constant.maker
-        if maker is None or maker.op_type == "Cast":
-            return True
-        scales = [self.weights[each] for each in maker.input[1:] if each]
-        return all(self._along(constant, each, axis) is not None for each in scales)
+        scales = [self.weights[each] for each in constant.maker.input[1:] if each]
+        places = [(each, self._along(constant, each, axis)) for each in scales]
+        return all(
+            along is not None and (along < 0 or _has_whole_bytes(each, along, step))
+            for each, along in places
+        )
 
     def _along(self, constant: Constant, scale: Weight, axis: int) -> int | None:
         """The axis along which the scale, or the zero point, of a constant is parted with it; -1:
         it is not; None: nothing can be parted."""
         assert constant.maker is not None
         rank, dims = len(constant.dims), scale.tensor.dims
-        if has_split_bytes(scale):
-            return None
         if prod(dims) == 1:
             return -1
         if rank == 0:
@@ -102,23 +122,32 @@ class Parting:
         maker = constant.maker
         if maker is None:
             part = self._parts[name, axis, start, end] = self.fresh(f"{name}.{number}")
-            self.weights[part] = _part(constant.weight, part, axis, start, end)
+            self.weights[part] = replace(
+                _part(constant.weight, part, axis, start, end),
+                whole=name if name in self.tables else "",
+            )
             return part, []
         node = deepcopy(maker)
         node.name = self.name(maker, number)
-        node.input[0], _ = self.cut(maker.input[0], axis, start, end, number)
+        before = _axis_before(constant, axis)
+        node.input[0], makers = self.cut(maker.input[0], before, start, end, number)
         for place, scale in enumerate(maker.input[1:], 1):
             along = self._along(constant, self.weights[scale], axis) if scale else -1
             assert along is not None
             if along >= 0:
                 node.input[place], _ = self.cut(scale, along, start, end, number)
         node.output[0] = self.fresh(f"{name}.{number}")
-        return node.output[0], [node]
+        return node.output[0], [*makers, node]
 
     def drop(self, name: str) -> None:
-        """Forget the initializer of a constant that is in parts."""
+        """A constant is in parts now: its initializer is not needed but as a table."""
         if (constant := self.constant(name)) is not None:
-            del self.weights[constant.weight.tensor.name]
+            self._dropped.add(constant.name)
+
+    def left(self) -> dict[str, Weight]:
+        """The initializers that are needed still."""
+        gone = self._dropped - self.tables
+        return {name: each for name, each in self.weights.items() if name not in gone}
 
     def integers(self, name: str) -> list[int] | None:
         """The values of an initializer that is a shape."""
@@ -151,36 +180,44 @@ def _unlike(name: str, taken: set[str]) -> str:
     return name
 
 
-def has_split_bytes(weight: Weight) -> bool:
-    """Whether elements are no whole number of bytes."""
-    return (bits_of(weight.tensor.data_type) or 1) % 8 != 0
+def _order(maker: onnx.NodeProto, rank: int) -> Sequence[int]:
+    """The axes of what a maker reads in the order that they have in what it makes."""
+    if maker.op_type != "Transpose":
+        return range(rank)
+    order = next((each.ints for each in maker.attribute if each.name == "perm"), ())
+    return list(order) or range(rank)[::-1]
 
 
-def channel_bytes(weight: Weight, axis: int) -> int:
-    """Bytes of a channel that lie together in the weight."""
-    return weight.bytes // prod(weight.tensor.dims[: axis + 1])
+def _axis_before(constant: Constant, axis: int) -> int:
+    """Which axis of what the maker reads is this one."""
+    assert constant.source is not None
+    return list(constant.source.axes).index(constant.axes[axis])
+
+
+def _has_whole_bytes(weight: Weight, axis: int, step: int) -> bool:
+    """Whether parts of a weight, that are multiples of a step along an axis, are whole bytes."""
+    bits = bits_of(weight.tensor.data_type)
+    return bits is not None and bits * step * prod(weight.tensor.dims[axis + 1 :]) % 8 == 0
 
 
 def _part(weight: Weight, name: str, axis: int, start: int, end: int) -> Weight:
     """The channels `[start, end)` of a weight, along an axis."""
     dims = list(weight.tensor.dims)
-    rows, channel = prod(dims[:axis]), channel_bytes(weight, axis)
-    stride = channel * dims[axis]
+    bits = (bits_of(weight.tensor.data_type) or 0) * prod(dims[axis + 1 :])
+    rows, first, strip = prod(dims[:axis]), bits * start // 8, bits * (end - start) // 8
+    stride = bits * dims[axis] // 8
     dims[axis] = end - start
     tensor = onnx.TensorProto(name=name, data_type=weight.tensor.data_type, dims=dims)
-    strip = channel * (end - start)
     if weight.contents is None:
         content = weight.loaded().raw_data
-        tensor.raw_data = b"".join(
-            content[row * stride + start * channel :][:strip] for row in range(rows)
-        )
+        tensor.raw_data = b"".join(content[row * stride + first :][:strip] for row in range(rows))
         return Weight(tensor, None)
     tensor.data_location = onnx.TensorProto.EXTERNAL
     place = weight.contents
     assert place.strip == 0, "a weight is parted once"
     contents = Range(
         place.path,
-        place.offset + start * channel,
+        place.offset + first,
         strip * rows,
         strip=strip if rows > 1 else 0,
         stride=stride if rows > 1 else 0,

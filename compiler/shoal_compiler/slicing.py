@@ -9,8 +9,8 @@ a kernel and a copy of its output, so they are no smaller than they have to be: 
 Where the output is reshaped at once, and keeps its channels last, the parts are: reshaped when they
 are joined, all of the output would be there twice more.
 
-A weight may come from a node that dequantises or casts an initializer: each part has one of its own
-then, and is fused with it by the runtime as the whole is.
+A weight may come from nodes that dequantise, cast or transpose an initializer: each part has its
+own then, and is fused with them by the runtime as the whole is.
 
 A recurrent layer is parted by its directions alone (`directions`).
 
@@ -24,14 +24,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 from typing import Final
 
 import onnx
 
 from shoal_compiler.directions import in_directions
 from shoal_compiler.graph import Graph, Weight, live
-from shoal_compiler.parting import Parting
+from shoal_compiler.parting import Constant, Parting
 from shoal_compiler.safety import integer_of, is_standard
 
 SLICE_BYTES: Final = (16 << 20, 4 << 20, 1 << 20)
@@ -79,12 +79,17 @@ class _Layer:
     inputs that are parted with it."""
 
     operator: _Operator
-    weight: str
+    weight: Constant
     axis: int
     channels: int
     parts: Sequence[tuple[int, int]]
     others: tuple[int, ...]
     channels_last: bool
+
+    @property
+    def initializer(self) -> tuple[str, int]:
+        """What is parted, and along which of its axes."""
+        return self.weight.name, self.weight.axes[self.axis]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +110,7 @@ def slice_layers(graph: Graph, most_bytes: int) -> Graph:
     parting = Parting(graph, readers)
     reshapes = _reshapes(graph, readers)
     layers = [_layer(node, parting, most_bytes) for node in graph.nodes]
-    alike = Counter((each.weight, each.axis) for each in layers if each is not None)
+    alike = Counter(each.initializer for each in layers if each is not None)
     nodes: list[onnx.NodeProto] = []
     waiting: dict[str, Iterator[onnx.NodeProto]] = {}
     for node, layer in zip(graph.nodes, layers, strict=True):
@@ -118,21 +123,23 @@ def slice_layers(graph: Graph, most_bytes: int) -> Graph:
         if layer is None:
             nodes.append(node)
             continue
-        others = readers[layer.weight] - alike[layer.weight, layer.axis]
-        if others > (tables[layer.weight] if layer.axis == 0 else 0):
+        weight, axis = layer.initializer
+        others = readers[weight] - alike[layer.initializer]
+        if others > (tables[weight] if axis == 0 else 0):
             nodes.append(node)
             continue
+        if others:
+            parting.tables.add(weight)
         reshape = reshapes.get(node.output[0]) if layer.channels_last else None
         sizes = None if reshape is None else _leading_sizes(parting, reshape, layer)
         if reshape is None or sizes is None:
-            nodes.extend(_in_parts(parting, node, layer, keep_whole=others > 0))
+            nodes.extend(_in_parts(parting, node, layer))
         else:
             reshaping = _Reshaping(node=reshape, sizes=sizes)
-            parts = _in_parts(parting, node, layer, keep_whole=others > 0, reshaping=reshaping)
-            waiting[node.output[0]] = parts
+            waiting[node.output[0]] = _in_parts(parting, node, layer, reshaping)
     kept = live(nodes, {each.name for each in graph.outputs})
     nodes = [node for node, each in zip(nodes, kept, strict=True) if each]
-    return replace(graph, nodes=tuple(nodes), weights=parting.weights)
+    return replace(graph, nodes=tuple(nodes), weights=parting.left())
 
 
 def _reshapes(graph: Graph, readers: Mapping[str, int]) -> dict[str, onnx.NodeProto]:
@@ -181,8 +188,6 @@ def _in_parts(
     parting: Parting,
     node: onnx.NodeProto,
     layer: _Layer,
-    *,
-    keep_whole: bool,
     reshaping: _Reshaping | None = None,
 ) -> Iterator[onnx.NodeProto]:
     """The nodes that replace one, and the one that reshapes its output, if there is one."""
@@ -200,9 +205,6 @@ def _in_parts(
             name = node.input[place]
             part.input[place], makers = parting.cut(name, axis, start * each, end * each, number)
             yield from makers
-        if keep_whole:
-            name = part.input[layer.operator.weight]
-            parting.weights[name] = replace(parting.weights[name], whole=layer.weight)
         if layer.operator.blocks:
             next(each for each in part.attribute if each.name == "N").i = end - start
         outputs.append(part.output[0])
@@ -213,8 +215,7 @@ def _in_parts(
             yield from reshape
     if reshaping is not None:
         output = reshaping.node.output[0]
-    if not keep_whole:
-        parting.drop(layer.weight)
+    parting.drop(node.input[layer.operator.weight])
     axis = -1 if layer.channels_last else 1
     yield onnx.helper.make_node("Concat", outputs, [output], name=node.name, axis=axis)
 
@@ -230,17 +231,21 @@ def _layer(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> _Layer | 
     if weight is None or weight.weight.bytes <= most_bytes or weight.weight.contents is None:
         return None
     axis = _channel_axis(node, weight.dims)
-    if axis is None or not parting.can_cut(weight, axis) or list(node.input).count(name) > 1:
+    if axis is None or list(node.input).count(name) > 1:
         return None
-    others = _others(node, operator, parting, weight.dims[axis])
-    parts = list(_parts(weight.weight, axis, most_bytes))
-    if others is None or len(parts) == 1:
+    channels = weight.dims[axis]
+    parts = list(_parts(weight.weight, weight.axes[axis], most_bytes))
+    step = gcd(channels, parts[0][1])
+    if len(parts) == 1 or not parting.can_cut(weight, axis, step):
+        return None
+    others = _others(node, operator, parting, channels, step)
+    if others is None:
         return None
     return _Layer(
         operator=operator,
-        weight=name,
+        weight=weight,
         axis=axis,
-        channels=weight.dims[axis],
+        channels=channels,
         parts=parts,
         others=others,
         channels_last=kind in _DENSE,
@@ -265,9 +270,10 @@ def _channel_axis(node: onnx.NodeProto, dims: Sequence[int]) -> int | None:
 
 
 def _others(
-    node: onnx.NodeProto, operator: _Operator, parting: Parting, channels: int
+    node: onnx.NodeProto, operator: _Operator, parting: Parting, channels: int, step: int
 ) -> tuple[int, ...] | None:
-    """The inputs that are parted with the weight; None: some input should be and cannot."""
+    """The inputs that are parted with the weight; None: some input should be and cannot. Parts are
+    multiples of `step` channels."""
     found = []
     for place in (*operator.biases, *operator.scales):
         if place >= len(node.input) or not node.input[place]:
@@ -281,7 +287,7 @@ def _others(
         along = other.dims[other.only_axis] if other.dims else 0
         several = operator.blocks and place in operator.scales and along and along % channels == 0
         whole = several or elements == along == channels
-        if not whole or not parting.can_cut(other, other.only_axis):
+        if not whole or not parting.can_cut(other, other.only_axis, step * (along // channels)):
             return None
         found.append(place)
     return tuple(found)

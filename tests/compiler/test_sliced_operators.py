@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compiler.test_slicing import cut_everywhere, profiled, small_limit
 from made_models import weight
+from shoal_compiler.errors import ModelRefused
 from shoal_planner.profile import Profile
 
 __all__ = ["small_limit"]
@@ -187,6 +188,45 @@ MADE: dict[str, Layer] = {
             helper.make_node("DequantizeLinear", ["b", "s"], ["c"], axis=0),
         ],
     ),
+    "transposed": Layer(
+        MULTIPLY,
+        VALUES,
+        {"w": weight(COLUMNS, 70)},
+        before=[helper.make_node("Transpose", ["w"], ["v"])],
+    ),
+    "transposed, and read as columns": Layer(
+        helper.make_node("Gemm", ["x", "v", "b"], ["y"], transB=1),
+        VALUES,
+        {"w": weight(70, COLUMNS), "b": weight(COLUMNS)},
+        ["b"],
+        [helper.make_node("Transpose", ["w"], ["v"], perm=[1, 0])],
+    ),
+    "a convolution that keeps channels last": Layer(
+        helper.make_node("Conv", ["x", "v"], ["y"]),
+        weight(1, 60, 5, 6),
+        {"w": weight(3, 3, 60, 100)},
+        before=[helper.make_node("Transpose", ["w"], ["v"], perm=[3, 2, 0, 1])],
+    ),
+    "dequantised and transposed": Layer(
+        MULTIPLY,
+        VALUES,
+        {"w": integers(COLUMNS, 70), "s": scales(COLUMNS), "z": integers(COLUMNS, seed=2)},
+        ["s", "z"],
+        [
+            helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], axis=0),
+            helper.make_node("Transpose", ["d"], ["v"]),
+        ],
+    ),
+    "transposed and dequantised": Layer(
+        MULTIPLY,
+        VALUES,
+        {"w": integers(COLUMNS, 70), "s": scales(COLUMNS), "z": integers(COLUMNS, seed=2)},
+        ["s", "z"],
+        [
+            helper.make_node("Transpose", ["w"], ["t"]),
+            helper.make_node("DequantizeLinear", ["t", "s", "z"], ["v"], axis=1),
+        ],
+    ),
     "half precision that is cast": Layer(
         helper.make_node("Gemm", ["x", "v"], ["y"], transB=1),
         VALUES,
@@ -257,6 +297,68 @@ def test_a_product_that_says_another_number_of_columns_is_left_to_the_runtime_to
     next(each for each in node.attribute if each.name == "N").i = 400
     profile = profile_of(replace(layer, node=node), tmp_path)
     assert set(profile.weights) == set(layer.weights)
+
+
+UINT4 = helper.tensor_dtype_to_np_dtype(TensorProto.UINT4)
+FOUR_BITS = {
+    "columns": (
+        (64, 1000),
+        (2, 1000),
+        [helper.make_node("DequantizeLinear", ["w", "s", "z"], ["v"], axis=0, block_size=32)],
+    ),
+    "rows": (
+        (1000, 64),
+        (1000, 2),
+        [
+            helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], axis=1, block_size=32),
+            helper.make_node("Transpose", ["d"], ["v"]),
+        ],
+    ),
+    "an odd number of columns": (
+        (64, 999),
+        (2, 999),
+        [helper.make_node("DequantizeLinear", ["w", "s", "z"], ["v"], axis=0, block_size=32)],
+    ),
+}
+"""The shapes of a weight and of its scales, and what makes `v` of them."""
+
+
+@pytest.mark.parametrize("name", FOUR_BITS)
+def test_weights_of_four_bits_are_parted_where_the_parts_are_whole_bytes(
+    tmp_path: Path, name: str
+) -> None:
+    shape, scaled, before = FOUR_BITS[name]
+    weights = {
+        "w": integers(*shape).astype(UINT4),
+        "s": scales(*scaled),
+        "z": integers(*scaled, seed=2).astype(UINT4),
+    }
+    layer = Layer(MULTIPLY, weight(2, 64), weights, before=before, opset=21)
+    profile = profile_of(layer, tmp_path)
+    parts = [size for each, size in profile.weights.items() if each.startswith("w.")]
+    if name.startswith("an odd"):
+        assert not parts
+    else:
+        assert len(parts) > 1
+        assert sum(parts) == 32 * 1000
+    cut_everywhere(tmp_path, profile, layer.x)
+
+
+def test_a_weight_that_is_transposed_in_an_order_that_there_is_not_is_left_to_the_runtime(
+    tmp_path: Path,
+) -> None:
+    transpose = helper.make_node("Transpose", ["w"], ["v"], perm=[1, 1])
+    layer = Layer(MULTIPLY, VALUES, {"w": weight(COLUMNS, 70)}, before=[transpose])
+    assert set(profile_of(layer, tmp_path).weights) == {"w"}
+
+
+def test_nodes_that_transpose_what_each_other_makes_are_refused(tmp_path: Path) -> None:
+    before = [
+        helper.make_node("Transpose", ["t"], ["v"]),
+        helper.make_node("Transpose", ["v"], ["t"]),
+    ]
+    with pytest.raises(ModelRefused):
+        profile_of(Layer(MULTIPLY, VALUES, {}, before=before), tmp_path)
 
 
 @pytest.mark.parametrize("name", STAY)

@@ -227,8 +227,9 @@ STAY: dict[str, tuple[list[onnx.NodeProto], Shape, dict[str, Shape]]] = {
 }
 
 
+@pytest.mark.parametrize("transposed", [False, True])
 def test_a_weight_that_several_layers_have_is_parted_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, transposed: bool
 ) -> None:
     monkeypatch.setattr("shoal_compiler.sharing.LEAST_BYTES", 1 << 10)
     nodes = [
@@ -236,11 +237,16 @@ def test_a_weight_that_several_layers_have_is_parted_once(
         helper.make_node("MatMul", ["t", "w"], ["u"]),
         helper.make_node("Gemm", ["u", "w", "b"], ["y"]),
     ]
+    if transposed:
+        for node in nodes:
+            node.input[1] = f"columns of {node.output[0]}"
+        turns = [helper.make_node("Transpose", ["w"], [node.input[1]]) for node in nodes]
+        nodes = [*turns, *nodes]
     profile = profiled(model(nodes, (1, 100), {"w": (100, 100), "b": (100,)}), tmp_path)
     weights = [size for name, size in profile.weights.items() if name.startswith("w")]
     assert len(weights) == 4
     assert sum(weights) == 4 * 100 * 100
-    assert len(profile.nodes) == 3 * (len(weights) + 1)
+    assert len(profile.nodes) == 3 * (len(weights) * (1 + transposed) + 1)
     document = cut_everywhere(tmp_path, profile, np.ones((1, 100), np.float32))
     stored = {
         path.stat().st_ino: path.stat().st_size
@@ -277,12 +283,21 @@ def test_a_malformed_layer_is_left_to_the_runtime_to_refuse(
     assert "w.0" not in profiled(made, tmp_path).weights
 
 
-def test_a_table_that_is_the_output_layer_too_is_stored_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "output",
+    [
+        [helper.make_node("Gemm", ["t", "table"], ["y"], transB=1)],
+        [
+            helper.make_node("Transpose", ["table"], ["columns"]),
+            helper.make_node("MatMul", ["t", "columns"], ["y"]),
+        ],
+    ],
+)
+def test_a_table_that_is_the_output_layer_too_is_stored_once(
+    tmp_path: Path, output: list[onnx.NodeProto]
+) -> None:
     words, width = 300, 64
-    nodes = [
-        helper.make_node("Gather", ["table", "x"], ["t"]),
-        helper.make_node("Gemm", ["t", "table"], ["y"], transB=1),
-    ]
+    nodes = [helper.make_node("Gather", ["table", "x"], ["t"]), *output]
     made = model(nodes, (2,), {"table": (words, width)}, TensorProto.INT64)
     profile = profiled(made, tmp_path)
     assert profile.parameters == words * width

@@ -262,6 +262,12 @@ TOPOLOGIES: Final[dict[str, Made]] = {
         shapes={"x": (2, 16)},
         feeds={"words": np.array(["fish", "shoal"], object)},
     ),
+    "bfloat16 inside": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            a = MatMul(x, W) h = Cast<to = 16>(a) b = Cast<to = 1>(h) y = MatMul(b, W2) }""",
+        weights={"W": W, "W2": W2},
+        shapes=X,
+    ),
     "half precision": Made(
         text="""g (float[N,16] x) => (float[N,16] y) {
             h = Cast<to = 10>(x) a = MatMul(h, W) b = Relu(a) c = MatMul(b, W)

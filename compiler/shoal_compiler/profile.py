@@ -26,8 +26,9 @@ from shoal_protocol.partition import TensorSpec, Work
 
 STRING_BYTES: Final = 32
 """The assumed size of one string: its length is known at run time only."""
-# The types that the protocol carries; those below a byte, and the 8-bit floats, it does not.
-SENDABLE: Final = frozenset(range(onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16 + 1))
+# The types that devices take and give. Those below a byte, and the 8-bit floats, the protocol does
+# not carry; bfloat16 and complex numbers the runtime does not hand over.
+SENDABLE: Final = frozenset(range(onnx.TensorProto.FLOAT, onnx.TensorProto.UINT64 + 1))
 _CHUNK: Final = 1 << 20
 _MOST_VALUES: Final = 64
 """Sizes, indices and limits are fewer; what is more is data."""

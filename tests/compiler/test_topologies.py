@@ -148,6 +148,11 @@ def test_a_sequence_does_not_cross(tmp_path: Path) -> None:
     assert "sequence" in layout.obstacles[at]
 
 
+def test_bfloat16_does_not_cross(tmp_path: Path) -> None:
+    layout = Layout(profile_model(TOPOLOGIES["bfloat16 inside"].save(tmp_path)))
+    assert "tensors of type bfloat16 are not sent" in layout.obstacles[layout.makers["b"]]
+
+
 def test_control_flow_stays_whole_and_takes_along_what_it_captures(tmp_path: Path) -> None:
     found = edges(TOPOLOGIES["a branch that captures"], tmp_path, ("c", "d"))
     assert (0, 1, ("a", "b", "positive")) in found

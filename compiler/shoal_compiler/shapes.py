@@ -20,6 +20,7 @@ from onnx.reference import ReferenceEvaluator
 
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph
+from shoal_compiler.own_operators import outputs_of
 from shoal_compiler.wire import LARGE
 from shoal_planner.profile import Role
 
@@ -39,22 +40,8 @@ INFERENCE_FAILS: Final = (
 MAX_EVALUATED: Final = 4096
 """Elements of the largest tensor that is evaluated for its part in a shape."""
 
-# ONNX Runtime's own operators have no inference in onnx. Of those that quantised and fused models
-# use most: which input the output has its type from, and which its shape, if any.
-_LIKE: Final[dict[str, tuple[int, int | None]]] = {
-    **dict.fromkeys(("BiasGelu", "FastGelu", "Gelu", "QuickGelu"), (0, 0)),
-    **dict.fromkeys(("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax"), (0, 0)),
-    **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), (0, 0)),
-    "QLinearAveragePool": (0, None),
-    **dict.fromkeys(("QLinearGlobalAveragePool", "QLinearReduceMean"), (0, None)),
-    "FusedMatMul": (0, None),
-    "MatMulNBits": (0, 0),  # but for the last axis
-    **dict.fromkeys(("Attention", "EmbedLayerNormalization", "MultiHeadAttention"), (0, None)),
-    "DequantizeLinear": (1, 0),
-    "QuantizeLinear": (2, 0),
-    "QLinearConcat": (2, None),
-}
-# Others give what an operator of onnx would give, of these of their inputs.
+# Some of ONNX Runtime's own operators give what an operator of onnx would give, of these of their
+# inputs.
 _COMPUTED_AS: Final[dict[str, tuple[str, tuple[int, ...]]]] = {
     "DynamicQuantizeLSTM": ("LSTM", tuple(range(8))),
     "DynamicQuantizeMatMul": ("MatMul", (0, 1)),
@@ -242,7 +229,7 @@ class _Concrete:
             types = {name: _typed(types[name], first) for name in node.input if name}
         version = self.graph.opsets.get(node.domain) or self.graph.opsets.get("ai.onnx")
         if not version or not onnx.defs.has(node.op_type, node.domain):
-            return self._like(node)
+            return outputs_of(node, [self.types.get(name) for name in node.input])
         try:
             schema = onnx.defs.get_schema(node.op_type, version, node.domain)
             return onnx.shape_inference.infer_node_outputs(
@@ -258,21 +245,6 @@ class _Concrete:
             )
         except INFERENCE_FAILS:
             return {}  # it stays unknown
-
-    def _like(self, node: onnx.NodeProto) -> Mapping[str, onnx.TypeProto]:
-        type_from, shape_from = _LIKE.get(node.op_type, (None, None))
-        if type_from is None or len(node.input) <= type_from or not node.input[type_from]:
-            return {}
-        made = onnx.TypeProto()
-        made.tensor_type.elem_type = self.types[node.input[type_from]].tensor_type.elem_type
-        if shape_from is not None:
-            shaped = self.types[node.input[shape_from]].tensor_type
-            if shaped.HasField("shape"):
-                made.tensor_type.shape.CopyFrom(shaped.shape)
-        columns = [each.i for each in node.attribute if each.name == "N"]
-        if node.op_type == "MatMulNBits" and columns and made.tensor_type.shape.dim:
-            made.tensor_type.shape.dim[-1].dim_value = columns[0]
-        return {node.output[0]: made}
 
     def _evaluate(self, node: onnx.NodeProto) -> None:
         """The node's values, if all it needs is known and small."""

@@ -13,6 +13,7 @@ from typing import Final
 import onnx
 
 from shoal_compiler.safety import integer_of
+from shoal_protocol.row_readers import ROW_READERS
 
 Dims = tuple[int, ...]
 
@@ -190,6 +191,8 @@ def workspace(shaped: Shaped) -> int:
                 return _LARGEST_ELEMENT * sum(_selected(shaped, operand) for operand in (1, 2))
             case "HardSwish" | "Mish":
                 return 4 * prod(_size(shaped.outputs, 0))
+            case "MatMulNBits" | "MatMulBnb4":
+                return 4 * _size(shaped.inputs, 0)[-1] * _size(shaped.outputs, 0)[-1]
     except _Unknown:
         pass
     return 0
@@ -220,17 +223,27 @@ WINDOW_BYTES: Final = 64 << 10
 """What the kernel maps around one touched byte of a file that it has in memory."""
 
 
-def touched(shaped: Shaped, table_bytes: int) -> int | None:
-    """Bytes of memory that a table takes, mapped from a file, when the node reads rows of it for
-    one item.
+def tables_of(node: onnx.NodeProto) -> Mapping[str, int]:
+    """The inputs of which a node reads rows, and nothing else of them, by their positions."""
+    reader = ROW_READERS.get(node.op_type)
+    if reader is None or (reader.axis and integer_of(node, reader.axis, 0) != 0):
+        return {}
+    places = (place for place in reader.tables if place < len(node.input) and node.input[place])
+    return {
+        node.input[place]: place
+        for place in places
+        if list(node.input).count(node.input[place]) == 1
+    }
 
-    None: the node reads all of its first input, or how many rows it reads is not known.
+
+def touched(shaped: Shaped, place: int, table_bytes: int) -> int | None:
+    """Bytes of memory that a table takes, mapped from a file, when the node reads rows of it for
+    one item; `place` is that of the table, as `tables_of` says. None: it is not known how many rows
+    the node reads.
     """
-    node = shaped.node
-    if node.op_type != "Gather" or node.domain or integer_of(node, "axis", 0) != 0:
-        return None
     try:
-        rows, count = _size(shaped.inputs, 0)[0], prod(_size(shaped.inputs, 1))
+        rows = _size(shaped.inputs, place)[0]
+        count = prod(_size(shaped.inputs, ROW_READERS[shaped.node.op_type].rows))
     except (_Unknown, IndexError):
         return None
     windows = -(-table_bytes // (rows * WINDOW_BYTES)) if rows else 1

@@ -12,7 +12,7 @@ import onnx
 from onnx import helper
 
 from shoal_compiler.bodies import bodies_bytes, inner_nodes
-from shoal_compiler.costs import Shaped, flops, in_place, moves, touched, workspace
+from shoal_compiler.costs import Shaped, flops, in_place, moves, tables_of, touched, workspace
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.order import choose_order, roles
@@ -255,12 +255,13 @@ class _Profiler:
         return name in self.graph.weights or name in self.graph.sparse
 
     def _touched(self, shaped: Shaped) -> tuple[tuple[str, int], ...]:
-        """The table of which the node reads rows, if it does; a node may read it otherwise too."""
-        table, *others = shaped.node.input or [""]
-        if table not in self.graph.weights or table in others:
-            return ()
-        size = touched(shaped, self.graph.weights[table].bytes)
-        return () if size is None else ((table, size),)
+        """The tables of which the node reads rows, with what of them it has in memory then."""
+        sizes = {
+            name: touched(shaped, place, self.graph.weights[name].bytes)
+            for name, place in tables_of(shaped.node).items()
+            if name in self.graph.weights
+        }
+        return tuple((name, size) for name, size in sizes.items() if size is not None)
 
     def _weight_bytes(self, name: str) -> int:
         if name in self.graph.weights:

@@ -4,8 +4,10 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from made_models import TOPOLOGIES, Made, weight
 from shoal_compiler.errors import ModelRefused
@@ -147,6 +149,41 @@ def test_of_a_table_the_rows_that_an_item_reads_are_reckoned(
         growing.grow()
         assert growing.weight_bytes == min(items * touched, 1000 * 4096)
     assert profile.weight_bytes == 1000 * 4096
+
+
+@pytest.mark.parametrize(
+    ("node", "table"),
+    [
+        (
+            helper.make_node(
+                "GatherBlockQuantized", ["T", "i", "scales"], ["y"], bits=8, block_size=64
+            ),
+            np.zeros((4000, 1024), np.uint8),
+        ),
+        (
+            helper.make_node(
+                "EmbedLayerNormalization", ["i", "", "T", "P", "", "g", "g"], ["y", "lengths"]
+            ),
+            np.zeros((1000, 1024), np.float32),
+        ),
+    ],
+)
+def test_of_tables_of_the_runtimes_own_operators_rows_are_reckoned_too(
+    node: onnx.NodeProto, table: npt.NDArray[np.generic], tmp_path: Path
+) -> None:
+    node.domain = "com.microsoft"
+    weights = {"T": table, "P": weight(16, 1024), "g": weight(1024), "scales": weight(4000, 16)}
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("i", TensorProto.INT32, (1, 8))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(weights[name], name) for name in weights if name in node.input],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets), tmp_path / "model.onnx")
+    (only,) = profile_model(tmp_path / "model.onnx").nodes
+    assert dict(only.touched)["T"] == 8 * (64 << 10)
 
 
 def test_a_table_that_is_read_whole_as_well_counts_whole(tmp_path: Path) -> None:

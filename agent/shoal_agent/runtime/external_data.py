@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
-from shoal_agent.runtime.onnx_subset import tables, tensors
+from shoal_agent.runtime.onnx_subset import table_places, tables, tensors
 from shoal_protocol.manifest import WEIGHTS
 from shoal_protocol.onnx_subset_pb2 import Model, Tensor
 
@@ -66,7 +66,12 @@ def saved_bytes(model: bytes) -> int:
     refers to them, and of a table of which items read rows and that is also multiplied, a
     transposed copy besides."""
     graph = Model.FromString(model).graph
-    multiplied = {name for node in graph.node if node.op_type != "Gather" for name in node.input}
+    multiplied = {
+        name
+        for node in graph.node
+        for place, name in enumerate(node.input)
+        if place not in table_places(node)
+    }
     copied = (table for table in tables(graph) if table.name in multiplied)
     return sum(map(_size, tensors(graph))) + sum(map(_size, copied))
 

@@ -29,12 +29,13 @@ from typing import Final
 
 import onnx
 
+from shoal_compiler.costs import tables_of
 from shoal_compiler.directions import in_directions
 from shoal_compiler.graph import Graph, Weight, live
 from shoal_compiler.parting import Constant, Parting
 from shoal_compiler.safety import integer_of, is_standard
 
-SLICE_BYTES: Final = (16 << 20, 4 << 20, 1 << 20)
+SLICE_BYTES: Final = (16 << 20, 4 << 20, 1 << 20, 256 << 10)
 """The largest weight of a part: at first, and where devices cannot hold such a part with what it
 works in."""
 CHANNELS: Final = 32
@@ -61,12 +62,16 @@ _CONVOLUTIONS: Final[Mapping[tuple[str, str], _Operator]] = {
     ("", "ConvTranspose"): _Operator(1, biases=(2,)),
     ("", "ConvInteger"): _Operator(1, scales=(3,)),
     ("", "QLinearConv"): _Operator(3, biases=(8,), scales=(4, 5)),
+    ("com.microsoft", "FusedConv"): _Operator(1, biases=(2,)),
 }
 _DENSE: Final[Mapping[tuple[str, str], _Operator]] = {
     ("", "Gemm"): _Operator(1, biases=(2,)),
     ("", "MatMul"): _Operator(1),
     ("", "MatMulInteger"): _Operator(1, scales=(3,)),
     ("", "QLinearMatMul"): _Operator(3, scales=(4, 5)),
+    ("com.microsoft", "FusedGemm"): _Operator(1, biases=(2,)),
+    ("com.microsoft", "FusedMatMul"): _Operator(1),
+    ("com.microsoft", "QGemm"): _Operator(3, biases=(6,), scales=(4, 5)),
     ("com.microsoft", "DynamicQuantizeMatMul"): _Operator(1, biases=(4,), scales=(2, 3)),
     ("com.microsoft", "MatMulIntegerToFloat"): _Operator(1, biases=(6,), scales=(3, 5)),
     ("com.microsoft", "MatMulNBits"): _Operator(1, biases=(5,), scales=(2, 3), blocks=True),
@@ -106,7 +111,7 @@ def slice_layers(graph: Graph, most_bytes: int) -> Graph:
     at most as many, where that is possible."""
     readers = Counter(name for names in graph.reads for name in names)
     readers.update(each.name for each in graph.outputs)
-    tables = Counter(node.input[0] for node in graph.nodes if _reads_rows(node))
+    tables = Counter(name for node in graph.nodes for name in tables_of(node))
     parting = Parting(graph, readers)
     reshapes = _reshapes(graph, readers)
     layers = [_layer(node, parting, most_bytes) for node in graph.nodes]
@@ -254,19 +259,19 @@ def _layer(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> _Layer | 
 
 def _channel_axis(node: onnx.NodeProto, dims: Sequence[int]) -> int | None:
     """The axis of the output channels in a layer's weight of that shape."""
-    rank = len(dims)
+    rank, grouped = len(dims), integer_of(node, "group", 1) != 1
     match node.op_type:
-        case "Conv" | "ConvInteger" | "QLinearConv" if integer_of(node, "group", 1) == 1:
-            return 0 if rank > 2 else None
-        case "ConvTranspose" if integer_of(node, "group", 1) == 1:
-            return 1 if rank > 2 else None
+        case "Conv" | "ConvInteger" | "FusedConv" | "QLinearConv":
+            adds = node.op_type == "FusedConv" and any(node.input[3:])
+            axis, fits = 0, rank > 2 and not grouped and not adds
+        case "ConvTranspose":
+            axis, fits = 1, rank > 2 and not grouped
         case "MatMulNBits":
-            return 0 if rank == 3 and integer_of(node, "N", 0) == dims[0] else None
-        case "Gemm" if rank == 2 and integer_of(node, "transB", 0):
-            return 0
-        case _ if rank == 2:
-            return 1
-    return None
+            axis, fits = 0, rank == 3 and integer_of(node, "N", 0) == dims[0]
+        case _:
+            axis = 0 if integer_of(node, "transB", 0) else 1
+            fits = rank == 2 and not integer_of(node, "transBatchB", 0)
+    return axis if fits else None
 
 
 def _others(
@@ -291,12 +296,6 @@ def _others(
             return None
         found.append(place)
     return tuple(found)
-
-
-def _reads_rows(node: onnx.NodeProto) -> bool:
-    """Whether a node reads rows of its first input, and nothing else of it."""
-    rows = is_standard(node, "Gather") and integer_of(node, "axis", 0) == 0
-    return rows and len(set(node.input)) == 2
 
 
 def _parts(weight: Weight, axis: int, most_bytes: int) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from chaining import Tensors, run_chained
@@ -136,6 +137,37 @@ def test_an_arena_with_just_enough_takes_no_more_than_one_with_plenty(tmp_path: 
     folder = tmp_path / "fragments" / fragment.digest.removeprefix("sha256:")
     limit = fragment.resident_bytes
     assert measured(folder, item, tmp_path, limit_bytes=limit) <= fragment.resident_bytes
+
+
+def test_weights_of_few_bits_are_reckoned_as_the_numbers_that_they_become(tmp_path: Path) -> None:
+    depth, columns = 512, 8192
+    node = helper.make_node(
+        "MatMulNBits",
+        ["x", "w", "s"],
+        ["y"],
+        domain="com.microsoft",
+        K=depth,
+        N=columns,
+        bits=4,
+        block_size=32,
+    )
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (4, depth))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (4, columns))],
+        [
+            numpy_helper.from_array(np.ones((columns, depth // 32, 16), np.uint8), "w"),
+            numpy_helper.from_array(np.ones(columns * depth // 32, np.float32), "s"),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    (fragment,) = cut_model(path, profile_model(path), (), tmp_path).fragments
+    folder = tmp_path / "fragments" / fragment.digest.removeprefix("sha256:")
+    item = {"x": np.ones((4, depth), np.float32)}
+    assert measured(folder, item, tmp_path) <= fragment.resident_bytes
 
 
 def test_without_shapes_the_estimate_has_a_floor(tmp_path: Path) -> None:

@@ -129,6 +129,51 @@ QUANTISED: dict[str, Layer] = {
         },
         ["s", "z", "b"],
     ),
+    "FusedConv": Layer(
+        helper.make_node(
+            "FusedConv", ["x", "w", "b"], ["y"], domain=MICROSOFT, activation="Relu", strides=[2, 2]
+        ),
+        weight(1, 60, 5, 6),
+        {"w": weight(100, 60, 3, 3), "b": weight(100)},
+        ["b"],
+    ),
+    "FusedGemm": Layer(
+        helper.make_node(
+            "FusedGemm", ["x", "w", "b"], ["y"], domain=MICROSOFT, activation="Tanh", transB=1
+        ),
+        weight(2, 70),
+        {"w": weight(COLUMNS, 70), "b": weight(COLUMNS)},
+        ["b"],
+    ),
+    "FusedMatMul": Layer(
+        helper.make_node("FusedMatMul", ["x", "w"], ["y"], domain=MICROSOFT, alpha=0.5, transA=1),
+        weight(70, 2),
+        {"w": weight(70, COLUMNS)},
+    ),
+    "FusedMatMul, transposed": Layer(
+        helper.make_node("FusedMatMul", ["x", "w"], ["y"], domain=MICROSOFT, transB=1),
+        weight(2, 70),
+        {"w": weight(COLUMNS, 70)},
+    ),
+    "QGemm": Layer(
+        helper.make_node(
+            "QGemm",
+            ["x", "one", "zero", "w", "s", "z", "b"],
+            ["y"],
+            domain=MICROSOFT,
+            transB=1,
+        ),
+        ROWS,
+        {
+            "one": ONE,
+            "zero": ZERO,
+            "w": integers(COLUMNS, 70, kind=np.int8),
+            "s": scales(COLUMNS),
+            "z": np.zeros(COLUMNS, np.int8),
+            "b": integers(COLUMNS, kind=np.int32) // (1 << 20),
+        },
+        ["s", "z", "b"],
+    ),
     "MatMulNBits": Layer(
         helper.make_node(
             "MatMulNBits",
@@ -241,6 +286,14 @@ STAY: dict[str, Layer] = {
         weight(2, 200),
         {"w": integers(200, 200), "s": ONE, "z": ZERO},
         before=[DEQUANTISE, helper.make_node("MatMul", ["x", "v"], ["t"])],
+    ),
+    "a convolution that adds something": Layer(
+        helper.make_node(
+            "FusedConv", ["x", "w", "b", "t"], ["y"], domain=MICROSOFT, activation="Relu"
+        ),
+        weight(1, 100, 5, 6),
+        {"w": weight(100, 100, 1, 1), "b": weight(100)},
+        before=[helper.make_node("Neg", ["x"], ["t"])],
     ),
     "scales that are computed": Layer(
         MULTIPLY,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from chaining import run_chained, run_whole
@@ -239,6 +240,23 @@ def test_a_layer_that_is_larger_than_every_budget_is_held_in_parts(tmp_path: Pat
         cut_within(3)
 
 
+def test_a_layer_of_four_bits_is_held_in_as_small_parts_as_its_numbers_ask_for(
+    tmp_path: Path,
+) -> None:
+    """In parts of 1 MiB, each would be made 8 MiB of numbers."""
+    model = FOUR_BITS.proto()
+    model.opset_import.add(domain="com.microsoft", version=1)
+    model.graph.node[0].domain = "com.microsoft"
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    document = cut(path, tmp_path / "store", 10)
+    assert all(each.least_bytes <= 10 * MIB for each in document.fragments)
+    feeds = FOUR_BITS.inputs()
+    got = run_chained(tmp_path / "store", document, feeds)["y"].astype(np.float32)
+    want = run_whole(path, feeds)["y"].astype(np.float32)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
+
+
 def test_a_cut_of_a_layer_in_parts_is_divided_in_the_same_parts(tmp_path: Path) -> None:
     devices = (PoolDevice(name="d", budget_bytes=Bytes(8 * MIB)),)
     path = DENSE.save(tmp_path)
@@ -256,6 +274,17 @@ DENSE = Made(
     shapes={"x": (1, 1000)},
 )
 """Almost all of it is one layer of 11.4 MiB."""
+
+
+FOUR_BITS = Made(
+    text="""g (float[1, 512] x) => (float[1, 8192] y) {
+        t = MatMulNBits<K = 512, N = 8192, bits = 4, block_size = 32>(x, W, s) y = Relu(t) }""",
+    weights={
+        "W": np.random.default_rng(0).integers(0, 255, (8192, 16, 16)).astype(np.uint8),
+        "s": np.full(8192 * 16, 0.01, np.float32),
+    },
+    shapes={"x": (1, 512)},
+)
 
 
 WIDE = Made(

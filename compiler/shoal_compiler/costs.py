@@ -172,32 +172,6 @@ def moves(node: onnx.NodeProto) -> bool:
     return _COUNTS.get(node.op_type) is _nothing and node.op_type not in ("Cast", "CastLike")
 
 
-def workspace(shaped: Shaped) -> int:
-    """Bytes that ONNX Runtime's CPU kernels need while the node runs; 0 where none are known.
-
-    A convolution whose kernel is more than one element is made a matrix product. With more filters
-    than output positions, the input is spread out whole; else in strips of a fixed size per thread.
-    A transposed one makes the product first, whole, and gathers from it. `Where` selects from each
-    operand before it joins the two; `HardSwish` and `Mish` are made of several nodes.
-    """
-    try:
-        match shaped.node.op_type:
-            case "Conv" | "FusedConv":
-                return _spread(shaped)
-            case "ConvTranspose":
-                places = prod(_size(shaped.inputs, 0)[2:])
-                return 4 * places * prod(_size(shaped.inputs, 1)[1:])
-            case "Where":
-                return _LARGEST_ELEMENT * sum(_selected(shaped, operand) for operand in (1, 2))
-            case "HardSwish" | "Mish":
-                return 4 * prod(_size(shaped.outputs, 0))
-            case "MatMulNBits" | "MatMulBnb4":
-                return 4 * _size(shaped.inputs, 0)[-1] * _size(shaped.outputs, 0)[-1]
-    except _Unknown:
-        pass
-    return 0
-
-
 def _selected(shaped: Shaped, operand: int) -> int:
     """Elements of what `Where` selects from an operand: its shape and the condition's, joined."""
     condition, values = _size(shaped.inputs, 0), _size(shaped.inputs, operand)
@@ -211,6 +185,65 @@ def _spread(shaped: Shaped) -> int:
         return 0
     filters, places = kernel[0] // integer_of(shaped.node, "group", 1), prod(output[2:])
     return 4 * places * prod(kernel[1:]) if filters > places else STRIP_BYTES
+
+
+def _attended(shaped: Shaped) -> int:
+    """Bytes of what attention works in: the queries, keys and values of each head by themselves,
+    and the products of all queries with all keys, but where nothing masks these and the runtime
+    makes them piece by piece."""
+    node, query = shaped.node, _size(shaped.inputs, 0)
+    if node.op_type != "MultiHeadAttention" and node.domain == "com.microsoft":
+        (batch, length, _), heads = query, integer_of(node, "num_heads", 1)
+        apart = length * _size(shaped.inputs, 1)[1]
+        past = 8 if node.op_type == "QAttention" else 4
+        keys = length + (_size(shaped.inputs, past)[3] if any(node.input[past : past + 1]) else 0)
+        return 4 * batch * (apart + heads * length * keys)
+    key = _size(shaped.inputs, 1)
+    if len(query) == 3 and len(key) == 3:
+        batch, length, width = query
+        keys, heads = key[1], integer_of(node, "num_heads", integer_of(node, "q_num_heads", 1))
+        apart = length * width + 2 * keys * key[2]
+    elif len(query) == len(key) == 4:
+        (batch, heads, length, _), keys, apart = query, key[2], 0
+    else:
+        raise _Unknown
+    is_masked = any(node.input[4:]) or integer_of(node, "unidirectional", 0)
+    if node.op_type == "MultiHeadAttention" and not is_masked:
+        return 4 * batch * apart
+    return 4 * batch * (apart + heads * length * keys)
+
+
+def _transposed_product(shaped: Shaped) -> int:
+    return 4 * prod(_size(shaped.inputs, 0)[2:]) * prod(_size(shaped.inputs, 1)[1:])
+
+
+_WORKSPACES: Final[Mapping[str, Callable[[Shaped], int]]] = {
+    **dict.fromkeys(("Conv", "FusedConv"), _spread),
+    "ConvTranspose": _transposed_product,
+    "Where": lambda shaped: _LARGEST_ELEMENT * sum(_selected(shaped, each) for each in (1, 2)),
+    **dict.fromkeys(("HardSwish", "Mish"), lambda shaped: 4 * prod(_size(shaped.outputs, 0))),
+    **dict.fromkeys(("Attention", "MultiHeadAttention", "QAttention"), _attended),
+    "GroupQueryAttention": lambda shaped: 8 * prod(_size(shaped.inputs, 0)),
+    **dict.fromkeys(
+        ("MatMulNBits", "MatMulBnb4"),
+        lambda shaped: 4 * _size(shaped.inputs, 0)[-1] * _size(shaped.outputs, 0)[-1],
+    ),
+}
+
+
+def workspace(shaped: Shaped) -> int:
+    """Bytes that ONNX Runtime's CPU kernels need while the node runs; 0 where none are known.
+
+    A convolution whose kernel is more than one element is made a matrix product. With more filters
+    than output positions, the input is spread out whole; else in strips of a fixed size per thread.
+    A transposed one makes the product first, whole, and gathers from it. `Where` selects from each
+    operand before it joins the two; `HardSwish` and `Mish` are made of several nodes. Of weights of
+    a few bits, unless they were packed, all are made numbers at once.
+    """
+    try:
+        return _WORKSPACES.get(shaped.node.op_type, _nothing)(shaped)
+    except (_Unknown, LookupError, ValueError, ArithmeticError):
+        return 0
 
 
 def in_place(node: onnx.NodeProto, *, same_shape: bool) -> bool:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from chaining import Tensors, run_chained
-from made_models import Made
+from made_models import Made, weight
 from real_models import MODELS, find, image
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
@@ -23,6 +24,7 @@ MIB = 1 << 20
 RUN = """
 import json, sys
 from pathlib import Path
+from typing import Any
 import numpy as np
 from shoal_agent.runtime.process_memory import MemoryMeter, tune_allocator
 from shoal_agent.runtime.failures import Stopper
@@ -139,34 +141,65 @@ def test_an_arena_with_just_enough_takes_no_more_than_one_with_plenty(tmp_path: 
     assert measured(folder, item, tmp_path, limit_bytes=limit) <= fragment.resident_bytes
 
 
-def test_weights_of_few_bits_are_reckoned_as_the_numbers_that_they_become(tmp_path: Path) -> None:
-    depth, columns = 512, 8192
-    node = helper.make_node(
-        "MatMulNBits",
-        ["x", "w", "s"],
-        ["y"],
-        domain="com.microsoft",
-        K=depth,
-        N=columns,
-        bits=4,
-        block_size=32,
-    )
+LENGTH, WIDTH, COLUMNS = 512, 512, 8192
+ROWS = weight(1, LENGTH, WIDTH)
+HEADS: dict[str, Any] = {"num_heads": 8, "domain": "com.microsoft"}
+OWN: dict[str, tuple[onnx.NodeProto, Tensors, Tensors]] = {
+    "weights of four bits, all made numbers": (
+        helper.make_node(
+            "MatMulNBits",
+            ["x", "w", "s"],
+            ["y"],
+            domain="com.microsoft",
+            K=WIDTH,
+            N=COLUMNS,
+            bits=4,
+            block_size=32,
+        ),
+        {"x": weight(4, WIDTH)},
+        {
+            "w": np.ones((COLUMNS, WIDTH // 32, 16), np.uint8),
+            "s": np.ones(COLUMNS * WIDTH // 32, np.float32),
+        },
+    ),
+    "attention with its projections": (
+        helper.make_node("Attention", ["x", "w", "b"], ["y"], **HEADS),
+        {"x": ROWS},
+        {"w": weight(WIDTH, 3 * WIDTH), "b": weight(3 * WIDTH)},
+    ),
+    "masked attention": (
+        helper.make_node("MultiHeadAttention", ["x", "k", "v", "", "mask"], ["y"], **HEADS),
+        {"x": ROWS, "k": ROWS, "v": ROWS, "mask": np.ones((1, LENGTH), np.int32)},
+        {},
+    ),
+    "attention of onnx": (
+        helper.make_node("Attention", ["x", "k", "v"], ["y"], q_num_heads=8, kv_num_heads=8),
+        {"x": ROWS, "k": ROWS, "v": ROWS},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_a_node_works_in_is_reckoned(name: str, tmp_path: Path) -> None:
+    node, item, weights = OWN[name]
     graph = helper.make_graph(
         [node],
         "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (4, depth))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (4, columns))],
         [
-            numpy_helper.from_array(np.ones((columns, depth // 32, 16), np.uint8), "w"),
-            numpy_helper.from_array(np.ones(columns * depth // 32, np.float32), "s"),
+            helper.make_tensor_value_info(
+                each, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+            )
+            for each, value in item.items()
         ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, each) for each, value in weights.items()],
     )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
     path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
     (fragment,) = cut_model(path, profile_model(path), (), tmp_path).fragments
     folder = tmp_path / "fragments" / fragment.digest.removeprefix("sha256:")
-    item = {"x": np.ones((4, depth), np.float32)}
     assert measured(folder, item, tmp_path) <= fragment.resident_bytes
 
 

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from agent.fragment_making import dense_model, slow_model, tree_model
 
 Tensor = np.ndarray[Any, np.dtype[Any]]
+_OWN: Final = "com.microsoft"
 WIDTH = 120
 """Packed, these matrices have sizes that are no multiple of a vector register."""
 
@@ -83,6 +84,27 @@ def _four_bits() -> onnx.ModelProto:
     return _model([node], weights, [3, size])
 
 
+def _embedded() -> onnx.ModelProto:
+    """An encoder's first layer in the runtime's own operators."""
+    chance = _chance()
+    weights: dict[str, Tensor] = {
+        "words": chance.standard_normal((1000, WIDTH)).astype(np.float32),
+        "places": chance.standard_normal((16, WIDTH)).astype(np.float32),
+        "ones": np.ones(WIDTH, np.float32),
+        "w": chance.standard_normal((WIDTH, 3 * WIDTH)).astype(np.float32) / 11,
+        "b": chance.standard_normal(3 * WIDTH).astype(np.float32),
+    }
+    embed = ["ids", "", "words", "places", "", "ones", "ones"]
+    norm = ["attended", "rows", "ones", "ones"]
+    nodes = [
+        helper.make_node("Cast", ["x"], ["ids"], to=TensorProto.INT32),
+        helper.make_node("EmbedLayerNormalization", embed, ["rows", "none"], domain=_OWN),
+        helper.make_node("Attention", ["rows", "w", "b"], ["attended"], domain=_OWN, num_heads=4),
+        helper.make_node("SkipLayerNormalization", norm, ["y"], domain=_OWN),
+    ]
+    return _model(nodes, weights, [1, 5], TensorProto.INT64, TensorProto.FLOAT)
+
+
 def _dynamically_quantised() -> onnx.ModelProto:
     weights: dict[str, Tensor] = {
         "w": _chance().integers(-127, 127, (WIDTH, WIDTH)).astype(np.int8),
@@ -147,6 +169,7 @@ FAMILIES: Final[dict[str, Callable[[], onnx.ModelProto]]] = {
     "dynamically quantised": _dynamically_quantised,
     "quantised convolution": _quantised_convolution,
     "a table": _table,
+    "embedded": _embedded,
     "recurrent": _recurrent,
     "a loop": lambda: slow_model(2),
     "a tree": lambda: tree_model(20),

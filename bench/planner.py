@@ -112,18 +112,19 @@ def pipedream_bottlenecks(graph: LayerGraph, link: Link) -> dict[int, float]:
         for each in before
     }
     best = {each: sum(seconds[layer] for layer in each) for each in before}
+    parted = {
+        whole: [
+            (part, max(crossing[part], sum(seconds[layer] for layer in whole - part)))
+            for part in before
+            if part and part < whole
+        ]
+        for whole in before
+    }
     found = {1: best[before[-1]]}
     for devices in range(2, 9):
         best = {
-            whole: min(
-                [best[whole]]
-                + [
-                    max(best[part], crossing[part], sum(seconds[i] for i in whole - part))
-                    for part in before
-                    if part and part < whole
-                ]
-            )
-            for whole in before
+            whole: min([best[whole], *(max(best[part], rest) for part, rest in parts)])
+            for whole, parts in parted.items()
         }
         found[devices] = best[before[-1]]
     return found

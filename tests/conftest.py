@@ -1,5 +1,6 @@
 """Fixtures that tests of every area may ask for, and the order in which several processes test."""
 
+import ctypes
 import gc
 import os
 import signal
@@ -31,6 +32,23 @@ settings.register_profile("repeating", _PATIENT, derandomize=True)
 settings.load_profile("repeating")
 
 __all__ = ["api_access", "control_plane"]
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what is freed for what is allocated next, as it comes to by itself in a
+    process that allocates much. An agent in this process has it give back everything; from then on
+    each array would cost page after page, and most of what the kernel does in a check is that.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+
+
+keep_freed_memory()
 
 ON_THE_SHARED_PLANE = {
     "tests/api/test_kinds_on_cluster.py",
@@ -121,10 +139,13 @@ def _turn(item: pytest.Item) -> tuple[int, bool]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None, None, None]:
-    """End the shared control plane before the first test that has no use for it."""
+    """What a test has asked of the allocator ends with it; and the shared control plane before the
+    first test that has no use for it.
+    """
     try:
         yield
     finally:
+        keep_freed_memory()
         if nextitem is None or nextitem.get_closest_marker("cluster") is None:
             SHARED_PLANE.stop()
 

@@ -43,14 +43,14 @@ class AgentProcess:
 
     def without_libraries(self) -> int:
         """Resident bytes but for clean pages of libraries, which come and go as they are used."""
-        resident, library = 0, False
+        resident, counted = 0, "Rss:"
         for line in Path(f"/proc/{self.process.pid}/smaps").read_text().splitlines():
-            if found := re.match(r"[0-9a-f]+-[0-9a-f]+ r-.. \S+ \S+ \d+ +(/\S+)", line):
-                library = "/fragments/" not in found[1]
-            elif re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-                library = False
-            elif found := re.match(r"Anonymous: +(\d+)" if library else r"Rss: +(\d+)", line):
-                resident += int(found[1]) << 10
+            if not line[0].isupper():  # the next mapping, and not one of its fields
+                _, access, *_, path = line.split(maxsplit=5)
+                library = access.startswith("r-") and path[0] == "/" and "/fragments/" not in path
+                counted = "Anonymous:" if library else "Rss:"
+            elif line.startswith(counted):
+                resident += int(line.split()[1]) << 10
         return resident
 
     def mapped(self) -> set[str]:

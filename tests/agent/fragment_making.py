@@ -67,7 +67,8 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
     `batched`: it may run several items at once. `unknown_sizes`: those of its activations."""
     model = lift_constants(model)
     weights, initializers = pack_weights(model)
-    files: dict[str, bytes] = {"model.onnx": externalised(model, initializers)}
+    externalise(model, initializers)
+    files: dict[str, bytes] = {"model.onnx": model.SerializeToString(deterministic=True)}
     if weights:
         files["weights.bin"] = weights
     resident = resident_bytes or (2 * len(weights) + (4 << 20))
@@ -130,9 +131,8 @@ def pack_weights(model: onnx.ModelProto) -> tuple[bytes, dict[str, Any]]:
     return bytes(weights), initializers
 
 
-def externalised(model: onnx.ModelProto, initializers: Mapping[str, Any]) -> bytes:
-    """A model whose weights are where they are packed."""
-    model = onnx.ModelProto.FromString(model.SerializeToString())
+def externalise(model: onnx.ModelProto, initializers: Mapping[str, Any]) -> None:
+    """Leave of a model's weights where they are packed."""
     for tensor in model.graph.initializer:
         if (place := initializers.get(tensor.name)) is None:
             continue
@@ -142,18 +142,17 @@ def externalised(model: onnx.ModelProto, initializers: Mapping[str, Any]) -> byt
         for key, value in entries.items():
             bare.external_data.add(key=key, value=str(value))
         tensor.CopyFrom(bare)
-    return model.SerializeToString(deterministic=True)
 
 
 def pack_blocks(
     model: onnx.ModelProto, initializers: Mapping[str, Any], blocks: InBlocks
 ) -> tuple[list[Block], bytes]:
-    """The blocks of a model, and the content of blocks.bin."""
+    """The blocks of a model without its weights, and the content of blocks.bin."""
     described, packed = [], bytearray()
     last = max(blocks.emptied, default=blocks.count)
     for index, piece in enumerate(cut(model, blocks.count)):
         used = [initializers.get(tensor.name, {"bytes": 0}) for tensor in piece.graph.initializer]
-        content = externalised(piece, initializers)
+        content = piece.SerializeToString(deterministic=True)
         described.append(
             Block(
                 model_offset=len(packed),
@@ -175,18 +174,19 @@ def pack_blocks(
 
 def lift_constants(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy whose Constant nodes are initializers: some exporters keep all weights in them."""
-    model = onnx.ModelProto.FromString(model.SerializeToString())
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
     kept = []
-    for node in model.graph.node:
+    for node in copy.graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
-            tensor = model.graph.initializer.add()
+            tensor = copy.graph.initializer.add()
             tensor.CopyFrom(node.attribute[0].t)
             tensor.name = node.output[0]
         else:
             kept.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
-    return model
+    del copy.graph.node[:]
+    copy.graph.node.extend(kept)
+    return copy
 
 
 def dtype_name(data_type: int) -> str:

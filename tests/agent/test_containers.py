@@ -40,13 +40,12 @@ def charged(group: Path) -> int:
 
 def with_a_library(folder: Path, size: int) -> Path:
     """A folder on the path of Python, from which each process maps a large library. It is in
-    nobody's page cache: the first that reads it is charged."""
+    nobody's page cache, where a hole takes its place as well: the first that reads it is charged.
+    """
     folder.mkdir()
     library = folder / "library.so"
     with library.open("wb") as file:
-        file.write(bytes(size))
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file.truncate(size)
     (folder / "sitecustomize.py").write_text(
         f"import mmap, numpy\n"
         f"file = open({str(library)!r}, 'rb')\n"

@@ -13,7 +13,7 @@ ASSERTING = ("assert", "check", "raises", "warns", "fail", "wait_until")
 
 def all_tests() -> Iterator[tuple[str, ast.AST]]:
     for path in sorted(TESTS.rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.parse(path.read_text()).body:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             if node.name.startswith("test_"):

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -65,13 +66,16 @@ def packages_of(image: str) -> list[str]:
     return found.removesuffix("\\").split()
 
 
+installed = cache(packages_distributions)  # it reads what each of them has listed
+
+
 def modules_of(image: str) -> set[str]:
     """The top modules of the distributions that an image has."""
     lock = (ROOT / "requirements" / f"{image}.txt").read_text()
     locked = {name.lower() for name in re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)}
     return {
         module
-        for module, distributions in packages_distributions().items()
+        for module, distributions in installed().items()
         if locked & {re.sub(r"[_.]", "-", each).lower() for each in distributions}
     }
 

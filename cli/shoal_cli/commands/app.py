@@ -5,6 +5,7 @@ it runs.
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -139,6 +140,13 @@ def options(
     _debug = debug
 
 
+@cache
+def _command() -> Callable[..., Any]:
+    """The command tree as it is run. To make it takes longer than many commands do, of which one
+    process may run several."""
+    return typer.main.get_command(app)
+
+
 def _called() -> str:
     """How the user has called this: as a command, or as a plugin of kubectl."""
     return "kubectl shoal" if Path(sys.argv[0]).name == targets.PLUGIN else "shoal"
@@ -149,7 +157,7 @@ def run_app(arguments: Sequence[str]) -> int:
     try:
         # A value that may be left away is more than typer offers.
         whole = ["--verify=0" if each == "--verify" else each for each in arguments]
-        app(whole, prog_name=_called())
+        _command()(whole, prog_name=_called())
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:

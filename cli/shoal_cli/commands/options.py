@@ -6,6 +6,7 @@ Options that belong together are one dataclass (`option_groups`). Below them is 
 commands do with what they were given.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,6 +39,14 @@ _security = panel("Security")
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 ProgressKind = Literal["auto", "rich", "plain"]
+
+
+def a_number(value: float) -> float:
+    """Refuse `nan`, which is within all bounds."""
+    if math.isnan(value):
+        raise typer.BadParameter("nan is not a number")
+    return value
+
 
 # ---- several commands ----------------------------------------------------------------------------
 

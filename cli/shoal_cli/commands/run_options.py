@@ -84,7 +84,9 @@ class HowToRun:
     task_seconds: Annotated[
         float,
         options.how(
-            min=0.1, help="The longest that one task may take on a device, its wait there included."
+            min=0.1,
+            callback=options.a_number,
+            help="The longest that one task may take on a device, its wait there included.",
         ),
     ] = 540.0
     work: options.RunWork = None
@@ -126,6 +128,7 @@ class WhatToShow:
         float,
         options.show(
             min=0.0,
+            callback=options.a_number,
             help="Largest difference that --verify accepts: |difference| / (1 + |whole model's|).",
         ),
     ] = 1e-4

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from shoal_cli.commands import targets
+from shoal_cli.commands import options, targets
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -28,7 +28,13 @@ RECONNECT_SECONDS: Final = 10.0
 """How long a coordinator that is gone is looked for: it may be starting anew."""
 
 Interval = Annotated[
-    float, typer.Option(min=0.1, max=60, help="Seconds between two looks, and of each rate.")
+    float,
+    typer.Option(
+        min=0.1,
+        max=60,
+        callback=options.a_number,
+        help="Seconds between two looks, and of each rate.",
+    ),
 ]
 
 

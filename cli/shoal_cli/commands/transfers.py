@@ -52,7 +52,8 @@ def fetch_model(
     uri: str, access: "Access", digest: str | None, cache: Path | None, limit_bytes: int
 ) -> Path:
     """The model at an address, on this disk. Raises what `Fetching.model` raises."""
-    from shoal_cli.transfer.models import Fetching, default_cache
+    from shoal_cli.transfer.cache_folder import default_cache
+    from shoal_cli.transfer.models import Fetching
 
     fetching = Fetching(
         access=access,

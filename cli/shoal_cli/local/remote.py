@@ -22,10 +22,11 @@ from shoal_api.kinds.inference_job import Inputs
 from shoal_cli.local.manifests import Manifests, Streams
 from shoal_cli.local.orders import JobOrder
 from shoal_cli.transfer.addresses import Access, is_remote
+from shoal_cli.transfer.cache_folder import default_cache
 from shoal_cli.transfer.copying import copy
 from shoal_cli.transfer.feeds import Feed, Feeds
 from shoal_cli.transfer.folders import Folder
-from shoal_cli.transfer.models import Fetching, default_cache
+from shoal_cli.transfer.models import Fetching
 from shoal_cli.transfer.places import TransferRefused, redacted
 from shoal_protocol.units import counted, format_bytes
 

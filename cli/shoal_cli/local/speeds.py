@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal_cli.local.supervisor import child_environment
-from shoal_cli.transfer.models import default_cache
+from shoal_cli.transfer.cache_folder import default_cache
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.speed_files import stored_speed, subject
 from shoal_protocol.speeds import UNKNOWN_SPEED, Speed

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal_cli.local.cgroups import run_is_alive, run_name
-from shoal_cli.transfer.models import default_cache
+from shoal_cli.transfer.cache_folder import default_cache
 
 KEPT_RUNS: Final = 10
 _SOCKETS_PREFIX: Final = "shoal-"

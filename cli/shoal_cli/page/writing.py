@@ -1,12 +1,16 @@
 """Writes a page. The JavaScript in it comes with vl-convert-python, the optional extra `page`."""
 
+import os
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 from shoal_cli.drawing.svg import check_drawing
 from shoal_cli.local.report import RunReport
 from shoal_cli.page.document import document
+from shoal_cli.transfer.cache_folder import default_cache
 from shoal_protocol.durable_files import replace_file
 
 _OFFERED: Final = "window.vegaEmbed = vegaEmbed;"
@@ -15,10 +19,20 @@ _OFFERED: Final = "window.vegaEmbed = vegaEmbed;"
 
 @cache
 def library() -> str:
-    """The JavaScript that draws. To bundle it takes seconds."""
+    """The JavaScript that draws. To bundle it takes seconds, so it is kept below the user's cache
+    folder."""
+    kept = default_cache() / f"page-{version('vl-convert-python')}.js"
+    with suppress(OSError):
+        return kept.read_text(encoding="utf-8")
     from vl_convert import javascript_bundle  # noqa: PLC0415 - large, and optional
 
-    return javascript_bundle(_OFFERED)
+    made = javascript_bundle(_OFFERED)
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        own = kept.with_suffix(f".{os.getpid()}")  # another process may keep it now, too
+        replace_file(own, made.encode())
+        own.replace(kept)
+    return made
 
 
 def write_page(report: RunReport, path: Path) -> int:

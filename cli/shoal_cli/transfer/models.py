@@ -169,12 +169,6 @@ class _Bundle:
                         self.notes[location] = (mark, Digest(digest))
 
 
-def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where models are kept unless somebody says otherwise: below the user's cache folder."""
-    home = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "shoal"
-
-
 def _local_model(uri: str, path: Path) -> Path:
     """The ONNX file at a path, or the only one in a folder."""
     if not path.is_dir():

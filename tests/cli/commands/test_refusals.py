@@ -98,8 +98,10 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((*RUN, "--budget", "24MB"), "0.5 or 250m (did you mean 24Mi?)"),
         ((*RUN, "--budget", "1e999999999"), "--budget: '1e999999999' is not a quantity"),
         ((*RUN, "--budget", "8Mi", "--budget", "9Mi", "--devices", "3"), "is given 2 times"),
-        ((*RUN, "--devices", "99999999999999999999"), "less than or equal to 64"),
-        ((*RUN, "--tolerance", "nan"), "greater than or equal to 0"),
+        ((*RUN, "--devices", "99999999999999999999"), "is not in the range 1<=x<=64"),
+        ((*RUN, "--tolerance", "nan"), "nan is not a number"),
+        ((*RUN, "--task-seconds", "nan"), "nan is not a number"),
+        (("top", "--interval", "nan"), "nan is not a number"),
         ((*RUN, "--policy", "best"), "'best' is not one of 'fifo', 'leastloaded'"),
         ((*RUN, "--fragments", "200"), "cannot make 200 fragments: the finest possible cut"),
         pytest.param(

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import vl_convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ from shoal_cli.local.run_record import Timeline
 from shoal_cli.page.charts import charts
 from shoal_cli.page.document import document
 from shoal_cli.page.graph import MOST_NODES, layout
-from shoal_cli.page.writing import write_page
+from shoal_cli.page.writing import library, write_page
 
 LIBRARY = "function vegaEmbed() {}"
 MOST_BYTES = 2_000_000
@@ -174,3 +175,20 @@ def test_a_report_from_before_timelines_has_a_page(tmp_path: Path) -> None:
     path.write_text(text)
     assert read_report(path) == whole
     assert "1 MiB" in document(read_report(path), LIBRARY)
+
+
+def test_what_draws_is_bundled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundled: list[str] = []
+
+    def bundle(offered: str) -> str:
+        bundled.append(offered)
+        return LIBRARY
+
+    monkeypatch.setattr(vl_convert, "javascript_bundle", bundle)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for _ in range(2):  # as two processes would
+        assert library.__wrapped__() == LIBRARY
+    assert len(bundled) == 1
+    (tmp_path / "shoal").rename(tmp_path / "gone")
+    (tmp_path / "shoal").write_text("no folder")
+    assert library.__wrapped__() == LIBRARY, "where nothing can be kept it draws all the same"

@@ -60,6 +60,14 @@ def largest_inputs(folder: Path, specs: Iterable[InputSpec], most_bytes: int) ->
     return made
 
 
+def inputs_of_unknown_size(folder: Path) -> frozenset[str]:
+    """The inputs whose sizes no plan knows. Raises `FragmentDamaged`, `OSError`."""
+    manifest = description(folder)
+    inputs = manifest.get("inputs")
+    named = (each.get("name") for each in inputs) if isinstance(inputs, list) else ()
+    return frozenset(named) - _largest_shapes(manifest).keys()
+
+
 def _fill(made: Array, values: Sequence[int]) -> None:
     try:
         made.flat[:] = values

@@ -44,10 +44,13 @@ class PreparationRefused(Exception):
 @dataclass(frozen=True, slots=True)
 class Suited:
     """A model that is to be cut, its profile for the `shapes` of the inputs, and where it may be
-    cut. The `best` of these cuts, and the others, where that is known already."""
+    cut. The `best` of these cuts, and the others, where that is known already. `learned` is the
+    profile with the sizes that items were seen to have besides: what is sought in it holds for
+    these items, and is promised for none."""
 
     model: "Source"
     profile: Profile
+    learned: Profile
     shapes: Shapes
     choices: Sequence[tuple[int, ...]]
     note: str = ""
@@ -60,6 +63,16 @@ class _Unplaceable(PreparationRefused):
     def __init__(self, reason: str, suited: Suited) -> None:
         super().__init__(reason)
         self.suited = suited
+
+
+def _suit(order: CutOrder, model: "Source", profile: Profile, shapes: Shapes) -> Suited:
+    """Where to cut a model. Raises `PreparationRefused` where there is no cut for what is known;
+    for sizes that items were seen to have there is one: the nearest, and devices measure it."""
+    choices, learned = _choices(order, profile), profile
+    if order.seen:
+        learned = model.profile(shapes, order.seen)
+        choices = [_as_asked(order, learned, nearest=True)]
+    return Suited(model, profile, learned, shapes, choices)
 
 
 def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
@@ -108,7 +121,7 @@ def _divided(order: CutOrder, suited: Suited, positions: tuple[int, ...]) -> "Cu
     """A cut, of which those fragments are divided that took more than a device has."""
     from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
 
-    found = divide(suited.profile, positions, order.outgrown)
+    found = divide(suited.learned, positions, order.outgrown)
     if isinstance(found, Refusal):
         raise PreparationRefused(f"{order.name}: {found.reason}")
     return Cut(suited.model, suited.profile, found)
@@ -139,8 +152,9 @@ def _plan(cut: "Cut", pool: Sequence[PoolDevice], order: CutOrder) -> Plan | Inf
 
 
 def is_planned(order: CutOrder) -> bool:
-    """Whether cuts and devices are chosen together: one device has all fragments anyway."""
-    return order.planned and len(order.devices) > 1
+    """Whether cuts and devices are chosen together: one device has all fragments anyway, and plans
+    know nothing of sizes that were seen."""
+    return order.planned and len(order.devices) > 1 and not order.seen
 
 
 def _planned(
@@ -157,7 +171,8 @@ def _planned(
         yield cuts
 
 
-def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
+def _as_asked(order: CutOrder, profile: Profile, *, nearest: bool = False) -> tuple[int, ...]:
+    """With `nearest`, where no cut keeps a limit, that which comes nearest."""
     todo = ""
     if order.tensors:
         requests = [CutRequest(tensors=order.tensors)]
@@ -175,6 +190,8 @@ def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
         if not isinstance(cuts, Refusal):
             return cuts
         refused = cuts
+        if nearest and not requests and refused.need_bytes is not None:
+            requests.append(replace(request, max_bytes=refused.need_bytes))
     raise PreparationRefused(f"{order.name}: {refused.reason}{todo}")
 
 
@@ -189,7 +206,8 @@ def suit_inputs(
     if base is not None:
         if inputs is not None and envelopes:
             profile = _with_values(profile, inputs)
-        return Suited(model, profile, base.shapes, base.choices, note=base.note)
+        learned = model.profile(base.shapes, order.seen) if order.seen else profile
+        return Suited(model, profile, learned, base.shapes, base.choices, note=base.note)
     if inputs is None or not envelopes:
         return _suited(order, model, profile)
     envelopes = _not_left_out(order, envelopes)
@@ -229,7 +247,7 @@ def _suited(order: CutOrder, model: "Source", profile: Profile) -> Suited:
 
     def suit(sliced: "Source") -> Suited:
         own = profile if sliced is model else sliced.profile(order.shapes)
-        return Suited(sliced, own, order.shapes, _choices(order, own))
+        return _suit(order, sliced, own, order.shapes)
 
     return _in_parts(model, suit)
 
@@ -240,7 +258,7 @@ def _suited_to(order: CutOrder, model: "Source", inputs: InputSet, envelope: Sha
 
     def suit(sliced: "Source") -> Suited:
         profile = _with_values(sliced.profile(shapes), inputs)
-        return _placeable(order, Suited(sliced, profile, shapes, _choices(order, profile)))
+        return _placeable(order, _suit(order, sliced, profile, shapes))
 
     return _in_parts(model, suit)
 

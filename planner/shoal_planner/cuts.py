@@ -58,11 +58,13 @@ class CutRequest:
     (then as few fragments as possible), or tensors that are to be the last of a fragment each.
     `fragments` with `max_bytes` asks for that many, none over the limit. Nothing: one fragment.
     `one_device` has all of them: items enter and leave the model while it runs any of them.
+    `nearest`: what no cut parts may be over the limit.
     """
 
     fragments: int | None = None
     max_bytes: int | None = None
     one_device: bool = False
+    nearest: bool = False
     tensors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -117,7 +119,8 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
             starts = _starts(table, count)
             if (largest := _smallest_largest(table, starts)) is not None:
                 break
-        if len(inner) == len(layout.legal) or _is_hopeless(layout, request.max_bytes):
+        hopeless = not request.nearest and _is_hopeless(layout, request.max_bytes)
+        if len(inner) == len(layout.legal) or hopeless:
             return _over_limit(layout, table, request)
         tried *= 8
     table = [[each for each in row if each.cost <= largest + largest // SLACK] for row in table]
@@ -232,14 +235,20 @@ def _candidates(
             while growing.end < positions[end]:
                 growing.grow()
             value, resident = cost(growing), growing.resident_bytes
-            if limit is not None and growing.least_bytes > limit:
+            excused = request.nearest and _is_one_piece(layout, position, positions[end])
+            if limit is not None and growing.least_bytes > limit and not excused:
                 break
             if ceiling is not None and value > ceiling:
                 break
-            if limit is None or resident <= limit:
+            if limit is None or resident <= limit or excused:
                 row.append(_Candidate(end, value, growing.incoming_bytes))
         table.append(row)
     return table
+
+
+def _is_one_piece(layout: Layout, start: int, end: int) -> bool:
+    """Whether no cut parts these nodes."""
+    return bisect_left(layout.legal, start + 1) == bisect_left(layout.legal, end)
 
 
 def _greedy(

@@ -6,6 +6,7 @@ anew with them.
 """
 
 from collections.abc import Iterable, Mapping
+from operator import le
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 if TYPE_CHECKING:  # who decides with sizes needs no messages
@@ -29,6 +30,11 @@ def larger(known: Sizes, found: Sizes) -> Sizes:
         if len(before) == len(sizes) and (name in both or len(both) < MOST_TENSORS):
             both[name] = tuple(map(max, before, sizes))
     return both
+
+
+def is_within(sizes: tuple[int, ...], known: tuple[int, ...] | None) -> bool:
+    """Whether a tensor is no larger than is known; None: nothing is."""
+    return known is not None and len(sizes) == len(known) and all(map(le, sizes, known))
 
 
 class _Messages(Protocol):

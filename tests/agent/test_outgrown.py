@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 import numpy as np
+import pytest
 
 from agent.conftest import Joined
 from agent.fragment_making import MadeFragment, write_fragment
@@ -86,11 +87,28 @@ SPOKEN = Made(
 """Sixteen thousand rows more than it gets."""
 
 
-async def test_what_took_too_much_says_the_sizes_that_no_plan_knows(
-    coordinator: ScriptedCoordinator, join: Join
+@pytest.mark.parametrize(
+    ("seen", "news"),
+    [
+        ({}, {"x": (5, 1024)}),
+        ({"x": (4, 1024)}, {"x": (5, 1024)}),
+        ({"x": (5,)}, {"x": (5, 1024)}),
+        ({"x": (5, 1024)}, {}),
+    ],
+)
+async def test_what_took_too_much_says_the_sizes_that_neither_a_plan_nor_an_item_has_said(
+    coordinator: ScriptedCoordinator,
+    join: Join,
+    seen: dict[str, tuple[int, ...]],
+    news: dict[str, tuple[int, ...]],
 ) -> None:
     made = write_fragment(
-        coordinator.store, SPOKEN.proto(), 7 * MIB, largest={"z": (1, 3)}, unknown_sizes=True
+        coordinator.store,
+        SPOKEN.proto(),
+        7 * MIB,
+        largest={"z": (1, 3)},
+        seen=seen,
+        unknown_sizes=True,
     )
     joined = await join(budget="24Mi")
     assert (await joined.device.load(made.digest, 7 * MIB)).HasField("loaded")
@@ -101,4 +119,4 @@ async def test_what_took_too_much_says_the_sizes_that_no_plan_knows(
     execute = pb.Execute(task=task(0, 0), digest=made.digest, inputs=[source], results=["y"])
     failure = (await joined.device.ask("execute", execute)).failure
     assert failure.code == pb.BUDGET, failure
-    assert {each.name: tuple(each.sizes) for each in failure.seen} == {"x": (5, 1024)}
+    assert {each.name: tuple(each.sizes) for each in failure.seen} == news

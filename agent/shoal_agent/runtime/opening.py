@@ -20,12 +20,13 @@ from shoal_agent.memory.trials import Trial, is_worth_a_trial, need_of_stopped, 
 from shoal_agent.runtime.blocks import GrantTooSmall
 from shoal_agent.runtime.described import description
 from shoal_agent.runtime.failures import MORE_OR_SMALLER, Exceeded, OverBudget
-from shoal_agent.runtime.largest_inputs import Tried, inputs_of_unknown_size
+from shoal_agent.runtime.largest_inputs import Tried, unplanned_inputs
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.manifest import UNKNOWN_SIZES, FragmentDamaged
+from shoal_protocol.seen_sizes import is_within
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_apart, format_bytes
 
@@ -110,14 +111,14 @@ class Opening:
         self._room = room
         self._trials: dict[_Key, Trial | None] = {}
         self._ran: dict[str, Trial] = {}
-        self._unknown: dict[str, frozenset[str]] = {}
+        self._unknown: dict[str, Mapping[str, tuple[int, ...] | None]] = {}
 
     async def open(self, digest: str, granted_bytes: int, sources: Sequence[Source]) -> Opened:
         """Raises `OverBudget`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,
         `RuntimeFailed`, `OSError`."""
         fetched_bytes, folder = await self._fetched(digest, sources)
         if description(folder).get(UNKNOWN_SIZES) is True:
-            self._unknown[digest] = inputs_of_unknown_size(folder)
+            self._unknown[digest] = unplanned_inputs(folder)
         granted, number, as_cut = Bytes(granted_bytes), 1, False
         while True:
             curve, trial = await self._open(digest, folder, granted, number, as_cut=as_cut)
@@ -161,9 +162,13 @@ class Opening:
         return digest not in self._unknown
 
     def sizes_seen(self, digest: str, tensors: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-        """Of what a run takes, the sizes that no plan knows."""
-        unknown = self._unknown.get(digest, frozenset())
-        return {name: array.shape for name, array in tensors.items() if name in unknown}
+        """Of what a run takes, the sizes that no plan knows, and that no item has shown before."""
+        unplanned = self._unknown.get(digest, {})
+        return {
+            name: array.shape
+            for name, array in tensors.items()
+            if name in unplanned and not is_within(array.shape, unplanned[name])
+        }
 
     async def _fetched(self, digest: str, sources: Sequence[Source]) -> tuple[int, Path]:
         """Bytes that had to be fetched, and the fragment's folder, verified."""

@@ -66,13 +66,27 @@ class _Unplaceable(PreparationRefused):
 
 
 def _suit(order: CutOrder, model: "Source", profile: Profile, shapes: Shapes) -> Suited:
-    """Where to cut a model. Raises `PreparationRefused` where there is no cut for what is known;
-    for sizes that items were seen to have there is one: the nearest, and devices measure it."""
+    """Where to cut a model. Raises `PreparationRefused` where there is no cut for what is known."""
     choices, learned = _choices(order, profile), profile
     if order.seen:
         learned = model.profile(shapes, order.seen)
-        choices = [_as_asked(order, learned, nearest=True)]
+        choices = [_as_seen(order, learned)]
     return Suited(model, profile, learned, shapes, choices)
+
+
+def _as_seen(order: CutOrder, learned: Profile) -> tuple[int, ...]:
+    """Where to cut for sizes that items were seen to have. What no cut parts may be over the limit
+    by estimate: devices measure what it takes."""
+    try:
+        return _as_asked(order, learned)
+    except PreparationRefused:
+        budgets = (device.budget_bytes for device in order.devices)
+        limit, one = order.max_bytes or max(budgets, default=None), len(order.devices) == 1
+        request = CutRequest(max_bytes=limit, one_device=one, nearest=True)
+        nearest = None if limit is None else choose_cuts(learned, request)
+        if nearest is None or isinstance(nearest, Refusal):
+            raise
+        return nearest
 
 
 def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
@@ -124,7 +138,7 @@ def _divided(order: CutOrder, suited: Suited, positions: tuple[int, ...]) -> "Cu
     found = divide(suited.learned, positions, order.outgrown)
     if isinstance(found, Refusal):
         raise PreparationRefused(f"{order.name}: {found.reason}")
-    return Cut(suited.model, suited.profile, found)
+    return Cut(suited.model, suited.profile, found, suited.learned)
 
 
 def _best_on(
@@ -134,7 +148,7 @@ def _best_on(
     from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
 
     choices = dict.fromkeys([*suited.choices, *_planned(order, pool, suited.profile)])
-    cuts = [Cut(suited.model, suited.profile, each) for each in choices]
+    cuts = [Cut(suited.model, suited.profile, each, suited.learned) for each in choices]
     if len(cuts) == 1:
         return cuts[0], [], None
     plans = [_plan(each, pool, order) for each in cuts]
@@ -171,8 +185,7 @@ def _planned(
         yield cuts
 
 
-def _as_asked(order: CutOrder, profile: Profile, *, nearest: bool = False) -> tuple[int, ...]:
-    """With `nearest`, where no cut keeps a limit, that which comes nearest."""
+def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
     todo = ""
     if order.tensors:
         requests = [CutRequest(tensors=order.tensors)]
@@ -190,8 +203,6 @@ def _as_asked(order: CutOrder, profile: Profile, *, nearest: bool = False) -> tu
         if not isinstance(cuts, Refusal):
             return cuts
         refused = cuts
-        if nearest and not requests and refused.need_bytes is not None:
-            requests.append(replace(request, max_bytes=refused.need_bytes))
     raise PreparationRefused(f"{order.name}: {refused.reason}{todo}")
 
 
@@ -209,6 +220,8 @@ def suit_inputs(
         learned = model.profile(base.shapes, order.seen) if order.seen else profile
         return Suited(model, profile, learned, base.shapes, base.choices, note=base.note)
     if inputs is None or not envelopes:
+        if order.left_out:  # nothing depends on how large its items are: that was tried
+            raise PreparationRefused(f"{order.name}: {_OUTGROWN}")
         return _suited(order, model, profile)
     envelopes = _not_left_out(order, envelopes)
     try:

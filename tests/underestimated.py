@@ -43,3 +43,20 @@ def write_inputs(folder: Path, items: int, first: int = HIDDEN) -> list[Tensors]
         made.append({"x": x, "n": number, **layers})
         np.savez(folder / f"{item}.npz", allow_pickle=False, x=x, n=number, **layers)
     return made
+
+
+def spoken(layers: int = 16, rows: int = 8) -> Made:
+    """Layers of 1 MiB each; from that of number `rows` on they have as many rows as an input says.
+    What a fragment there takes shows how many those are."""
+    lines, last = ["width = Constant <value_ints = [512]> ()"], "x"
+    for layer in range(layers):
+        if layer == rows:
+            lines += ["both = Concat <axis = 0> (n, width)", f"many = Expand ({last}, both)"]
+            last = "many"
+        lines.append(f"t{layer} = MatMul ({last}, W{layer})")
+        last = f"t{layer}"
+    body = "\n  ".join([*lines, f"y = ReduceMax <axes = [0], keepdims = 1> ({last})"])
+    return Made(
+        text=f"agraph (float[1, 512] x, int64[1] n) => (float[1, 512] y) {{\n  {body}\n}}",
+        weights={f"W{layer}": weight(512, 512, seed=layer) for layer in range(layers)},
+    )

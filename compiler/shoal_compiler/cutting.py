@@ -40,18 +40,25 @@ from shoal_protocol.shared_files import SharedFiles
 class Cut:
     """A model cut into fragments: what they are, and the means to write them.
 
-    `profile` is of the same source, `cuts` are the `positions` that `shoal_planner` chose. Raises
-    `ModelRefused`: the model is not the one that was profiled, or cannot be cut there.
+    `profile` is of the same source, `cuts` are the `positions` that `shoal_planner` chose, in it or
+    in a profile that has `learned` sizes from items. Raises `ModelRefused`: the model is not the
+    one that was profiled, or cannot be cut there.
     """
 
-    def __init__(self, source: Source, profile: Profile, cuts: Sequence[int]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        profile: Profile,
+        cuts: Sequence[int],
+        learned: Profile | None = None,
+    ) -> None:
         self.positions = tuple(cuts)
         layout = Layout(profile)
         _check_cuts(layout, cuts)
         _check_same(source.graph, profile, source.path)
         pieces = layout.pieces(self.positions)
         with closing(Sources()) as sources:
-            builder = _Builder(source.graph, profile, pieces, sources)
+            builder = _Builder(source.graph, profile, pieces, sources, learned or profile)
             self._files = [builder.files(piece) for piece in pieces]
         self.document = PartitionDocument(
             model_digest=profile.digest,
@@ -142,10 +149,16 @@ class _Builder:
     """Makes the files of fragments; those that several share once."""
 
     def __init__(
-        self, graph: Graph, profile: Profile, pieces: Sequence[Piece], sources: Sources
+        self,
+        graph: Graph,
+        profile: Profile,
+        pieces: Sequence[Piece],
+        sources: Sources,
+        learned: Profile,
     ) -> None:
         self._graph = graph
         self._profile = profile
+        self._learned = learned
         self._sources = sources
         self._batched: dict[str, Value] = {}
         uses = [
@@ -187,6 +200,7 @@ class _Builder:
                 for name in profile.nodes[position].outputs
                 if name in profile.tensors
             ),
+            seen=_seen(profile, self._learned, whole.inputs),
             outputs=whole.outputs,
             weight_bytes=sum(
                 profile.weights[name]
@@ -252,6 +266,18 @@ def _largest(profile: Profile, inputs: Sequence[TensorSpec]) -> dict[str, tuple[
         spec.name: known
         for spec in inputs
         if (known := sizes[spec.name]) is not None and known != spec.shape
+    }
+
+
+def _seen(
+    profile: Profile, learned: Profile, inputs: Sequence[TensorSpec]
+) -> dict[str, tuple[int, ...]]:
+    """The sizes of inputs that only what items have shown tells."""
+    return {
+        spec.name: sizes
+        for spec in inputs
+        if profile.tensors[spec.name].sizes is None
+        and (sizes := learned.tensors[spec.name].sizes) is not None
     }
 
 

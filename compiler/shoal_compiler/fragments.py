@@ -33,6 +33,7 @@ from shoal_protocol.manifest import (
     MANIFEST,
     MAXIMUM_MANIFEST_BYTES,
     MODEL,
+    SEEN,
     UNKNOWN_SIZES,
     VALUES,
     WEIGHTS,
@@ -52,8 +53,9 @@ class FragmentFiles:
     and `outputs` are what it is sent and gives, `resident_bytes` its estimated memory. `largest`
     are the largest shapes of those inputs that can have several: a device that runs it with these
     before any work measures what it takes. `values` are of inputs that are a few integers, as they
-    follow from these. `unknown_sizes`: not all sizes of activations do. `in_order`: a device runs
-    the nodes in the order of the file. `batched`: the positions of integers that grow with the
+    follow from these. `unknown_sizes`: not all sizes of activations do; `seen` are those of inputs
+    that follow from what items have shown. `in_order`: a device runs the nodes in the order of the
+    file. `batched`: the positions of integers that grow with the
     number of items, by input and output that consists of such; None: it may not run several items
     at once.
     """
@@ -66,6 +68,7 @@ class FragmentFiles:
     largest: Mapping[str, tuple[int, ...]]
     values: Mapping[str, tuple[int, ...]]
     unknown_sizes: bool
+    seen: Mapping[str, tuple[int, ...]]
     weight_bytes: int
     resident_bytes: int
     in_order: bool
@@ -116,6 +119,8 @@ class FragmentFiles:
             description[VALUES] = {name: list(each) for name, each in self.values.items()}
         if self.unknown_sizes:
             description[UNKNOWN_SIZES] = True
+        if self.seen:
+            description[SEEN] = {name: list(sizes) for name, sizes in self.seen.items()}
         if self.batched is not None:
             description[BATCHED] = {name: list(each) for name, each in self.batched.items()}
         if self.blocks.blocks:

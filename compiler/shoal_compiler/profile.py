@@ -23,6 +23,7 @@ from shoal_compiler.work import Setting, works
 from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
 from shoal_protocol.digests import Digest, digest_of_file, digest_of_model
 from shoal_protocol.partition import TensorSpec, Work
+from shoal_protocol.seen_sizes import Sizes
 
 STRING_BYTES: Final = 32
 """The assumed size of one string: its length is known at run time only."""
@@ -84,13 +85,16 @@ class Source:
         """All files of the model with their digests; the ONNX file is the first."""
         return self.find_digests()
 
-    def profile(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Profile:
-        """Profile the model; `shapes` gives inputs with dynamic axes their assumed sizes.
+    def profile(
+        self, shapes: Mapping[str, Sequence[int]] | None = None, seen: Sizes | None = None
+    ) -> Profile:
+        """Profile the model; `shapes` gives inputs with dynamic axes their assumed sizes, `seen`
+        tensors inside the model those that an item had there.
 
         Bytes and FLOPs that depend on an axis that stays dynamic are None. Raises `ModelRefused`,
         also for a model with inputs or outputs that are no tensors.
         """
-        return _Profiler.of(self.graph, shapes or {}).profile(self.model, *self.digests)
+        return _Profiler.of(self.graph, shapes or {}, seen).profile(self.model, *self.digests)
 
     def settings(self, shapes: Mapping[str, Sequence[int]]) -> tuple[Setting, ...]:
         """Each node of the whole graph among its neighbours, as the estimate of work sees it."""
@@ -124,10 +128,12 @@ class _Profiler:
     readers: Mapping[str, int]
 
     @classmethod
-    def of(cls, graph: Graph, sizes: Mapping[str, Sequence[int]]) -> "_Profiler":
+    def of(
+        cls, graph: Graph, sizes: Mapping[str, Sequence[int]], seen: Sizes | None = None
+    ) -> "_Profiler":
         node_roles = roles(graph)
         order = choose_order(graph, node_roles)
-        shapes = infer(graph, order, node_roles, sizes)
+        shapes = infer(graph, order, node_roles, sizes, seen)
         makers = {name: node.op_type for node in graph.nodes for name in node.output if name}
         readers = Counter(name for names in graph.reads for name in names)
         return cls(graph, order, node_roles, shapes, makers, readers)

@@ -23,6 +23,7 @@ from shoal_compiler.graph import Graph
 from shoal_compiler.own_operators import outputs_of
 from shoal_compiler.wire import LARGE
 from shoal_planner.profile import Role
+from shoal_protocol.seen_sizes import Sizes
 
 Axes = tuple[int | str | None, ...]
 Dims = tuple[int, ...]
@@ -91,15 +92,18 @@ def infer(
     order: Sequence[int],
     roles: Sequence[Role],
     shapes: Mapping[str, Sequence[int]],
+    seen: Sizes | None = None,
 ) -> Shapes:
-    """Infer types and shapes; `shapes` are sizes of inputs by name.
+    """Infer types and shapes; `shapes` are sizes of inputs by name, `seen` those that tensors had
+    in a run, used where they follow from nothing else.
 
     Raises `ModelRefused` for a name that is no input, or sizes that contradict the graph.
     """
     inputs = _concrete_inputs(graph, shapes)
-    concrete = _Concrete(graph=graph, roles=roles)
+    concrete = _Concrete(graph=graph, roles=roles, seen=seen or {})
     for name, kind in inputs.items():
         concrete.learn(name, kind)
+        concrete.learn_seen(name)
     for index in order:
         concrete.node(index)
     types = _symbolic(graph, order)
@@ -182,6 +186,7 @@ class _Concrete:
 
     graph: Graph
     roles: Sequence[Role]
+    seen: Sizes
     types: dict[str, onnx.TypeProto] = field(default_factory=dict)
     sizes: dict[str, Dims] = field(default_factory=dict)
     values: dict[str, Values] = field(default_factory=dict)
@@ -203,6 +208,12 @@ class _Concrete:
             if len(sizes) == len(axes):
                 self.sizes[name] = sizes
 
+    def learn_seen(self, name: str) -> None:
+        """The sizes that a tensor had in a run, if they follow from nothing that is known."""
+        if name in self.seen and name in self.types and name not in self.sizes:
+            kind = self.types[name].tensor_type.elem_type
+            self.learn(name, _tensor_type(kind, self.seen[name]))
+
     def node(self, index: int) -> None:
         node = self.graph.nodes[index]
         for name, kind in self._inferred(index).items():
@@ -215,6 +226,8 @@ class _Concrete:
         for name in node.output:
             if name and name not in self.types and name in self.graph.declared:
                 self.learn(name, _without_sizes(self.graph.declared[name]))
+        for name in node.output:
+            self.learn_seen(name)
         if self.roles[index] is not Role.COMPUTE:
             self._evaluate(node)
 

@@ -24,7 +24,7 @@ the limit is then so low that each search ends after a small part of the model.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
@@ -58,11 +58,13 @@ class CutRequest:
     (then as few fragments as possible), or tensors that are to be the last of a fragment each.
     `fragments` with `max_bytes` asks for that many, none over the limit. Nothing: one fragment.
     `one_device` has all of them: items enter and leave the model while it runs any of them.
+    `nearest`: what no cut parts may be over the limit.
     """
 
     fragments: int | None = None
     max_bytes: int | None = None
     one_device: bool = False
+    nearest: bool = False
     tensors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -107,17 +109,19 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
     if request.fragments is None and _fits(layout, request.max_bytes):
         return ()
     nodes = len(profile.nodes)
-    tried = _first_tried(layout, request)
+    over = _over(layout, request)
+    tried = len(layout.legal) if over else _first_tried(layout, request)
     while True:
         inner = thinned(layout, cost, tried)
         positions = (0, *inner, nodes)
-        table = _candidates(layout, positions, cost, request)
+        table = _candidates(layout, positions, cost, request, over)
         count = request.fragments or _least_to_end(table)[0]
         if count is not None:
             starts = _starts(table, count)
             if (largest := _smallest_largest(table, starts)) is not None:
                 break
-        if len(inner) == len(layout.legal) or _is_hopeless(layout, request.max_bytes):
+        hopeless = not request.nearest and _is_hopeless(layout, request.max_bytes)
+        if len(inner) == len(layout.legal) or hopeless:
             return _over_limit(layout, table, request)
         tried *= 8
     table = [[each for each in row if each.cost <= largest + largest // SLACK] for row in table]
@@ -217,6 +221,7 @@ def _candidates(
     positions: Sequence[int],
     cost: Callable[[Growing], int],
     request: CutRequest,
+    over: Collection[tuple[int, int]],
 ) -> _Table:
     """Every fragment that could be, up to the limit and to the cost of an even split."""
     limit = request.max_bytes
@@ -232,14 +237,24 @@ def _candidates(
             while growing.end < positions[end]:
                 growing.grow()
             value, resident = cost(growing), growing.resident_bytes
-            if limit is not None and growing.least_bytes > limit:
+            excused = (position, positions[end]) in over
+            if limit is not None and growing.least_bytes > limit and not excused:
                 break
             if ceiling is not None and value > ceiling:
                 break
-            if limit is None or resident <= limit:
+            if limit is None or resident <= limit or excused:
                 row.append(_Candidate(end, value, growing.incoming_bytes))
         table.append(row)
     return table
+
+
+def _over(layout: Layout, request: CutRequest) -> frozenset[tuple[int, int]]:
+    """From where to where no cut parts what is over the limit, where that may be."""
+    if not request.nearest or request.max_bytes is None:
+        return frozenset()
+    pieces = pairwise((0, *layout.legal, len(layout.profile.nodes)))
+    limit = request.max_bytes
+    return frozenset(each for each in pieces if layout.segment(*each).resident_bytes > limit)
 
 
 def _greedy(
@@ -397,7 +412,7 @@ def _smallest_limit_of(layout: Layout, fragments: int) -> int:
     request = CutRequest(fragments=fragments, max_bytes=need)
     inner = thinned(layout, _resident, _first_tried(layout, request))
     positions = (0, *inner, len(layout.profile.nodes))
-    table = _candidates(layout, positions, _resident, request)
+    table = _candidates(layout, positions, _resident, request, over=())
     least = _smallest_largest(table, _starts(table, fragments))
     return need if least is None else least
 

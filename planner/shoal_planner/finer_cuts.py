@@ -7,7 +7,11 @@ then where the fewest bytes cross. A part of it that is too large still is divid
 are its parts: a run is stopped where it takes more than there is, so nobody knows how much more it
 needs. That leads down to nodes that no cut parts: then nothing helps.
 
-Where sizes are unknown, a run shows one fragment that is too large, and those behind it have not
+Where sizes are unknown, the item that took too much has shown some: those of what the fragment
+takes. From these, others behind it follow. So the model is cut anew with what was seen, and nothing
+is divided before a run has nothing new to show.
+
+Where a run shows no sizes, it shows one fragment that is too large, and those behind it have not
 run. So those of them that have no fewer nodes are divided with it.
 
 The divisions of a cut are a list that grows: each entry counts in the cut that those before it
@@ -15,7 +19,7 @@ have made. So the same model, cut in the same way, with the same list, gives the
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -23,6 +27,7 @@ from shoal_planner.cuts import Refusal, crossing_bytes
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Layout
 from shoal_protocol.partition import Fragment, Outgrown, PartitionDocument
+from shoal_protocol.seen_sizes import Sizes, larger
 from shoal_protocol.units import format_bytes
 
 NEAR: Final = 4
@@ -36,15 +41,25 @@ def is_too_large(reason: str) -> bool:
     return reason == _TOO_LARGE
 
 
-def to_divide(document: PartitionDocument, found: Iterable[Outgrown]) -> tuple[Outgrown, ...]:
+def learned(known: Sizes, found: Sizes) -> Sizes | None:
+    """What is known of sizes after a run has failed; None: nothing new, so that a cut for them
+    would be the same."""
+    both = larger(known, found)
+    return None if both == known else both
+
+
+def to_divide(
+    document: PartitionDocument, found: Iterable[Outgrown], seen: Sizes
+) -> tuple[Outgrown, ...]:
     """What is divided where these fragments of a cut fit on no device; the last fragment first, so
-    that the numbers of the others stay."""
+    that the numbers of the others stay. Nothing is expected of others in a cut for sizes that were
+    `seen`."""
     fragments = document.fragments
     known = [each for each in found if each.fragment < len(fragments)]
     needs = {each.fragment: each.need_bytes for each in known}
-    for each in known:
-        larger = (other.index for other in fragments if _is_larger(other, fragments[each.fragment]))
-        needs = {**dict.fromkeys(larger, each.need_bytes), **needs}
+    for each in known if not seen else ():
+        alike = (other.index for other in fragments if _is_larger(other, fragments[each.fragment]))
+        needs = {**dict.fromkeys(alike, each.need_bytes), **needs}
     return tuple(
         Outgrown(fragment=fragment, need_bytes=need)
         for fragment, need in sorted(needs.items(), reverse=True)
@@ -58,8 +73,11 @@ def _is_larger(other: Fragment, outgrown: Fragment) -> bool:
     return unknown and other.index > outgrown.index and other.nodes >= outgrown.nodes
 
 
-def in_words(failure: str, found: Iterable[Outgrown]) -> str:
-    """What happened, and what is done about it."""
+def in_words(failure: str, found: Collection[Outgrown]) -> str:
+    """What happened, and what is done about it: these are divided, or, where there are none, the
+    model is cut for what was seen."""
+    if not found:
+        return f"{failure}; now it is cut for the sizes that items were seen to have"
     numbers = sorted(each.fragment for each in found)
     *others, last = map(str, numbers)
     named = f"fragments {', '.join(others)} and {last} are" if others else f"fragment {last} is"

@@ -37,6 +37,9 @@ VALUES: Final = "values"
 UNKNOWN_SIZES: Final = "unknown_sizes"
 """The key that says that sizes of activations do not follow from the planned shapes, but from what
 inputs hold, or from nothing that is known."""
+SEEN: Final = "seen"
+"""The key of the sizes of inputs that do not follow from the planned shapes, but from those that
+items were seen to have: the fragment was cut for these."""
 MAXIMUM_MANIFEST_BYTES: Final = 16 << 20
 """Wherever a manifest is made, stored or fetched: about a hundred thousand weights. A device reads
 it whole."""

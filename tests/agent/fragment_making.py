@@ -59,12 +59,14 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
     largest: Mapping[str, Sequence[int]] | None = None,
     values: Mapping[str, Sequence[int]] | None = None,
     *,
+    seen: Mapping[str, Sequence[int]] | None = None,
     batched: bool = False,
     unknown_sizes: bool = False,
 ) -> MadeFragment:
     """Write one self-contained model, weights inside, as a fragment of the store; `largest` are
-    the largest shapes of its inputs, `values` what those of them hold that are a few integers.
-    `batched`: it may run several items at once. `unknown_sizes`: those of its activations."""
+    the largest shapes of its inputs, `values` what those of them hold that are a few integers,
+    `seen` sizes of others that items have shown. `batched`: it may run several items at once.
+    `unknown_sizes`: those of its activations."""
     model = lift_constants(model)
     weights, initializers = pack_weights(model)
     externalise(model, initializers)
@@ -84,6 +86,8 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
         manifest["largest"] = {name: list(shape) for name, shape in largest.items()}
     if values is not None:
         manifest["values"] = {name: list(each) for name, each in values.items()}
+    if seen is not None:
+        manifest["seen"] = {name: list(each) for name, each in seen.items()}
     if batched:
         manifest["batched"] = {}
     if unknown_sizes:

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 import numpy as np
+import pytest
 
 from agent.conftest import Joined
 from agent.fragment_making import MadeFragment, write_fragment
@@ -10,6 +11,7 @@ from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_larger_items import GROWING
 from agent.test_memory_of_fragments import peak_bytes
 from agent.test_running import edge, task
+from made_models import Made
 from shoal_protocol.v1 import session_pb2 as pb
 
 Join = Callable[..., Awaitable[Joined]]
@@ -70,3 +72,51 @@ async def test_an_item_that_all_of_the_budget_is_too_little_for_fails_alone(
     assert "it would take more than 24 MiB in its Expand node" in failure.message
     assert (await run(joined.device, made.digest, 1, item=2)).HasField("executed")
     assert await peak_bytes(joined.device) <= 24 * MIB
+
+
+SPOKEN = Made(
+    text="""g (float[n,1024] x, float[1,m] z, float[1,1024] w) => (float[1,1024] y) {
+        row = ReduceMax<axes = [0], keepdims = 1>(x)
+        one = ReduceMax<keepdims = 0>(z)
+        large = Pad(x, wide)
+        most = ReduceMax<axes = [0], keepdims = 1>(large)
+        sum = Add(row, one) both = Add(most, w) y = Add(both, sum) }""",
+    weights={"wide": np.array([1 << 14, 0, 0, 0])},
+    shapes={},
+)
+"""Sixteen thousand rows more than it gets."""
+
+
+@pytest.mark.parametrize(
+    ("seen", "news"),
+    [
+        ({}, {"x": (5, 1024)}),
+        ({"x": (4, 1024)}, {"x": (5, 1024)}),
+        ({"x": (5,)}, {"x": (5, 1024)}),
+        ({"x": (5, 1024)}, {}),
+    ],
+)
+async def test_what_took_too_much_says_the_sizes_that_neither_a_plan_nor_an_item_has_said(
+    coordinator: ScriptedCoordinator,
+    join: Join,
+    seen: dict[str, tuple[int, ...]],
+    news: dict[str, tuple[int, ...]],
+) -> None:
+    made = write_fragment(
+        coordinator.store,
+        SPOKEN.proto(),
+        7 * MIB,
+        largest={"z": (1, 3)},
+        seen=seen,
+        unknown_sizes=True,
+    )
+    joined = await join(budget="24Mi")
+    assert (await joined.device.load(made.digest, 7 * MIB)).HasField("loaded")
+    given = {"x": (5, 1024), "z": (1, 2), "w": (1, 1024)}
+    tensors = {name: np.ones(shape, np.float32) for name, shape in given.items()}
+    await joined.device.give(edge(-1, 0, 0), tensors)
+    source = pb.InputSource(producer=-1, tensors=sorted(given))
+    execute = pb.Execute(task=task(0, 0), digest=made.digest, inputs=[source], results=["y"])
+    failure = (await joined.device.ask("execute", execute)).failure
+    assert failure.code == pb.BUDGET, failure
+    assert {each.name: tuple(each.sizes) for each in failure.seen} == news

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from made_models import TOPOLOGIES, Made, weight
 from shoal_compiler.errors import ModelRefused
-from shoal_compiler.profile import profile_model
+from shoal_compiler.profile import Source, profile_model
 from shoal_planner.profile import Role
 from shoal_planner.segments import Growing, Layout
 
@@ -261,3 +261,32 @@ def test_a_product_with_weights_of_four_bits_has_as_many_columns_as_it_says(tmp_
     onnx.save(model, tmp_path / "model.onnx")
     profile = profile_model(tmp_path / "model.onnx", {"x": (1, 5, 64)})
     assert {name: profile.tensors[name].sizes for name in "ay"} == dict.fromkeys("ay", (1, 5, 32))
+
+
+SPOKEN = Made(
+    text="""g (float[1,8] x, int64[1] frames) => (float[1,4] y) {
+        t0 = Relu(x) t1 = ReduceMax<axes = [0, 1], keepdims = 0>(t0)
+        minus = Constant<value_ints = [-1]>() eight = Constant<value_ints = [8]>()
+        both = Concat<axis = 0>(frames, eight)
+        t2 = Expand(t1, both)
+        t3 = MatMul(t2, W) y = ReduceMax<axes = [0], keepdims = 1>(t3) }""",
+    weights={"W": weight(8, 4)},
+)
+"""As many rows as an input says."""
+
+
+def test_sizes_that_follow_from_what_inputs_hold_are_those_that_were_seen(tmp_path: Path) -> None:
+    source = Source.open(SPOKEN.save(tmp_path))
+    unseen = source.profile()
+    assert (unseen.tensors["t2"].bytes, unseen.tensors["t3"].bytes) == (None, None)
+    seen = source.profile(None, {"t2": (100, 8), "x": (7, 7), "nowhere": (1,)})
+    assert seen.tensors["t2"].sizes == (100, 8)
+    assert seen.tensors["t3"].sizes == (100, 4), "others follow from it"
+    assert seen.tensors["x"].sizes == (1, 8), "what the graph says holds"
+
+
+def test_inputs_of_no_known_shape_have_the_one_that_was_seen(tmp_path: Path) -> None:
+    source = Source.open(CONVOLUTION.save(tmp_path))
+    assert source.profile({}, {"x": (2, 3, 8, 8)}).tensors["a"].sizes == (2, 16, 8, 8)
+    shaped = source.profile({"x": (1, 3, 8, 8)}, {"x": (2, 3, 8, 8)})
+    assert shaped.tensors["a"].sizes == (1, 16, 8, 8)

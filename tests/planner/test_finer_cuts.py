@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from fragment_pools import partition
 from random_profiles import chain, profiles
 from shoal_planner.cuts import Refusal
-from shoal_planner.finer_cuts import NEAR, divide, in_words, to_divide
+from shoal_planner.finer_cuts import NEAR, divide, in_words, learned, to_divide
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
 from shoal_protocol.partition import Outgrown
+from shoal_protocol.seen_sizes import MOST_TENSORS, Sizes
 
 MIB = 1 << 20
 
@@ -87,14 +88,17 @@ def test_what_was_only_expected_to_be_too_large_need_not_be_divisible() -> None:
     assert isinstance(divide(profile, cuts, [outgrown(0), outgrown(2)]), Refusal)
 
 
-def numbers(nodes: Sequence[int], known: Collection[int], *found: int) -> list[int]:
+def numbers(
+    nodes: Sequence[int], known: Collection[int], *found: int, seen: bool = False
+) -> list[int]:
     """Which fragments of so many nodes are divided; sizes are known in some of them."""
     document = partition([1] * len(nodes), [MIB] * len(nodes))
     fragments = tuple(
         replace(each, nodes=count, activation_bytes=1 if each.index in known else None)
         for each, count in zip(document.fragments, nodes, strict=True)
     )
-    divided = to_divide(replace(document, fragments=fragments), map(outgrown, found))
+    sizes = {"t": (9,)} if seen else {}
+    divided = to_divide(replace(document, fragments=fragments), map(outgrown, found), sizes)
     return [each.fragment for each in divided]
 
 
@@ -106,12 +110,45 @@ def test_with_a_fragment_those_behind_it_are_divided_of_which_no_more_is_known()
     assert numbers([50], (), 7) == [], "of another cut"
 
 
+def test_in_a_cut_for_sizes_that_were_seen_a_fragment_is_divided_alone() -> None:
+    assert numbers([50, 40, 39, 60, 40], (), 1, seen=True) == [1]
+
+
+def test_sizes_are_learned_where_they_are_new_or_larger() -> None:
+    known = {"a": (1, 8)}
+    assert learned(known, {}) is None
+    assert learned(known, {"a": (1, 7)}) is None
+    assert learned(known, {"a": (1, 9)}) == {"a": (1, 9)}
+    assert learned(known, {"a": (2, 7), "b": (3,)}) == {"a": (2, 8), "b": (3,)}
+    assert learned(known, {"a": (9,)}) is None, "a tensor has one rank"
+
+
+@given(st.lists(st.dictionaries(st.text("ab"), st.tuples(st.integers(0, 9)), max_size=9)))
+def test_nothing_is_learned_twice(found: list[dict[str, tuple[int, ...]]]) -> None:
+    known: Sizes = {}
+    for each in found:
+        known = learned(known, each) or known
+    assert all(learned(known, each) is None for each in found)
+
+
+def test_no_more_tensors_are_known_than_may_be_said() -> None:
+    many = {f"t{number}": (number,) for number in range(2 * MOST_TENSORS)}
+    known = learned({}, many)
+    assert known is not None
+    assert len(known) == MOST_TENSORS
+    assert learned(known, many) is None
+
+
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [((3,), "fragment 3 is"), ((7, 3), "fragments 3 and 7 are"), ((1, 5, 2), "fragments 1, 2 and")],
 )
 def test_what_is_divided_is_said(numbers: tuple[int, ...], words: str) -> None:
-    assert in_words("too much", map(outgrown, numbers)).startswith(f"too much; now {words}")
+    found = [outgrown(each) for each in numbers]
+    assert in_words("too much", found).startswith(f"too much; now {words}")
+    assert in_words("too much", []).endswith(
+        "now it is cut for the sizes that items were seen to have"
+    )
 
 
 @settings(max_examples=60, deadline=None)

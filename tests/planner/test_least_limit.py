@@ -50,6 +50,28 @@ def test_a_refusal_names_the_smallest_limit_that_is_not_refused(profile: Profile
 
 
 @settings(max_examples=75, deadline=None)
+@given(profile=profiles(), share=st.integers(5, 100))
+def test_the_nearest_cut_has_nothing_over_the_limit_that_could_be_parted(
+    profile: Profile, share: int
+) -> None:
+    layout = Layout(profile, moving=True)
+    limit = layout.segment(0, len(profile.nodes)).resident_bytes * share // 100
+    cuts = choose_cuts(profile, CutRequest(max_bytes=limit, nearest=True))
+    assert isinstance(cuts, tuple)
+    counts = [
+        count
+        for count in range(1, len(layout.legal) + 2)
+        for segments in every_cut(layout, count)
+        if all(
+            segment.resident_bytes <= limit
+            or not any(segment.start < at < segment.end for at in layout.legal)
+            for segment in segments
+        )
+    ]
+    assert len(cuts) + 1 == min(counts)
+
+
+@settings(max_examples=75, deadline=None)
 @given(profile=profiles(), count=st.integers(2, 5), share=st.integers(30, 100))
 def test_a_number_of_fragments_is_refused_with_the_smallest_limit_that_it_keeps(
     profile: Profile, count: int, share: int

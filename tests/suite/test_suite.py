@@ -64,6 +64,16 @@ def test_items_run_where_what_would_cover_all_their_shapes_does_not(
     assert row.outcome == "ran", row
 
 
+@pytest.mark.minutes
+def test_a_model_is_cut_for_the_sizes_that_its_items_have_shown(tmp_path: Path) -> None:
+    """Sound is as long as its text says: divided blindly, this came to hundreds of fragments."""
+    bench = bench_of("kokoro", tmp_path)
+    row = bench.run(3, 60 * MIB)
+    check(row, bench.subject.tolerance)
+    assert row.outcome == "ran", row
+    assert row.fragments <= 16, row
+
+
 @pytest.mark.parametrize(
     ("name", "share"),
     [

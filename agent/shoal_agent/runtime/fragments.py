@@ -72,7 +72,7 @@ class Fragments:
         self._counters = counters
         self._on_evicted = on_evicted
         preparation = Preparation(cache, self.request_move, self.end_move)
-        self._opening = Opening(cache, fetcher, preparation, runtime, processor, self._room)
+        self.opening = Opening(cache, fetcher, preparation, runtime, processor, self._room)
         self.buffers = Buffers(ledger, MAPPED_FROM_BYTES, trim)
         make_room = self.buffers.make_room
         self.batches = Batches(ledger, processor, runtime, cache.path, make_room, self.end_move)
@@ -81,7 +81,7 @@ class Fragments:
         self._evicting: set[asyncio.Task[None]] = set()
         self._measured: set[str] = set()
         self._gathered = GatheredRows(ledger, processor, runtime, make_room)
-        self.light = LightRuns(ledger, processor, self._opening, self._measured, self._gathered)
+        self.light = LightRuns(ledger, processor, self.opening, self._measured, self._gathered)
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self.spilling = Spilling(ledger, self.buffers, self._carry_out)
@@ -116,7 +116,7 @@ class Fragments:
         self._loading[digest] = asyncio.Event()
         self.cache.pin(digest)
         try:
-            opened = await self._opening.open(digest, need_bytes, sources)
+            opened = await self.opening.open(digest, need_bytes, sources)
             self.ledger.finish_load(
                 digest, opened.least, opened.curve, opened.granted, urgency_of(priority)
             )
@@ -192,7 +192,7 @@ class Fragments:
             await self.processor.call(self._runtime.shrink)
         if result.squeezed:  # what it would have taken is not known
             share = self.ledger.shares.get(digest)
-            if self._opening.trial_of(digest) is None and share is not None and share.slack:
+            if self.opening.trial_of(digest) is None and share is not None and share.slack:
                 await self._measure(digest, self.ledger.budget + 1 - beside)
             return result
         if not known or (over and digest in self.ledger.shares):
@@ -214,9 +214,9 @@ class Fragments:
         """The result, and the activations beside it. Where a run is stopped, activations make room,
         then the fragment runs in blocks, within less, if it has some; else it is to be loaded with
         more. An item that is larger than the plan covers fails instead."""
-        trial, size = self._opening.trial_of(digest), sum(each.nbytes for each in tensors.values())
+        trial, size = self.opening.trial_of(digest), sum(each.nbytes for each in tensors.values())
         is_larger = trial is not None and size > trial.input_bytes
-        is_known = self._opening.is_known(digest)
+        is_known = self.opening.is_known(digest)
         known = {"is_known": is_known, "is_tried": is_known and trial is not None}
         run = partial(self.processor.run, digest, tensors, is_larger=is_larger, **known)
         while True:
@@ -266,7 +266,7 @@ class Fragments:
         """Put to a fragment what the process took beyond what is reckoned for all else; raises
         `OverBudget` when it is evicted for that."""
         measured = max(0, peak_bytes - self._others(digest))
-        if digest not in self._measured and self._opening.trial_of(digest) is None:
+        if digest not in self._measured and self.opening.trial_of(digest) is None:
             reckoned = self.ledger.resident.get(digest, 0)
             self._counters.memory_ratio.observe(measured / max(1, reckoned))
         self._carry_out(self.ledger.measure(digest, Bytes(measured), stopped=stopped))

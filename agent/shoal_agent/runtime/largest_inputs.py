@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal_agent.runtime.described import description
 from shoal_agent.runtime.inputs import InputSpec
-from shoal_protocol.manifest import LARGEST, VALUES
+from shoal_protocol.manifest import LARGEST, SEEN, VALUES
 from shoal_protocol.tensors import Array
 
 
@@ -60,6 +60,22 @@ def largest_inputs(folder: Path, specs: Iterable[InputSpec], most_bytes: int) ->
     return made
 
 
+def unplanned_inputs(folder: Path) -> dict[str, tuple[int, ...] | None]:
+    """The inputs whose sizes no plan knows, each with those that the fragment was cut for because
+    items had shown them; None: none had. Raises `FragmentDamaged`, `OSError`."""
+    manifest = description(folder)
+    planned, seen = _largest_shapes(manifest), dict[str, tuple[int, ...]]()
+    _add_all(seen, manifest.get(SEEN))
+    unplanned: dict[str, tuple[int, ...] | None] = {}
+    match manifest.get("inputs"):
+        case list(inputs):
+            for each in inputs:
+                match each:
+                    case {"name": str(name)} if name not in planned:
+                        unplanned[name] = seen.get(name)
+    return unplanned
+
+
 def _fill(made: Array, values: Sequence[int]) -> None:
     try:
         made.flat[:] = values
@@ -87,12 +103,15 @@ def _largest_shapes(manifest: Mapping[str, object]) -> Mapping[str, tuple[int, .
                 match each:
                     case {"name": str(name), "shape": list(shape)}:
                         _add(shapes, name, shape)
-    match manifest.get(LARGEST):
-        case dict(largest):
-            for name, shape in largest.items():
-                if isinstance(shape, list):
-                    _add(shapes, name, shape)
+    _add_all(shapes, manifest.get(LARGEST))
     return shapes
+
+
+def _add_all(shapes: dict[str, tuple[int, ...]], found: object) -> None:
+    if isinstance(found, dict):
+        for name, shape in found.items():
+            if isinstance(shape, list):
+                _add(shapes, name, shape)
 
 
 def _add(shapes: dict[str, tuple[int, ...]], name: str, shape: list[object]) -> None:

@@ -7,7 +7,7 @@ than there is is tried again: as it was cut, if it was prepared, then in blocks 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,12 +20,14 @@ from shoal_agent.memory.trials import Trial, is_worth_a_trial, need_of_stopped, 
 from shoal_agent.runtime.blocks import GrantTooSmall
 from shoal_agent.runtime.described import description
 from shoal_agent.runtime.failures import MORE_OR_SMALLER, Exceeded, OverBudget
-from shoal_agent.runtime.largest_inputs import Tried
+from shoal_agent.runtime.largest_inputs import Tried, unplanned_inputs
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.manifest import UNKNOWN_SIZES, FragmentDamaged
+from shoal_protocol.seen_sizes import is_within
+from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_apart, format_bytes
 
 _FETCHES_AFTER_DAMAGE: Final = 2
@@ -109,14 +111,14 @@ class Opening:
         self._room = room
         self._trials: dict[_Key, Trial | None] = {}
         self._ran: dict[str, Trial] = {}
-        self._unknown: set[str] = set()
+        self._unknown: dict[str, Mapping[str, tuple[int, ...] | None]] = {}
 
     async def open(self, digest: str, granted_bytes: int, sources: Sequence[Source]) -> Opened:
         """Raises `OverBudget`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,
         `RuntimeFailed`, `OSError`."""
         fetched_bytes, folder = await self._fetched(digest, sources)
         if description(folder).get(UNKNOWN_SIZES) is True:
-            self._unknown.add(digest)
+            self._unknown[digest] = unplanned_inputs(folder)
         granted, number, as_cut = Bytes(granted_bytes), 1, False
         while True:
             curve, trial = await self._open(digest, folder, granted, number, as_cut=as_cut)
@@ -158,6 +160,15 @@ class Opening:
     def is_known(self, digest: str) -> bool:
         """Whether what a run takes follows from the sizes of its inputs."""
         return digest not in self._unknown
+
+    def sizes_seen(self, digest: str, tensors: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+        """Of what a run takes, the sizes that no plan knows, and that no item has shown before."""
+        unplanned = self._unknown.get(digest, {})
+        return {
+            name: array.shape
+            for name, array in tensors.items()
+            if name in unplanned and not is_within(array.shape, unplanned[name])
+        }
 
     async def _fetched(self, digest: str, sources: Sequence[Source]) -> tuple[int, Path]:
         """Bytes that had to be fetched, and the fragment's folder, verified."""

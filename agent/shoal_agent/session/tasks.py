@@ -21,6 +21,7 @@ from shoal_agent.transport.activations import ActivationStore, SpillFull, StoreB
 from shoal_protocol import eager
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.bulk.link import OutboundActivation
+from shoal_protocol.seen_sizes import write_sizes
 from shoal_protocol.tensors import ActivationKey, Array, memory_bytes
 from shoal_protocol.units import Nanoseconds, nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
@@ -337,7 +338,11 @@ class Tasks:
                     return failure(pb.CANCELLED, "stopped before it began")
                 result = await self._fragments.run(digest, tensors)
         except EXPECTED as error:
-            return failure_of(error)
+            failed = failure_of(error)
+            if failed.code == pb.BUDGET:
+                seen = self._fragments.opening.sizes_seen(digest, tensors)
+                write_sizes(failed.seen, seen)
+            return failed
         if start.assignment.batch > 1:
             self._fragments.batches.note(digest, tensors, result.outputs)
         return result

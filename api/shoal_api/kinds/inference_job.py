@@ -21,7 +21,7 @@ from shoal_api.fields import (
     reference,
     uri,
 )
-from shoal_api.kinds.partition import OUTGROWN, OutgrownFragment
+from shoal_api.kinds.partition import OUTGROWN, SEEN, OutgrownFragment, SeenShape
 from shoal_api.rules import ended, exactly_one, immutable, stays_true
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Flag, Items, Text, Whole
@@ -250,11 +250,18 @@ class ItemFailure:
 
 @record()
 class FinerCut:
-    """The job's own Partition was cut again: a fragment, as measured, fitted on no device."""
+    """The job's own Partition was cut again: a fragment, as measured, fitted on no device. Cut for
+    the sizes that items have shown, and where these are nothing new, with that fragment divided."""
 
     cuts: int = member(COUNT, "Cuts so far, with the first one.", example=2)
     max_fragment_size_bytes: int = member(
         COUNT, "What the first cut was for.", unit="bytes", example=67108864
+    )
+    seen: tuple[SeenShape, ...] = member(
+        SEEN,
+        "What the cut is for, as in the Partition's spec.seen.",
+        default=[],
+        example=[{"tensor": "frames_out", "shape": [1, 256, 2260]}],
     )
     outgrown: tuple[OutgrownFragment, ...] = member(
         OUTGROWN,

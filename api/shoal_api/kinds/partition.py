@@ -25,6 +25,7 @@ from shoal_api.rules import at_most_one, immutable
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Items, Whole
 from shoal_protocol.choices import Cutting
+from shoal_protocol.seen_sizes import MOST_AXES, MOST_TENSORS
 from shoal_protocol.units import Bytes
 
 
@@ -38,12 +39,26 @@ class OutgrownFragment:
     )
 
 
+@record()
+class SeenShape:
+    """How large items were seen to have a tensor inside the model."""
+
+    tensor: str = member(TENSOR_NAME, "The tensor's name.", example="frames_out")
+    shape: tuple[int, ...] = member(
+        Items(of=Whole(minimum=0, maximum=1 << 40), max_items=MOST_AXES),
+        "Its shape, along each axis the largest.",
+        example=[1, 256, 2260],
+    )
+
+
+SEEN: Final = Items(of=Object(SeenShape), max_items=MOST_TENSORS, key="tensor")
 OUTGROWN: Final = Items(of=Object(OutgrownFragment), max_items=MAX_FRAGMENTS)
 
 
 @record(
     at_most_one("fragments", "maxFragmentSize", "cuts", "cutting"),
     at_most_one("cutting", "outgrown"),
+    at_most_one("cutting", "seen"),
     immutable("modelRef"),
 )
 class PartitionSpec:
@@ -79,6 +94,14 @@ class PartitionSpec:
         "finished stays unless another one gains more than a tenth.",
         default=None,
         example="Planned",
+    )
+    seen: tuple[SeenShape, ...] = member(
+        SEEN,
+        "The cut is for these, where sizes follow from what inputs hold and not from their shapes. "
+        "A job writes them into the Partition that it has made, when items have shown them and "
+        "taken more memory than devices have.",
+        default=[],
+        example=[{"tensor": "frames_out", "shape": [1, 256, 2260]}],
     )
     outgrown: tuple[OutgrownFragment, ...] = member(
         OUTGROWN,

@@ -164,6 +164,14 @@ Outgrown = Annotated[
         help="Divide these fragments, one after the other, which were measured to take so much.",
     ),
 ]
+Seen = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TENSOR=1,256,2260",
+        help="How large items have a tensor inside the model, where that follows from no shape. "
+        "Repeatable.",
+    ),
+]
 Shapes = Annotated[
     list[str] | None,
     typer.Option(
@@ -310,14 +318,16 @@ def parse_budgets(texts: list[str], devices: int | None) -> list[int]:
     return sizes
 
 
-def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
+def parse_shapes(
+    texts: list[str] | None, option: str = "--shape", name_is: str = "INPUT"
+) -> dict[str, tuple[int, ...]]:
     """`INPUT=1,3,48,320`, each input once."""
     shapes: dict[str, tuple[int, ...]] = {}
     for text in texts or []:
         name, _, sizes = text.rpartition("=")
         shape = [parse_whole(size) for size in sizes.split(",")]
         if None in shape:
-            raise typer.BadParameter(f"--shape {shortened(text)}: write INPUT=1,3,48,320")
+            raise typer.BadParameter(f"{option} {shortened(text)}: write {name_is}=1,3,48,320")
         shapes[name] = tuple(size for size in shape if size is not None)
     return shapes
 

@@ -30,6 +30,7 @@ def partition(
     fragments: options.Count = None,
     max_bytes: options.MaxBytes = None,
     cuts: options.Cuts = None,
+    seen: options.Seen = None,
     outgrown: options.Outgrown = None,
     shape: options.Shapes = None,
     digest: options.Digest = None,
@@ -68,6 +69,7 @@ def partition(
         fragments=fragments,
         max_bytes=size,
         tensors=tuple(cuts.split(",")) if cuts else (),
+        seen=options.parse_shapes(seen, "--seen", "TENSOR"),
         outgrown=options.parse_outgrown(outgrown),
     )
     with tempfile.TemporaryDirectory(prefix="shoal-partition-") as folder:

@@ -17,6 +17,7 @@ from shoal_protocol.units import counted
 
 if TYPE_CHECKING:
     from shoal_cli.commands.planned import Planned
+    from shoal_cli.local.cut_orders import CutOrder
     from shoal_cli.local.orders import PlanOrder
     from shoal_cli.local.preparation import Prepared
     from shoal_protocol.partition import PartitionDocument
@@ -162,7 +163,7 @@ def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path) -> "list[Plan
                 found = asyncio.run(prepare_once(cut, prepared, workspace, observer))
                 order = with_items(order, found)  # noqa: PLW2901
                 if any(fragment.flops is None for fragment in found.document.fragments):
-                    options.note(f"{name}: {_unknown(found.document)}")
+                    options.note(f"{name}: {_unknown(found.document, cut)}")
                 answer = find_plan(order, found, others)
                 planned.append(of_order(name, order, found, answer))
                 if name.startswith(_JOB) and isinstance(answer, Plan):
@@ -172,8 +173,13 @@ def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path) -> "list[Plan
     return planned
 
 
-def _unknown(document: "PartitionDocument") -> str:
+def _unknown(document: "PartitionDocument", order: "CutOrder") -> str:
     """Why times cannot be predicted, and what to give."""
+    if order.sample is not None:
+        return (
+            "some sizes follow from what the inputs hold, so times are not predicted and these "
+            "fragments have no blocks"
+        )
     free = []
     for spec in document.inputs:
         axes = ["?" if axis is None else str(axis) for axis in spec.shape or (None,)]

@@ -9,6 +9,7 @@ from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import Outgrown, TensorSpec
+from shoal_protocol.seen_sizes import Sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +19,13 @@ class CutOrder:
     With none of `fragments`, `max_bytes` and `tensors`: as suits the `devices`, for the
     `objective`. `planned`: cuts and devices are chosen together. `pinned`: fragments are tied to
     devices by their numbers. `beside` is what other models leave of the devices; empty where none
-    runs on them. `shapes` are those of inputs with dynamic axes, by default those that
-    cover every item in `sample`. `outgrown` are divided afterwards, one after the other: see
-    `shoal_planner.finer_cuts`. So many of the largest kinds of items in `sample` are `left_out` of
-    what the cut covers: devices have measured that no cut for them fits. `items` are those of the
-    job, where somebody says how many; `follows`: more may come than are in `sample`.
+    runs on them. `shapes` are those of inputs with dynamic axes, by default those that cover every
+    item in `sample`. `seen` are sizes of tensors inside the model, as items were seen to have them:
+    the cut is for these, where they follow from no shapes. `outgrown` are divided afterwards, one
+    after the other: see `shoal_planner.finer_cuts`. So many of the largest kinds of items in
+    `sample` are `left_out` of what the cut covers: devices have measured that no cut for them fits.
+    `items` are those of the job, where somebody says how many; `follows`: more may come than are in
+    `sample`.
     """
 
     name: str
@@ -39,6 +42,7 @@ class CutOrder:
     objective: Objective = Objective.THROUGHPUT
     planned: bool = False
     pinned: bool = False
+    seen: Sizes = field(default_factory=dict)
     outgrown: tuple[Outgrown, ...] = ()
     left_out: int = 0
     items: int | None = None

@@ -44,10 +44,13 @@ class PreparationRefused(Exception):
 @dataclass(frozen=True, slots=True)
 class Suited:
     """A model that is to be cut, its profile for the `shapes` of the inputs, and where it may be
-    cut. The `best` of these cuts, and the others, where that is known already."""
+    cut. The `best` of these cuts, and the others, where that is known already. `learned` is the
+    profile with the sizes that items were seen to have besides: what is sought in it holds for
+    these items, and is promised for none."""
 
     model: "Source"
     profile: Profile
+    learned: Profile
     shapes: Shapes
     choices: Sequence[tuple[int, ...]]
     note: str = ""
@@ -60,6 +63,30 @@ class _Unplaceable(PreparationRefused):
     def __init__(self, reason: str, suited: Suited) -> None:
         super().__init__(reason)
         self.suited = suited
+
+
+def _suit(order: CutOrder, model: "Source", profile: Profile, shapes: Shapes) -> Suited:
+    """Where to cut a model. Raises `PreparationRefused` where there is no cut for what is known."""
+    choices, learned = _choices(order, profile), profile
+    if order.seen:
+        learned = model.profile(shapes, order.seen)
+        choices = [_as_seen(order, learned)]
+    return Suited(model, profile, learned, shapes, choices)
+
+
+def _as_seen(order: CutOrder, learned: Profile) -> tuple[int, ...]:
+    """Where to cut for sizes that items were seen to have. What no cut parts may be over the limit
+    by estimate: devices measure what it takes."""
+    try:
+        return _as_asked(order, learned)
+    except PreparationRefused:
+        budgets = (device.budget_bytes for device in order.devices)
+        limit, one = order.max_bytes or max(budgets, default=None), len(order.devices) == 1
+        request = CutRequest(max_bytes=limit, one_device=one, nearest=True)
+        nearest = None if limit is None else choose_cuts(learned, request)
+        if nearest is None or isinstance(nearest, Refusal):
+            raise
+        return nearest
 
 
 def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
@@ -108,10 +135,10 @@ def _divided(order: CutOrder, suited: Suited, positions: tuple[int, ...]) -> "Cu
     """A cut, of which those fragments are divided that took more than a device has."""
     from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
 
-    found = divide(suited.profile, positions, order.outgrown)
+    found = divide(suited.learned, positions, order.outgrown)
     if isinstance(found, Refusal):
         raise PreparationRefused(f"{order.name}: {found.reason}")
-    return Cut(suited.model, suited.profile, found)
+    return Cut(suited.model, suited.profile, found, suited.learned)
 
 
 def _best_on(
@@ -121,7 +148,7 @@ def _best_on(
     from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
 
     choices = dict.fromkeys([*suited.choices, *_planned(order, pool, suited.profile)])
-    cuts = [Cut(suited.model, suited.profile, each) for each in choices]
+    cuts = [Cut(suited.model, suited.profile, each, suited.learned) for each in choices]
     if len(cuts) == 1:
         return cuts[0], [], None
     plans = [_plan(each, pool, order) for each in cuts]
@@ -139,8 +166,9 @@ def _plan(cut: "Cut", pool: Sequence[PoolDevice], order: CutOrder) -> Plan | Inf
 
 
 def is_planned(order: CutOrder) -> bool:
-    """Whether cuts and devices are chosen together: one device has all fragments anyway."""
-    return order.planned and len(order.devices) > 1
+    """Whether cuts and devices are chosen together: one device has all fragments anyway, and plans
+    know nothing of sizes that were seen."""
+    return order.planned and len(order.devices) > 1 and not order.seen
 
 
 def _planned(
@@ -189,8 +217,11 @@ def suit_inputs(
     if base is not None:
         if inputs is not None and envelopes:
             profile = _with_values(profile, inputs)
-        return Suited(model, profile, base.shapes, base.choices, note=base.note)
+        learned = model.profile(base.shapes, order.seen) if order.seen else profile
+        return Suited(model, profile, learned, base.shapes, base.choices, note=base.note)
     if inputs is None or not envelopes:
+        if order.left_out:  # nothing depends on how large its items are: that was tried
+            raise PreparationRefused(f"{order.name}: {_OUTGROWN}")
         return _suited(order, model, profile)
     envelopes = _not_left_out(order, envelopes)
     try:
@@ -229,7 +260,7 @@ def _suited(order: CutOrder, model: "Source", profile: Profile) -> Suited:
 
     def suit(sliced: "Source") -> Suited:
         own = profile if sliced is model else sliced.profile(order.shapes)
-        return Suited(sliced, own, order.shapes, _choices(order, own))
+        return _suit(order, sliced, own, order.shapes)
 
     return _in_parts(model, suit)
 
@@ -240,7 +271,7 @@ def _suited_to(order: CutOrder, model: "Source", inputs: InputSet, envelope: Sha
 
     def suit(sliced: "Source") -> Suited:
         profile = _with_values(sliced.profile(shapes), inputs)
-        return _placeable(order, Suited(sliced, profile, shapes, _choices(order, profile)))
+        return _placeable(order, _suit(order, sliced, profile, shapes))
 
     return _in_parts(model, suit)
 

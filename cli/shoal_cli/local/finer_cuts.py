@@ -8,6 +8,7 @@ from shoal_cli.local.orders import JobOrder
 from shoal_cli.local.planned_jobs import PlannedJob
 from shoal_cli.local.report import DeviceReport, JobReport
 from shoal_planner import finer_cuts
+from shoal_protocol.partition import Outgrown
 
 _SUMMED: Final = (
     *("loads", "evictions", "tasks", "sent_bytes", "received_bytes", "fetched_bytes"),
@@ -26,17 +27,23 @@ def is_too_large(report: JobReport) -> bool:
 def cut_finer(
     reports: Iterable[tuple[PlannedJob, JobReport]], note: Callable[[str], None]
 ) -> list[JobOrder]:
-    """The jobs of which fragments turned out too large for every device, with those divided; not
+    """The jobs of which fragments turned out too large for every device: cut for the sizes that
+    items were seen to have, or, where these are nothing new, with those fragments divided; not
     where the manifests say how it is cut, or nobody knows what to divide."""
     finer = []
     for job, report in reports:
         cut = job.prepared.order
-        found = finer_cuts.to_divide(job.prepared.document, report.outgrown)
-        given = cut.tensors or cut.fragments or cut.max_bytes or cut.pinned
-        if is_too_large(report) and found and not given:
-            note(f"{job.order.name}: {finer_cuts.in_words(report.message, found)}")
-            divided = replace(cut, outgrown=(*cut.outgrown, *found))
-            finer.append(replace(job.order, plan=replace(job.order.plan, cut=divided)))
+        if not is_too_large(report) or cut.tensors or cut.fragments or cut.max_bytes or cut.pinned:
+            continue
+        found: tuple[Outgrown, ...] = ()
+        if (seen := finer_cuts.learned(cut.seen, report.seen)) is not None:
+            cut = replace(cut, seen=seen, outgrown=())
+        elif found := finer_cuts.to_divide(job.prepared.document, report.outgrown, cut.seen):
+            cut = replace(cut, outgrown=(*cut.outgrown, *found))
+        else:
+            continue
+        note(f"{job.order.name}: {finer_cuts.in_words(report.message, found)}")
+        finer.append(replace(job.order, plan=replace(job.order.plan, cut=cut)))
     return finer
 
 
@@ -47,7 +54,7 @@ def cover_less(order: JobOrder) -> JobOrder | None:
     cut = order.plan.cut
     if cut.sample is None or cut.left_out >= MOST_LEFT_OUT:
         return None
-    less = replace(cut, outgrown=(), left_out=max(1, 2 * cut.left_out))
+    less = replace(cut, seen={}, outgrown=(), left_out=max(1, 2 * cut.left_out))
     return replace(order, plan=replace(order.plan, cut=less))
 
 

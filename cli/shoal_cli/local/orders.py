@@ -270,6 +270,7 @@ class _Reader:
             max_bytes=None if spec is None else spec.max_fragment_size,
             tensors=() if spec is None else spec.cuts or (),
             planned=spec is not None and spec.cutting is Cutting.PLANNED,
+            seen={} if spec is None else {each.tensor: each.shape for each in spec.seen},
             outgrown=()
             if spec is None
             else tuple(

@@ -24,6 +24,7 @@ from shoal_planner.figures import PlanFigures, Rates, figures
 from shoal_planner.outcome import Plan
 from shoal_protocol.copying import copied
 from shoal_protocol.partition import document_to_json, outgrown_of
+from shoal_protocol.seen_sizes import read_sizes
 from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -115,6 +116,7 @@ class PlannedJob:
             cut=cut_report(self.plan, self.prepared.document, label),
             plan=self._plan_report(status, label),
             outgrown=outgrown_of(status),
+            seen=read_sizes(status.seen),
         )
 
     def _plan_report(self, status: pb.JobStatus, label: Callable[[str], str]) -> PlanFigures:

@@ -106,6 +106,7 @@ def _order_from_json(values: Json) -> CutOrder:
         "path": Path(values["path"]),
         "sample": None if values["sample"] is None else Path(values["sample"]),
         "shapes": {name: tuple(shape) for name, shape in values["shapes"].items()},
+        "seen": {name: tuple(sizes) for name, sizes in values["seen"].items()},
         "tensors": tuple(values["tensors"]),
         "devices": tuple(PoolDevice.from_json(device) for device in values["devices"]),
         "beside": tuple(PoolDevice.from_json(device) for device in values["beside"]),

@@ -5,7 +5,7 @@ not know; a field that goes or changes its meaning raises `VERSION`.
 """
 
 import json
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +13,7 @@ from shoal_cli.local.run_record import CutReport, Death, Timeline
 from shoal_planner.figures import PlanFigures
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.partition import Outgrown
+from shoal_protocol.seen_sizes import Sizes
 
 VERSION: Final = 2
 REPORT_NAME: Final = "report.json"
@@ -182,8 +183,8 @@ class JobReport:
     `state` is Complete only if every item succeeded; with failed items it is Failed, and `reason`
     ItemsFailed. `reason` is one word, `message` the same for people. `verification_error` says why
     it could not be verified. `outgrown` are the fragments for which it failed that fit on no
-    device. `plan` is the one that it ran by, with what was predicted and what was
-    measured; None where nothing ran.
+    device, `seen` the largest sizes that items had there, where no plan knows them. `plan` is the
+    one that it ran by, with what was predicted and what was measured; None where nothing ran.
     """
 
     name: str
@@ -210,6 +211,7 @@ class JobReport:
     cut: CutReport | None = None
     plan: PlanFigures | None = None
     outgrown: tuple[Outgrown, ...] = ()
+    seen: Sizes = field(default_factory=dict)
 
     def verified(self, found: Verification | str | None) -> "JobReport":
         """With the comparison, or why it failed; None where none was asked for."""

@@ -10,6 +10,7 @@ from shoal_protocol.choices import Mode as Mode  # noqa: PLC0414 (offered from h
 from shoal_protocol.choices import Policy as Policy  # noqa: PLC0414 (offered from here as well)
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import Outgrown
+from shoal_protocol.seen_sizes import Sizes
 from shoal_protocol.units import Bytes, Nanoseconds
 
 
@@ -33,7 +34,8 @@ class FailureKind(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """A failure as a value; `need` and `have` are set for BUDGET, `device` if one reported it.
-    `outgrown` are the job's fragments that fit on no device."""
+    `outgrown` are the job's fragments that fit on no device; `seen` the sizes that the task's item
+    had on its way, where no plan knows them."""
 
     kind: FailureKind
     message: str
@@ -41,6 +43,7 @@ class Failure:
     have: Bytes | None = None
     device: str = ""
     outgrown: tuple[Outgrown, ...] = ()
+    seen: Sizes = field(default_factory=dict)
 
 
 Failures = Mapping[int, Failure]

@@ -29,6 +29,7 @@ from shoal_coordinator.dispatch.instructions import Instruction, Tier
 from shoal_coordinator.dispatch.limits import Limits as Limits  # noqa: PLC0414 (offered from here)
 from shoal_coordinator.dispatch.timings import ItemTiming, Slowest, TaskTiming
 from shoal_protocol.digests import Digest
+from shoal_protocol.seen_sizes import Sizes
 from shoal_protocol.units import Bytes, Nanoseconds
 
 
@@ -216,7 +217,8 @@ class Job:
     result. `routed` are the devices of each stage on the `routes`; there are new ones not before
     `route_after`, which is later with each of `route_failures`; `travelling` items are on routes.
     Stages up to `open_stages` may begin: all of them, unless the mode is Barrier. `outgrown`:
-    fragments that an item needed more for than any device has, with the most that was measured.
+    fragments that an item needed more for than any device has, with the most that was measured;
+    `seen`: the largest sizes that items had there, where no plan knows them.
     """
 
     spec: JobSpec
@@ -238,6 +240,7 @@ class Job:
     succeeded: int = 0
     failed: int = 0
     outgrown: dict[int, int] = field(default_factory=dict)
+    seen: Sizes = field(default_factory=dict)
     retries: int = 0
     tiers: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     started_at: Nanoseconds | None = None

@@ -36,6 +36,7 @@ from shoal_coordinator.dispatch.state import (
 )
 from shoal_coordinator.dispatch.timings import TaskTiming
 from shoal_protocol.partition import items_within
+from shoal_protocol.seen_sizes import larger
 from shoal_protocol.units import Nanoseconds
 
 _WAITING_SHARE = 16
@@ -233,6 +234,7 @@ def _discard_output(state: State, running: Running) -> None:
 def failed(state: State, running: Running, failure: Failure) -> None:
     device, task = running.device, running.task
     vacate(task, device)
+    task.item.job.seen = larger(task.item.job.seen, failure.seen)
     if task.item.ended or _is_needless(state, task):
         return
     was_ahead = task.ahead

@@ -1,11 +1,12 @@
 """What is known of a job."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
 from itertools import zip_longest
 from typing import Final
 
 from shoal_protocol.partition import Outgrown
+from shoal_protocol.seen_sizes import Sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +117,14 @@ class Outcome(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """`reason` is one word for a condition, `message` is for people. `outgrown` are the fragments
-    for which it failed that fit on no device."""
+    for which it failed that fit on no device, `seen` the largest sizes that items had there, where
+    no plan knows them."""
 
     outcome: Outcome
     reason: str = ""
     message: str = ""
     outgrown: tuple[Outgrown, ...] = ()
+    seen: Sizes = field(default_factory=dict)
 
 
 class Refusal(Enum):

@@ -23,6 +23,7 @@ from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.runs import Earlier
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import Outgrown, PartitionDocument, outgrown_of
+from shoal_protocol.seen_sizes import Sizes, read_sizes, write_sizes
 from shoal_protocol.units import Nanoseconds, counted, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.session_pb2 import Telemetry
@@ -183,6 +184,7 @@ def with_end(status: pb.JobStatus, end: End) -> pb.JobStatus:
         pb.OutgrownFragment(fragment=each.fragment, need_bytes=each.need_bytes)
         for each in end.outgrown
     )
+    write_sizes(status.seen, end.seen)
     return status
 
 
@@ -193,6 +195,7 @@ def end_of(status: pb.JobStatus) -> End:
         reason=status.reason,
         message=status.message,
         outgrown=outgrown_of(status),
+        seen=read_sizes(status.seen),
     )
 
 
@@ -220,7 +223,7 @@ def run_end(job: Job, status: pb.JobStatus, *, follows: bool) -> End:
     which is divided then; a run that `follows` its inputs is not made again for it.
     """
     if job.failure is not None:
-        return _failed(job.failure)
+        return _failed(job.failure, job.seen)
     if not status.failed:
         return End(outcome=Outcome.COMPLETE)
     message = f"{status.failed} of {counted(status.items, 'item')} failed"
@@ -232,20 +235,27 @@ def run_end(job: Job, status: pb.JobStatus, *, follows: bool) -> End:
     outgrown = tuple(
         Outgrown(fragment=fragment, need_bytes=need) for fragment, need in job.outgrown.items()
     )
-    return End(outcome=Outcome.FAILED, reason=_BUDGET, message=message, outgrown=outgrown)
+    return End(
+        outcome=Outcome.FAILED,
+        reason=_BUDGET,
+        message=message,
+        outgrown=outgrown,
+        seen=job.seen,
+    )
 
 
 _BUDGET: Final = FailureKind.BUDGET.value
 _REASONS: Final = {FailureKind.CANCELLED: "Cancelled", FailureKind.DEADLINE: "DeadlineExceeded"}
 
 
-def _failed(failure: Failure) -> End:
+def _failed(failure: Failure, seen: Sizes) -> End:
     cancelled = failure.kind is FailureKind.CANCELLED
     return End(
         outcome=Outcome.CANCELLED if cancelled else Outcome.FAILED,
         reason=_REASONS.get(failure.kind, failure.kind.value),
         message=wire.failure_text(failure),
         outgrown=failure.outgrown,
+        seen=seen if failure.outgrown else {},
     )
 
 

@@ -17,6 +17,7 @@ from shoal_protocol.choices import LARGEST_BATCH
 from shoal_protocol.digests import Digest, is_digest
 from shoal_protocol.frame_sizes import INLINE_BYTES
 from shoal_protocol.partition import MODEL, Fragment, PartitionDocument, TensorSpec
+from shoal_protocol.seen_sizes import read_sizes
 from shoal_protocol.tensors import ActivationKey
 from shoal_protocol.tickets import make_ticket
 from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
@@ -168,6 +169,7 @@ def failure_of(message: pb.Failure, device: str) -> ev.Failure:
         need=Bytes(message.need_bytes) if stated else None,
         have=Bytes(message.have_bytes) if stated else None,
         device=device,
+        seen=read_sizes(message.seen) if stated else {},
     )
 
 

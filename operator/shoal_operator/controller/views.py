@@ -27,6 +27,7 @@ from shoal_operator.reconcile.snapshot import (
 )
 from shoal_protocol.copying import copied
 from shoal_protocol.partition import outgrown_of
+from shoal_protocol.seen_sizes import read_sizes
 from shoal_protocol.speeds import FragmentTimes, Link, Speed, fragment_times_of, link_of, speed_of
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -66,6 +67,7 @@ def run_of(status: pb.JobStatus) -> Run:
             (each.index, each.compute_seconds) for each in status.stages if each.finished
         ),
         outgrown=outgrown_of(status),
+        seen=read_sizes(status.seen),
     )
 
 

@@ -1,8 +1,9 @@
 """A fragment of a job's own Partition fits on no device, as measured: it is cut again, finer. Pure.
 
-The coordinator fails the run then, and says which fragments those are. As long as dividing them may
-help, that is no verdict on the job: they are written into its Partition, the Placement plans the
-new fragments in a new epoch, and the job is submitted again. Items that have finished stay so,
+The coordinator fails the run then, and says which fragments those are, and which sizes items had
+there that no plan knew. As long as a cut for these sizes, or dividing the fragments may help, that
+is no verdict on the job: it is written into its Partition, the Placement plans the new fragments in
+a new epoch, and the job is submitted again. Items that have finished stay so,
 because results belong to the model and not to its cut.
 
 What is to be divided is in the status, which is written before the Partition; so an operator that
@@ -16,7 +17,7 @@ from typing import Final
 
 from shoal_api.fields import MAX_FRAGMENTS
 from shoal_api.kinds.inference_job import FinerCut
-from shoal_api.kinds.partition import OutgrownFragment
+from shoal_api.kinds.partition import OutgrownFragment, SeenShape
 from shoal_operator.reconcile.conditions import FALSE, MAX_MESSAGE, shortened
 from shoal_operator.reconcile.decision import Note
 from shoal_operator.reconcile.job_preparation import (
@@ -36,7 +37,7 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Unreachable,
 )
-from shoal_planner.finer_cuts import in_words, is_too_large, to_divide
+from shoal_planner.finer_cuts import in_words, is_too_large, learned, to_divide
 from shoal_protocol.partition import Outgrown
 
 CUTTING_FINER: Final = "CuttingFiner"
@@ -63,13 +64,18 @@ def with_finer_cut(snapshot: InferenceJobSnapshot) -> InferenceJobSnapshot:
     size, known, stored = partition.spec.max_fragment_size, before.finer_cut, snapshot.document
     if size is None or stored is None:
         return snapshot
-    found = to_divide(stored.document, run.outgrown)
-    outgrown = (*(() if known is None else known.outgrown), *map(_shown, found))
-    if not found or len(outgrown) > MAX_FRAGMENTS:
-        return snapshot
+    before_seen = {each.tensor: each.shape for each in partition.spec.seen}
+    found: tuple[Outgrown, ...] = ()
+    outgrown: tuple[OutgrownFragment, ...] = ()
+    if (seen := learned(before_seen, run.seen)) is None:
+        seen, found = before_seen, to_divide(stored.document, run.outgrown, before_seen)
+        outgrown = (*(() if known is None else known.outgrown), *map(_shown, found))
+        if not found or len(outgrown) > MAX_FRAGMENTS:
+            return snapshot
     wanted = FinerCut(
         cuts=2 if known is None else known.cuts + 1,
         max_fragment_size_bytes=size,
+        seen=tuple(SeenShape(tensor=name, shape=shape) for name, shape in seen.items()),
         outgrown=outgrown,
         message=shortened(in_words(run.message, found), MAX_MESSAGE),
     )

@@ -106,8 +106,9 @@ def own_children(snapshot: InferenceJobSnapshot) -> tuple[Manifest, ...]:
             return ()
         model_ref = {"name": job.spec.model_ref.name}
         how: dict[str, object] = {"modelRef": model_ref, "maxFragmentSize": size}
-        if (finer := snapshot.before.finer_cut) is not None and finer.outgrown:
-            how["outgrown"] = [write(each) for each in finer.outgrown]
+        if (finer := snapshot.before.finer_cut) is not None:
+            parts = {"seen": finer.seen, "outgrown": finer.outgrown}
+            how |= {name: [write(each) for each in part] for name, part in parts.items() if part}
         children.append(_child(job, "Partition", **how))
     if job.spec.placement_ref is None and is_ours(job, snapshot.placement):
         if snapshot.pool is None:
@@ -293,8 +294,8 @@ def is_cut_as_wanted(snapshot: InferenceJobSnapshot) -> bool:
 def is_asked(partition: Partition, finer: FinerCut) -> bool:
     """Whether a Partition says what the job's status does."""
     spec = partition.spec
-    size = spec.max_fragment_size
-    return (size, spec.outgrown) == (finer.max_fragment_size_bytes, finer.outgrown)
+    asked = (spec.max_fragment_size, spec.seen, spec.outgrown)
+    return asked == (finer.max_fragment_size_bytes, finer.seen, finer.outgrown)
 
 
 # ---- its turn ------------------------------------------------------------------------------------

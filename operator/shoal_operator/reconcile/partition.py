@@ -113,6 +113,8 @@ def recipe_of(partition: Partition, model: Model) -> str:
     how: list[object] = [spec.fragments, spec.max_fragment_size, list(spec.cuts or ())]
     if spec.cutting is not None:
         how.append(spec.cutting.value)
+    if spec.seen:
+        how.append([[each.tensor, list(each.shape)] for each in spec.seen])
     if spec.outgrown:
         how.append([[each.fragment, each.need_bytes] for each in spec.outgrown])
     return fingerprint([given_digest(model), *shape_arguments(model), *how])
@@ -242,6 +244,8 @@ def _arguments(
         if not budgets:
             return None
         how = ["--max-bytes", str(min(budgets))]
+    for seen in spec.seen:
+        how += ["--seen", f"{seen.tensor}={','.join(map(str, seen.shape))}"]
     if spec.outgrown:
         pairs = (f"{each.fragment}={each.need_bytes}" for each in spec.outgrown)
         how += ["--outgrown", ",".join(pairs)]

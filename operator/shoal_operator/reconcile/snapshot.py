@@ -5,7 +5,7 @@ None for a foreign object means that it does not exist; a coordinator that canno
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -19,6 +19,7 @@ from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.planned_cuts import PlannedCut
 from shoal_protocol.cut_table import CutTable
 from shoal_protocol.partition import Outgrown, PartitionDocument
+from shoal_protocol.seen_sizes import Sizes
 from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, FragmentTimes, Link, Speed
 from shoal_protocol.units import Bytes
 
@@ -219,7 +220,8 @@ class Run:
     being completed. `following`: more items may come. `started_seconds`: when its first task
     started, by the coordinator's clock, since 1970; 0: none has. `fragment_seconds`: of those that
     ran, their index and the median time of a task in ONNX Runtime. `retry`: which retry of the job
-    it is. `outgrown`: fragments for which it failed that fit on no device.
+    it is. `outgrown`: fragments for which it failed that fit on no device; `seen`: the largest
+    sizes that items had there, where no plan knows them.
     """
 
     job: str
@@ -243,6 +245,7 @@ class Run:
     fragment_seconds: tuple[tuple[int, float], ...] = ()
     retry: int = 0
     outgrown: tuple[Outgrown, ...] = ()
+    seen: Sizes = field(default_factory=dict)
 
     @property
     def known_items(self) -> int | None:

@@ -307,16 +307,26 @@ class Forwarded(_message.Message):
     def __init__(self, sent_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("code", "message", "need_bytes", "have_bytes")
+    __slots__ = ("code", "message", "need_bytes", "have_bytes", "seen")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     NEED_BYTES_FIELD_NUMBER: _ClassVar[int]
     HAVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
     code: FailureCode
     message: str
     need_bytes: int
     have_bytes: int
-    def __init__(self, code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ..., need_bytes: _Optional[int] = ..., have_bytes: _Optional[int] = ...) -> None: ...
+    seen: _containers.RepeatedCompositeFieldContainer[TensorSizes]
+    def __init__(self, code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ..., need_bytes: _Optional[int] = ..., have_bytes: _Optional[int] = ..., seen: _Optional[_Iterable[_Union[TensorSizes, _Mapping]]] = ...) -> None: ...
+
+class TensorSizes(_message.Message):
+    __slots__ = ("name", "sizes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
     __slots__ = ("welcome", "load", "unload", "prefetch", "execute", "forward", "release", "cancel", "probe", "batch", "peer_lost", "plan", "neighbours")

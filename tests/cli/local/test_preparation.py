@@ -26,6 +26,7 @@ from shoal_protocol.choices import Objective
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import Outgrown, PartitionDocument, document_from_json
 from shoal_protocol.units import Bytes
+from underestimated import spoken
 
 MIB = 1 << 20
 
@@ -400,3 +401,50 @@ def test_a_fragment_is_tried_with_the_numbers_that_the_first_item_has(tmp_path: 
     cut_into_store(order, tmp_path, lambda done, total: None)
     (stored,) = tmp_path.glob("fragments/*/fragment.json")
     assert json.loads(stored.read_bytes())["values"] == {"rate": [16_000]}
+
+
+def spoken_order(folder: Path, budget_mib: int, **sizes: tuple[int, ...]) -> CutOrder:
+    """Of a model that makes as many rows as an input says, in the middle of 16 MiB of layers."""
+    device = PoolDevice(name="d", budget_bytes=Bytes(budget_mib * MIB))
+    path = folder / "model.onnx"
+    if not path.exists():
+        spoken().save(folder)
+    return CutOrder(
+        name="spoken",
+        model="spoken",
+        path=path,
+        devices=(device, replace(device, name="e")),
+        seen=sizes,
+    )
+
+
+def cut_of(order: CutOrder, folder: Path) -> PartitionDocument:
+    cut_into_store(order, folder, lambda done, total: None)
+    return document_from_json(partition_path(folder, order.name).read_bytes())
+
+
+def test_a_model_is_cut_for_the_sizes_that_items_have_shown(tmp_path: Path) -> None:
+    unseen = cut_of(spoken_order(tmp_path, 14), tmp_path)
+    seen = cut_of(spoken_order(tmp_path, 14, t9=(1000, 512)), tmp_path)
+    assert len(unseen.fragments) < len(seen.fragments)
+    assert cut_of(spoken_order(tmp_path, 14), tmp_path) == unseen
+    store = FragmentStore(tmp_path)
+    paths = [store.folder(each.digest) / "fragment.json" for each in seen.fragments]
+    said = [json.loads(path.read_bytes()) for path in paths]
+    assert said[-1]["seen"].popitem()[1] == [1000, 512]
+    assert all("seen" not in each for each in said[:1])
+    assert [each.activation_bytes is None for each in seen.fragments][-1], "that is no promise"
+
+
+def test_where_no_cut_suits_what_was_seen_the_nearest_is_tried(tmp_path: Path) -> None:
+    seen = cut_of(spoken_order(tmp_path, 14, t9=(4000, 512)), tmp_path)
+    assert [each.weight_bytes for each in seen.fragments[-6:-1]] == [MIB] * 5, "one layer each"
+    assert max(each.weight_bytes for each in seen.fragments) > 5 * MIB, "others are as they were"
+
+
+def test_no_fewer_items_are_planned_for_where_their_sizes_are_all_alike(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    np.savez(tmp_path / "in" / "0.npz", x=np.ones((1, 512), np.float32), n=np.array([9]))
+    order = replace(spoken_order(tmp_path, 14), sample=tmp_path / "in", left_out=1)
+    with pytest.raises(PreparationRefused, match="took more than the devices have"):
+        cut_into_store(order, tmp_path, lambda done, total: None)

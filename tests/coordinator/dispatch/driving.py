@@ -39,6 +39,7 @@ from shoal_coordinator.dispatch.instructions import (
 )
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
 from shoal_protocol.digests import Digest
+from shoal_protocol.seen_sizes import Sizes
 from shoal_protocol.units import Bytes, Nanoseconds
 
 MILLISECOND = 1_000_000
@@ -219,11 +220,12 @@ class Table:
         kind: FailureKind,
         need_mib: float | None = None,
         have_mib: float = 0,
+        seen: Sizes | None = None,
     ) -> list[Instruction]:
         """A device cannot do what it was asked for."""
         need = None if need_mib is None else Bytes(int(need_mib * MIB))
         have = None if need_mib is None else Bytes(int(have_mib * MIB))
-        failure = Failure(kind=kind, message="it went wrong", need=need, have=have)
+        failure = Failure(kind=kind, message="it went wrong", need=need, have=have, seen=seen or {})
         return self.feed(
             InstructionFailed(at=self.at(), instruction=instruction.instruction, failure=failure)
         )

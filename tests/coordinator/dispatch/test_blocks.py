@@ -176,6 +176,20 @@ def test_an_item_for_which_no_budget_is_enough_fails_alone_where_others_have_run
     assert (ended.succeeded, ended.failed, ended.outgrown) == (1, 1, {0: 33 * MIB})
 
 
+def test_the_largest_sizes_that_items_had_where_memory_was_too_little_are_kept() -> None:
+    table = Table()
+    table.join("d1", 32)
+    spec = replace(job(chain("a", mib=12), items=3, backoff_limit=0), parallelism=1)
+    given = table.answer(only(table.submit(spec), Load))
+    given = table.answer(only(table.answer(only(given, Execute)), FinishItem))
+    for sizes in ({"t": (4, 9), "u": (1,)}, {"t": (5, 8)}):
+        given = table.fail(
+            only(given, Execute), FailureKind.BUDGET, need_mib=33, have_mib=32, seen=sizes
+        )
+    ended = table.state.ended["job"]
+    assert (ended.failed, ended.seen) == (2, {"t": (5, 9), "u": (1,)})
+
+
 @pytest.mark.parametrize("need_mib", [32, 33])
 def test_an_item_for_which_no_budget_is_enough_is_tried_twice_and_no_more(need_mib: int) -> None:
     table = Table()

@@ -228,6 +228,35 @@ def test_the_failed_run_is_no_verdict_while_the_model_is_cut_finer() -> None:
     assert (again.status, again.children) == (decision.status, decision.children)
 
 
+def seeing(snapshot: InferenceJobSnapshot, **sizes: tuple[int, ...]) -> InferenceJobSnapshot:
+    """The same, where the failed run has shown sizes."""
+    view = snapshot.view
+    assert isinstance(view, CoordinatorView)
+    runs = {name: replace(each, seen=sizes) for name, each in view.runs.items()}
+    return replace(snapshot, view=replace(view, runs=runs))
+
+
+def test_a_model_is_cut_for_the_sizes_that_items_have_shown_before_anything_is_divided() -> None:
+    before = seeing(failed(), frames=(1, 226), texts=(2,))
+    decision = decide(before)
+    assert isinstance(decision.status, InferenceJobStatus)
+    finer = decision.status.finer_cut
+    assert finer is not None
+    assert (finer.cuts, finer.outgrown) == (2, ())
+    assert finer.message.endswith("now it is cut for the sizes that items were seen to have")
+    (partition, _) = decision.children
+    assert partition["spec"] == {
+        "modelRef": {"name": "rec"},
+        "maxFragmentSize": 64 * MIB,
+        "seen": [
+            {"tensor": "frames", "shape": [1, 226]},
+            {"tensor": "texts", "shape": [2]},
+        ],
+    }
+    again = decide(written(before, decision))
+    assert (again.status, again.children) == (decision.status, decision.children)
+
+
 def test_the_next_operator_says_that_the_model_was_cut_finer_if_the_last_one_died_before() -> None:
     before = cut_finer(failed())
     of = before.placement

@@ -45,10 +45,9 @@ from shoal_cli.local.runner import (
 )
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
-from shoal_cli.standalone.carrying import Carried
 from shoal_cli.transfer.coordinators import JobFolder, upload_fragments
 from shoal_cli.transfer.copying import Progress, copy
-from shoal_cli.transfer.feeds import Feeds
+from shoal_cli.transfer.feeds import Feed, Feeds, Note
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.joined import Reachable
 from shoal_cli.transfer.places import with_tries
@@ -88,6 +87,16 @@ class Sent:
     @property
     def order(self) -> JobOrder:
         return self.job.order
+
+    @property
+    def inputs(self) -> Folder:
+        """Its inputs on this machine."""
+        return Folder(str(self.order.inputs), self.order.inputs)
+
+    @property
+    def outputs(self) -> Folder:
+        """Where its results go on this machine."""
+        return Folder(str(self.order.outputs), self.order.outputs)
 
 
 async def ready_devices(coordinator: Reachable) -> Sequence[pb.DeviceStatus]:
@@ -263,8 +272,8 @@ class _Run:
                     for feed in self._carrier(sent).inputs:
                         await feed.last()
                 return
-            source = Folder(str(sent.order.inputs), sent.order.inputs)
-            await copy(source, self._folder(sent, "in", client), show)
+            there = folder_there(self.coordinator, sent.name, "in", client)
+            await copy(sent.inputs, there, show)
 
     def _note_away(self, away: bool) -> None:
         target = self.coordinator.target
@@ -304,10 +313,9 @@ class _Run:
                 await feed.copy(follow=False)
             return
         async with self.coordinator.calling() as client:
-            source = self._folder(sent, "out", client)
+            source = folder_there(self.coordinator, sent.name, "out", client)
             if await source.entries():
-                target = Folder(str(sent.order.outputs), sent.order.outputs)
-                await copy(source, target, _Shown(self.observer, f"fetching {name}"))
+                await copy(source, sent.outputs, _Shown(self.observer, f"fetching {name}"))
             if not self.keep and self._reports[name].complete:
                 await client.remove(sent.name)
 
@@ -319,20 +327,11 @@ class _Run:
             found = await verify_job(order, self.workspace, self.options, self.observer)
             self._reports[order.name] = self._reports[order.name].verified(found)
 
-    def _folder(self, sent: Sent, folder: str, client: CoordinatorClient) -> JobFolder:
-        place = f"jobs/{sent.name}/{folder}"
-        return JobFolder(f"coordinator://{self.coordinator.target}/{place}", client, place)
-
     def _carrier(self, sent: Sent) -> Feeds:
         if sent.name not in self._carried:
-            order = sent.order
-            carried = Carried(
-                coordinator=self.coordinator,
-                job=sent.name,
-                inputs=order.inputs,
-                outputs=order.outputs,
+            self._carried[sent.name] = carrier(
+                self.coordinator, sent.name, sent.inputs, sent.outputs, self._note
             )
-            self._carried[sent.name] = carried.feeds(self._note)
         return self._carried[sent.name]
 
     @contextlib.asynccontextmanager
@@ -393,6 +392,28 @@ class _Shown:
             self.shown = time.monotonic()
             done, whole = format_bytes(progress.done_bytes), format_bytes(progress.bytes)
             self.observer.phase(f"{self.what}: {done} of {whole}")
+
+
+def folder_there(
+    coordinator: Reachable, job: str, folder: str, client: CoordinatorClient
+) -> JobFolder:
+    """A job's folder on the coordinator's volume."""
+    place = f"jobs/{job}/{folder}"
+    return JobFolder(f"coordinator://{coordinator.target}/{place}", client, place)
+
+
+def carrier(coordinator: Reachable, job: str, inputs: Folder, outputs: Folder, note: Note) -> Feeds:
+    """The feeds of a job that follows a folder of this machine: its inputs go there as they come,
+    its results come back as they are made."""
+
+    @contextlib.asynccontextmanager
+    async def there(folder: str) -> AsyncIterator[JobFolder]:
+        async with coordinator.calling() as client:
+            yield folder_there(coordinator, job, folder, client)
+
+    sending = Feed(source=lambda: inputs, target=partial(there, "in"), note=note)
+    fetching = Feed(source=partial(there, "out"), target=lambda: outputs, note=note, changed=True)
+    return Feeds([sending], [fetching])
 
 
 def name_there(job: PlannedJob) -> str:

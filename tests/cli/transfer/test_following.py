@@ -9,7 +9,7 @@ import pytest
 
 from cli.transfer.carrying import Shaky, fill, read
 from cli.transfer.conftest import volume_settings
-from shoal_cli.standalone.carrying import Carried
+from shoal_cli.standalone.submission import carrier
 from shoal_cli.transfer.addresses import Access
 from shoal_cli.transfer.copying import copy
 from shoal_cli.transfer.folders import Folder
@@ -138,13 +138,8 @@ async def test_a_job_elsewhere_gets_inputs_as_they_come_and_gives_results_back(
 ) -> None:
     notes: list[str] = []
     target = f"unix:{tmp_path}/s"
-    carried = Carried(
-        coordinator=Reachable(target),
-        job="camera-1",
-        inputs=tmp_path / "in",
-        outputs=tmp_path / "out",
-    )
-    feeds = carried.feeds(notes.append)
+    inputs, outputs = (Folder(name, tmp_path / name) for name in ("in", "out"))
+    feeds = carrier(Reachable(target), "camera-1", inputs, outputs, notes.append)
     there = tmp_path / "volume/jobs/camera-1"
     first = fill(tmp_path / "in", 10)
     settings = replace(volume_settings(tmp_path), listen=target)

@@ -2,12 +2,12 @@
 
 import asyncio
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
 from shoal_agent.memory.residency import Grant, Ledger
-from shoal_agent.runtime.finishing import Finishing
-from shoal_agent.runtime.granting import Granting
+from shoal_agent.runtime.granting import Granting, finish
 from shoal_agent.telemetry.counters import Counters
 from shoal_protocol.units import Bytes
 
@@ -43,9 +43,9 @@ def device() -> Device:
 
 @pytest.fixture
 def granting(device: Device) -> Granting:
-    finishing = Finishing(device.widen, device.pack, device.change)
+    later = partial(finish, device.widen, device.pack, device.change)
     ledger = Ledger(budget=Bytes(64))
-    return Granting(ledger, device.grant, finishing.finish, Counters(), lambda *_: None)
+    return Granting(ledger, device.grant, later, Counters(), lambda *_: None)
 
 
 async def a_moment() -> None:

@@ -29,9 +29,8 @@ from shoal_agent.memory.residency import (
 from shoal_agent.memory.trials import need_of_stopped
 from shoal_agent.runtime.batches import Batches
 from shoal_agent.runtime.failures import Exceeded, NotResident, OverBudget
-from shoal_agent.runtime.finishing import Finishing
 from shoal_agent.runtime.gathered_rows import GatheredRows
-from shoal_agent.runtime.granting import Granting
+from shoal_agent.runtime.granting import Granting, finish
 from shoal_agent.runtime.in_background import begin
 from shoal_agent.runtime.light_runs import LightRuns
 from shoal_agent.runtime.onnx_runtime import Runtime
@@ -86,11 +85,10 @@ class Fragments:
         self._changed = asyncio.Event()
         self.spilling = Spilling(ledger, self.buffers, self._carry_out)
         call = processor.call
-        finishing = Finishing(
-            partial(call, runtime.widen), partial(call, runtime.pack), self._note_change
-        )
+        widen, pack = partial(call, runtime.widen), partial(call, runtime.pack)
+        later = partial(finish, widen, pack, self._note_change)
         self._granting = Granting(
-            ledger, partial(call, runtime.grant), finishing.finish, counters, self._cannot_run
+            ledger, partial(call, runtime.grant), later, counters, self._cannot_run
         )
 
     # ---- what sessions ask for ---------------------------------------------------------------

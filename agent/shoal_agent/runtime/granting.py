@@ -7,6 +7,7 @@ back in the processor first, and in the ledger then.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 
 from shoal_agent.memory.residency import Grant, Ledger, short
 from shoal_agent.runtime.failures import RuntimeFailed
@@ -17,6 +18,22 @@ from shoal_protocol.manifest import FragmentDamaged
 from shoal_protocol.units import Bytes, format_bytes
 
 InProcessor = Callable[[str, Bytes], Awaitable[None]]
+
+
+async def finish(
+    widen: Callable[[str], Awaitable[Future[bool] | None]],
+    pack: Callable[[str], Awaitable[bool]],
+    on_change: Callable[[str], None],
+    digest: str,
+) -> None:
+    """What is left for later when a grant is adopted: the fragment runs in it at once, and faster
+    when it was opened as it runs fastest. `widen` and `pack` do a part of that in the processor's
+    thread; between two, inputs run. `on_change` is told before it runs in another way."""
+    while (opening := await widen(digest)) is not None:
+        if await asyncio.wrap_future(opening):
+            on_change(digest)
+    while await pack(digest):
+        pass
 
 
 class Granting:

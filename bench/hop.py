@@ -34,7 +34,6 @@ import numpy as np
 from measurement import RATIO, Measurement, alternate, compared
 
 from shoal_agent.cache.disk import FragmentCache
-from shoal_agent.execution.values import Sent
 from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim, tune_allocator
 from shoal_agent.telemetry.counters import Counters
@@ -379,7 +378,7 @@ class _Space:
 class _Accepting:
     """Stands for an agent's `Tasks`: takes everything, and lets it go when the next has come."""
 
-    _LAST: Final = Sent("bench", 1, 1, 0, 1)
+    _LAST: Final = ActivationKey("bench", 1, 1, 0, 1)
     ticket_key = _TICKET_KEY
 
     def __init__(self, folder: Path) -> None:

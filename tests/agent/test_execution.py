@@ -19,10 +19,10 @@ from shoal_agent.execution.values import (
     Need,
     Reason,
     Refused,
-    Sent,
     Start,
     Stop,
 )
+from shoal_protocol.tensors import ActivationKey
 from shoal_protocol.units import Nanoseconds
 
 NOW = Nanoseconds(0)
@@ -51,8 +51,8 @@ def assignment(
     )
 
 
-def sent(item: int, producer: int = 0, epoch: int = 1) -> Sent:
-    return Sent("j", epoch, item, producer, 1)
+def sent(item: int, producer: int = 0, epoch: int = 1) -> ActivationKey:
+    return ActivationKey("j", epoch, item, producer, 1)
 
 
 def started(effects: Iterable[Effect] | None) -> list[int]:

@@ -43,10 +43,10 @@ from shoal_agent.execution.values import (
     Need,
     Reason,
     Refused,
-    Sent,
     Start,
     Stop,
 )
+from shoal_protocol.tensors import ActivationKey
 from shoal_protocol.units import Nanoseconds
 
 DELIVERING_LIMIT: Final = 4
@@ -133,7 +133,9 @@ class TaskQueue:
         self._promote(assignment)
         return effects + self._next()
 
-    def arrive(self, at: Nanoseconds, key: Sent, tensors: Iterable[str]) -> list[Effect] | None:
+    def arrive(
+        self, at: Nanoseconds, key: ActivationKey, tensors: Iterable[str]
+    ) -> list[Effect] | None:
         """Tensors were sent here. None: they are of an older epoch, and not taken."""
         if self.stale(key.job, key.epoch):
             return None
@@ -220,7 +222,9 @@ class TaskQueue:
             }
             if task.stage not in claimed:
                 consumers = self._consumers.get(task, ())
-                keys += [Sent(*_item(task), task.stage, consumer) for consumer in consumers]
+                keys += [
+                    ActivationKey(*_item(task), task.stage, consumer) for consumer in consumers
+                ]
         return self._drop(keys)
 
     def unload(self, digest: str) -> list[Effect]:
@@ -284,7 +288,7 @@ class TaskQueue:
         task = assignment.task
         for need in assignment.needs:
             made = Made(task.job, task.epoch, task.item, need.producer)
-            sent = Sent(task.job, task.epoch, task.item, need.producer, task.stage)
+            sent = ActivationKey(task.job, task.epoch, task.item, need.producer, task.stage)
             found: Key | None = None
             for key in (made, sent):
                 held = self._held.get(key)
@@ -369,7 +373,7 @@ class TaskQueue:
         if any(self._assignment(other).task == task for other in self._wanted.get(_item(task), ())):
             return []
         return self._drop(
-            Sent(task.job, task.epoch, task.item, need.producer, task.stage)
+            ActivationKey(task.job, task.epoch, task.item, need.producer, task.stage)
             for need in assignment.needs
         )
 
@@ -388,7 +392,7 @@ class TaskQueue:
     def _drop(self, keys: Iterable[Key]) -> list[Effect]:
         gone = tuple([key for key in keys if self._held.pop(key, None) is not None])
         for key in gone:
-            if isinstance(key, Sent):
+            if isinstance(key, ActivationKey):
                 producer = Made(key.job, key.epoch, key.item, key.producer)
                 consumers = self._consumers[producer]
                 consumers.discard(key.consumer)

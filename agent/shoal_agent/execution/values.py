@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from shoal_protocol.tensors import ActivationKey
 from shoal_protocol.units import Nanoseconds
 
 
@@ -16,17 +17,8 @@ class Made(NamedTuple):
     stage: int
 
 
-class Sent(NamedTuple):
-    """Names tensors that were sent here: from a producer (-1: the model's inputs) to a consumer."""
-
-    job: str
-    epoch: int
-    item: int
-    producer: int
-    consumer: int
-
-
-Key = Made | Sent
+Key = Made | ActivationKey
+"""Of tensors that were made here, or sent here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

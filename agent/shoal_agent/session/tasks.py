@@ -8,7 +8,7 @@ from typing import Final, Protocol, assert_never
 
 from shoal_agent.execution import values as execution
 from shoal_agent.execution.queue import TaskQueue
-from shoal_agent.execution.values import Assignment, Effect, Need, Sent
+from shoal_agent.execution.values import Assignment, Effect, Need
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.results import RunResult
 from shoal_agent.session.answers import EXPECTED, failure, failure_of, refusal
@@ -22,7 +22,7 @@ from shoal_protocol import eager
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.bulk.link import OutboundActivation
 from shoal_protocol.seen_sizes import write_sizes
-from shoal_protocol.tensors import ActivationKey, Array, memory_bytes
+from shoal_protocol.tensors import Array, memory_bytes
 from shoal_protocol.units import Nanoseconds, nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -164,7 +164,7 @@ class Tasks:
 
     def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool:
         """Take an activation that has come whole. False: it is of an older epoch or session."""
-        key = sent(received.key)
+        key = received.key
         if self.stale(key.job, key.epoch) or buffer.store is not self._store:
             return False
         self._store.receive(key, received.tensors, buffer)
@@ -422,8 +422,3 @@ def _stopped(
         late = f"{what} began late: it waited for other tasks until its deadline was near"
         return refusal(execution.Reason.CANCELLED, late)
     return refusal(reason, f"{what} ran for {ran:.3g} s, as long as a task may, and was {how}")
-
-
-def sent(key: ActivationKey) -> Sent:
-    """A key on the wire as the queue has it."""
-    return Sent(key.job, key.epoch, key.item, key.producer, key.consumer)

@@ -25,6 +25,7 @@ from shoal_coordinator.dispatch.events import (
     ProbeAnswered,
     TaskFinished,
 )
+from shoal_protocol.tensors import ActivationKey
 from shoal_protocol.units import Bytes, Nanoseconds
 
 
@@ -173,7 +174,7 @@ class Agent(ItemLink):
                 kind = FailureKind.UNREACHABLE
                 self._fail(session, forward.instruction, kind, f"{forward.target} is not there")
 
-        key = execution.Sent(job, epoch, item, forward.producer, forward.consumer)
+        key = ActivationKey(job, epoch, item, forward.producer, forward.consumer)
         self._push(forward.instruction, key, forward.target, pushed)
 
     # ---- tasks -------------------------------------------------------------------------------
@@ -206,7 +207,7 @@ class Agent(ItemLink):
             event = InputUnreadable(at=Nanoseconds(0), job=job, item=item, failure=failure)
             world.feed_later(world.delay(), event)
             return
-        key = execution.Sent(job, execute.epoch, item, -1, execute.stage)
+        key = ActivationKey(job, execute.epoch, item, -1, execute.stage)
         world.later(world.delay(), lambda: self.arrive(session, key))
 
     def _carry_out(self, effects: list[execution.Effect]) -> None:
@@ -307,5 +308,5 @@ class Agent(ItemLink):
             answer()
         job, epoch, item = execute.job, execute.epoch, execute.item
         for consumer, target in execute.routes:
-            key = execution.Sent(job, epoch, item, execute.stage, consumer)
+            key = ActivationKey(job, epoch, item, execute.stage, consumer)
             self._push(execute.instruction, key, target, partial(pushed, consumer))

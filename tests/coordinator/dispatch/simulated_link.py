@@ -25,6 +25,7 @@ from shoal_coordinator.dispatch.events import (
     Telemetry,
 )
 from shoal_protocol.digests import Digest
+from shoal_protocol.tensors import ActivationKey
 from shoal_protocol.units import Bytes, Nanoseconds
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class Link:
         event = InstructionFailed(at=Nanoseconds(0), instruction=number, failure=failure)
         self._answer(session, event)
 
-    def arrive(self, session: int, key: execution.Sent) -> bool:
+    def arrive(self, session: int, key: ActivationKey) -> bool:
         """Tensors come in; whether they are acknowledged."""
         if not self._is_in(session) or self.hung:
             return False
@@ -246,7 +247,7 @@ class Link:
         return True
 
     def _push(
-        self, number: int, key: execution.Sent, target: str, then: Callable[[bool], None]
+        self, number: int, key: ActivationKey, target: str, then: Callable[[bool], None]
     ) -> None:
         """Send an activation to another device, as an instruction says; it may be lost, or come
         twice."""

@@ -179,6 +179,24 @@ def test_opsets_that_are_too_old_or_too_new_are_refused(opset: int, tmp_path: Pa
     assert f"opset {opset}" in refusal(written(tmp_path, model)).reason
 
 
+@pytest.mark.parametrize("domain", ["", "ai.onnx", "com.microsoft"])
+def test_an_operator_set_may_be_imported_again(domain: str, tmp_path: Path) -> None:
+    """Tools append what is there already, and the runtime does not mind."""
+    model = tiny()
+    version = 1 if domain == "com.microsoft" else model.opset_import[0].version
+    model.opset_import.extend([helper.make_opsetid(domain, version)] * 2)
+    assert profile_model(written(tmp_path, model)).opset == model.opset_import[0].version
+
+
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
+def test_two_operator_sets_of_one_domain_are_refused(domain: str, tmp_path: Path) -> None:
+    model = tiny()
+    model.opset_import[0].version = 13
+    model.opset_import.append(helper.make_opsetid(domain, 17))
+    reason = refusal(written(tmp_path, model)).reason
+    assert reason == "imports two operator sets of ai.onnx: 13 and 17"
+
+
 @pytest.mark.parametrize("opset", range(7, onnx.defs.onnx_opset_version() + 1))
 def test_opsets_from_seven_on_pass(opset: int, tmp_path: Path) -> None:
     model = tiny()

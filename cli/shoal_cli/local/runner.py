@@ -395,7 +395,7 @@ class _Run:
 
         def end() -> None:
             following = [pool for pool in self._pools if pool.watch.follows]
-            if self._stopping or not following:
+            if self._stopping or not following or ending:
                 interrupt()
                 return
             self._observer.note("no further inputs are taken; once more to cancel what is left")

@@ -29,6 +29,7 @@ class S3:
 
     environment: dict[str, str]
     folder: Path
+    process: "subprocess.Popen[bytes]"
 
 
 @contextlib.contextmanager
@@ -45,8 +46,8 @@ def serve_s3(folder: Path, host: str = "127.0.0.1") -> Iterator[S3]:
     command = [str(program), "--port", f"{host}:{port}", "--access", keys["AWS_ACCESS_KEY_ID"]]
     command += ["--secret", keys["AWS_SECRET_ACCESS_KEY"], "--quiet", "posix", str(bucket.parent)]
     url = f"http://{host}:{port}"
-    with running(command, folder, f"{url}/"):
-        yield S3({**keys, "AWS_ENDPOINT_URL": url, "AWS_REGION": "us-east-1"}, bucket)
+    with running(command, folder, f"{url}/") as process:
+        yield S3({**keys, "AWS_ENDPOINT_URL": url, "AWS_REGION": "us-east-1"}, bucket, process)
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def serve_registry(folder: Path) -> Iterator[Registry]:
 
 
 @contextlib.contextmanager
-def running(command: list[str], folder: Path, url: str) -> Iterator[None]:
+def running(command: list[str], folder: Path, url: str) -> "Iterator[subprocess.Popen[bytes]]":
     """A server for as long as the context lasts; it answers at `url`, whatever it says."""
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ)
@@ -135,7 +136,7 @@ def running(command: list[str], folder: Path, url: str) -> Iterator[None]:
             if ended or time.monotonic() > until:
                 raise AssertionError((folder / "server.log").read_text())
             time.sleep(0.05)
-        yield
+        yield process
     finally:
         process.terminate()
         process.wait(10)

@@ -101,6 +101,30 @@ def test_a_bucket_is_followed_until_ctrl_c_and_gets_the_results_as_they_are_made
     assert sorted(results(s3.folder / "camera/out")) == [file.name for file in files], errors
 
 
+def test_ctrl_c_twice_ends_while_the_last_inputs_do_not_come(s3: S3, bench: Workbench) -> None:
+    files = sorted(bench.inputs.iterdir())
+    (s3.folder / "stopped/in").mkdir(parents=True)
+    shutil.copy(files[0], s3.folder / "stopped/in")
+    text = bench.manifest.read_text()
+    bench.manifest.write_text(
+        text.replace("{uri: pvc://lines/in}", "{uri: s3://lines/stopped/in, follow: true}")
+    )
+    process = bench.start("run", bench.manifest, "--progress", "plain")
+    until((bench.outputs / files[0].name).exists, process)
+    s3.process.send_signal(signal.SIGSTOP)
+    try:
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        while "no further inputs" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        s3.process.send_signal(signal.SIGCONT)
+    assert process.returncode == 130, errors
+    assert "no further inputs" not in errors
+
+
 def test_only_a_folder_or_a_bucket_is_followed(bench: Workbench) -> None:
     text = bench.manifest.read_text()
     address = "{uri: 'https://camera.example.com/frame.npz', follow: true}"

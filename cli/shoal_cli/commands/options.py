@@ -325,8 +325,8 @@ def parse_shapes(
     shapes: dict[str, tuple[int, ...]] = {}
     for text in texts or []:
         name, _, sizes = text.rpartition("=")
-        shape = [parse_whole(size) for size in sizes.split(",")]
-        if None in shape:
+        shape = [parse_whole(size) for size in sizes.split(",")] if sizes else []
+        if None in shape or not name:
             raise typer.BadParameter(f"{option} {shortened(text)}: write {name_is}=1,3,48,320")
         shapes[name] = tuple(size for size in shape if size is not None)
     return shapes

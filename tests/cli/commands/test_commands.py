@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 
 from cli.local.workbench import command, save_model
 from shoal_cli.commands.app import app, run_app
+from shoal_cli.commands.options import parse_shapes
 from shoal_coordinator.command import main as coordinator
 from shoal_operator.command import main as operator
 
@@ -253,3 +254,8 @@ def test_what_is_piped_is_not_cut_at_80_columns(tmp_path: Path) -> None:
         env=environment,
     )
     assert re.search(r"sha256:[0-9a-f]{64}$", shown.stdout, re.MULTILINE)
+
+
+def test_a_shape_may_be_that_of_a_scalar_and_a_name_may_be_anything() -> None:
+    texts = ["x=1,3", "/a/b=c:0=2", "scalar="]
+    assert parse_shapes(texts) == {"x": (1, 3), "/a/b=c:0": (2,), "scalar": ()}

@@ -36,6 +36,7 @@ spec:
   outputs: {{uri: out}}
 """
 RUN = ("run", "model.onnx", "--inputs", "in", "--outputs", "out")
+SEEN = ("partition", "model.onnx", "--fragments", "2", "--seen")
 OUTGROWN = ("partition", "model.onnx", "--fragments", "2", "--outgrown")
 DIGITS = "1" * 5000
 """More than `int` takes."""
@@ -87,6 +88,9 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("plan", "model.onnx", "--devices", DIGITS), f"--devices {SHOWN}: a number from 1 to"),
         (("plan", "model.onnx", "--shape", f"x={DIGITS}"), "--shape x=1111"),
         (("plan", "model.onnx", "--shape", "x=1,-3"), "--shape x=1,-3: write INPUT=1,3,48,320"),
+        (("plan", "model.onnx", "--shape", "=1"), "--shape =1: write INPUT=1,3,48,320"),
+        ((*SEEN, "t=1,x"), "--seen t=1,x: write TENSOR=1,3,48,320"),
+        ((*SEEN, "t"), "--seen t: write TENSOR=1,3,48,320"),
         ((*OUTGROWN, f"{DIGITS}=1"), f"--outgrown {SHOWN}: give FRAGMENT=BYTES"),
         ((*OUTGROWN, f"1={DIGITS}"), "--outgrown 1=111"),
         (("coordinator", "--host", "my host"), "--host: 'my host' is no host such as 192.168.1."),

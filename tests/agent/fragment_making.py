@@ -82,12 +82,9 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
         "resident_bytes": resident,
         "initializers": initializers,
     }
-    if largest is not None:
-        manifest["largest"] = {name: list(shape) for name, shape in largest.items()}
-    if values is not None:
-        manifest["values"] = {name: list(each) for name, each in values.items()}
-    if seen is not None:
-        manifest["seen"] = {name: list(each) for name, each in seen.items()}
+    for key, given in {"largest": largest, "values": values, "seen": seen}.items():
+        if given is not None:
+            manifest[key] = {name: list(each) for name, each in given.items()}
     if batched:
         manifest["batched"] = {}
     if unknown_sizes:

@@ -52,11 +52,9 @@ def partition(
     from shoal_cli.local.cut_orders import CutOrder
     from shoal_cli.local.preparation import prepare
 
-    if sum(given is not None for given in (fragments, max_bytes, cuts)) != 1:
-        raise typer.BadParameter("give one of --fragments, --max-bytes and --cuts")
+    size = _limit_of(fragments, max_bytes, cuts)
     wanted = options.parse_digest(digest)
     shapes = options.parse_shapes(shape)
-    size = None if max_bytes is None else options.parse_size(max_bytes, "--max-bytes")
     access = security.access(volume)
     limit = options.parse_size(max_download, "--max-download")
     path = fetch_model(model, access, wanted, cache, limit)
@@ -86,6 +84,13 @@ def partition(
         typer.echo(uploaded)
     if out is not None:
         typer.echo(f"kept in {prepared.path}")
+
+
+def _limit_of(fragments: int | None, max_bytes: str | None, cuts: str | None) -> int | None:
+    """What a fragment may need, where that is how the model is cut."""
+    if sum(given is not None for given in (fragments, max_bytes, cuts)) != 1:
+        raise typer.BadParameter("give one of --fragments, --max-bytes and --cuts")
+    return None if max_bytes is None else options.parse_size(max_bytes, "--max-bytes")
 
 
 async def _upload(document: "PartitionDocument", store: Path, to: str, access: "Access") -> str:

@@ -17,6 +17,10 @@
 
 ARG BASE=docker.io/library/python:3.11-slim
 FROM ${BASE} AS base
+# The base has no bytecode of Python's own modules, and nobody may write it later: each start would
+# compile some 140 of them. For an agent that is 0.2 of 0.5 s of a fast processor, and 3 MiB.
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash -x '/(test|idlelib|lib2to3)/' \
+        "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 RUN echo 'shoal:x:65532:65532:Shoal:/tmp:/sbin/nologin' >> /etc/passwd \
     && echo 'shoal:x:65532:' >> /etc/group
 ENV HOME=/tmp \

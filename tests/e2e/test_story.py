@@ -157,6 +157,20 @@ def test_an_idle_agent_takes_less_than_the_chart_allows_it(read: ShoalOnNodes) -
         assert device["budgetBytes"] == BUDGET
 
 
+def test_no_process_compiles_what_it_imports(read: ShoalOnNodes) -> None:
+    """The root is read-only: what has no bytecode in the image is compiled at each start."""
+    ask = (
+        "import asyncio, os, ssl, sys, shoal_protocol.partition; "
+        "places = [getattr(each, '__cached__', None) for each in sys.modules.values()]; "
+        "print([place for place in places if place and not os.path.exists(place)], len(places))"
+    )
+    for component in ("agent", "coordinator"):
+        pod = read.pods(component)[0]["metadata"]["name"]
+        missing, _, count = read.kubectl("exec", pod, "--", "python", "-c", ask).rpartition(" ")
+        assert missing == "[]"
+        assert int(count) > 100, "it has imported what processes import"
+
+
 def test_describe_tells_the_story(read: ShoalOnNodes) -> None:
     # An event is written after the status.
     read.wait_until("its end is told", lambda: "FinishedJob" in read.events("InferenceJob", "ocr"))

@@ -29,6 +29,7 @@ _LIKE_THE_ORIGINAL = (
     ' && ln -s /usr/bin/python3.11 "$1"/usr/local/bin/python3.11'
     ' && ln -s python3.11 "$1"/usr/local/bin/python3'
     ' && ln -s python3.11 "$1"/usr/local/bin/python'
+    ' && find "$1"/usr/lib/python3.11 -name "*.pyc" -delete'
 )
 # What ends the name of an archive: of the image's id, or of the digest of what it is built from.
 _KEY_DIGITS = 12

@@ -411,12 +411,12 @@ async def test_rows_of_a_table_stay_where_there_is_room_and_go_when_another_frag
     joined = await join(budget="50Mi")
     idle = joined.agent.status("VmRSS")
     await joined.device.load(table.digest, table.resident_bytes)
-    # They gather until there is no room, go, and gather again.
+    # They gather until there is no room, go, and gather again: few of them may stay, too.
     for item, words in enumerate(np.random.default_rng(1).integers(0, ROWS, (120, 1, 32))):
         await look_up(joined.device, table.digest, item, words)
-        if item >= 50 and (most := joined.agent.status("VmRSS") - idle) > 14 * MIB:
+        if item >= 50 and (most := joined.agent.status("VmRSS") - idle) > 18 * MIB:
             break
-    assert most > 14 * MIB
+    assert most > 18 * MIB
     reply = await joined.device.load(other.digest, other.resident_bytes)
     assert reply.HasField("loaded"), reply
     assert joined.agent.status("VmRSS") - idle < 12 * MIB

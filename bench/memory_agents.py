@@ -17,11 +17,12 @@ from memory_items import SUBJECTS
 from memory_subjects import QUICK, QUICK_TURNS, TURNS, model_of
 from pool import cut, read_results, running_pool, write_items
 
+from shoal_planner.costs import Costs, Span
 from shoal_planner.devices import PoolDevice
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective, PinPolicy
-from shoal_protocol.partition import Fragment, PartitionDocument
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -30,7 +31,7 @@ MODELS = ("resnet152", "distilbert_sst2")
 FRAGMENTS = 3
 _FRACTION = 5
 _SPARE = 8
-"""Of what blocks need at the least, one part in so many is free for items on their way."""
+"""One part in so many is free beside what fragments, and items on their way, are planned with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +56,13 @@ async def over_three_devices(
     feeds = SUBJECTS[name].inputs()
     shapes = {key: each.shape for key, each in feeds.items()}
     document = cut(model, folder / "store", FRAGMENTS, shapes)
-    ways = {"few": [_few(each) for each in document.fragments]}
-    ways["all"] = [
-        each.resident_bytes + each.resident_bytes // _SPARE for each in document.fragments
-    ]
+    costs, spans = Costs(document), [Span(number, number + 1) for number in range(FRAGMENTS)]
+    ways = {
+        "few": [
+            max(costs.resident(each) // _FRACTION, _spared(costs.least(each))) for each in spans
+        ],
+        "all": [_spared(costs.resident(each)) for each in spans],
+    }
     shares = ", ".join(
         f"{size / MIB:.0f} of {each.resident_bytes / MIB:.0f}"
         for size, each in zip(ways["few"], document.fragments, strict=True)
@@ -93,9 +97,8 @@ async def over_three_devices(
         report.add(Measurement(name=what, value=share, unit="%", goal=VALUE <= 100))
 
 
-def _few(fragment: Fragment) -> int:
-    least = fragment.least_bytes + fragment.least_bytes // _SPARE
-    return max(fragment.resident_bytes // _FRACTION, least)
+def _spared(size: int) -> int:
+    return size + size // _SPARE
 
 
 def _device(way: str, number: int) -> str:

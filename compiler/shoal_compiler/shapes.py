@@ -210,9 +210,11 @@ class _Concrete:
 
     def learn_seen(self, name: str) -> None:
         """The sizes that a tensor had in a run, if they follow from nothing that is known."""
-        if name in self.seen and name in self.types and name not in self.sizes:
-            kind = self.types[name].tensor_type.elem_type
-            self.learn(name, _tensor_type(kind, self.seen[name]))
+        kind = self.types.get(name)
+        if name not in self.seen or name in self.sizes or kind is None:
+            return
+        if kind.HasField("tensor_type"):  # else it has no axes, whatever is said
+            self.learn(name, _tensor_type(kind.tensor_type.elem_type, self.seen[name]))
 
     def node(self, index: int) -> None:
         node = self.graph.nodes[index]

@@ -290,3 +290,14 @@ def test_inputs_of_no_known_shape_have_the_one_that_was_seen(tmp_path: Path) -> 
     assert source.profile({}, {"x": (2, 3, 8, 8)}).tensors["a"].sizes == (2, 16, 8, 8)
     shaped = source.profile({"x": (1, 3, 8, 8)}, {"x": (2, 3, 8, 8)})
     assert shaped.tensors["a"].sizes == (1, 16, 8, 8)
+
+
+def test_what_is_no_tensor_has_no_sizes_to_be_seen(tmp_path: Path) -> None:
+    made = Made(
+        text="""g (float[1,8] x, int64[1] n) => (float[1,8] y) {
+            s = SequenceConstruct(x) zero = Constant<value_int = 0>()
+            y = SequenceAt(s, zero) }""",
+        weights={},
+    )
+    source = Source.open(made.save(tmp_path))
+    assert source.profile({}, {"s": (7, 7)}).tensors == source.profile().tensors

@@ -294,8 +294,8 @@ def is_cut_as_wanted(snapshot: InferenceJobSnapshot) -> bool:
 def is_asked(partition: Partition, finer: FinerCut) -> bool:
     """Whether a Partition says what the job's status does."""
     spec = partition.spec
-    asked = (spec.max_fragment_size, spec.seen, spec.outgrown)
-    return asked == (finer.max_fragment_size_bytes, finer.seen, finer.outgrown)
+    asked = (spec.max_fragment_size, set(spec.seen), spec.outgrown)  # the server may sort by key
+    return asked == (finer.max_fragment_size_bytes, set(finer.seen), finer.outgrown)
 
 
 # ---- its turn ------------------------------------------------------------------------------------

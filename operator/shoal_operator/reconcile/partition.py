@@ -114,7 +114,7 @@ def recipe_of(partition: Partition, model: Model) -> str:
     if spec.cutting is not None:
         how.append(spec.cutting.value)
     if spec.seen:
-        how.append([[each.tensor, list(each.shape)] for each in spec.seen])
+        how.append(sorted([each.tensor, *each.shape] for each in spec.seen))
     if spec.outgrown:
         how.append([[each.fragment, each.need_bytes] for each in spec.outgrown])
     return fingerprint([given_digest(model), *shape_arguments(model), *how])

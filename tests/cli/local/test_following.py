@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,16 @@ def followed(bench: Workbench) -> Workbench:
     others = bench.manifest.read_text().rpartition("---\n")[0]
     bench.manifest.write_text(f"{others}---\n{example('yaml').replace('detector', 'small')}")
     return bench
+
+
+def interrupt_twice(process: "subprocess.Popen[str]") -> str:
+    """End a run that follows its inputs, then cancel it; what it says after the first."""
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "no further inputs" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    return process.communicate(timeout=60)[1]
 
 
 @pytest.fixture
@@ -125,12 +136,7 @@ def test_ctrl_c_twice_cancels_and_the_next_run_goes_on(
         store(number)
     process = followed.start("run", followed.manifest, "--progress", "plain")
     until(lambda: len(results(followed)) > 3, process)
-    process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    while "no further inputs" not in process.stderr.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    errors = interrupt_twice(process)
     assert process.returncode == 130, errors
     assert "run the same command again to resume" in errors
     before = results(followed)

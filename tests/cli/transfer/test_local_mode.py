@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cli.local.test_following import interrupt_twice
 from cli.local.test_running import until
 from cli.local.workbench import Workbench, save_inputs, save_model
 from cli.transfer.servers import S3, Registry
@@ -113,12 +114,7 @@ def test_ctrl_c_twice_ends_while_the_last_inputs_do_not_come(s3: S3, bench: Work
     until((bench.outputs / files[0].name).exists, process)
     s3.process.send_signal(signal.SIGSTOP)
     try:
-        process.send_signal(signal.SIGINT)
-        assert process.stderr is not None
-        while "no further inputs" not in process.stderr.readline():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        errors = interrupt_twice(process)
     finally:
         s3.process.send_signal(signal.SIGCONT)
     assert process.returncode == 130, errors

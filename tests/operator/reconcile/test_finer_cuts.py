@@ -14,8 +14,9 @@ from reconcile.test_walks import check_the_end, disturb, heal, reconcile_all, se
 from reconcile.values import MIB, NOW, condition, document, word
 from shoal_api.fields import Condition, ConditionStatus
 from shoal_api.kinds.inference_job import FinerCut, InferenceJobStatus
-from shoal_api.kinds.partition import OutgrownFragment, PartitionStatus
+from shoal_api.kinds.partition import OutgrownFragment, PartitionStatus, SeenShape
 from shoal_operator.reconcile.decision import SubmitJob
+from shoal_operator.reconcile.job_preparation import is_asked
 from shoal_operator.reconcile.names import job_id
 from shoal_operator.reconcile.partition import recipe_of
 from shoal_operator.reconcile.snapshot import (
@@ -26,6 +27,7 @@ from shoal_operator.reconcile.snapshot import (
 )
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import Outgrown, PartitionDocument
+from shoal_protocol.units import Bytes
 
 TOO_LARGE = "fragment 0 of ocr needs 70 MiB; n1 has 64 MiB; cut finer or raise the budget"
 NOW_CUT = f"{TOO_LARGE}; now fragment 0 is divided"
@@ -255,6 +257,21 @@ def test_a_model_is_cut_for_the_sizes_that_items_have_shown_before_anything_is_d
     }
     again = decide(written(before, decision))
     assert (again.status, again.children) == (decision.status, decision.children)
+
+
+def test_the_order_in_which_sizes_are_listed_says_nothing() -> None:
+    sizes = [SeenShape(tensor=name, shape=(1, size)) for name, size in (("b", 2), ("a", 3))]
+    finer = replace(FINER, seen=tuple(sizes))
+    spec = replace(PARTITION.spec, max_fragment_size=Bytes(64 * MIB), outgrown=MEASURED)
+    one, other = (
+        replace(PARTITION, spec=replace(spec, seen=tuple(each))) for each in (sizes, sizes[::-1])
+    )
+    assert is_asked(one, finer)
+    assert is_asked(other, finer)
+    model = failed().model
+    assert model is not None
+    assert recipe_of(one, model) == recipe_of(other, model)
+    assert recipe_of(one, model) != recipe_of(replace(PARTITION, spec=spec), model)
 
 
 def test_the_next_operator_says_that_the_model_was_cut_finer_if_the_last_one_died_before() -> None:

@@ -16,6 +16,7 @@ from made_models import Made, weight
 
 PROBE = Path(__file__).with_name("larger_item_probe.py")
 TRIAL = Path(__file__).with_name("trial_probe.py")
+BESIDE = Path(__file__).with_name("beside_arena_probe.py")
 MIB = 1 << 20
 BUDGET = 24 * MIB
 LIMIT = BUDGET - BUDGET // 8
@@ -51,6 +52,15 @@ REDUCED = Made(
     shapes={},
 )
 """The same rows, and next to nothing besides."""
+
+SHIFTED = Made(
+    text="""g (float[rows,1024] x) => (float[rows,1024] y) {
+        row = ReduceMax<axes = [0], keepdims = 1>(x)
+        y = Add(x, row) }""",
+    weights={},
+    shapes={},
+)
+"""As many rows as it takes, which it writes outside of the arena."""
 
 
 def layers(count: int) -> Made:
@@ -108,6 +118,18 @@ def test_what_the_arena_keeps_of_itself_is_part_of_what_an_untried_fragment_take
     found = found_with(tmp_path, REDUCED, rows_mib, "untried", limit=ARENA_BYTES)
     assert (found["stopped"] == "") == runs, found
     assert found["peak"] <= ARENA_BYTES
+
+
+@pytest.mark.parametrize("where", ["disk", "memory"])
+@pytest.mark.parametrize(("rows_mib", "runs"), [(9, True), (13, False), (20, False)])
+def test_inputs_on_disk_and_outputs_beside_the_arena_are_part_of_what_a_run_takes(
+    tmp_path: Path, rows_mib: int, where: str, *, runs: bool
+) -> None:
+    fragment = write_fragment(tmp_path, onnx.load(SHIFTED.save(tmp_path)), 16 * MIB)
+    command = [sys.executable, BESIDE, fragment.folder, BUDGET, rows_mib * 256, where]
+    found = json.loads(subprocess.check_output(list(map(str, command)), text=True))
+    assert (found["stopped"] == "") == runs, found
+    assert found["peak"] <= BUDGET
 
 
 def test_the_item_after_a_larger_one_has_room_for_all_weights(tmp_path: Path) -> None:

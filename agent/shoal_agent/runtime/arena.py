@@ -26,11 +26,26 @@ def register_arena(limit_bytes: int) -> int:
         "max_mem": limit_bytes,
         "arena_extend_strategy": _GROW_BY_DOUBLING,
         "initial_chunk_size_bytes": SMALL_REGION_BYTES,
-        "initial_growth_chunk_size_bytes": _region_bytes(limit_bytes),
+        "initial_growth_chunk_size_bytes": region_bytes(limit_bytes),
         "max_dead_bytes_per_chunk": UNSPLIT_BYTES,
     }
     onnxruntime.create_and_register_allocator(ARENA, onnxruntime.OrtArenaCfg(configuration))
     return limit_bytes
+
+
+def region_bytes(limit_bytes: int) -> int:
+    """Of the first large region of an arena with this limit."""
+    return max(_LEAST_REGION_BYTES, min(limit_bytes - SMALL_REGION_BYTES, REGION_BYTES))
+
+
+def reserved(size_bytes: int) -> onnxruntime.OrtValue | None:
+    """So much of the arena in one piece, which nobody reads or writes; None: it is not free."""
+    try:
+        return onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+            [size_bytes], np.uint8, memory_info=ARENA
+        )
+    except Exception:  # the runtime's exceptions have no common base
+        return None
 
 
 class WorkingRegion:
@@ -49,7 +64,7 @@ class WorkingRegion:
         is_shared: Callable[[], bool],
     ) -> None:
         """`limit_bytes` is the arena's; `is_shared` says whether others may take of it."""
-        self.size_bytes = _region_bytes(limit_bytes)
+        self.size_bytes = region_bytes(limit_bytes)
         self.empty = empty_arena
         self._is_shared = is_shared
         self._pages = PageRange(0, 0)
@@ -57,7 +72,7 @@ class WorkingRegion:
     def keep(self, size_bytes: int) -> bool:
         """Give back what lies beyond so many bytes, while nothing is in use; whether that could be:
         else all was given back."""
-        if not self._is_shared() and (region := self._take()) is not None:
+        if not self._is_shared() and (region := reserved(self.size_bytes)) is not None:
             self._pages = whole_pages(region.data_ptr(), self.size_bytes)
             if is_touched := self.touched_bytes() > 0:
                 beyond = self._pages.size - size_bytes
@@ -71,16 +86,3 @@ class WorkingRegion:
     def touched_bytes(self) -> int:
         """How far it has been worked in since it was kept from."""
         return touched_bytes(self._pages)
-
-    def _take(self) -> onnxruntime.OrtValue | None:
-        try:
-            return onnxruntime.OrtValue.ortvalue_from_shape_and_type(
-                [self.size_bytes], np.uint8, memory_info=ARENA
-            )
-        except Exception:  # the runtime's exceptions have no common base; it is not free
-            return None
-
-
-def _region_bytes(limit_bytes: int) -> int:
-    """Of the first large region of an arena with this limit."""
-    return max(_LEAST_REGION_BYTES, min(limit_bytes - SMALL_REGION_BYTES, REGION_BYTES))

@@ -322,7 +322,7 @@ class BlockFragment:
         if adopted is not self._followed:
             self._follow(adopted)
         values = {name: as_value(array) for name, array in feed.items()}
-        placed = self._destinations(feed) if self._places else {}
+        placed = self.destinations(feed)
         self._parts.begin(feed)
         own: dict[str, Array] = {}  # results that are in this process's own memory
         try:
@@ -365,17 +365,18 @@ class BlockFragment:
         """Where its weights are mapped."""
         return [pages for block in self._open for pages in block.weights]
 
+    def destinations(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """Where the next run writes large outputs: they take memory outside of the arena."""
+        sessions = [block.session for block in self._open if self._places]
+        inputs = [value for each in sessions for value in each.get_inputs()]
+        outputs = [value for each in sessions for value in each.get_outputs()]
+        return destinations(inputs, (each for each in outputs if each.name in self.outputs), feed)
+
     # ---- inside ------------------------------------------------------------------------------
 
     def _adopt(self, plan: SwapPlan) -> _Adopted:
         pairs = zip(self._open, plan.kept_bytes, strict=True)
         return _Adopted(plan, tuple(beyond(block.weights, kept) for block, kept in pairs))
-
-    def _destinations(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        sessions = [block.session for block in self._open]
-        inputs = [value for each in sessions for value in each.get_inputs()]
-        outputs = [value for each in sessions for value in each.get_outputs()]
-        return destinations(inputs, (each for each in outputs if each.name in self.outputs), feed)
 
     def _choose(self) -> _Adopted:
         """The plan that prefetches, where there is one and something has to come from the disk."""

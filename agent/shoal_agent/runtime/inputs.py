@@ -1,5 +1,6 @@
 """What a fragment takes, and whether tensors suit it."""
 
+import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -8,6 +9,7 @@ import numpy as np
 import onnxruntime
 
 from shoal_agent.runtime.failures import RuntimeFailed
+from shoal_agent.runtime.mapped_pages import PageRange, pages_around
 from shoal_protocol.tensors import DTYPES, Array
 from shoal_protocol.v1.tensors_pb2 import BFLOAT16, COMPLEX64, COMPLEX128, DataType
 
@@ -66,6 +68,26 @@ def feed_of(specs: Sequence[InputSpec], tensors: Mapping[str, Array]) -> dict[st
     """What a fragment takes of these tensors. Raises `InputMismatch`."""
     check_inputs(specs, tensors)
     return {spec.name: tensors[spec.name] for spec in specs}
+
+
+def pages_on_disk(feed: Mapping[str, Array]) -> list[PageRange]:
+    """Where tensors lie that are views of mapped files: reading them takes memory."""
+    return [
+        pages_around(array.ctypes.data, array.nbytes)
+        for array in feed.values()
+        if isinstance(_owner(array), mmap.mmap)
+    ]
+
+
+def _owner(array: Array) -> object:
+    """What has the memory that an array is a view of."""
+    owner: object = array
+    while isinstance(owner, np.ndarray | memoryview):
+        behind = owner.base if isinstance(owner, np.ndarray) else owner.obj
+        if behind is None:
+            break
+        owner = behind
+    return owner
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:

@@ -128,6 +128,12 @@ def populate_in_pieces(ranges: Iterable[PageRange]) -> None:
             _madvise(piece, _MADV_POPULATE_READ)
 
 
+def bring_in(ranges: Sequence[PageRange]) -> None:
+    """Bring the pages into memory, and nothing around them."""
+    read_nothing_ahead(ranges)
+    populate_in_pieces(ranges)
+
+
 def read_nothing_ahead(ranges: Iterable[PageRange]) -> None:
     """Have the kernel read a page that is missing, and no others around it: what is on its way
     from the disk cannot be taken back, and a disk may be set up to read 8 MiB and more at once. A
@@ -193,6 +199,12 @@ def whole_pages(start: int, size: int) -> PageRange:
     """Those that lie in `size` bytes from an address on."""
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     return PageRange(first, max(first, (start + size) // mmap.PAGESIZE * mmap.PAGESIZE))
+
+
+def pages_around(start: int, size: int) -> PageRange:
+    """Those that `size` bytes from an address on lie in, the first and the last in part perhaps."""
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    return PageRange(first, -(-(start + size) // mmap.PAGESIZE) * mmap.PAGESIZE)
 
 
 def touched_bytes(pages: PageRange) -> int:

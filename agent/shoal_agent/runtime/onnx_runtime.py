@@ -39,7 +39,8 @@ from shoal_agent.memory.residency import short
 from shoal_agent.memory.swapping import grant_curve
 from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.arena import WorkingRegion, register_arena
-from shoal_agent.runtime.ballast import Ballast, beside_arena
+from shoal_agent.runtime.ballast import Ballast
+from shoal_agent.runtime.beside_arena import Beside
 from shoal_agent.runtime.blocks import BlockFragment, Blocks
 from shoal_agent.runtime.described import read_blocks, runs_in_order
 from shoal_agent.runtime.failures import (
@@ -56,7 +57,7 @@ from shoal_agent.runtime.guard import READ_BYTES, Guard
 from shoal_agent.runtime.in_passing import InPassing
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of
 from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
-from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
+from shoal_agent.runtime.mapped_pages import PageRange, bring_in, drop, size_of
 from shoal_agent.runtime.open_block import as_value
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter
@@ -101,7 +102,9 @@ class Runtime:
         onnxruntime.set_default_logger_severity(4)
         self._limit_bytes = register_arena(limit_bytes)
         self._free = free or (lambda: self._limit_bytes - meter.used_at_most_bytes())
-        self._ballast = Ballast(self._session(rehearsal_model.tiny_model()), meter)
+        self._ballast = Ballast(
+            self._session(rehearsal_model.tiny_model()), meter, self._limit_bytes
+        )
         self._region = WorkingRegion(self._limit_bytes, self.shrink, self._shares_arena)
         self.shrink()
 
@@ -273,27 +276,21 @@ class Runtime:
         feed = feed_of(fragment.inputs, tensors)
         if limit_bytes is not None:
             self._widening.stop()
-            is_bounded = is_larger or not is_tried
-            in_blocks = isinstance(fragment, BlockFragment)
-            may_drop = is_bounded and (is_larger or in_blocks or not is_known)
+            self.shrink()  # what other items have left in the arena is not this one's
+            if is_tried and not is_larger:
+                return self._run_guarded(fragment, feed, stopper, limit_bytes)
+            may_drop = is_larger or not is_known or isinstance(fragment, BlockFragment)
             fragments = self._open.values() if may_drop else ()
             weights = [pages for each in fragments for pages in each.weight_pages()]
-            self.shrink()  # what other items have left in the arena is not this one's
-            drop(weights)
-            taken = self._limit_bytes - limit_bytes + self._meter.used_bytes()
-            read_bytes = min(size_of(weights), READ_BYTES)
-            if is_larger:  # whose limit leaves room besides
-                taken += read_bytes // 2
-            else:
-                if not is_known:
-                    taken += read_bytes
-                taken += beside_arena(limit_bytes, max(0, self._limit_bytes - taken))
+            read_bytes = 0 if is_known and not is_larger else min(size_of(weights), READ_BYTES)
+            beside = Beside(self._meter, fragment, feed, weights, read_bytes)
+            held = beside.held_back(self._limit_bytes, limit_bytes, is_larger=is_larger)
             try:
-                with self._ballast.hold(taken if is_bounded else 0):
+                with self._ballast.hold(held):
+                    bring_in(beside.on_disk)
                     return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)
-            finally:
-                if is_bounded:  # the arena has the place of weights, which the next run reads
-                    self.shrink()
+            finally:  # the arena has the place of weights, which the next run reads
+                self.shrink()
         self._meter.begin_peak(recount=False)
         try:
             ran = self._ran(fragment, feed, stopper)

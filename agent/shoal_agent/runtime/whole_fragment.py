@@ -108,7 +108,7 @@ class WholeFragment:
     def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
         """One item, as arrays of its own or views into the arena; raises `RuntimeFailed` and its
         kinds."""
-        if self._places and (placed := self._destinations(feed)):
+        if placed := self.destinations(feed):
             try:
                 return self._run_placed(feed, stopper, placed)
             except Exception as error:  # the runtime's exceptions have no common base but this
@@ -123,9 +123,6 @@ class WholeFragment:
         self._places = self._may_place and any(each.nbytes >= LARGE_BYTES for each in outputs)
         return outputs
 
-    def _destinations(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        return destinations(self._session.get_inputs(), self._session.get_outputs(), feed)
-
     def _run_placed(
         self, feed: Mapping[str, Array], stopper: Stopper, placed: Mapping[str, Array]
     ) -> list[Array]:
@@ -135,6 +132,11 @@ class WholeFragment:
             placed[name] if name in placed else onnxruntime.OrtValue(value).numpy()
             for name, value in zip(self.outputs, made, strict=True)
         ]
+
+    def destinations(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """Where the next run writes large outputs: they take memory outside of the arena."""
+        outputs = self._session.get_outputs() if self._places else ()
+        return destinations(self._session.get_inputs(), outputs, feed)
 
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped."""

@@ -1,0 +1,57 @@
+"""What a run takes beside the arena of ONNX Runtime, where no plan knows what it needs: the arena
+may have what that leaves."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from shoal_agent.runtime.ballast import BYTES_OF_A_TABLE_BYTE
+from shoal_agent.runtime.failures import OutOfBudget, exceeded
+from shoal_agent.runtime.inputs import pages_on_disk
+from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
+from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_protocol.tensors import Array
+
+_BYTES_OF_A_SCRATCH_BYTE: Final = 32
+"""Nodes take memory that they do not ask the arena for; the most that was measured is one byte for
+43 that they have of the arena."""
+
+
+class _Placing(Protocol):
+    """A fragment that writes large outputs outside of the arena."""
+
+    def destinations(self, feed: Mapping[str, Array]) -> Mapping[str, Array]: ...
+
+
+class Beside:
+    """Of one run that is about to begin, whose `weights` are dropped: it reads `read_bytes` of them
+    before a guard sees it. Inputs that are `on_disk` are out of memory, and to be brought in."""
+
+    def __init__(
+        self,
+        meter: MemoryMeter,
+        fragment: _Placing,
+        feed: Mapping[str, Array],
+        weights: Sequence[PageRange],
+        read_bytes: int,
+    ) -> None:
+        self.on_disk = pages_on_disk(feed)
+        drop([*weights, *self.on_disk])
+        placed = sum(each.nbytes for each in fragment.destinations(feed).values())
+        self._certain_bytes = meter.used_bytes() + size_of(self.on_disk) + placed
+        self._read_bytes = read_bytes
+
+    def held_back(self, arena_bytes: int, limit_bytes: int, *, is_larger: bool) -> int:
+        """What to hold back of the arena, of so many bytes, for this process to stay within the
+        limit. An item that `is_larger` than those of a trial has a limit that leaves room for half
+        of what it reads, and more. Raises `Exceeded`: that leaves nothing."""
+        held = arena_bytes - limit_bytes + self._certain_bytes
+        if is_larger:
+            held += self._read_bytes // 2
+        else:
+            held += self._read_bytes + limit_bytes // BYTES_OF_A_TABLE_BYTE
+            held += max(0, arena_bytes - held) // _BYTES_OF_A_SCRATCH_BYTE
+        if held >= arena_bytes:
+            reason = "its inputs and outputs, and what else there is, leave nothing"
+            need = max(self._certain_bytes, limit_bytes + 1)
+            raise exceeded(OutOfBudget(reason), need, limit_bytes)
+        return held

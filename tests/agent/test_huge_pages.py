@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from shoal_agent.runtime.mapped_pages import (
 )
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.results import RunResult
 from shoal_protocol.units import Bytes
 
 MIB = 1 << 20
@@ -50,6 +52,26 @@ def test_the_kernel_reads_ahead_for_as_long_as_there_is_room_for_it(tmp_path: Pa
         ledger.change_budget(Bytes(size))
         runtime.run("f", {"x": np.ones((1, 512), np.float32)}, Stopper())
         assert advised(tmp_path) == {flags}
+
+
+def test_while_a_run_lasts_of_which_nothing_is_known_nothing_is_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = write_fragment(tmp_path, dense_model([512] * 3), 16 * MIB)
+    meter = MemoryMeter()
+    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
+    meter.settle()
+    runtime.open("f", made.folder)
+    run_guarded, meanwhile = runtime._run_guarded, list[set[str]]()
+
+    def noted(*given: Any) -> RunResult:
+        meanwhile.append(advised(tmp_path))
+        return run_guarded(*given)
+
+    monkeypatch.setattr(runtime, "_run_guarded", noted)
+    item = {"x": np.ones((1, 512), np.float32)}
+    runtime.run("f", item, Stopper(), 32 * MIB, is_known=False, is_tried=False)
+    assert (meanwhile, advised(tmp_path)) == ([{"rr"}], {""})
 
 
 @dataclass

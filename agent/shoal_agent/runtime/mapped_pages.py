@@ -12,6 +12,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -140,6 +141,16 @@ def read_nothing_ahead(ranges: Iterable[PageRange]) -> None:
     kernel that finds no room for it then ends the process."""
     for each in ranges:
         _madvise(each, _MADV_RANDOM)
+
+
+@contextmanager
+def nothing_read_ahead(ranges: Sequence[PageRange]) -> Iterator[None]:
+    """For a while (see `read_nothing_ahead`); then as usual."""
+    read_nothing_ahead(ranges)
+    try:
+        yield
+    finally:
+        read_ahead(ranges, huge_pages=False)
 
 
 def read_ahead(ranges: Iterable[PageRange], *, huge_pages: bool) -> None:

@@ -57,7 +57,7 @@ from shoal_agent.runtime.guard import READ_BYTES, Guard
 from shoal_agent.runtime.in_passing import InPassing
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of
 from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
-from shoal_agent.runtime.mapped_pages import PageRange, bring_in, drop, size_of
+from shoal_agent.runtime.mapped_pages import PageRange, bring_in, drop, nothing_read_ahead, size_of
 from shoal_agent.runtime.open_block import as_value
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter
@@ -279,14 +279,17 @@ class Runtime:
             self.shrink()  # what other items have left in the arena is not this one's
             if is_tried and not is_larger:
                 return self._run_guarded(fragment, feed, stopper, limit_bytes)
-            may_drop = is_larger or not is_known or isinstance(fragment, BlockFragment)
+            in_blocks = isinstance(fragment, BlockFragment)
+            may_drop = is_larger or not is_known or in_blocks
             fragments = self._open.values() if may_drop else ()
             weights = [pages for each in fragments for pages in each.weight_pages()]
             read_bytes = 0 if is_known and not is_larger else min(size_of(weights), READ_BYTES)
             beside = Beside(self._meter, fragment, feed, weights, read_bytes)
             held = beside.held_back(self._limit_bytes, limit_bytes, is_larger=is_larger)
+            # Blocks decide that themselves. What is on its way from the disk cannot be dropped.
+            whole = () if in_blocks else fragment.weight_pages()
             try:
-                with self._ballast.hold(held):
+                with self._ballast.hold(held), nothing_read_ahead(whole):
                     bring_in(beside.on_disk)
                     return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)
             finally:  # the arena has the place of weights, which the next run reads

@@ -1,6 +1,7 @@
 """Profiles of small models, random ones and chains, and every cut there is of one."""
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import combinations
 
 from hypothesis import strategies as st
@@ -17,19 +18,30 @@ def spec(name: str) -> TensorSpec:
     return TensorSpec(name=name, dtype="float", shape=None)
 
 
+# Made once: to make a strategy takes longer than to draw from it.
+_WEIGHTS = tuple(f"w{number}" for number in range(4))
+_WEIGHT_BYTES = st.integers(1, 4 << 20)
+_HELD = st.lists(st.sampled_from(_WEIGHTS), max_size=2, unique=True)
+# Small ones, and ones as large as weights: a cut through those costs memory on both sides.
+_SIZE = st.one_of(st.integers(0, 5000), st.integers(0, 4 << 20))
+_SIZE_IF_KNOWN = st.one_of(_SIZE, _SIZE, _SIZE, st.none())
+_FLOPS = st.one_of(st.integers(0, 10**9), st.none())
+
+
+@cache
+def _some_of(tensors: tuple[str, ...]) -> st.SearchStrategy[list[str]]:
+    return st.lists(st.sampled_from(tensors), min_size=1, max_size=3, unique=True)
+
+
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
     """Random DAGs: all roles, shared weights, skips, and tensors that cannot be sent."""
-    # Small ones, and ones as large as weights: a cut through those costs memory on both sides.
-    size = st.one_of(st.integers(0, 5000), st.integers(0, 4 << 20))
-    weights = {f"w{number}": draw(st.integers(1, 4 << 20)) for number in range(4)}
-    tensors = {"x": TensorProfile(spec=spec("x"), bytes=draw(size))}
+    weights = {name: draw(_WEIGHT_BYTES) for name in _WEIGHTS}
+    tensors = {"x": TensorProfile(spec=spec("x"), bytes=draw(_SIZE))}
     roles = {"x": Role.COMPUTE}
     nodes = []
     for number in range(draw(st.integers(1, 9))):
-        reads = draw(
-            st.lists(st.sampled_from(sorted(tensors)), min_size=1, max_size=3, unique=True)
-        )
+        reads = draw(_some_of(tuple(sorted(tensors))))
         role = Role.COMPUTE
         if draw(st.integers(0, 4)) == 0 and all(roles[each] is not Role.COMPUTE for each in reads):
             role = Role.SHAPE
@@ -39,11 +51,11 @@ def profiles(draw: st.DrawFn) -> Profile:
         obstacle = "it is a sequence" if draw(st.integers(0, 14)) == 0 else ""
         tensors[name] = TensorProfile(
             spec=spec(name),
-            bytes=draw(st.one_of(size, size, size, st.none())),
+            bytes=draw(_SIZE_IF_KNOWN),
             obstacle=obstacle if role is Role.COMPUTE else "",
         )
         roles[name] = role
-        held = draw(st.lists(st.sampled_from(sorted(weights)), max_size=2, unique=True))
+        held = draw(_HELD)
         nodes.append(
             NodeProfile(
                 label=f"node {number}",
@@ -53,7 +65,7 @@ def profiles(draw: st.DrawFn) -> Profile:
                 inputs=tuple(reads),
                 outputs=(name,),
                 weights=tuple(held),
-                flops=draw(st.one_of(st.integers(0, 10**9), st.none())),
+                flops=draw(_FLOPS),
                 parameter_bytes=sum(weights[each] for each in held),
                 activation_bytes=tensors[name].bytes,
                 in_place=draw(st.booleans()),

@@ -20,7 +20,7 @@ rates between pairs of devices are known, `placement` weighs what was found by t
 it by local moves.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import nsmallest
@@ -121,14 +121,6 @@ class Label:
     latency: int
     penalty: int
     steps: tuple[Step, ...]
-
-    def beats(self, other: "Label") -> bool:
-        """At least as good in everything that grows."""
-        return (
-            self.period <= other.period
-            and self.latency <= other.latency
-            and self.penalty <= other.penalty
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +273,8 @@ def _all_labels(
                 if part is None:
                     continue
                 labels = here.setdefault(total, [])
-                for label in _extended(before, part):
-                    _insert(labels, label)
+                for label in before:
+                    _extend(labels, label, part)
                 if len(labels) > MAX_LABELS:
                     labels.sort(key=lambda label: _order(label, goal))
                     del labels[MAX_LABELS:]
@@ -290,25 +282,24 @@ def _all_labels(
     return [label for labels in reached[count].values() for label in labels], uncut
 
 
-def _extended(before: Sequence[Label], part: Part) -> Iterator[Label]:
-    for label in before:
-        yield Label(
-            max(label.period, part.period),
-            after(label.latency, part.waits),
-            label.penalty + part.penalty,
-            (*label.steps, part.step),
-        )
-
-
-def _insert(labels: list[Label], new: Label) -> None:
-    """Keep `new` unless a label beats it; drop those that it beats."""
-    for label in labels:
-        if label.beats(new):
-            if new.beats(label) and len(new.steps) < len(label.steps):
-                continue
-            return
-    labels[:] = [label for label in labels if not new.beats(label)]
-    labels.append(new)
+def _extend(labels: list[Label], label: Label, part: Part) -> None:
+    """Keep what a label gives with a part unless another beats it; drop those that it beats. Most
+    are beaten: so they are compared before they are made."""
+    period = max(label.period, part.period)
+    latency = after(label.latency, part.waits)
+    penalty = label.penalty + part.penalty
+    steps = len(label.steps) + 1
+    for each in labels:
+        if each.period <= period and each.latency <= latency and each.penalty <= penalty:
+            alike = each.period == period and each.latency == latency and each.penalty == penalty
+            if not alike or len(each.steps) <= steps:
+                return
+    labels[:] = [
+        each
+        for each in labels
+        if each.period < period or each.latency < latency or each.penalty < penalty
+    ]
+    labels.append(Label(period, latency, penalty, (*label.steps, part.step)))
 
 
 def named(

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.world import World, running_world
+from folders_in_memory import tmp_path
+
+__all__ = ["tmp_path"]
 
 
 @pytest.fixture

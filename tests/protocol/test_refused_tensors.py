@@ -215,34 +215,30 @@ def test_damaged_transfers_are_refused_or_read(data: st.DataObject, codec: pb.Co
     )
 
 
-@st.composite
-def headers(draw: st.DrawFn) -> pb.FrameHeader:
-    """A header of the right form with wild numbers."""
-    number = st.one_of(st.integers(0, 40), st.integers(0, 2**64 - 1))
-    tensor = st.builds(
-        pb.TensorHeader,
-        name=st.text(max_size=2),
-        dtype=st.integers(-1, 20),
-        shape=st.lists(number, max_size=5),
-        codec=st.integers(-1, 6),
-        shuffled=st.booleans(),
-        encoded_bytes=number,
-        decoded_bytes=number,
-    )
-    activation = st.builds(pb.Activation, tensors=st.lists(tensor, max_size=3))
-    return draw(
-        st.builds(
-            pb.FrameHeader,
-            transfer=st.integers(0, 1),
-            offset=number,
-            last=st.booleans(),
-            activation=st.one_of(st.none(), activation),
-        )
-    )
+WILD_NUMBERS = st.one_of(st.integers(0, 40), st.integers(0, 2**64 - 1))
+WILD_TENSORS = st.builds(
+    pb.TensorHeader,
+    name=st.text(max_size=2),
+    dtype=st.integers(-1, 20),
+    shape=st.lists(WILD_NUMBERS, max_size=5),
+    codec=st.integers(-1, 6),
+    shuffled=st.booleans(),
+    encoded_bytes=WILD_NUMBERS,
+    decoded_bytes=WILD_NUMBERS,
+)
+WILD_HEADERS = st.builds(
+    pb.FrameHeader,
+    transfer=st.integers(0, 1),
+    offset=WILD_NUMBERS,
+    last=st.booleans(),
+    activation=st.one_of(
+        st.none(), st.builds(pb.Activation, tensors=st.lists(WILD_TENSORS, max_size=3))
+    ),
+)
 
 
 @settings(max_examples=150)
-@given(st.lists(st.tuples(headers(), st.binary(max_size=40)), max_size=4))
+@given(st.lists(st.tuples(WILD_HEADERS, st.binary(max_size=40)), max_size=4))
 def test_wild_headers_are_refused_or_read(frames: list[tuple[pb.FrameHeader, bytes]]) -> None:
     assert_refused_or_within_limits([join_frame(header, payload) for header, payload in frames])
 

@@ -15,6 +15,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from shoal_planner.profile import NodeProfile
 from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
 
 _GRANULE: Final = 256
@@ -126,18 +127,19 @@ class Arena:
 
 @dataclass(slots=True)
 class Tensors:
-    """Tensors in an arena, by name, as nodes make them and let them go; with a size each."""
+    """Tensors in an arena, by name, as nodes make them and let them go; with a size each.
+    `beside_bytes` is the most that a node took beside the arena."""
 
     arena: Arena
+    beside_bytes: int = 0
     held: dict[str, tuple[Chunk, int]] = field(default_factory=dict)
 
     def run(
         self,
+        node: NodeProfile,
         made: Iterable[tuple[str, int]],
         dying: Iterable[str],
         needed: Container[str],
-        in_place: bool,
-        workspace_bytes: int,
     ) -> None:
         """A node runs that makes tensors of so many bytes and is the last to need `dying`. Of what
         it makes, what nobody else needs is let go at once."""
@@ -145,7 +147,7 @@ class Tensors:
         ends = {name: held.pop(name) for name in dying if name in held} if dying else {}
         for name, size in made:
             chunk = None
-            if in_place:
+            if node.in_place:
                 for other, (place, other_size) in ends.items():
                     if other_size == size:
                         del ends[other]
@@ -157,8 +159,9 @@ class Tensors:
                 held[name] = (chunk, size)
             else:
                 arena.release(chunk)
-        if workspace_bytes:
-            arena.release(arena.allocate(workspace_bytes))
+        if node.workspace_bytes:
+            arena.release(arena.allocate(node.workspace_bytes))
+        self.beside_bytes = max(self.beside_bytes, node.beside_bytes)
         for chunk, _ in ends.values():
             arena.release(chunk)
 

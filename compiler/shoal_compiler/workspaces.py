@@ -1,0 +1,220 @@
+"""What ONNX Runtime's CPU kernels take in memory while a node runs, besides inputs and outputs.
+
+The rules are those of its sources, and measured (1.31): each is an upper bound for the sizes that
+are known. Where kernels differ from processor to processor, or from one number of threads to
+another, the one that takes the most counts. So attention counts as if no kernel made its products
+piece by piece where that depends on what is known of the processor's cache, as on ARM it is not.
+
+Nearly all comes from the arena, and stays in it. Some kernels take memory from the system itself,
+and give it back when the node has run: it is never in the place of what other nodes had, and no
+limit of the arena holds it back.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from onnx import TensorProto
+
+from shoal_compiler.safety import is_standard
+from shoal_compiler.shaped import Dims, Shaped, Unknown
+
+STRIP_BYTES: Final = 1 << 18
+"""A strip of a convolution's input, spread out, for the two threads that the estimate assumes."""
+THREADS: Final = 2
+TILES_BYTES: Final = 1 << 20
+"""What attention works in that makes its products piece by piece: by the second-level cache."""
+_FLOAT: Final = 4
+_EXPERT_ROWS: Final = 512
+"""An expert has buffers for so many rows, however few there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Bytes of the arena, and beside it."""
+
+    arena_bytes: int = 0
+    beside_bytes: int = 0
+
+
+Rule = Callable[[Shaped], Workspace]
+
+
+def workspace(shaped: Shaped) -> Workspace:
+    """What the runtime needs while the node runs; nothing where no rule is known, or a size."""
+    try:
+        return _RULES.get(shaped.node.op_type, _nothing)(shaped)
+    except (Unknown, LookupError, ValueError, ArithmeticError):
+        return Workspace()
+
+
+def _nothing(shaped: Shaped) -> Workspace:
+    return Workspace()
+
+
+def _convolution(shaped: Shaped) -> Workspace:
+    """A kernel of more than one element is made a matrix product. With more filters than output
+    positions, the input is spread out whole; else in strips of a fixed size per thread."""
+    output, kernel = shaped.output(0), shaped.input(1)
+    if prod(kernel[2:]) == 1 and set(shaped.integers("strides") or [1]) == {1}:
+        return Workspace()
+    filters, places = kernel[0] // shaped.integer("group", 1), prod(output[2:])
+    return Workspace(_FLOAT * places * prod(kernel[1:]) if filters > places else STRIP_BYTES)
+
+
+def _transposed_convolution(shaped: Shaped) -> Workspace:
+    """The product is made first, whole, and gathered from."""
+    return Workspace(_FLOAT * prod(shaped.input(0)[2:]) * prod(shaped.input(1)[1:]))
+
+
+def _where(shaped: Shaped) -> Workspace:
+    """It selects from each operand before it joins the two."""
+    condition = shaped.input(0)
+    selected = (_joined(condition, shaped.input(place)) for place in (1, 2))
+    return Workspace(_FLOAT * sum(map(prod, selected)))
+
+
+def _joined(one: Dims, two: Dims) -> Dims:
+    longest = max(len(one), len(two))
+    padded = ((1,) * (longest - len(each)) + each for each in (one, two))
+    return tuple(map(max, *padded))
+
+
+def _like_its_output(shaped: Shaped) -> Workspace:
+    """Operators that are made of several nodes."""
+    return Workspace(_FLOAT * prod(shaped.output(0)))
+
+
+def _few_bits(shaped: Shaped) -> Workspace:
+    """Unless weights were packed, all are made numbers at once, whatever the rows, the blocks, the
+    bits and the accuracy that is asked for. What is read and given in halves is there as numbers
+    too: together what it counts as by itself, and half of that."""
+    rows, given = shaped.input(0), shaped.output(0)
+    beside = _FLOAT * rows[-1] * given[-1]
+    if shaped.type(0) == TensorProto.FLOAT16:
+        beside += _FLOAT // 2 * (prod(rows) + prod(given))
+    return Workspace(beside_bytes=beside)
+
+
+def _few_bits_of_a_table(shaped: Shaped) -> Workspace:
+    return Workspace(_FLOAT * shaped.input(0)[-1] * shaped.output(0)[-1])
+
+
+def _standard_attention(shaped: Shaped) -> Workspace:
+    """The products of all queries with all keys, and a mask that has to be made, or made numbers.
+    Of halves, each thread makes numbers of what it multiplies."""
+    query, key = shaped.input(0), shaped.input(1)
+    if len(query) == 3:
+        batch, length, _ = query
+        heads, keys = shaped.integer("q_num_heads", 1), key[1]
+    else:
+        (batch, heads, length, _), keys = query, key[2]
+    keys += shaped.input(4)[2] if shaped.has(4) else 0
+    products = length * keys
+    is_causal = shaped.integer("is_causal")
+    mask = products if is_causal else 0
+    if shaped.has(3):
+        is_made = is_causal or shaped.type(3) == TensorProto.BOOL
+        mask = prod(shaped.input(3)[:-1]) * keys if is_made else 0
+    if shaped.type(0) != TensorProto.FLOAT16:
+        return Workspace(_FLOAT * (batch * heads * products + mask))
+    threads = min(THREADS, batch * heads)
+    return Workspace(
+        _FLOAT // 2 * (batch * heads * products + mask) + _FLOAT * threads * products,
+        _FLOAT * threads * (products + length * query[-1] + keys * key[-1]),
+    )
+
+
+def _attention(shaped: Shaped) -> Workspace:
+    """Either attention that is called so, or the runtime's own whose keys and values come from the
+    same input."""
+    if is_standard(shaped.node, "Attention"):
+        return _standard_attention(shaped)
+    mask, past = (5, 8) if shaped.node.op_type == "QAttention" else (3, 4)
+    batch, length, _ = shaped.input(0)
+    columns = shaped.input(1)[1]
+    keys = length + (shaped.input(past)[3] if shaped.has(past) else 0)
+    given = (shaped.integers("qkv_hidden_sizes") or [columns // 3])[-1]
+    is_masked = shaped.has(mask) or shaped.integer("unidirectional") != 0
+    heads = shaped.integer("num_heads", 1)
+    return _in_heads(batch, heads + is_masked, length * keys, length * (columns + given))
+
+
+def _multi_head_attention(shaped: Shaped) -> Workspace:
+    """Queries, keys and values of each head by themselves, unless they are so already."""
+    (batch, length, width), heads = shaped.input(0), shaped.integer("num_heads", 1)
+    key, value = shaped.input(1), shaped.input(2)
+    if len(key) == 4:
+        keys, given, apart = key[2], heads * value[3], 0
+    else:
+        keys, given, apart = key[1], value[2], key[1] * (key[2] + value[2])
+    biased = max(length * width, apart) if shaped.has(3) else 0
+    keys += shaped.input(6)[2] if shaped.has(6) else 0
+    is_masked = shaped.has(4) or shaped.integer("unidirectional") != 0
+    apart += length * (width + given) + biased
+    return _in_heads(batch, heads + is_masked, length * keys, apart)
+
+
+def _in_heads(batch: int, heads: int, products: int, apart: int) -> Workspace:
+    """The products of each head, which a mask has the size of, and what is apart by heads: queries,
+    keys, values, and what comes of them."""
+    return Workspace(_FLOAT * batch * (heads * products + apart))
+
+
+def _grouped_attention(shaped: Shaped) -> Workspace:
+    """The products are made piece by piece, unless they are halves, or something is asked for that
+    this cannot do. Positions are put in where all is apart by heads, once more."""
+    (batch, length, width), heads = shaped.input(0), shaped.integer("num_heads", 1)
+    groups = 0 if shaped.has(1) else 2 * shaped.integer("kv_num_heads", 1)
+    head = width // (heads + groups)
+    key = prod(shaped.input(1)[1:]) if shaped.has(1) else 0
+    keys = length + (shaped.input(3)[2] if shaped.has(3) else 0)
+    is_rotated = shaped.integer("do_rotary") != 0
+    apart = batch * ((1 + is_rotated) * (length * width + key) + key)
+    if shaped.integer("sliding_window_cache"):
+        apart += 2 * batch * shaped.integer("kv_num_heads", 1) * keys * head
+    products = _FLOAT * batch * heads * length * keys
+    if shaped.type(0) == TensorProto.FLOAT16:
+        converted = batch * heads * length * head + THREADS * head * (length + 2 * keys)
+        return Workspace(products + _FLOAT // 2 * apart + _FLOAT * converted)
+    asks = shaped.number("softcap") or shaped.integer("smooth_softmax") or shaped.has(11)
+    if not asks and shaped.gives(1) and shaped.gives(2) and not shaped.gives(3):
+        products = min(products, TILES_BYTES)
+    return Workspace(products + _FLOAT * apart)
+
+
+def _experts(shaped: Shaped) -> Workspace:
+    """Each thread has an expert, which may get all rows; what they give is summed up."""
+    rows, width, inner = _expert_sizes(shaped)
+    buffers = max(rows, _EXPERT_ROWS) * (3 * width + 2 * inner) + rows * width
+    return Workspace(
+        _FLOAT * (THREADS * buffers + rows * width), _FLOAT * THREADS * 2 * rows * inner
+    )
+
+
+def _quantised_experts(shaped: Shaped) -> Workspace:
+    """The same, and of each expert numbers are made."""
+    rows, width, inner = _expert_sizes(shaped)
+    buffers = 2 * width * inner + rows * (3 * width + 2 * inner)
+    return Workspace(_FLOAT * (THREADS * buffers + 2 * rows * width))
+
+
+def _expert_sizes(shaped: Shaped) -> tuple[int, int, int]:
+    *batch, width = shaped.input(0)
+    return prod(batch), width, shaped.input(2)[1]
+
+
+_RULES: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(("Conv", "FusedConv"), _convolution),
+    "ConvTranspose": _transposed_convolution,
+    "Where": _where,
+    **dict.fromkeys(("HardSwish", "Mish"), _like_its_output),
+    **dict.fromkeys(("Attention", "QAttention"), _attention),
+    "MultiHeadAttention": _multi_head_attention,
+    "GroupQueryAttention": _grouped_attention,
+    "MatMulNBits": _few_bits,
+    "MatMulBnb4": _few_bits_of_a_table,
+    "MoE": _experts,
+    "QMoE": _quantised_experts,
+}

@@ -21,13 +21,12 @@ from shoal_compiler.safety import is_standard
 from shoal_compiler.shaped import Dims, Shaped, Unknown
 
 STRIP_BYTES: Final = 1 << 18
-"""A strip of a convolution's input, spread out, for the two threads that the estimate assumes."""
-THREADS: Final = 2
+"""A strip of a convolution's input, spread out, for two threads; it is small, whatever they are."""
+THREADS: Final = 4
+"""So many have what each needs for itself, where that is much."""
 TILES_BYTES: Final = 1 << 20
 """What attention works in that makes its products piece by piece: by the second-level cache."""
 _FLOAT: Final = 4
-_EXPERT_ROWS: Final = 512
-"""An expert has buffers for so many rows, however few there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,25 +183,41 @@ def _grouped_attention(shaped: Shaped) -> Workspace:
     return Workspace(products + _FLOAT * apart)
 
 
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """A mixture's rows, `routed` rows that its experts have in all, their width, that inside an
+    expert, and how many threads have an expert at once."""
+
+    rows: int
+    routed: int
+    width: int
+    inner: int
+    threads: int
+
+    @classmethod
+    def of(cls, shaped: Shaped) -> "_Experts":
+        *batch, width = shaped.input(0)
+        number, inner, *_ = shaped.input(2)
+        rows, each = prod(batch), shaped.integer("k", 1)
+        threads = min(THREADS, number, rows * each)
+        return cls(rows, rows * min(THREADS, each), width, inner, threads)
+
+
 def _experts(shaped: Shaped) -> Workspace:
-    """Each thread has an expert, which may get all rows; what they give is summed up."""
-    rows, width, inner = _expert_sizes(shaped)
-    buffers = max(rows, _EXPERT_ROWS) * (3 * width + 2 * inner) + rows * width
-    return Workspace(
-        _FLOAT * (THREADS * buffers + rows * width), _FLOAT * THREADS * 2 * rows * inner
-    )
+    """An expert may get all rows; what the threads give is summed up."""
+    each = _Experts.of(shaped)
+    buffers = each.routed * (3 * each.width + 2 * each.inner)
+    sums = (each.threads + 1) * each.rows * each.width
+    return Workspace(_FLOAT * (buffers + sums), _FLOAT * 2 * each.routed * each.inner)
 
 
 def _quantised_experts(shaped: Shaped) -> Workspace:
-    """The same, and of each expert numbers are made."""
-    rows, width, inner = _expert_sizes(shaped)
-    buffers = 2 * width * inner + rows * (3 * width + 2 * inner)
-    return Workspace(_FLOAT * (THREADS * buffers + 2 * rows * width))
-
-
-def _expert_sizes(shaped: Shaped) -> tuple[int, int, int]:
-    *batch, width = shaped.input(0)
-    return prod(batch), width, shaped.input(2)[1]
+    """The same, and of each thread's expert numbers are made."""
+    each = _Experts.of(shaped)
+    buffers = each.routed * (2 * each.width + 2 * each.inner)
+    numbers = each.threads * 2 * each.width * each.inner
+    sums = (each.threads + 2) * each.rows * each.width
+    return Workspace(_FLOAT * (buffers + numbers + sums))
 
 
 _RULES: Final[Mapping[str, Rule]] = {

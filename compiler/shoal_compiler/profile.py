@@ -187,9 +187,11 @@ class _Profiler:
             work=work,
             parameter_bytes=sum(self._weight_bytes(name) for name in weights),
             activation_bytes=_sum(self._bytes(name) for name in node.output if name),
-            workspace_bytes=needed.arena_bytes
-            + bodies_bytes(node, self._sized_type, self.graph.opsets)
-            + self._converted(node, weights),
+            workspaces=(
+                *needed.arena,
+                *self._converted(node, weights),
+                *filter(None, [bodies_bytes(node, self._sized_type, self.graph.opsets)]),
+            ),
             beside_bytes=needed.beside_bytes,
             in_place=in_place(node, same_shape=self._is_shape_known(node)),
             touched=self._touched(shaped),
@@ -237,18 +239,18 @@ class _Profiler:
         kind = self.shapes.types.get(name)
         return 0 if kind is None else kind.tensor_type.elem_type
 
-    def _converted(self, node: onnx.NodeProto, weights: Sequence[str]) -> int:
+    def _converted(self, node: onnx.NodeProto, weights: Sequence[str]) -> Iterator[int]:
         """Bytes of a node's weights in single precision, into which the runtime converts halves
         each time that it computes with them. What only moves values takes them as they are."""
         if moves(node):
-            return 0
+            return
         halves = (
             name
             for name in weights
             if name in self.graph.weights
             and self.graph.weights[name].tensor.data_type == onnx.TensorProto.FLOAT16
         )
-        return sum(2 * self._weight_bytes(name) for name in halves)
+        yield from (2 * self._weight_bytes(name) for name in halves)
 
     def _is_shape_known(self, node: onnx.NodeProto) -> bool:
         """Whether the runtime knows that the first input and output are of one shape. An axis that

@@ -31,9 +31,9 @@ _FLOAT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Bytes of the arena, and beside it."""
+    """Bytes of the arena, one after the other, and beside it."""
 
-    arena_bytes: int = 0
+    arena: tuple[int, ...] = ()
     beside_bytes: int = 0
 
 
@@ -48,6 +48,11 @@ def workspace(shaped: Shaped) -> Workspace:
         return Workspace()
 
 
+def _floats(*numbers: int, beside: int = 0) -> Workspace:
+    """So many numbers in single precision."""
+    return Workspace(tuple(_FLOAT * each for each in numbers if each), _FLOAT * beside)
+
+
 def _nothing(shaped: Shaped) -> Workspace:
     return Workspace()
 
@@ -59,19 +64,18 @@ def _convolution(shaped: Shaped) -> Workspace:
     if prod(kernel[2:]) == 1 and set(shaped.integers("strides") or [1]) == {1}:
         return Workspace()
     filters, places = kernel[0] // shaped.integer("group", 1), prod(output[2:])
-    return Workspace(_FLOAT * places * prod(kernel[1:]) if filters > places else STRIP_BYTES)
+    return _floats(places * prod(kernel[1:])) if filters > places else Workspace((STRIP_BYTES,))
 
 
 def _transposed_convolution(shaped: Shaped) -> Workspace:
     """The product is made first, whole, and gathered from."""
-    return Workspace(_FLOAT * prod(shaped.input(0)[2:]) * prod(shaped.input(1)[1:]))
+    return _floats(prod(shaped.input(0)[2:]) * prod(shaped.input(1)[1:]))
 
 
 def _where(shaped: Shaped) -> Workspace:
     """It selects from each operand before it joins the two."""
     condition = shaped.input(0)
-    selected = (_joined(condition, shaped.input(place)) for place in (1, 2))
-    return Workspace(_FLOAT * sum(map(prod, selected)))
+    return _floats(*(prod(_joined(condition, shaped.input(place))) for place in (1, 2)))
 
 
 def _joined(one: Dims, two: Dims) -> Dims:
@@ -82,7 +86,7 @@ def _joined(one: Dims, two: Dims) -> Dims:
 
 def _like_its_output(shaped: Shaped) -> Workspace:
     """Operators that are made of several nodes."""
-    return Workspace(_FLOAT * prod(shaped.output(0)))
+    return _floats(prod(shaped.output(0)))
 
 
 def _few_bits(shaped: Shaped) -> Workspace:
@@ -90,14 +94,12 @@ def _few_bits(shaped: Shaped) -> Workspace:
     bits and the accuracy that is asked for. What is read and given in halves is there as numbers
     too: together what it counts as by itself, and half of that."""
     rows, given = shaped.input(0), shaped.output(0)
-    beside = _FLOAT * rows[-1] * given[-1]
-    if shaped.type(0) == TensorProto.FLOAT16:
-        beside += _FLOAT // 2 * (prod(rows) + prod(given))
-    return Workspace(beside_bytes=beside)
+    halves = prod(rows) + prod(given) if shaped.type(0) == TensorProto.FLOAT16 else 0
+    return _floats(beside=rows[-1] * given[-1] + halves // 2)
 
 
 def _few_bits_of_a_table(shaped: Shaped) -> Workspace:
-    return Workspace(_FLOAT * shaped.input(0)[-1] * shaped.output(0)[-1])
+    return _floats(shaped.input(0)[-1] * shaped.output(0)[-1])
 
 
 def _standard_attention(shaped: Shaped) -> Workspace:
@@ -116,13 +118,12 @@ def _standard_attention(shaped: Shaped) -> Workspace:
     if shaped.has(3):
         is_made = is_causal or shaped.type(3) == TensorProto.BOOL
         mask = prod(shaped.input(3)[:-1]) * keys if is_made else 0
+    every = batch * heads * products
     if shaped.type(0) != TensorProto.FLOAT16:
-        return Workspace(_FLOAT * (batch * heads * products + mask))
+        return _floats(every, mask)
     threads = min(THREADS, batch * heads)
-    return Workspace(
-        _FLOAT // 2 * (batch * heads * products + mask) + _FLOAT * threads * products,
-        _FLOAT * threads * (products + length * query[-1] + keys * key[-1]),
-    )
+    multiplied = products + length * query[-1] + keys * key[-1]
+    return _floats(every // 2, mask // 2, *[products] * threads, beside=threads * multiplied)
 
 
 def _attention(shaped: Shaped) -> Workspace:
@@ -136,8 +137,8 @@ def _attention(shaped: Shaped) -> Workspace:
     keys = length + (shaped.input(past)[3] if shaped.has(past) else 0)
     given = (shaped.integers("qkv_hidden_sizes") or [columns // 3])[-1]
     is_masked = shaped.has(mask) or shaped.integer("unidirectional") != 0
-    heads = shaped.integer("num_heads", 1)
-    return _in_heads(batch, heads + is_masked, length * keys, length * (columns + given))
+    apart = batch * length * columns
+    return _floats(apart, *_in_heads(shaped, length * keys, given, is_masked=is_masked))
 
 
 def _multi_head_attention(shaped: Shaped) -> Workspace:
@@ -145,20 +146,27 @@ def _multi_head_attention(shaped: Shaped) -> Workspace:
     (batch, length, width), heads = shaped.input(0), shaped.integer("num_heads", 1)
     key, value = shaped.input(1), shaped.input(2)
     if len(key) == 4:
-        keys, given, apart = key[2], heads * value[3], 0
+        keys, given, apart = key[2], heads * value[3], [length * width]
     else:
-        keys, given, apart = key[1], value[2], key[1] * (key[2] + value[2])
-    biased = max(length * width, apart) if shaped.has(3) else 0
+        keys, given = key[1], value[2]
+        apart = [length * width, keys * key[2], keys * value[2]]
+    biased = [max(apart)] if shaped.has(3) else []
     keys += shaped.input(6)[2] if shaped.has(6) else 0
     is_masked = shaped.has(4) or shaped.integer("unidirectional") != 0
-    apart += length * (width + given) + biased
-    return _in_heads(batch, heads + is_masked, length * keys, apart)
+    return _floats(
+        *(batch * each for each in (*apart, *biased)),
+        *_in_heads(shaped, length * keys, given, is_masked=is_masked),
+    )
 
 
-def _in_heads(batch: int, heads: int, products: int, apart: int) -> Workspace:
-    """The products of each head, which a mask has the size of, and what is apart by heads: queries,
-    keys, values, and what comes of them."""
-    return Workspace(_FLOAT * batch * (heads * products + apart))
+def _in_heads(
+    shaped: Shaped, products: int, given: int, *, is_masked: bool
+) -> tuple[int, int, int]:
+    """Numbers of a mask, of each head's products, and of what comes of them, before it is in the
+    order of the output."""
+    batch, length, _ = shaped.input(0)
+    heads = shaped.integer("num_heads", 1)
+    return is_masked * batch * products, batch * heads * products, batch * length * given
 
 
 def _grouped_attention(shaped: Shaped) -> Workspace:
@@ -169,18 +177,21 @@ def _grouped_attention(shaped: Shaped) -> Workspace:
     head = width // (heads + groups)
     key = prod(shaped.input(1)[1:]) if shaped.has(1) else 0
     keys = length + (shaped.input(3)[2] if shaped.has(3) else 0)
-    is_rotated = shaped.integer("do_rotary") != 0
-    apart = batch * ((1 + is_rotated) * (length * width + key) + key)
+    apart = [length * width, key, key]
+    if shaped.integer("do_rotary"):
+        apart += [length * width, key]
     if shaped.integer("sliding_window_cache"):
-        apart += 2 * batch * shaped.integer("kv_num_heads", 1) * keys * head
-    products = _FLOAT * batch * heads * length * keys
+        apart += [shaped.integer("kv_num_heads", 1) * keys * head] * 2
+    apart = [batch * each for each in apart]
+    products = batch * heads * length * keys
     if shaped.type(0) == TensorProto.FLOAT16:
-        converted = batch * heads * length * head + THREADS * head * (length + 2 * keys)
-        return Workspace(products + _FLOAT // 2 * apart + _FLOAT * converted)
+        given = batch * heads * length * head
+        converted = [head * (length + 2 * keys)] * THREADS
+        return _floats(*(each // 2 for each in apart), products, given, *converted)
     asks = shaped.number("softcap") or shaped.integer("smooth_softmax") or shaped.has(11)
     if not asks and shaped.gives(1) and shaped.gives(2) and not shaped.gives(3):
-        products = min(products, TILES_BYTES)
-    return Workspace(products + _FLOAT * apart)
+        products = min(products, TILES_BYTES // _FLOAT)
+    return _floats(*apart, products)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +219,7 @@ def _experts(shaped: Shaped) -> Workspace:
     each = _Experts.of(shaped)
     buffers = each.routed * (3 * each.width + 2 * each.inner)
     sums = (each.threads + 1) * each.rows * each.width
-    return Workspace(_FLOAT * (buffers + sums), _FLOAT * 2 * each.routed * each.inner)
+    return _floats(buffers, sums, beside=2 * each.routed * each.inner)
 
 
 def _quantised_experts(shaped: Shaped) -> Workspace:
@@ -217,7 +228,7 @@ def _quantised_experts(shaped: Shaped) -> Workspace:
     buffers = each.routed * (2 * each.width + 2 * each.inner)
     numbers = each.threads * 2 * each.width * each.inner
     sums = (each.threads + 2) * each.rows * each.width
-    return Workspace(_FLOAT * (buffers + numbers + sums))
+    return _floats(buffers + numbers, sums)
 
 
 _RULES: Final[Mapping[str, Rule]] = {

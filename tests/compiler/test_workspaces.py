@@ -160,6 +160,9 @@ CASES: dict[str, Case] = {
     "of heads that are apart": standard({"q": APART, "k": APART, "v": APART}),
     "of heads in groups": standard({"q": APART, "k": FEW_APART, "v": FEW_APART}),
     "causal": standard(is_causal=1),
+    "causal, in two regions of one size": standard(
+        {"q": weight(1, 256, 64), "k": weight(1, 7744, 64), "v": weight(1, 7744, 64)}, is_causal=1
+    ),
     "capped": standard(softcap=5.0),
     "with a mask of numbers": standard({**SAME, "mask": NUMBERS}),
     "with a mask of bools": standard({**SAME, "mask": BOOLS}),
@@ -211,6 +214,7 @@ CASES |= {
 }
 OFTEN: Final = (
     "attention of onnx",
+    "causal, in two regions of one size",
     "with a mask of bools",
     "of several heads, giving a cache",
     "grouped attention, of halves",

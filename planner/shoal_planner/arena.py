@@ -17,6 +17,7 @@ is a matter of addresses. So each of these counts as far up as any of them was t
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 from shoal_planner.profile import NodeProfile
@@ -136,11 +137,18 @@ class Arena:
 @dataclass(slots=True)
 class Tensors:
     """Tensors in an arena, by name, as nodes make them and let them go; with a size each.
-    `beside_bytes` is the most that a node took beside the arena."""
+    `beside_bytes` is the most that a node took beside the arena, `alone_bytes` how far up it is
+    touched where that has nothing but what a node works in: what the node gives may lie outside."""
 
     arena: Arena
     beside_bytes: int = 0
+    alone_bytes: int = 0
     held: dict[str, tuple[Chunk, int]] = field(default_factory=dict)
+
+    @property
+    def touched_bytes(self) -> int:
+        """How far up the arena was touched."""
+        return max(self.arena.total_bytes, self.alone_bytes)
 
     def run(
         self,
@@ -169,6 +177,7 @@ class Tensors:
                 arena.release(chunk)
         for chunk in [arena.allocate(size) for size in node.workspaces]:
             arena.release(chunk)
+        self.alone_bytes = max(self.alone_bytes, _alone_bytes(node.workspaces))
         self.beside_bytes = max(self.beside_bytes, node.beside_bytes)
         for chunk, _ in ends.values():
             arena.release(chunk)
@@ -180,3 +189,12 @@ class Tensors:
     def release(self, name: str) -> None:
         """Let a tensor go."""
         self.arena.release(self.held.pop(name)[0])
+
+
+@cache
+def _alone_bytes(sizes: tuple[int, ...]) -> int:
+    """How far up an arena is touched that has nothing but blocks of these sizes."""
+    arena = Arena()
+    for size in sizes:
+        arena.allocate(size)
+    return arena.total_bytes

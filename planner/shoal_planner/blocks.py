@@ -231,7 +231,7 @@ def _replayed(layout: Layout, pieces: Sequence[Piece], emptied: Collection[int])
                 needed,
             )
         given.held.update(inside.held)
-        touched = given.arena.total_bytes + sum(moved.values())
+        touched = inside.touched_bytes + sum(moved.values())
         for name in [*given.held, *moved]:
             is_spent = last_taken.get(name, -1) <= index and name not in results
             if is_spent and moved.pop(name, None) is None:

@@ -296,7 +296,7 @@ class Growing:
     @property
     def touched_bytes(self) -> int:
         """How far up the arena was touched."""
-        return self._tensors.arena.total_bytes
+        return self._tensors.touched_bytes
 
     @property
     def beside_bytes(self) -> int:

@@ -163,6 +163,9 @@ CASES: dict[str, Case] = {
     "causal, in two regions of one size": standard(
         {"q": weight(1, 256, 64), "k": weight(1, 7744, 64), "v": weight(1, 7744, 64)}, is_causal=1
     ),
+    "causal, with an output outside the arena": standard(
+        dict.fromkeys("qkv", weight(1, 1408, WIDTH)), is_causal=1
+    ),
     "capped": standard(softcap=5.0),
     "with a mask of numbers": standard({**SAME, "mask": NUMBERS}),
     "with a mask of bools": standard({**SAME, "mask": BOOLS}),
@@ -215,6 +218,7 @@ CASES |= {
 OFTEN: Final = (
     "attention of onnx",
     "causal, in two regions of one size",
+    "causal, with an output outside the arena",
     "with a mask of bools",
     "of several heads, giving a cache",
     "grouped attention, of halves",

@@ -59,7 +59,7 @@ class Parting:
         self.makers = {name: node for node in graph.nodes for name in node.output}
         self._taken = {*graph.sparse, *graph.weights, *(each.name for each in graph.inputs)}
         self._names: set[str] = set()
-        self._parts: dict[tuple[str, int, int, int], str] = {}
+        self._parts: dict[tuple[str, int, int, int, int], str] = {}
         for node in all_nodes(graph.nodes):
             self._taken.update((*node.input, *node.output))
             self._names.add(node.name)
@@ -81,10 +81,12 @@ class Parting:
             return None
         return Constant(source.weight, [source.axes[axis] for axis in order], maker, source)
 
-    def can_cut(self, constant: Constant, axis: int, step: int) -> bool:
+    def can_cut(self, constant: Constant, axis: int, step: int, *, packed: int = 1) -> bool:
         """Whether a constant can be parted along an axis, into multiples of a step."""
         if constant.maker is None or constant.source is None:
             return _has_whole_bytes(constant.weight, axis, step)
+        if packed > 1:
+            return False
         if not self.can_cut(constant.source, _axis_before(constant, axis), step):
             return False
         scales = [self.weights[each] for each in constant.maker.input[1:] if each]
@@ -111,22 +113,24 @@ class Parting:
         return 0 if list(dims) == [constant.dims[axis]] else None
 
     def cut(
-        self, name: str, axis: int, start: int, end: int, number: int
+        self, name: str, axis: int, start: int, end: int, number: int, *, packed: int = 1
     ) -> tuple[str, list[onnx.NodeProto]]:
         """The name of a part of a constant, `[start, end)` along an axis, and the node that makes
-        it, if there is one."""
-        if (known := self._parts.get((name, axis, start, end))) is not None:
+        it, if there is one. `packed`: so many are one behind the other along the axis, and the part
+        has that of each; of initializers only."""
+        if (known := self._parts.get((name, axis, start, end, packed))) is not None:
             return known, []
         constant = self.constant(name)
         assert constant is not None
         maker = constant.maker
         if maker is None:
-            part = self._parts[name, axis, start, end] = self.fresh(f"{name}.{number}")
+            part = self._parts[name, axis, start, end, packed] = self.fresh(f"{name}.{number}")
             self.weights[part] = replace(
-                _part(constant.weight, part, axis, start, end),
+                _part(constant.weight, part, axis, start, end, packed),
                 whole=name if name in self.tables else "",
             )
             return part, []
+        assert packed == 1
         node = deepcopy(maker)
         node.name = self.name(maker, number)
         before = _axis_before(constant, axis)
@@ -200,13 +204,13 @@ def _has_whole_bytes(weight: Weight, axis: int, step: int) -> bool:
     return bits is not None and bits * step * prod(weight.tensor.dims[axis + 1 :]) % 8 == 0
 
 
-def _part(weight: Weight, name: str, axis: int, start: int, end: int) -> Weight:
-    """The channels `[start, end)` of a weight, along an axis."""
+def _part(weight: Weight, name: str, axis: int, start: int, end: int, packed: int) -> Weight:
+    """The channels `[start, end)` of each of those that are packed in a weight, along an axis."""
     dims = list(weight.tensor.dims)
     bits = (bits_of(weight.tensor.data_type) or 0) * prod(dims[axis + 1 :])
-    rows, first, strip = prod(dims[:axis]), bits * start // 8, bits * (end - start) // 8
-    stride = bits * dims[axis] // 8
-    dims[axis] = end - start
+    rows, first, strip = prod(dims[:axis]) * packed, bits * start // 8, bits * (end - start) // 8
+    stride = bits * (dims[axis] // packed) // 8
+    dims[axis] = (end - start) * packed
     tensor = onnx.TensorProto(name=name, data_type=weight.tensor.data_type, dims=dims)
     if weight.contents is None:
         content = weight.loaded().raw_data

@@ -12,14 +12,16 @@ import onnx
 from onnx import helper
 
 from shoal_compiler.bodies import bodies_bytes, inner_nodes
-from shoal_compiler.costs import Shaped, flops, in_place, moves, tables_of, touched, workspace
+from shoal_compiler.costs import flops, in_place, moves, tables_of, touched
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.order import choose_order, roles
 from shoal_compiler.safety import CheckedModel, bits_of, byte_size, element_count, open_model
+from shoal_compiler.shaped import Shaped
 from shoal_compiler.shapes import MADE_UP_AXIS, Shapes, axes_of, infer
 from shoal_compiler.slicing import SLICE_BYTES, slice_layers
 from shoal_compiler.work import Setting, works
+from shoal_compiler.workspaces import workspace
 from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
 from shoal_protocol.digests import Digest, digest_of_file, digest_of_model
 from shoal_protocol.partition import TensorSpec, Work
@@ -172,6 +174,7 @@ class _Profiler:
         reads = self.graph.reads[index]
         weights = tuple(name for name in reads if self._is_constant(name))
         shaped = self._shaped(node)
+        needed = workspace(shaped)
         return NodeProfile(
             label=self.graph.labels[index],
             operator=f"{node.domain}.{node.op_type}" if node.domain else node.op_type,
@@ -184,9 +187,12 @@ class _Profiler:
             work=work,
             parameter_bytes=sum(self._weight_bytes(name) for name in weights),
             activation_bytes=_sum(self._bytes(name) for name in node.output if name),
-            workspace_bytes=workspace(shaped)
-            + bodies_bytes(node, self._sized_type, self.graph.opsets)
-            + self._converted(node, weights),
+            workspaces=(
+                *needed.arena,
+                *self._converted(node, weights),
+                *filter(None, [bodies_bytes(node, self._sized_type, self.graph.opsets)]),
+            ),
+            beside_bytes=needed.beside_bytes,
             in_place=in_place(node, same_shape=self._is_shape_known(node)),
             touched=self._touched(shaped),
             inner_nodes=inner_nodes(node),
@@ -197,6 +203,7 @@ class _Profiler:
             node,
             tuple(self.shapes.sizes.get(name) if name else None for name in node.input),
             tuple(self.shapes.sizes.get(name) for name in node.output if name),
+            tuple(map(self._element_type, node.input)),
         )
 
     def setting(self, index: int) -> Setting:
@@ -220,27 +227,30 @@ class _Profiler:
 
     def _sized_type(self, name: str) -> onnx.TypeProto | None:
         """A tensor's type with its sizes, as far as they are known."""
-        kind, sizes = self.shapes.types.get(name), self.shapes.sizes.get(name)
-        if name in self.graph.weights:
-            data_type = self.graph.weights[name].tensor.data_type
-        elif kind is not None:
-            data_type = kind.tensor_type.elem_type
-        else:
+        data_type = self._element_type(name)
+        if not data_type:
             return None
-        return helper.make_tensor_type_proto(data_type, sizes)
+        return helper.make_tensor_type_proto(data_type, self.shapes.sizes.get(name))
 
-    def _converted(self, node: onnx.NodeProto, weights: Sequence[str]) -> int:
+    def _element_type(self, name: str) -> int:
+        """The type of a tensor's elements; 0: it is not known."""
+        if name in self.graph.weights:
+            return self.graph.weights[name].tensor.data_type
+        kind = self.shapes.types.get(name)
+        return 0 if kind is None else kind.tensor_type.elem_type
+
+    def _converted(self, node: onnx.NodeProto, weights: Sequence[str]) -> Iterator[int]:
         """Bytes of a node's weights in single precision, into which the runtime converts halves
         each time that it computes with them. What only moves values takes them as they are."""
         if moves(node):
-            return 0
+            return
         halves = (
             name
             for name in weights
             if name in self.graph.weights
             and self.graph.weights[name].tensor.data_type == onnx.TensorProto.FLOAT16
         )
-        return sum(2 * self._weight_bytes(name) for name in halves)
+        yield from (2 * self._weight_bytes(name) for name in halves)
 
     def _is_shape_known(self, node: onnx.NodeProto) -> bool:
         """Whether the runtime knows that the first input and output are of one shape. An axis that

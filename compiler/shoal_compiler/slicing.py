@@ -49,12 +49,15 @@ MOST_PARTS: Final = 1024
 class _Operator:
     """What a layer is made of, by the positions of its inputs. `biases` have an element for each
     channel; `scales` too, or one for all. With `blocks` they have several for each channel, one
-    channel after the other, and an attribute N has the number of channels."""
+    channel after the other. The attribute `counted` grows with the number of channels. So many
+    layers are `packed` in one, whose channels are one behind the other."""
 
     weight: int
     biases: tuple[int, ...] = ()
     scales: tuple[int, ...] = ()
     blocks: bool = False
+    counted: str = ""
+    packed: int = 1
 
 
 _CONVOLUTIONS: Final[Mapping[tuple[str, str], _Operator]] = {
@@ -74,7 +77,13 @@ _DENSE: Final[Mapping[tuple[str, str], _Operator]] = {
     ("com.microsoft", "QGemm"): _Operator(3, biases=(6,), scales=(4, 5)),
     ("com.microsoft", "DynamicQuantizeMatMul"): _Operator(1, biases=(4,), scales=(2, 3)),
     ("com.microsoft", "MatMulIntegerToFloat"): _Operator(1, biases=(6,), scales=(3, 5)),
-    ("com.microsoft", "MatMulNBits"): _Operator(1, biases=(5,), scales=(2, 3), blocks=True),
+    ("com.microsoft", "MatMulNBits"): _Operator(
+        1, biases=(5,), scales=(2, 3), blocks=True, counted="N"
+    ),
+    ("com.microsoft", "Attention"): _Operator(1, biases=(2,), counted="num_heads", packed=3),
+    ("com.microsoft", "QAttention"): _Operator(
+        1, biases=(2,), scales=(4, 7), counted="num_heads", packed=3
+    ),
 }
 
 
@@ -92,9 +101,9 @@ class _Layer:
     channels_last: bool
 
     @property
-    def initializer(self) -> tuple[str, int]:
-        """What is parted, and along which of its axes."""
-        return self.weight.name, self.weight.axes[self.axis]
+    def initializer(self) -> tuple[str, int, int]:
+        """What is parted, along which of its axes, and how much is packed there."""
+        return self.weight.name, self.weight.axes[self.axis], self.operator.packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +137,7 @@ def slice_layers(graph: Graph, most_bytes: int) -> Graph:
         if layer is None:
             nodes.append(node)
             continue
-        weight, axis = layer.initializer
+        weight, axis, _ = layer.initializer
         others = readers[weight] - alike[layer.initializer]
         if others > (tables[weight] if axis == 0 else 0):
             nodes.append(node)
@@ -197,21 +206,26 @@ def _in_parts(
 ) -> Iterator[onnx.NodeProto]:
     """The nodes that replace one, and the one that reshapes its output, if there is one."""
     output, outputs = node.output[0], []
-    inputs = {layer.operator.weight: (layer.axis, 1)}
+    operator, packed = layer.operator, layer.operator.packed
+    inputs = {operator.weight: (layer.axis, 1)}
     for place in layer.others:
         other = parting.constant(node.input[place])
         assert other is not None
-        inputs[place] = other.only_axis, other.dims[other.only_axis] // layer.channels
+        along = other.dims[other.only_axis]
+        inputs[place] = other.only_axis, along // layer.channels // packed
     for number, (start, end) in enumerate(layer.parts):
         part = deepcopy(node)
         part.name = parting.name(node, number)
         part.output[0] = parting.fresh(f"{output}.{number}")
         for place, (axis, each) in inputs.items():
             name = node.input[place]
-            part.input[place], makers = parting.cut(name, axis, start * each, end * each, number)
+            part.input[place], makers = parting.cut(
+                name, axis, start * each, end * each, number, packed=packed
+            )
             yield from makers
-        if layer.operator.blocks:
-            next(each for each in part.attribute if each.name == "N").i = end - start
+        if operator.counted:
+            count = next(each for each in part.attribute if each.name == operator.counted)
+            count.i = count.i * (end - start) // layer.channels
         outputs.append(part.output[0])
         yield part
         if reshaping is not None:
@@ -220,7 +234,7 @@ def _in_parts(
             yield from reshape
     if reshaping is not None:
         output = reshaping.node.output[0]
-    parting.drop(node.input[layer.operator.weight])
+    parting.drop(node.input[operator.weight])
     axis = -1 if layer.channels_last else 1
     yield onnx.helper.make_node("Concat", outputs, [output], name=node.name, axis=axis)
 
@@ -238,10 +252,11 @@ def _layer(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> _Layer | 
     axis = _channel_axis(node, weight.dims)
     if axis is None or list(node.input).count(name) > 1:
         return None
-    channels = weight.dims[axis]
-    parts = list(_parts(weight.weight, weight.axes[axis], most_bytes))
+    channels = weight.dims[axis] // operator.packed
+    whole = channels // integer_of(node, "num_heads", 0) if operator.packed > 1 else 1
+    parts = list(_parts(weight.weight, weight.axes[axis], channels, whole, most_bytes))
     step = gcd(channels, parts[0][1])
-    if len(parts) == 1 or not parting.can_cut(weight, axis, step):
+    if len(parts) == 1 or not parting.can_cut(weight, axis, step, packed=operator.packed):
         return None
     others = _others(node, operator, parting, channels, step)
     if others is None:
@@ -266,12 +281,24 @@ def _channel_axis(node: onnx.NodeProto, dims: Sequence[int]) -> int | None:
             axis, fits = 0, rank > 2 and not grouped and not adds
         case "ConvTranspose":
             axis, fits = 1, rank > 2 and not grouped
+        case "Attention" | "QAttention":
+            heads = integer_of(node, "num_heads", 0)
+            axis, fits = 1, rank == 2 and heads > 0 and dims[1] % (3 * heads) == 0
+            fits = fits and _projects_alone(node)
         case "MatMulNBits":
             axis, fits = 0, rank == 3 and integer_of(node, "N", 0) == dims[0]
         case _:
             axis = 0 if integer_of(node, "transB", 0) else 1
             fits = rank == 2 and not integer_of(node, "transBatchB", 0)
     return axis if fits else None
+
+
+def _projects_alone(node: onnx.NodeProto) -> bool:
+    """Whether each head of an attention comes from its columns of the weight, and from what all
+    heads have alike: there is no cache, nothing is added to products, and values are as wide."""
+    cached_from = 8 if node.op_type == "QAttention" else 4
+    differs = any(each.name in ("qkv_hidden_sizes", "do_rotary") for each in node.attribute)
+    return not any(node.input[cached_from:]) and not differs
 
 
 def _others(
@@ -291,20 +318,26 @@ def _others(
             continue
         along = other.dims[other.only_axis] if other.dims else 0
         several = operator.blocks and place in operator.scales and along and along % channels == 0
-        whole = several or elements == along == channels
-        if not whole or not parting.can_cut(other, other.only_axis, step * (along // channels)):
+        whole = several or elements == along == channels * operator.packed
+        step_along = step * (along // channels // operator.packed)
+        if not whole or not parting.can_cut(
+            other, other.only_axis, step_along, packed=operator.packed
+        ):
             return None
         found.append(place)
     return tuple(found)
 
 
-def _parts(weight: Weight, axis: int, most_bytes: int) -> Iterator[tuple[int, int]]:
-    """The channels of each part."""
-    channels = weight.tensor.dims[axis]
+def _parts(
+    weight: Weight, axis: int, channels: int, whole: int, most_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """The channels of each part; so many stay together as are one `whole`."""
     most = max(1, most_bytes * channels // weight.bytes, -(-channels // MOST_PARTS))
     if axis > 0:
         most = max(most, CHANNELS)
-    if most > CHANNELS:
+    if whole > 1:
+        most = max(whole, most - most % whole)
+    elif most > CHANNELS:
         most -= most % CHANNELS
     for start in range(0, channels, most):
         yield start, min(start + most, channels)

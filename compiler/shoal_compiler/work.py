@@ -25,8 +25,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shoal_compiler.costs import Dims, Shaped, flops, moves
+from shoal_compiler.costs import flops, moves
 from shoal_compiler.safety import integer_of
+from shoal_compiler.shaped import Dims, Shaped
 from shoal_protocol.partition import Work
 
 

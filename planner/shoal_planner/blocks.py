@@ -162,14 +162,14 @@ def block_costs(
     of. Those that are alive when it is emptied are moved, and there twice for a moment.
     """
     fixed = _fixed_bytes(layout)
-    touched = list(_replayed(layout, pieces, emptied))
+    working = list(_replayed(layout, pieces, emptied))
     if emptied:  # a device with more room keeps it: the neediest block counts for all then
-        neediest = touched.index(max(touched))
-        touched[neediest] = max(touched[neediest], *_replayed(layout, pieces, ()))
+        neediest = working.index(max(working))
+        working[neediest] = max(working[neediest], *_replayed(layout, pieces, ()))
     costs = []
-    for piece, bytes_touched in zip(pieces, touched, strict=True):
+    for piece, bytes_worked_in in zip(pieces, working, strict=True):
         (cost,) = _blocks_from(layout, (piece.segment.start, piece.segment.end), 0, 0)
-        costs.append(replace(cost, working_bytes=fixed + arena_bytes(bytes_touched)))
+        costs.append(replace(cost, working_bytes=fixed + bytes_worked_in))
     return costs
 
 
@@ -195,12 +195,14 @@ def _blocks_from(
             end=end,
             held_bytes=SESSION_BYTES + BLOCK_NODE_BYTES * growing.node_count + growing.inside_bytes,
             weight_bytes=growing.weight_bytes - growing.inside_bytes,
-            working_bytes=fixed + arena_bytes(crossing + growing.touched_bytes),
+            working_bytes=fixed
+            + arena_bytes(crossing + growing.touched_bytes, growing.beside_bytes),
         )
 
 
 def _replayed(layout: Layout, pieces: Sequence[Piece], emptied: Collection[int]) -> Iterator[int]:
-    """How far up the arena was touched once each block has run, with what was moved out of it."""
+    """What each block works in, and those before it: how far up the arena was touched once it has
+    run, with what was moved out of it, and what was taken beside it."""
     profile = layout.profile
     last_taken = {name: index for index, piece in enumerate(pieces) for name in piece.takes}
     results = {each.name for each in profile.outputs} - layout.leaving
@@ -223,21 +225,20 @@ def _replayed(layout: Layout, pieces: Sequence[Piece], emptied: Collection[int])
             node = profile.nodes[position]
             ends = [name for name in node.inputs if uses[name] == position]
             inside.run(
+                node,
                 [(name, profile.tensors[name].computed_bytes or 0) for name in node.outputs],
                 [name for name in ends if name not in piece.gives],
                 needed,
-                node.in_place,
-                node.workspace_bytes,
             )
         given.held.update(inside.held)
-        touched = given.arena.total_bytes + sum(moved.values())
+        touched = inside.touched_bytes + sum(moved.values())
         for name in [*given.held, *moved]:
             is_spent = last_taken.get(name, -1) <= index and name not in results
             if is_spent and moved.pop(name, None) is None:
                 given.release(name)
         if index + 1 in emptied:
             touched += sum(size for _, size in given.held.values())
-        yield touched
+        yield arena_bytes(touched, inside.beside_bytes)
 
 
 def fewest_near_least(needs: Mapping[int, int]) -> int:

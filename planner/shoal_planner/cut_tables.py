@@ -64,6 +64,7 @@ class _Part:
     candidate: Candidate
     nodes: int
     touched_bytes: int
+    beside_bytes: int
     outgoing_bytes: int
     known: bool
 
@@ -105,6 +106,7 @@ def _parts_from(layout: Layout, ends: Sequence[int], start: int) -> Iterator[_Pa
             candidate=candidate,
             nodes=growing.node_count,
             touched_bytes=growing.touched_bytes,
+            beside_bytes=growing.beside_bytes,
             outgoing_bytes=growing.outgoing_bytes,
             known=known,
         )
@@ -152,7 +154,8 @@ def _in_blocks(parts: Sequence[Sequence[_Part]], start: int, end: int, limit: in
             last += 1
         block = parts[first][last - first - 1]
         alive = parts[start][first - start - 1].outgoing_bytes if first > start else 0
-        working = max(working, fixed + arena_bytes(alive + block.touched_bytes))
+        arena = arena_bytes(alive + block.touched_bytes, block.beside_bytes)
+        working = max(working, fixed + arena)
         weights = max(weights, block.candidate.weight_bytes)
         count, first = count + 1, last
     return count * SESSION_BYTES + BLOCK_NODE_BYTES * whole.nodes + weights + working

@@ -38,12 +38,13 @@ class NodeProfile:
     """One node. `label` is for people and unique; `source` is its index in the normalised graph.
 
     `inputs` are the tensors that it or its sub-graphs read, `weights` the initializers.
-    `parameter_bytes` are theirs, `activation_bytes` its outputs', `workspace_bytes` what the
-    runtime needs besides while the node runs. `in_place` says that the runtime lets an output take
-    the place of an input of the same size that nobody needs any more. `touched` are the weights of
-    which the node reads some rows only, with the bytes of memory that those of one item take.
-    `inner_nodes` counts those of the graphs inside it. `work` is what a device has to do, as
-    estimated.
+    `parameter_bytes` are theirs, `activation_bytes` its outputs', `workspaces` what the runtime
+    needs besides in its arena while the node runs, in bytes, one after the other, and
+    `beside_bytes` what it takes then beside the arena, and gives back. `in_place` says that the
+    runtime lets an output take the place of an input of the same size that nobody needs any more.
+    `touched` are the weights of which the node reads some rows only, with the bytes of memory that
+    those of one item take. `inner_nodes` counts those of the graphs inside it. `work` is what a
+    device has to do, as estimated.
     """
 
     label: str
@@ -56,7 +57,8 @@ class NodeProfile:
     flops: int | None
     parameter_bytes: int
     activation_bytes: int | None
-    workspace_bytes: int = 0
+    workspaces: tuple[int, ...] = ()
+    beside_bytes: int = 0
     in_place: bool = False
     touched: tuple[tuple[str, int], ...] = ()
     inner_nodes: int = 0

@@ -98,10 +98,11 @@ class Piece:
         return None not in constant and sum(filter(None, constant)) <= CONSTANT_BYTES
 
 
-def arena_bytes(touched_bytes: int) -> int:
-    """What an arena comes to that was replayed up to so many bytes."""
+def arena_bytes(touched_bytes: int, beside_bytes: int = 0) -> int:
+    """What an arena comes to that was replayed up to so many bytes, with what is taken beside it,
+    for which it has no room: it gives nothing back."""
     arena = touched_bytes + touched_bytes // ARENA_MARGIN
-    return arena + ARENA_BYTES if arena > SMALL_BYTES else arena
+    return beside_bytes + (arena + ARENA_BYTES if arena > SMALL_BYTES else arena)
 
 
 @dataclass(frozen=True)
@@ -289,17 +290,28 @@ class Growing:
     @property
     def activation_bytes(self) -> int:
         """What is taken, made and given, as far as sizes are known."""
-        return self.incoming_bytes + self.touched_bytes + self.outgoing_bytes
+        touched = self.touched_bytes + self.beside_bytes
+        return self.incoming_bytes + touched + self.outgoing_bytes
 
     @property
     def touched_bytes(self) -> int:
         """How far up the arena was touched."""
-        return self._tensors.arena.total_bytes
+        return self._tensors.touched_bytes
+
+    @property
+    def beside_bytes(self) -> int:
+        """The most that a node took beside it."""
+        return self._tensors.beside_bytes
+
+    @property
+    def working_bytes(self) -> int:
+        """What nodes work in, with the margins."""
+        return arena_bytes(self.touched_bytes, self.beside_bytes)
 
     @property
     def least_bytes(self) -> int:
         """The part of `resident_bytes` that only grows."""
-        arena = max(arena_bytes(self.touched_bytes), UNKNOWN_BYTES * self.unknown_sizes)
+        arena = max(self.working_bytes, UNKNOWN_BYTES * self.unknown_sizes)
         fixed = FIXED_BYTES + NODE_BYTES * self.node_count
         frames = max(received_frame_bytes(self.incoming_bytes), self.layout.beside[0])
         fixed += self.layout.moving * frames
@@ -399,7 +411,7 @@ class Growing:
                 self.outgoing_bytes -= self.layout.sent.get(name, 0)
         needed = self.layout.last_uses
         held = node.outputs if node.operator == _LOOP else needed
-        self._tensors.run(step.made, dying, held, node.in_place, node.workspace_bytes)
+        self._tensors.run(node, step.made, dying, held)
         if position >= self.start:
             self.outgoing_bytes += step.sent_bytes
         self.unknown_flops |= node.flops is None

@@ -22,7 +22,7 @@ from agent.fragment_making import (
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.runtime.blocks import Blocks, GrantTooSmall
 from shoal_agent.runtime.described import read_blocks
-from shoal_agent.runtime.destinations import destinations
+from shoal_agent.runtime.destinations import Destinations
 from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated
 from shoal_agent.runtime.inputs import InputMismatch
 from shoal_agent.runtime.mapped_pages import (
@@ -289,7 +289,7 @@ def test_the_place_of_an_output_is_known_where_its_sizes_are(tmp_path: Path) -> 
         )
         session = InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         feed = LARGE | {"other": np.zeros((2, 3, 4), np.float32)}
-        found = destinations(session.get_inputs(), session.get_outputs(), feed)
+        found = Destinations(session.get_inputs(), session.get_outputs()).of(feed)
         return [array.shape for array in found.values()]
 
     assert places("batch", 512) == [(600, 512)]

@@ -5,16 +5,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from chaining import Tensors, run_chained
-from made_models import Made, weight
+from made_models import Made
 from real_models import MODELS, find, image
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
@@ -139,68 +137,6 @@ def test_an_arena_with_just_enough_takes_no_more_than_one_with_plenty(tmp_path: 
     folder = tmp_path / "fragments" / fragment.digest.removeprefix("sha256:")
     limit = fragment.resident_bytes
     assert measured(folder, item, tmp_path, limit_bytes=limit) <= fragment.resident_bytes
-
-
-LENGTH, WIDTH, COLUMNS = 512, 512, 8192
-ROWS = weight(1, LENGTH, WIDTH)
-HEADS: dict[str, Any] = {"num_heads": 8, "domain": "com.microsoft"}
-OWN: dict[str, tuple[onnx.NodeProto, Tensors, Tensors]] = {
-    "weights of four bits, all made numbers": (
-        helper.make_node(
-            "MatMulNBits",
-            ["x", "w", "s"],
-            ["y"],
-            domain="com.microsoft",
-            K=WIDTH,
-            N=COLUMNS,
-            bits=4,
-            block_size=32,
-        ),
-        {"x": weight(4, WIDTH)},
-        {
-            "w": np.ones((COLUMNS, WIDTH // 32, 16), np.uint8),
-            "s": np.ones(COLUMNS * WIDTH // 32, np.float32),
-        },
-    ),
-    "attention with its projections": (
-        helper.make_node("Attention", ["x", "w", "b"], ["y"], **HEADS),
-        {"x": ROWS},
-        {"w": weight(WIDTH, 3 * WIDTH), "b": weight(3 * WIDTH)},
-    ),
-    "masked attention": (
-        helper.make_node("MultiHeadAttention", ["x", "k", "v", "", "mask"], ["y"], **HEADS),
-        {"x": ROWS, "k": ROWS, "v": ROWS, "mask": np.ones((1, LENGTH), np.int32)},
-        {},
-    ),
-    "attention of onnx": (
-        helper.make_node("Attention", ["x", "k", "v"], ["y"], q_num_heads=8, kv_num_heads=8),
-        {"x": ROWS, "k": ROWS, "v": ROWS},
-        {},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_what_a_node_works_in_is_reckoned(name: str, tmp_path: Path) -> None:
-    node, item, weights = OWN[name]
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [
-            helper.make_tensor_value_info(
-                each, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
-            )
-            for each, value in item.items()
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(value, each) for each, value in weights.items()],
-    )
-    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
-    path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
-    (fragment,) = cut_model(path, profile_model(path), (), tmp_path).fragments
-    folder = tmp_path / "fragments" / fragment.digest.removeprefix("sha256:")
-    assert measured(folder, item, tmp_path) <= fragment.resident_bytes
 
 
 def test_without_shapes_the_estimate_has_a_floor(tmp_path: Path) -> None:

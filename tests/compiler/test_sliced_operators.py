@@ -10,8 +10,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from chaining import run_chained, run_whole
 from compiler.test_slicing import cut_everywhere, profiled, small_limit
 from made_models import weight
+from shoal_compiler.cutting import cut_model
 from shoal_compiler.errors import ModelRefused
 from shoal_planner.profile import Profile
 
@@ -189,6 +191,33 @@ QUANTISED: dict[str, Layer] = {
         {"w": integers(800, 2, 16), "s": scales(1600), "z": integers(800, seed=3)},
         ["s", "z"],
     ),
+    "attention, by heads": Layer(
+        helper.make_node(
+            "Attention", ["x", "w", "b"], ["y"], domain=MICROSOFT, num_heads=5, unidirectional=1
+        ),
+        weight(2, 7, 60),
+        {"w": weight(60, 3 * 120), "b": weight(3 * 120)},
+        ["b"],
+    ),
+    "quantised attention, by heads": Layer(
+        helper.make_node(
+            "QAttention",
+            ["x", "w", "b", "one", "s", "", "zero", "z"],
+            ["y"],
+            domain=MICROSOFT,
+            num_heads=5,
+        ),
+        integers(2, 7, 60, seed=1),
+        {
+            "w": integers(60, 3 * 120, kind=np.int8),
+            "b": weight(3 * 120),
+            "one": ONE,
+            "s": scales(3 * 120),
+            "zero": ZERO,
+            "z": integers(3 * 120, kind=np.int8, seed=2),
+        },
+        ["b", "s", "z"],
+    ),
 }
 
 
@@ -295,6 +324,18 @@ STAY: dict[str, Layer] = {
         {"w": weight(100, 100, 1, 1), "b": weight(100)},
         before=[helper.make_node("Neg", ["x"], ["t"])],
     ),
+    "attention with values of another width": Layer(
+        helper.make_node(
+            "Attention",
+            ["x", "w", "b"],
+            ["y"],
+            domain=MICROSOFT,
+            num_heads=4,
+            qkv_hidden_sizes=[100, 100, 40],
+        ),
+        weight(2, 7, 60),
+        {"w": weight(60, 240), "b": weight(240)},
+    ),
     "scales that are computed": Layer(
         MULTIPLY,
         VALUES,
@@ -340,6 +381,16 @@ def test_layers_of_other_kinds_are_parted_with_all_that_they_have_for_each_chann
         layer.weights["w"].nbytes
     )
     cut_everywhere(tmp_path, profile, layer.x)
+
+
+@pytest.mark.parametrize("name", ["attention, by heads", "quantised attention, by heads"])
+def test_heads_in_parts_give_the_very_same(tmp_path: Path, name: str) -> None:
+    layer = QUANTISED[name]
+    profile = profile_of(layer, tmp_path)
+    document = cut_model(tmp_path / "model.onnx", profile, (), tmp_path / "store")
+    want = run_whole(tmp_path / "model.onnx", {"x": layer.x})
+    got = run_chained(tmp_path / "store", document, {"x": layer.x})
+    assert np.array_equal(got["y"], want["y"])
 
 
 def test_a_product_that_says_another_number_of_columns_is_left_to_the_runtime_to_refuse(

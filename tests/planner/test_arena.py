@@ -44,6 +44,13 @@ def test_the_smallest_free_chunk_is_taken_though_it_was_never_touched() -> None:
     assert arena.total_bytes == 25 * MIB + TABLES
 
 
+def test_regions_of_one_size_may_change_places_from_item_to_item() -> None:
+    arena = Arena()
+    first, second = arena.allocate(60 * MIB), arena.allocate(8 * MIB)
+    assert (first.region, second.region) == (1, 2)
+    assert arena.total_bytes == (60 + 60 + 2 + 2) * MIB
+
+
 def test_what_is_small_lies_in_the_region_of_the_idle_agent() -> None:
     arena = Arena()
     arena.allocate(4096)

@@ -126,6 +126,17 @@ def test_what_outlives_its_block_leaves_a_hole_that_a_larger_tensor_does_not_fit
     assert together.working_bytes == fixed + arena_bytes(10 * MIB + tables)
 
 
+def test_what_a_node_takes_beside_the_arena_comes_to_what_others_left_in_it() -> None:
+    profile = sized(chain(MIB, MIB), 0, 8 * MIB, MIB // 4)
+    taking = replace(profile.nodes[1], beside_bytes=8 * MIB)
+    layout = Layout(replace(profile, nodes=(profile.nodes[0], taking)))
+    first, second = block_costs(layout, layout.pieces((1,)))
+    fixed, arena = FIXED_BYTES + MIB // 4, (8 + 1 / 4) * MIB + REGION_BYTES // 32
+    assert first.working_bytes < second.working_bytes == fixed + arena_bytes(int(arena)) + 8 * MIB
+    (whole,) = layout.pieces(())
+    assert whole.segment.resident_bytes > FIXED_BYTES + 16 * MIB
+
+
 def test_what_blocks_leave_in_the_arena_decides_between_cuts_that_come_close() -> None:
     profile = chain(8 * MIB, 4 * MIB, 4 * MIB, 8 * MIB)
     sizes = dict(zip(profile.tensors, (8 * MIB, 4 * MIB, MIB, MIB, 8 * MIB), strict=True))

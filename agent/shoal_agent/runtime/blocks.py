@@ -30,7 +30,7 @@ import onnxruntime
 from shoal_agent.memory.swapping import SwapPlan, as_granted, plan_swapping
 from shoal_agent.runtime.arena import WorkingRegion
 from shoal_agent.runtime.block_parts import Parts
-from shoal_agent.runtime.destinations import destinations
+from shoal_agent.runtime.destinations import Destinations
 from shoal_agent.runtime.failures import (
     OutOfBudget,
     RuntimeFailed,
@@ -240,7 +240,7 @@ class BlockFragment:
         self.inputs = tuple(inputs_of(self._open))
         self.outputs = source.outputs
         self._joins = {name: join for join in source.joins for name in join.parts}
-        self._places = True
+        self._places, self._destinations = True, self._find_destinations()
         self.grant(granted_bytes)
 
     def runs_in(self, granted_bytes: int) -> bool:
@@ -367,16 +367,19 @@ class BlockFragment:
 
     def destinations(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """Where the next run writes large outputs: they take memory outside of the arena."""
-        sessions = [block.session for block in self._open if self._places]
-        inputs = [value for each in sessions for value in each.get_inputs()]
-        outputs = [value for each in sessions for value in each.get_outputs()]
-        return destinations(inputs, (each for each in outputs if each.name in self.outputs), feed)
+        return self._destinations.of(feed) if self._places else {}
 
     # ---- inside ------------------------------------------------------------------------------
 
     def _adopt(self, plan: SwapPlan) -> _Adopted:
         pairs = zip(self._open, plan.kept_bytes, strict=True)
         return _Adopted(plan, tuple(beyond(block.weights, kept) for block, kept in pairs))
+
+    def _find_destinations(self) -> Destinations:
+        sessions = [block.session for block in self._open]
+        inputs = [value for each in sessions for value in each.get_inputs()]
+        outputs = [value for each in sessions for value in each.get_outputs()]
+        return Destinations(inputs, (each for each in outputs if each.name in self.outputs))
 
     def _choose(self) -> _Adopted:
         """The plan that prefetches, where there is one and something has to come from the disk."""

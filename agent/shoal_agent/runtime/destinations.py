@@ -2,14 +2,16 @@
 
 What a session allocates for an output lies in its arena, and is copied, because it would hold the
 arena back: of 128 tokens, GPT-2 gives 25 MB. Where the shape of an output follows from those of the
-inputs, the array exists before the run.
+inputs, the array exists before the run. Where an output lies depends on the item's shapes alone:
+one that is in the arena for the first item and not for the next moves all that comes after it, and
+of the arena two places are in memory for what needs one.
 
 A model may say what is not true of its shapes: then the run fails, and is to be repeated without.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnxruntime
@@ -19,32 +21,65 @@ from shoal_protocol.tensors import Array
 
 LARGE_BYTES: Final = 1 << 20
 """Less is copied in no time."""
+_Source = tuple[str, int, int]
+"""An axis that has a symbol: the input, the axis, and how many there are."""
 
 
-def destinations(
-    inputs: Iterable[onnxruntime.NodeArg],
-    outputs: Iterable[onnxruntime.NodeArg],
-    feed: Mapping[str, Array],
-) -> dict[str, Array]:
-    """An array for each large output whose shape is known, by name."""
-    sizes: dict[str, set[int]] = {}
-    for value in inputs:
-        if value.name in feed and len(value.shape) == feed[value.name].ndim:
-            for axis, size in zip(value.shape, feed[value.name].shape, strict=True):
-                if isinstance(axis, str):
-                    sizes.setdefault(axis, set()).add(size)
-    found = {}
-    for value in outputs:
-        shape = [axis if isinstance(axis, int) else _only(sizes.get(axis)) for axis in value.shape]
-        known = [size for size in shape if size is not None]
-        dtype = dtype_of(value)
-        if dtype is None or dtype.hasobject or len(known) < len(shape) or not shape:
-            continue
-        if prod(known) * dtype.itemsize >= LARGE_BYTES:
-            found[value.name] = np.empty(known, dtype)
-    return found
+class Destinations:
+    """Of a session, or of several in a row. What its outputs need is worked out once, since light
+    items run in a few microseconds."""
 
+    def __init__(
+        self, inputs: Iterable[onnxruntime.NodeArg], outputs: Iterable[onnxruntime.NodeArg]
+    ) -> None:
+        self._sources: dict[str, list[_Source]] = {}
+        for value in inputs:
+            for axis, size in enumerate(value.shape):
+                if isinstance(size, str):
+                    source = value.name, axis, len(value.shape)
+                    self._sources.setdefault(size, []).append(source)
+        self._outputs = tuple(self._may_be_large(outputs))
 
-def _only(sizes: set[int] | None) -> int | None:
-    """Exporters give one symbol to axes that differ: of such, no size is known."""
-    return next(iter(sizes)) if sizes is not None and len(sizes) == 1 else None
+    def of(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """An array for each large output whose shape is known, by name."""
+        found = {}
+        for name, dtype, axes in self._outputs:
+            shape = self._shape(axes, feed)
+            if shape is not None and prod(shape) * dtype.itemsize >= LARGE_BYTES:
+                found[name] = np.empty(shape, dtype)
+        return found
+
+    def _may_be_large(
+        self, outputs: Iterable[onnxruntime.NodeArg]
+    ) -> Iterator[tuple[str, np.dtype[Any], Sequence[int | str]]]:
+        for value in outputs:
+            dtype, axes = dtype_of(value), value.shape
+            if dtype is None or dtype.hasobject or not axes:
+                continue
+            if any(axis not in self._sources for axis in axes if not isinstance(axis, int)):
+                continue
+            is_fixed = all(isinstance(axis, int) for axis in axes)
+            if not is_fixed or prod(axes) * dtype.itemsize >= LARGE_BYTES:
+                yield value.name, dtype, axes
+
+    def _shape(self, axes: Sequence[int | str], feed: Mapping[str, Array]) -> list[int] | None:
+        shape = []
+        for axis in axes:
+            size = axis if isinstance(axis, int) else self._size(axis, feed)
+            if size is None:
+                return None
+            shape.append(size)
+        return shape
+
+    def _size(self, symbol: str, feed: Mapping[str, Array]) -> int | None:
+        """Exporters give one symbol to axes that differ: of such, no size is known."""
+        found = None
+        for name, axis, rank in self._sources[symbol]:
+            array = feed.get(name)
+            if array is None or array.ndim != rank:
+                continue
+            size = array.shape[axis]
+            if found is not None and size != found:
+                return None
+            found = size
+        return found

@@ -9,7 +9,7 @@ from typing import Final
 import onnxruntime
 
 from shoal_agent.runtime.described import runs_in_order
-from shoal_agent.runtime.destinations import LARGE_BYTES, destinations
+from shoal_agent.runtime.destinations import Destinations
 from shoal_agent.runtime.external_data import table_bytes
 from shoal_agent.runtime.failures import OutOfBudget, Stopper, Terminated, failure_of
 from shoal_agent.runtime.inputs import input_spec
@@ -88,8 +88,8 @@ class WholeFragment:
         self._session = session
         self.inputs = tuple(input_spec(value) for value in session.get_inputs())
         self.outputs = tuple(value.name for value in session.get_outputs())
-        # Whether it gives large outputs, and what the model says of their shapes is so.
-        self._places, self._may_place = False, True
+        self._destinations = Destinations(session.get_inputs(), session.get_outputs())
+        self._places = True  # what the model says of the shapes of large outputs is so
 
     @property
     def prepared(self) -> bool:
@@ -115,13 +115,11 @@ class WholeFragment:
                 failure = failure_of(error, stopped=stopper.stopped)
                 if isinstance(failure, Terminated | OutOfBudget):
                     raise failure from error
-                self._may_place = False
+                self._places = False
         try:
-            outputs = list(self._session.run(self.outputs, feed, stopper.options))
+            return list(self._session.run(self.outputs, feed, stopper.options))
         except Exception as error:  # as above
             raise failure_of(error, stopped=stopper.stopped) from error
-        self._places = self._may_place and any(each.nbytes >= LARGE_BYTES for each in outputs)
-        return outputs
 
     def _run_placed(
         self, feed: Mapping[str, Array], stopper: Stopper, placed: Mapping[str, Array]
@@ -135,8 +133,7 @@ class WholeFragment:
 
     def destinations(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """Where the next run writes large outputs: they take memory outside of the arena."""
-        outputs = self._session.get_outputs() if self._places else ()
-        return destinations(self._session.get_inputs(), outputs, feed)
+        return self._destinations.of(feed) if self._places else {}
 
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped."""

@@ -1,0 +1,64 @@
+"""A node with the sizes of what it reads and gives: what its cost is worked out from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from shoal_compiler.safety import integer_of
+
+Dims = tuple[int, ...]
+
+
+class Unknown(Exception):
+    """The cost depends on a size that is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """A node with the sizes of its inputs and outputs; None where unknown or absent. `types` are
+    the elements' types of its inputs, as onnx numbers them."""
+
+    node: onnx.NodeProto
+    inputs: Sequence[Dims | None]
+    outputs: Sequence[Dims | None]
+    types: Sequence[int] = ()
+
+    def input(self, place: int) -> Dims:
+        """An input's sizes. Raises `Unknown`."""
+        return _known(self.inputs, place)
+
+    def output(self, place: int) -> Dims:
+        """An output's sizes; outputs that are left out do not count. Raises `Unknown`."""
+        return _known(self.outputs, place)
+
+    def has(self, place: int) -> bool:
+        """Whether there is such an input."""
+        return any(self.node.input[place : place + 1])
+
+    def gives(self, place: int) -> bool:
+        """Whether there is such an output."""
+        return any(self.node.output[place : place + 1])
+
+    def type(self, place: int) -> int:
+        """The type of an input's elements; 0: not known."""
+        return self.types[place] if place < len(self.types) else 0
+
+    def integer(self, name: str, default: int = 0) -> int:
+        """An attribute that is an integer."""
+        return integer_of(self.node, name, default)
+
+    def integers(self, name: str) -> list[int] | None:
+        """An attribute that is a list of integers."""
+        return next((list(each.ints) for each in self.node.attribute if each.name == name), None)
+
+    def number(self, name: str) -> float:
+        """An attribute that is a number; 0: it is not there."""
+        return next((each.f for each in self.node.attribute if each.name == name), 0.0)
+
+
+def _known(sizes: Sequence[Dims | None], place: int) -> Dims:
+    found = sizes[place] if place < len(sizes) else None
+    if found is None:
+        raise Unknown
+    return found

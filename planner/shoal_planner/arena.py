@@ -23,6 +23,12 @@ from typing import Final
 from shoal_planner.profile import NodeProfile
 from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
 
+ARENA_MARGIN: Final = 8
+"""The estimate adds one part in so many: the runtime frees in a slightly different order."""
+ARENA_BYTES: Final = 1 << 20
+"""Comes with the arena once it is in use at all, besides its tables."""
+SMALL_BYTES: Final = 64 << 10
+"""Up to here activations fit into what the idle agent holds."""
 _GRANULE: Final = 256
 _TABLE_SHARE: Final = 32
 """The arena keeps a number for each granule of a region."""
@@ -132,6 +138,13 @@ class Arena:
     def _withdraw(self, chunk: Chunk) -> None:
         chunk.free = False
         del self._free[bisect_left(self._free, (chunk.size, chunk.number))]
+
+
+def arena_bytes(touched_bytes: int, beside_bytes: int = 0) -> int:
+    """What an arena comes to that was replayed up to so many bytes, with what is taken beside it,
+    for which it has no room: it gives nothing back."""
+    arena = touched_bytes + touched_bytes // ARENA_MARGIN
+    return beside_bytes + (arena + ARENA_BYTES if arena > SMALL_BYTES else arena)
 
 
 @dataclass(slots=True)

@@ -32,14 +32,13 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
 
-from shoal_planner.arena import Arena, Tensors
+from shoal_planner.arena import Arena, Tensors, arena_bytes
 from shoal_planner.cuts import crossing_bytes, share, thinned
 from shoal_planner.segments import (
     FIXED_BYTES,
     Growing,
     Layout,
     Piece,
-    arena_bytes,
 )
 
 MOST_BLOCKS: Final = 40

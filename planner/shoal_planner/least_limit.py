@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
+from shoal_planner.arena import arena_bytes
 from shoal_planner.profile import Role
-from shoal_planner.segments import FIXED_BYTES, NODE_BYTES, Growing, Layout, arena_bytes
+from shoal_planner.segments import FIXED_BYTES, NODE_BYTES, Growing, Layout
 
 
 def smallest_limit(layout: Layout) -> int:

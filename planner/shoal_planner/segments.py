@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from shoal_planner.arena import Arena, Tensors
+from shoal_planner.arena import Arena, Tensors, arena_bytes
 from shoal_planner.profile import Profile, Role
 from shoal_planner.steps import Step, steps_of
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
@@ -38,12 +38,6 @@ FIXED_BYTES: Final = 11 << 18
 """A session's own need with its kernels' code, 1 to 2.5 MiB; what starts of an agent differ by."""
 NODE_BYTES: Final = 8 << 10
 """What it needs for each node: kernel, names, shapes."""
-ARENA_MARGIN: Final = 8
-"""The estimate adds one part in so many: the runtime frees in a slightly different order."""
-ARENA_BYTES: Final = 1 << 20
-"""Comes with the arena once it is in use at all, besides its tables."""
-SMALL_BYTES: Final = 64 << 10
-"""Up to here activations fit into what the idle agent holds."""
 CONSTANT_BYTES: Final = 1 << 20
 """Up to here it does not matter when a fragment's constants are made."""
 UNKNOWN_BYTES: Final = 3 << 20
@@ -96,13 +90,6 @@ class Piece:
             for name in profile.nodes[each].outputs
         ]
         return None not in constant and sum(filter(None, constant)) <= CONSTANT_BYTES
-
-
-def arena_bytes(touched_bytes: int, beside_bytes: int = 0) -> int:
-    """What an arena comes to that was replayed up to so many bytes, with what is taken beside it,
-    for which it has no room: it gives nothing back."""
-    arena = touched_bytes + touched_bytes // ARENA_MARGIN
-    return beside_bytes + (arena + ARENA_BYTES if arena > SMALL_BYTES else arena)
 
 
 @dataclass(frozen=True)

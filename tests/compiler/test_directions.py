@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from compiler.test_sliced_operators import Layer, profile_of
+from compiler.layers import Layer, profile_of
 from compiler.test_slicing import cut_everywhere, small_limit
 from made_models import weight
 from shoal_compiler.profile import profile_model

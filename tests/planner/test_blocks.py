@@ -7,6 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from random_profiles import chain, profiles
+from shoal_planner.arena import arena_bytes
 from shoal_planner.blocks import (
     BLOCK_NODE_BYTES,
     CLOSE,
@@ -28,7 +29,7 @@ from shoal_planner.blocks import (
     need_bytes,
 )
 from shoal_planner.profile import Profile, Role
-from shoal_planner.segments import FIXED_BYTES, Layout, arena_bytes
+from shoal_planner.segments import FIXED_BYTES, Layout
 from shoal_protocol.arena_regions import REGION_BYTES
 
 MIB = 1 << 20

@@ -240,7 +240,8 @@ class BlockFragment:
         self.inputs = tuple(inputs_of(self._open))
         self.outputs = source.outputs
         self._joins = {name: join for join in source.joins for name in join.parts}
-        self._places, self._destinations = True, self._find_destinations()
+        sessions = [block.session for block in self._open]
+        self._places, self._destinations = True, Destinations(sessions, self.outputs)
         self.grant(granted_bytes)
 
     def runs_in(self, granted_bytes: int) -> bool:
@@ -374,12 +375,6 @@ class BlockFragment:
     def _adopt(self, plan: SwapPlan) -> _Adopted:
         pairs = zip(self._open, plan.kept_bytes, strict=True)
         return _Adopted(plan, tuple(beyond(block.weights, kept) for block, kept in pairs))
-
-    def _find_destinations(self) -> Destinations:
-        sessions = [block.session for block in self._open]
-        inputs = [value for each in sessions for value in each.get_inputs()]
-        outputs = [value for each in sessions for value in each.get_outputs()]
-        return Destinations(inputs, (each for each in outputs if each.name in self.outputs))
 
     def _choose(self) -> _Adopted:
         """The plan that prefetches, where there is one and something has to come from the disk."""

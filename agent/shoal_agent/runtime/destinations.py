@@ -9,7 +9,7 @@ of the arena two places are in memory for what needs one.
 A model may say what is not true of its shapes: then the run fails, and is to be repeated without.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, Final
 
@@ -30,15 +30,17 @@ class Destinations:
     items run in a few microseconds."""
 
     def __init__(
-        self, inputs: Iterable[onnxruntime.NodeArg], outputs: Iterable[onnxruntime.NodeArg]
+        self, sessions: Sequence[onnxruntime.InferenceSession], outputs: Container[str]
     ) -> None:
+        """`outputs` are those that others are given."""
         self._sources: dict[str, list[_Source]] = {}
-        for value in inputs:
+        for value in (value for each in sessions for value in each.get_inputs()):
             for axis, size in enumerate(value.shape):
                 if isinstance(size, str):
                     source = value.name, axis, len(value.shape)
                     self._sources.setdefault(size, []).append(source)
-        self._outputs = tuple(self._may_be_large(outputs))
+        made = (value for each in sessions for value in each.get_outputs())
+        self._outputs = tuple(self._may_be_large(each for each in made if each.name in outputs))
 
     def of(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """An array for each large output whose shape is known, by name."""

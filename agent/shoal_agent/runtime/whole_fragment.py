@@ -88,7 +88,7 @@ class WholeFragment:
         self._session = session
         self.inputs = tuple(input_spec(value) for value in session.get_inputs())
         self.outputs = tuple(value.name for value in session.get_outputs())
-        self._destinations = Destinations(session.get_inputs(), session.get_outputs())
+        self._destinations = Destinations([session], self.outputs)
         self._places = True  # what the model says of the shapes of large outputs is so
 
     @property

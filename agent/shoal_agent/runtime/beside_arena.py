@@ -6,6 +6,7 @@ from typing import Final, Protocol
 
 from shoal_agent.runtime.ballast import BYTES_OF_A_TABLE_BYTE
 from shoal_agent.runtime.failures import OutOfBudget, exceeded
+from shoal_agent.runtime.guard import OTHERS_BYTES
 from shoal_agent.runtime.inputs import pages_on_disk
 from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
 from shoal_agent.runtime.process_memory import MemoryMeter
@@ -37,7 +38,7 @@ class Beside:
         self.on_disk = pages_on_disk(feed)
         drop([*weights, *self.on_disk])
         placed = sum(each.nbytes for each in fragment.destinations(feed).values())
-        self._certain_bytes = meter.used_bytes() + size_of(self.on_disk) + placed
+        self._certain_bytes = meter.used_bytes() + size_of(self.on_disk) + placed + OTHERS_BYTES
         self._read_bytes = read_bytes
 
     def held_back(self, arena_bytes: int, limit_bytes: int, *, is_larger: bool) -> int:

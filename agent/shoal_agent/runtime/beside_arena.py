@@ -43,13 +43,11 @@ class Beside:
 
     def held_back(self, arena_bytes: int, limit_bytes: int, *, is_larger: bool) -> int:
         """What to hold back of the arena, of so many bytes, for this process to stay within the
-        limit. An item that `is_larger` than those of a trial has a limit that leaves room for half
-        of what it reads, and more. Raises `Exceeded`: that leaves nothing."""
-        held = arena_bytes - limit_bytes + self._certain_bytes
-        if is_larger:
-            held += self._read_bytes // 2
-        else:
-            held += self._read_bytes + limit_bytes // BYTES_OF_A_TABLE_BYTE
+        limit. An item that `is_larger` than those of a trial has a limit that leaves room for the
+        arena's tables, and more. Raises `Exceeded`: that leaves nothing."""
+        held = arena_bytes - limit_bytes + self._certain_bytes + self._read_bytes
+        if not is_larger:
+            held += limit_bytes // BYTES_OF_A_TABLE_BYTE
             held += max(0, arena_bytes - held) // _BYTES_OF_A_SCRATCH_BYTE
         if held >= arena_bytes:
             reason = "its inputs and outputs, and what else there is, leave nothing"

@@ -1,28 +1,56 @@
-"""A process of a test: `python larger_item_probe.py FOLDER LIMIT COUNT [untried]` runs a fragment
-on an item that is larger than planned, or on the first when nothing is known of the fragment, then
-on a small one, and prints how much memory that took, and whether the first one was stopped."""
+"""A process of a test: `python larger_item_probe.py FOLDER LIMIT COUNT [untried] [disk|memory]` has
+a fragment run on an item that is larger than planned, or on the first when nothing is known of the
+fragment, then on a small one, and prints how much memory that took, and whether the first one was
+stopped. An item is a number of rows, or so many rows, on the disk or in memory."""
 
 import json
+import mmap
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from shoal_agent.runtime.failures import Exceeded, Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter, tune_allocator
+from shoal_protocol.tensors import Array
 
 ARENA_BYTES = 64 << 20
+WIDTH = 1024
+Items: TypeAlias = Callable[[int], dict[str, Array]]
 
 
-def main(folder: Path, limit_bytes: int, count: int, *, untried: bool) -> None:
+def number_of(rows: int) -> dict[str, Array]:
+    return {"count": np.array([rows, WIDTH])}
+
+
+def in_memory(rows: int) -> dict[str, Array]:
+    return {"x": np.ones((rows, WIDTH), np.float32)}
+
+
+def on_disk(rows: int) -> dict[str, Array]:
+    """As the agent keeps what memory has no room for."""
+    size = rows * WIDTH * 4
+    with tempfile.TemporaryFile() as file:
+        file.truncate(size)
+        mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    return {"x": np.frombuffer(mapping, np.uint8).view(np.float32).reshape(rows, WIDTH)}
+
+
+KINDS: Final[dict[str, Items]] = {"memory": in_memory, "disk": on_disk}
+
+
+def main(folder: Path, limit_bytes: int, count: int, items: Items, *, untried: bool) -> None:
     tune_allocator()
     meter = MemoryMeter()
     runtime = Runtime(meter, threads=1, limit_bytes=ARENA_BYTES)
     runtime.rehearse()
     meter.settle()
     runtime.open("f", folder)
-    item = {"count": np.array([count, 1024])}
+    item = items(count)
     try:
         result = runtime.run(
             "f",
@@ -37,9 +65,11 @@ def main(folder: Path, limit_bytes: int, count: int, *, untried: bool) -> None:
         del result
     except Exceeded as error:
         found = {"stopped": str(error), "peak": meter.peak_bytes()}
-    small = runtime.run("f", {"count": np.array([1, 1024])}, Stopper())
+    small = runtime.run("f", items(1), Stopper())
     print(json.dumps(found | {"next_peak": small.peak_bytes}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), untried="untried" in sys.argv[4:])
+    _, fragment, limit, rows, *how = sys.argv
+    (kind,) = [KINDS[each] for each in how if each in KINDS] or [number_of]
+    main(Path(fragment), int(limit), int(rows), kind, untried="untried" in how)

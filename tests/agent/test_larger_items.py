@@ -16,7 +16,6 @@ from made_models import Made, weight
 
 PROBE = Path(__file__).with_name("larger_item_probe.py")
 TRIAL = Path(__file__).with_name("trial_probe.py")
-BESIDE = Path(__file__).with_name("beside_arena_probe.py")
 MIB = 1 << 20
 BUDGET = 24 * MIB
 LIMIT = BUDGET - BUDGET // 8
@@ -125,9 +124,7 @@ def test_what_the_arena_keeps_of_itself_is_part_of_what_an_untried_fragment_take
 def test_inputs_on_disk_and_outputs_beside_the_arena_are_part_of_what_a_run_takes(
     tmp_path: Path, rows_mib: int, where: str, *, runs: bool
 ) -> None:
-    fragment = write_fragment(tmp_path, onnx.load(SHIFTED.save(tmp_path)), 16 * MIB)
-    command = [sys.executable, BESIDE, fragment.folder, BUDGET, rows_mib * 256, where]
-    found = json.loads(subprocess.check_output(list(map(str, command)), text=True))
+    found = found_with(tmp_path, SHIFTED, rows_mib, "untried", where, limit=BUDGET)
     assert (found["stopped"] == "") == runs, found
     assert found["peak"] <= BUDGET
 

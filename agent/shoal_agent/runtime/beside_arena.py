@@ -2,9 +2,10 @@
 may have what that leaves."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from shoal_agent.runtime.ballast import BYTES_OF_A_TABLE_BYTE
+from shoal_agent.runtime.destinations import Placed
 from shoal_agent.runtime.failures import OutOfBudget, exceeded
 from shoal_agent.runtime.guard import OTHERS_BYTES
 from shoal_agent.runtime.inputs import pages_on_disk
@@ -17,28 +18,24 @@ _BYTES_OF_A_SCRATCH_BYTE: Final = 32
 43 that they have of the arena."""
 
 
-class _Placing(Protocol):
-    """A fragment that writes large outputs outside of the arena."""
-
-    def destinations(self, feed: Mapping[str, Array]) -> Mapping[str, Array]: ...
-
-
 class Beside:
     """Of one run that is about to begin, whose `weights` are dropped: it reads `read_bytes` of them
-    before a guard sees it. Inputs that are `on_disk` are out of memory, and to be brought in."""
+    before a guard sees it. Inputs that are `on_disk` are out of memory, and to be brought in. What
+    is `placed` of its outputs is written outside of the arena, the others copied when it has run,
+    where there is room then."""
 
     def __init__(
         self,
         meter: MemoryMeter,
-        fragment: _Placing,
         feed: Mapping[str, Array],
+        placed: Placed,
         weights: Sequence[PageRange],
         read_bytes: int,
     ) -> None:
         self.on_disk = pages_on_disk(feed)
         drop([*weights, *self.on_disk])
-        placed = sum(each.nbytes for each in fragment.destinations(feed).values())
-        self._certain_bytes = meter.used_bytes() + size_of(self.on_disk) + placed + OTHERS_BYTES
+        here = meter.used_bytes() + sum(array.nbytes for array in placed.values())
+        self._certain_bytes = here + size_of(self.on_disk) + OTHERS_BYTES
         self._read_bytes = read_bytes
 
     def held_back(self, arena_bytes: int, limit_bytes: int, *, is_larger: bool) -> int:

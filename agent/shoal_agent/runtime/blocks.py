@@ -30,7 +30,7 @@ import onnxruntime
 from shoal_agent.memory.swapping import SwapPlan, as_granted, plan_swapping
 from shoal_agent.runtime.arena import WorkingRegion
 from shoal_agent.runtime.block_parts import Parts
-from shoal_agent.runtime.destinations import Destinations
+from shoal_agent.runtime.destinations import Destinations, Placed
 from shoal_agent.runtime.failures import (
     OutOfBudget,
     RuntimeFailed,
@@ -316,14 +316,15 @@ class BlockFragment:
         else:
             read_nothing_ahead(pages)
 
-    def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
-        """One item, as arrays of its own or views into the arena; raises `RuntimeFailed` and its
-        kinds."""
+    def run(
+        self, feed: Mapping[str, Array], stopper: Stopper, placed: Placed | None = None
+    ) -> list[Array]:
+        """As `WholeFragment.run`."""
         adopted = self._choose()
         if adopted is not self._followed:
             self._follow(adopted)
         values = {name: as_value(array) for name, array in feed.items()}
-        placed = self.destinations(feed)
+        placed = self.destinations(feed) if placed is None else placed
         self._parts.begin(feed)
         own: dict[str, Array] = {}  # results that are in this process's own memory
         try:
@@ -366,8 +367,8 @@ class BlockFragment:
         """Where its weights are mapped."""
         return [pages for block in self._open for pages in block.weights]
 
-    def destinations(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        """Where the next run writes large outputs: they take memory outside of the arena."""
+    def destinations(self, feed: Mapping[str, Array]) -> Placed:
+        """As of `WholeFragment`."""
         return self._destinations.of(feed) if self._places else {}
 
     # ---- inside ------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ A model may say what is not true of its shapes: then the run fails, and is to be
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import onnxruntime
@@ -21,6 +21,8 @@ from shoal_protocol.tensors import Array
 
 LARGE_BYTES: Final = 1 << 20
 """Less is copied in no time."""
+Placed: TypeAlias = Mapping[str, Array]
+"""By the names of outputs, what these are written into."""
 _Source = tuple[str, int, int]
 """An axis that has a symbol: the input, the axis, and how many there are."""
 
@@ -42,7 +44,7 @@ class Destinations:
         made = (value for each in sessions for value in each.get_outputs())
         self._outputs = tuple(self._may_be_large(each for each in made if each.name in outputs))
 
-    def of(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+    def of(self, feed: Mapping[str, Array]) -> Placed:
         """An array for each large output whose shape is known, by name."""
         found = {}
         for name, dtype, axes in self._outputs:

@@ -43,6 +43,7 @@ from shoal_agent.runtime.ballast import Ballast
 from shoal_agent.runtime.beside_arena import Beside
 from shoal_agent.runtime.blocks import BlockFragment, Blocks
 from shoal_agent.runtime.described import read_blocks, runs_in_order
+from shoal_agent.runtime.destinations import Placed
 from shoal_agent.runtime.failures import (
     Exceeded,
     NotOpen,
@@ -268,10 +269,9 @@ class Runtime:
         is_larger: bool = False,
     ) -> RunResult:
         """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds. With a limit it
-        is stopped where this process takes more: `Exceeded`. Unless it was tried, it gets no more
-        of the arena than is left; nor does an item that is larger than in its trial. That takes the
-        place of weights as well, and so does an untried fragment in blocks, or one of which it is
-        not `is_known` what it takes."""
+        is stopped where this process takes more: `Exceeded`. Untried, or with an item larger than
+        in its trial, it gets no more of the arena than is left. It takes the place of weights then,
+        but where it is known what it takes and runs as a whole."""
         fragment = self._opened(digest)
         feed = feed_of(fragment.inputs, tensors)
         if limit_bytes is not None:
@@ -280,18 +280,18 @@ class Runtime:
             if is_tried and not is_larger:
                 return self._run_guarded(fragment, feed, stopper, limit_bytes)
             in_blocks = isinstance(fragment, BlockFragment)
-            may_drop = is_larger or not is_known or in_blocks
-            fragments = self._open.values() if may_drop else ()
-            weights = [pages for each in fragments for pages in each.weight_pages()]
+            dropped = self._open.values() if is_larger or not is_known or in_blocks else ()
+            weights = [pages for each in dropped for pages in each.weight_pages()]
             read_bytes = 0 if is_known and not is_larger else min(size_of(weights), READ_BYTES)
-            beside = Beside(self._meter, fragment, feed, weights, read_bytes)
+            placed = {} if is_larger else fragment.destinations(feed)
+            beside = Beside(self._meter, feed, placed, weights, read_bytes)
             held = beside.held_back(self._limit_bytes, limit_bytes, is_larger=is_larger)
             # Blocks decide that themselves. What is on its way from the disk cannot be dropped.
             whole = () if in_blocks else fragment.weight_pages()
             try:
                 with self._ballast.hold(held), nothing_read_ahead(whole):
                     bring_in(beside.on_disk)
-                    return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)
+                    return self._run_guarded(fragment, feed, stopper, limit_bytes, weights, placed)
             finally:  # the arena has the place of weights, which the next run reads
                 self.shrink()
         self._meter.begin_peak(recount=False)
@@ -313,11 +313,12 @@ class Runtime:
         stopper: Stopper,
         limit_bytes: int,
         weights: Sequence[PageRange] = (),
+        placed: Placed | None = None,
     ) -> RunResult:
         self._meter.begin_peak()
         with Guard(self._meter, limit_bytes, stopper, weights) as guard:
             try:
-                ran = self._ran(fragment, feed, stopper, guard.make_room)
+                ran = self._ran(fragment, feed, stopper, placed, guard.make_room)
             except (Terminated, OutOfBudget) as error:
                 if isinstance(error, Terminated) and not guard.tripped:
                     raise
@@ -396,6 +397,7 @@ class Runtime:
         fragment: OpenFragment,
         feed: Mapping[str, Array],
         stopper: Stopper,
+        placed: Placed | None = None,
         make_room: Callable[[int], None] | None = None,
     ) -> Ran:
         """Run it. `make_room` is asked before what lies in the arena is copied; raises what it and
@@ -404,7 +406,7 @@ class Runtime:
             raise Terminated("stopped before it began")
         processor = self._processor_clock
         started, used = perf_counter(), processor()
-        outputs = fragment.run(feed, stopper)
+        outputs = fragment.run(feed, stopper, placed)
         if make_room is not None:
             make_room(sum(each.nbytes for each in outputs if not each.flags.owndata))
         return Ran(kept(outputs), perf_counter() - started, processor() - used)

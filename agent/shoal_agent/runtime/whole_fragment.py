@@ -9,7 +9,7 @@ from typing import Final
 import onnxruntime
 
 from shoal_agent.runtime.described import runs_in_order
-from shoal_agent.runtime.destinations import Destinations
+from shoal_agent.runtime.destinations import Destinations, Placed
 from shoal_agent.runtime.external_data import table_bytes
 from shoal_agent.runtime.failures import OutOfBudget, Stopper, Terminated, failure_of
 from shoal_agent.runtime.inputs import input_spec
@@ -105,10 +105,12 @@ class WholeFragment:
         """Of weights of which items read rows. Raises `OSError`."""
         return table_bytes(self._source.model.read_bytes())
 
-    def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
-        """One item, as arrays of its own or views into the arena; raises `RuntimeFailed` and its
-        kinds."""
-        if placed := self.destinations(feed):
+    def run(
+        self, feed: Mapping[str, Array], stopper: Stopper, placed: Placed | None = None
+    ) -> list[Array]:
+        """One item, as arrays of its own or views into the arena; `placed` has those that outputs
+        are written into, by default `destinations`. Raises `RuntimeFailed` and its kinds."""
+        if placed := self.destinations(feed) if placed is None else placed:
             try:
                 return self._run_placed(feed, stopper, placed)
             except Exception as error:  # the runtime's exceptions have no common base but this
@@ -122,7 +124,7 @@ class WholeFragment:
             raise failure_of(error, stopped=stopper.stopped) from error
 
     def _run_placed(
-        self, feed: Mapping[str, Array], stopper: Stopper, placed: Mapping[str, Array]
+        self, feed: Mapping[str, Array], stopper: Stopper, placed: Placed
     ) -> list[Array]:
         taken = {name: as_value(array) for name, array in feed.items()}
         made = run_bound(self._session, taken, self.outputs, stopper, placed)
@@ -131,8 +133,8 @@ class WholeFragment:
             for name, value in zip(self.outputs, made, strict=True)
         ]
 
-    def destinations(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        """Where the next run writes large outputs: they take memory outside of the arena."""
+    def destinations(self, feed: Mapping[str, Array]) -> Placed:
+        """Where a run may write large outputs: they take memory outside of the arena."""
         return self._destinations.of(feed) if self._places else {}
 
     def weight_pages(self) -> list[PageRange]:

@@ -17,7 +17,7 @@ from typing import Final
 
 from onnx import TensorProto
 
-from shoal_compiler.safety import is_standard
+from shoal_compiler.safety import bits_of, is_standard
 from shoal_compiler.shaped import Dims, Shaped, Unknown
 
 STRIP_BYTES: Final = 1 << 18
@@ -73,9 +73,11 @@ def _transposed_convolution(shaped: Shaped) -> Workspace:
 
 
 def _where(shaped: Shaped) -> Workspace:
-    """It selects from each operand before it joins the two."""
+    """It selects from each operand before it joins the two. Halves are made numbers before."""
+    size = max(_FLOAT, (bits_of(shaped.type(1)) or 0) // 8)
     condition = shaped.input(0)
-    return _floats(*(prod(_joined(condition, shaped.input(place))) for place in (1, 2)))
+    chosen = (prod(_joined(condition, shaped.input(place))) for place in (1, 2))
+    return Workspace(tuple(size * each for each in chosen if each))
 
 
 def _joined(one: Dims, two: Dims) -> Dims:

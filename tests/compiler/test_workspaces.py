@@ -220,6 +220,8 @@ OFTEN: Final = (
     "causal, in two regions of one size",
     "causal, with an output outside the arena",
     "with a mask of bools",
+    "attention with its projections",
+    "of several heads, masked",
     "of several heads, giving a cache",
     "grouped attention, of halves",
     "weights of four bits, one row",
@@ -247,6 +249,24 @@ def test_what_a_node_works_in_is_reckoned(name: str, tmp_path: Path) -> None:
     assert taken <= reckoned
     if case.sure:
         assert reckoned < 1.5 * taken + 4 * MIB
+
+
+CHOICE = Made(
+    text="""g (bool[1024,2048] c, int64[1024,2048] a, int64[1,2048] b) => (int64[1,2048] y) {
+        chosen = Where(c, a, b) y = ReduceMax<keepdims = 1, axes = [0]>(chosen) }""",
+    weights={},
+    shapes={"c": (1024, 2048), "a": (1024, 2048), "b": (1, 2048)},
+)
+
+
+def test_numbers_that_are_chosen_have_the_size_of_their_type(tmp_path: Path) -> None:
+    item = {
+        "c": np.ones((1024, 2048), bool),
+        "a": np.ones((1024, 2048), np.int64),
+        "b": np.ones((1, 2048), np.int64),
+    }
+    reckoned, taken = reckoned_and_taken(CHOICE.proto(), item, tmp_path)
+    assert 3 * 16 * MIB < taken <= reckoned
 
 
 SIDE = 2048

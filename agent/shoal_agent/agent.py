@@ -44,7 +44,7 @@ from shoal_agent.transport.activations import ActivationStore
 from shoal_agent.transport.addresses import advertised
 from shoal_agent.transport.links import PeerLinks
 from shoal_agent.transport.serving import Peers
-from shoal_agent.transport.shaping import Uplink
+from shoal_agent.transport.shaping import Uplink, unsent_bytes
 from shoal_protocol import PROTOCOL
 from shoal_protocol.bulk.local import LocalListener, listen
 from shoal_protocol.certificate_times import expiration_seconds
@@ -76,7 +76,11 @@ class Agent:
         self.settings = settings
         self.name = settings.name
         self.counters = Counters()
-        self.uplink = Uplink(settings.link_rate, settings.link_latency_seconds)
+        self.uplink = Uplink(
+            settings.link_rate,
+            settings.link_latency_seconds,
+            unsent_bytes=unsent_bytes(settings.budget),
+        )
         self._downlink = Uplink(settings.link_rate)
         self._handling = HandlingMeter(lambda: self.counters.moved)
         self.link_meters = LinkMeters(handling=self._handling)

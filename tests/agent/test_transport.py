@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
+import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,8 +17,9 @@ from agent.conftest import AgentProcess, Joined
 from agent.fragment_making import MadeFragment, cut, dense_model, write_fragment
 from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
-from shoal_agent.transport.shaping import Uplink
+from shoal_agent.transport.shaping import Uplink, unsent_bytes
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
+from shoal_protocol.bulk.local import BULK
 from shoal_protocol.bulk.transport import Received, TransportBroken
 from shoal_protocol.channels import Credentials
 from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
@@ -293,3 +296,25 @@ async def test_a_simulated_uplink_whose_receiver_does_not_read_takes_a_bounded_n
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
     await shaped.close()
+
+
+@pytest.mark.parametrize(("budget_mib", "at_most_kib"), [(1, 192), (16, 320), (4096, 2112)])
+async def test_the_kernel_holds_little_for_an_agent_of_a_small_budget_whose_peer_does_not_read(
+    budget_mib: int, at_most_kib: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as peer:
+        peer.bind(f"{folder}/peer{BULK}")
+        peer.listen()
+        uplink = Uplink(unsent_bytes=unsent_bytes(budget_mib << 20))
+        transport = uplink.open(f"unix:{folder}/peer", lambda: pytest.fail("no local stream"))
+        frame = Frame(b"", [bytes(MAXIMUM_PAYLOAD_BYTES)], MAXIMUM_PAYLOAD_BYTES)
+        writing = asyncio.create_task(transport.write([frame] * 4))
+        done, _ = await asyncio.wait([writing], timeout=0.1)
+        assert not done
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        await transport.close()
+        reader, _ = peer.accept()
+        with reader:
+            held = sum(map(len, iter(lambda: reader.recv(1 << 20), b"")))
+    assert 0 < held <= at_most_kib << 10

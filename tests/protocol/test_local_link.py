@@ -34,15 +34,17 @@ class Memory:
 
     def __init__(self, *, blocks: bool = False) -> None:
         self.blocks = blocks
+        self.settled: list[int] = []
+        """Bytes that were there each time."""
         self.array = np.empty(0, np.uint8)
         self.abandoned = False
 
     def allocate(self, size: int) -> NDArray[np.uint8]:
-        self.array = np.empty(size, np.uint8)
+        self.array = np.zeros(size, np.uint8)
         return self.array
 
     def settle(self) -> None:
-        """Memory is memory."""
+        self.settled.append(int(np.count_nonzero(self.array)))
 
     def abandon(self) -> None:
         self.abandoned = True
@@ -115,6 +117,17 @@ async def test_what_is_sent_arrives_and_both_sides_count_the_same_bytes(*, block
     assert not any(buffer.abandoned for buffer in taker.buffers)
     assert sent.sent_bytes == received.received_bytes > sum(SIZES)
     assert sent.received_bytes == received.sent_bytes > 0
+
+
+async def test_of_what_goes_to_a_disk_little_is_in_memory_at_one_time() -> None:
+    near, far = pair()
+    taker, size = Taker(blocks=True), 3 << 20
+    sender, receiver = BulkLink(near), BulkLink(far, Intake(taker))
+    async with serving(sender, receiver):
+        assert await asyncio.wait_for(sender.send(outbound(1, size)), 10) == size
+    (buffer,) = taker.buffers
+    assert buffer.settled[-1] == size
+    assert max(np.diff(buffer.settled, prepend=0)) <= 64 << 10
 
 
 async def test_both_sides_send_at_once_without_blocking_each_other() -> None:

@@ -1,5 +1,7 @@
 """Transfers of one frame: their arrays lie in it, where it has little beside them."""
 
+from collections.abc import AsyncIterator
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -59,6 +61,9 @@ class Unread:
         raise AssertionError("it is not what the header says")
 
     async def read_into(self, targets: object) -> None:
+        raise AssertionError("it is not what the header says")
+
+    def pieces(self, most_bytes: int) -> AsyncIterator[memoryview]:
         raise AssertionError("it is not what the header says")
 
 

@@ -92,6 +92,11 @@ def plan_swapping(
     return SwapPlan(kept_bytes=tuple(kept), peak_bytes=granted_bytes - unused, prefetches=prefetch)
 
 
+def keeping_nothing(blocks: int) -> SwapPlan:
+    """For a run of which nobody knows what it takes."""
+    return SwapPlan(kept_bytes=(0,) * blocks, peak_bytes=0, prefetches=False)
+
+
 def as_granted(blocks: Sequence[Block], granted_bytes: int) -> Sequence[Block]:
     """The blocks with an arena that is kept, which saves time, if the grant has room for it."""
     kept = [replace(block, empties_arena=False) for block in blocks]

@@ -7,7 +7,7 @@ from typing import Final
 from shoal_agent.runtime.ballast import BYTES_OF_A_TABLE_BYTE
 from shoal_agent.runtime.destinations import Placed
 from shoal_agent.runtime.failures import OutOfBudget, exceeded
-from shoal_agent.runtime.guard import OTHERS_BYTES
+from shoal_agent.runtime.guard import OTHERS_BYTES, READ_BYTES
 from shoal_agent.runtime.inputs import pages_on_disk
 from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
 from shoal_agent.runtime.process_memory import MemoryMeter
@@ -19,10 +19,10 @@ _BYTES_OF_A_SCRATCH_BYTE: Final = 32
 
 
 class Beside:
-    """Of one run that is about to begin, whose `weights` are dropped: it reads `read_bytes` of them
-    before a guard sees it. Inputs that are `on_disk` are out of memory, and to be brought in. What
-    is `placed` of its outputs is written outside of the arena, the others copied when it has run,
-    where there is room then."""
+    """Of one run that is about to begin, whose `weights` are dropped: it has up to `read_bytes` of
+    them in memory at one time. Inputs that are `on_disk` are out of memory, and to be brought in.
+    What is `placed` of its outputs is written outside of the arena, the others copied when it has
+    run, where there is room then."""
 
     def __init__(
         self,
@@ -41,9 +41,13 @@ class Beside:
     def held_back(self, arena_bytes: int, limit_bytes: int, *, is_larger: bool) -> int:
         """What to hold back of the arena, of so many bytes, for this process to stay within the
         limit. An item that `is_larger` than those of a trial has a limit that leaves room for the
-        arena's tables, and more. Raises `Exceeded`: that leaves nothing."""
-        held = arena_bytes - limit_bytes + self._certain_bytes + self._read_bytes
-        if not is_larger:
+        arena's tables, and more, and a guard that drops weights. Raises `Exceeded`: that leaves
+        nothing."""
+        held = arena_bytes - limit_bytes + self._certain_bytes
+        if is_larger:  # no finer cut would help it
+            held += min(self._read_bytes, READ_BYTES)
+        else:
+            held += self._read_bytes
             held += limit_bytes // BYTES_OF_A_TABLE_BYTE
             held += max(0, arena_bytes - held) // _BYTES_OF_A_SCRATCH_BYTE
         if held >= arena_bytes:

@@ -27,16 +27,12 @@ from typing import Final
 
 import onnxruntime
 
-from shoal_agent.memory.swapping import SwapPlan, as_granted, plan_swapping
+from shoal_agent.memory.swapping import SwapPlan, as_granted, keeping_nothing, plan_swapping
 from shoal_agent.runtime.arena import WorkingRegion
 from shoal_agent.runtime.block_parts import Parts
 from shoal_agent.runtime.destinations import Destinations, Placed
-from shoal_agent.runtime.failures import (
-    OutOfBudget,
-    RuntimeFailed,
-    Stopper,
-    Terminated,
-)
+from shoal_agent.runtime.failures import OutOfBudget, RuntimeFailed, Stopper, Terminated
+from shoal_agent.runtime.guard import READ_BYTES
 from shoal_agent.runtime.mapped_pages import (
     READ_AHEAD_BYTES,
     PageRange,
@@ -233,7 +229,7 @@ class BlockFragment:
         self._region = region
         self._source = source
         self._open = tuple(_open_blocks(source, open_session))
-        self._reads_ahead = False
+        self._reads_ahead = self._keeps_nothing = False
         read_nothing_ahead(self.weight_pages())
         self._prefetcher = ThreadPoolExecutor(1, "prefetch")
         self._prefetches: dict[int, Future[None]] = {}
@@ -252,11 +248,10 @@ class BlockFragment:
         """Run within so many bytes from now on. Raises `GrantTooSmall`."""
         self._source.check(granted_bytes)
         self._granted_bytes = granted_bytes
+        pairs = enumerate(zip(self._open, self._source.blocks, strict=True))
         self._rows = {
             index
-            for index, (block, described) in enumerate(
-                zip(self._open, self._source.blocks, strict=True)
-            )
+            for index, (block, described) in pairs
             if size_of(block.weights) > described.weight_bytes * 9 // 8 + _UNREAD_BYTES
         }
         blocks = as_granted(self._source.blocks, granted_bytes)
@@ -267,9 +262,8 @@ class BlockFragment:
         assert warm is not None, "the least that it needs was granted"
         self._warm = self._adopt(warm)
         self._cold = None if cold is None else self._adopt(cold)
-        self._samples = [
-            max(pages, key=attrgetter("size")) for pages in self._warm.streamed if pages
-        ]
+        streamed = filter(None, self._warm.streamed)
+        self._samples = [max(pages, key=attrgetter("size")) for pages in streamed]
         self._follow(self._warm)
 
     def read_ahead(self, free_bytes: int) -> None:
@@ -320,7 +314,7 @@ class BlockFragment:
         self, feed: Mapping[str, Array], stopper: Stopper, placed: Placed | None = None
     ) -> list[Array]:
         """As `WholeFragment.run`."""
-        adopted = self._choose()
+        adopted, self._keeps_nothing = self._choose(), False
         if adopted is not self._followed:
             self._follow(adopted)
         values = {name: as_value(array) for name, array in feed.items()}
@@ -363,6 +357,13 @@ class BlockFragment:
         adopted = self._followed
         return 0 if adopted.plan.prefetches else sum(map(size_of, adopted.streamed))
 
+    def keep_nothing_once(self) -> int:
+        """Have the next run keep no weights from one block to the next. What it has of them at
+        most: those of a block, and of tables what it may read before a guard drops them."""
+        self._keeps_nothing = True
+        sizes = enumerate(size_of(block.weights) for block in self._open)
+        return max(min(size, READ_BYTES) if i in self._rows else size for i, size in sizes)
+
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped."""
         return [pages for block in self._open for pages in block.weights]
@@ -379,6 +380,8 @@ class BlockFragment:
 
     def _choose(self) -> _Adopted:
         """The plan that prefetches, where there is one and something has to come from the disk."""
+        if self._keeps_nothing:
+            return self._adopt(keeping_nothing(len(self._open)))
         if self._cold is not None and are_cold(self._samples):
             return self._cold
         return self._warm

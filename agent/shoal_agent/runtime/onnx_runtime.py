@@ -54,7 +54,7 @@ from shoal_agent.runtime.failures import (
     exceeded,
     failure_of,
 )
-from shoal_agent.runtime.guard import READ_BYTES, Guard
+from shoal_agent.runtime.guard import Guard
 from shoal_agent.runtime.in_passing import InPassing
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of
 from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
@@ -282,7 +282,7 @@ class Runtime:
             in_blocks = isinstance(fragment, BlockFragment)
             dropped = self._open.values() if is_larger or not is_known or in_blocks else ()
             weights = [pages for each in dropped for pages in each.weight_pages()]
-            read_bytes = 0 if is_known and not is_larger else min(size_of(weights), READ_BYTES)
+            read_bytes = 0 if is_known and not is_larger else fragment.keep_nothing_once()
             placed = {} if is_larger else fragment.destinations(feed)
             beside = Beside(self._meter, feed, placed, weights, read_bytes)
             held = beside.held_back(self._limit_bytes, limit_bytes, is_larger=is_larger)

@@ -12,8 +12,9 @@ from shoal_agent.runtime.described import runs_in_order
 from shoal_agent.runtime.destinations import Destinations, Placed
 from shoal_agent.runtime.external_data import table_bytes
 from shoal_agent.runtime.failures import OutOfBudget, Stopper, Terminated, failure_of
+from shoal_agent.runtime.guard import READ_BYTES
 from shoal_agent.runtime.inputs import input_spec
-from shoal_agent.runtime.mapped_pages import PageRange
+from shoal_agent.runtime.mapped_pages import PageRange, size_of
 from shoal_agent.runtime.open_block import as_value, run_bound
 from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.process_memory import clean_pages
@@ -136,6 +137,13 @@ class WholeFragment:
     def destinations(self, feed: Mapping[str, Array]) -> Placed:
         """Where a run may write large outputs: they take memory outside of the arena."""
         return self._destinations.of(feed) if self._places else {}
+
+    def keep_nothing_once(self) -> int:
+        """Weights that the next run has in memory at most: all, and of tables what it may read
+        before a guard drops them. Raises `OSError`."""
+        size = size_of(self.weight_pages())
+        tables = min(size, self.table_bytes)
+        return size - tables + min(tables, READ_BYTES)
 
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from time import perf_counter
 from typing import Final, Protocol
 
@@ -34,9 +35,8 @@ from shoal_agent.transport.links import PeerLinks
 from shoal_agent.transport.probing import Neighbours, probe_idle
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
-from shoal_protocol.bulk.local import connect
 from shoal_protocol.bulk.receiving import Intake
-from shoal_protocol.bulk.transport import GrpcTransport, Held, TransportBroken
+from shoal_protocol.bulk.transport import Held, TransportBroken
 from shoal_protocol.digests import is_digest
 from shoal_protocol.frames import MalformedFrame, TransferError, split_frame
 from shoal_protocol.pacing import LONGEST_SECONDS, Outbox
@@ -221,11 +221,9 @@ class Session:
 
     def _open_bulk(self, intake: Intake) -> BulkLink:
         device = self._device
-        stream = connect(self._address, device.name) or GrpcTransport.of_call(
-            self._client.exchange(device.name)
-        )
+        exchange = partial(self._client.exchange, device.name)
         return BulkLink(
-            device.uplink.shape(stream),
+            device.uplink.open(self._address, exchange, device.name),
             intake,
             traffic=device.counters.traffic,
             items=self.tasks.itineraries,

@@ -9,8 +9,6 @@ import grpc
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
-from shoal_protocol.bulk.local import connect
-from shoal_protocol.bulk.transport import GrpcTransport
 from shoal_protocol.channels import AddressRefused, Credentials, open_channel
 from shoal_protocol.codecs import LinkCodec
 from shoal_protocol.services import FileStream, PeerClient
@@ -65,8 +63,7 @@ class PeerLink:
     def open(self) -> BulkLink:
         """Its stream, a new one where there is none."""
         if (bulk := self.bulk) is None:
-            stream = connect(self._address) or GrpcTransport.of_call(self._client.push())
-            transport = self._uplink.shape(stream)
+            transport = self._uplink.open(self._address, self._client.push)
             bulk = self._bulk = BulkLink(transport, codec=self._codec, traffic=self._traffic)
             serving = asyncio.create_task(bulk.run(), name="stream to a peer")
             self._serving.add(serving)

@@ -1,27 +1,51 @@
-"""Simulated slow links: the bulk that leaves the agent, and fragments that come, are slowed down.
+"""What leaves the agent: streams to other processes, and slow links that are simulated for them.
 
-For the devices that one machine simulates in local mode, in user space. The rate is that of one
+Simulated links are for the devices of one machine in local mode, in user space: the bulk that
+leaves the agent, and fragments that come, are slowed down. The rate is that of one
 shared link in each direction (what comes from another agent was slowed down by that one); the
 latency delays each message that leaves, while others are on their way already, as on a real link.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from time import monotonic
 from typing import Final
 
-from shoal_protocol.bulk.transport import Received, Transport, TransportBroken
+from shoal_protocol.bulk.local import connect
+from shoal_protocol.bulk.transport import GrpcTransport, Received, Transport, TransportBroken
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import Frame
+from shoal_protocol.services import FrameStream
 
 _MESSAGES_ON_THE_WAY: Final = 256
 """What a simulated link holds at most: 16 MiB. Who sends more waits."""
 
 
-class Uplink:
-    """The simulated link: bits per second, and seconds one way. Zero means unlimited, and none."""
+_UNSENT_PART: Final = 128
+_UNSENT_AT_LEAST_BYTES: Final = 64 << 10
+"""Of a budget, what the kernel may hold of each local stream, and what it always may: one wakes the
+receiver for each of these, so a large payload takes longer. A kernel holds up to twice as much, and
+charges it to the agent's group: with 1 MiB, agents of 12 to 16 MiB were killed there."""
 
-    def __init__(self, rate_bits_per_second: float = 0.0, latency_seconds: float = 0.0) -> None:
+
+def unsent_bytes(budget_bytes: int) -> int:
+    """What a local stream of an agent with this budget may leave to the kernel."""
+    return min(max(budget_bytes // _UNSENT_PART, _UNSENT_AT_LEAST_BYTES), MAXIMUM_PAYLOAD_BYTES)
+
+
+class Uplink:
+    """The way out of this agent. Simulated: bits per second, and seconds one way; zero means
+    unlimited, and none."""
+
+    def __init__(
+        self,
+        rate_bits_per_second: float = 0.0,
+        latency_seconds: float = 0.0,
+        *,
+        unsent_bytes: int = MAXIMUM_PAYLOAD_BYTES,
+    ) -> None:
+        self._unsent_bytes = unsent_bytes
         self._seconds_per_byte = 8 / rate_bits_per_second if rate_bits_per_second else 0.0
         self.latency_seconds = latency_seconds
         self._free_at = 0.0
@@ -37,6 +61,12 @@ class Uplink:
         now = monotonic()
         self._free_at = max(now, self._free_at) + size * self._seconds_per_byte
         await asyncio.sleep(self._free_at - now)
+
+    def open(self, address: str, call: Callable[[], FrameStream], device: str = "") -> Transport:
+        """A stream of this device to whoever serves `address`: a local one where that is offered,
+        else one of gRPC, by `call`."""
+        stream = connect(address, device, unsent_bytes=self._unsent_bytes)
+        return self.shape(stream or GrpcTransport.of_call(call()))
 
     def shape(self, transport: Transport) -> Transport:
         """The transport as it is over this link."""

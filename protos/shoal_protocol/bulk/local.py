@@ -26,8 +26,8 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from shoal_protocol.bulk.socket_calls import SocketCalls, gone
 from shoal_protocol.bulk.transport import Allocate, Received, TransportBroken, new_memory
-from shoal_protocol.eager import Prompt
 from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
     MAXIMUM_HEADER_BYTES,
@@ -63,8 +63,18 @@ def local_path(address: str, suffix: str = BULK) -> Path | None:
     return Path(address.removeprefix("unix:") + suffix) if address.startswith("unix:/") else None
 
 
-def connect(address: str, device: str = "", suffix: str = BULK) -> "LocalTransport | None":
-    """A local stream to whoever serves a gRPC target; None where nobody offers one."""
+def connect(
+    address: str,
+    device: str = "",
+    suffix: str = BULK,
+    *,
+    unsent_bytes: int = MAXIMUM_PAYLOAD_BYTES,
+) -> "LocalTransport | None":
+    """A local stream to whoever serves a gRPC target; None where nobody offers one.
+
+    The kernel holds up to twice `unsent_bytes`, and a packet of 32 KiB, that the other side has not
+    read. It charges them to the memory of the group that this process is in.
+    """
     if (path := local_path(address, suffix)) is None:
         return None
     with ExitStack() as undo:
@@ -76,7 +86,7 @@ def connect(address: str, device: str = "", suffix: str = BULK) -> "LocalTranspo
         except OSError:
             return None
         undo.pop_all()
-    return LocalTransport(connection)
+    return LocalTransport(connection, unsent_bytes=unsent_bytes)
 
 
 class LocalTransport:
@@ -85,15 +95,21 @@ class LocalTransport:
     frame_bytes = MAXIMUM_PAYLOAD_BYTES
     local = True
 
-    def __init__(self, connection: socket.socket, *, served: bool = False) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        served: bool = False,
+        unsent_bytes: int = MAXIMUM_PAYLOAD_BYTES,
+    ) -> None:
         """Takes a connected socket that does not block; `served`: a listener's."""
         self._socket = connection
         # What fits is written at once, and the receiver is woken once. A kernel may allow less.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAXIMUM_PAYLOAD_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, unsent_bytes)
         self._served = served
         self._within_frame = False
-        self._reading = _Calls(connection, write=False)
-        self._writing = _Calls(connection, write=True)
+        self._reading = SocketCalls(connection, write=False)
+        self._writing = SocketCalls(connection, write=True)
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._start = self._end = 0
         self._unread = 0
@@ -162,7 +178,7 @@ class LocalTransport:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise _gone(error) from error
+            raise gone(error) from error
 
     # ---- receiving -------------------------------------------------------------------------------
 
@@ -251,7 +267,7 @@ class LocalTransport:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise _gone(error) from error
+            raise gone(error) from error
 
     def _receive(self, targets: Sequence[memoryview]) -> Awaitable[int]:
         """Bytes that come into the targets; 0: no more will."""
@@ -275,62 +291,12 @@ class _Arriving:
     async def read_into(self, targets: Sequence[memoryview]) -> None:
         await self._transport.take(targets)
 
-
-class _Calls:
-    """Makes system calls of one kind on a socket, each when the socket is ready for it.
-
-    The call is made where the event loop reports that, and the waiting task goes on there: a turn
-    of the loop costs as much as the call. It stays registered while one call follows another.
-    """
-
-    def __init__(self, connection: socket.socket, *, write: bool) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._number = connection.fileno()
-        self._add = self._loop.add_writer if write else self._loop.add_reader
-        self._remove = self._loop.remove_writer if write else self._loop.remove_reader
-        self._call: Callable[[], int] | None = None
-        self._made: Prompt[int] | None = None
-        self._registered = self._closed = False
-
-    def do(self, call: Callable[[], int]) -> Awaitable[int]:
-        """Make a call that does not block; what it returns. Raises `TransportBroken`."""
-        if self._closed:
-            raise TransportBroken("closed")
-        made: Prompt[int] = Prompt(loop=self._loop)
-        self._made, self._call = made, call
-        if not self._registered:
-            self._registered = True
-            self._add(self._number, self._ready)
-        return made
-
-    def close(self) -> None:
-        self._closed = True
-        self._call = None
-        self._unregister()
-        if self._made is not None and not self._made.done():
-            self._made.set_exception(TransportBroken("closed"))
-            self._made.exception()  # its task may be cancelled already
-
-    def _ready(self) -> None:
-        made, call = self._made, self._call
-        if made is None or call is None or made.done():
-            self._call = None
-            self._unregister()  # nobody waits now
-            return
-        try:
-            count = call()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            made.set_exception(_gone(error))
-            return
-        self._call = None  # it has memory that is not the link's
-        made.give(count)
-
-    def _unregister(self) -> None:
-        if self._registered:
-            self._registered = False
-            self._remove(self._number)
+    async def pieces(self, most_bytes: int) -> AsyncIterator[memoryview]:
+        view = memoryview(bytearray(min(self.size, most_bytes)))
+        for start in range(0, max(1, self.size), most_bytes):
+            piece = view[: self.size - start]
+            await self._transport.take([piece])
+            yield piece
 
 
 class LocalListener:
@@ -420,12 +386,6 @@ def listen(
     except OSError as error:
         logger.warning("%s: no local link: %s", path, error)
         return None
-
-
-def _gone(error: OSError) -> TransportBroken:
-    if isinstance(error, TransportBroken):
-        return error
-    return TransportBroken(f"the other side has gone: {error.strerror}")
 
 
 def _head(frame: Frame) -> bytes:

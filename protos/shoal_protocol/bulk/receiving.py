@@ -13,13 +13,15 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
+from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation, copy_into
 from shoal_protocol.bulk.transport import Payload
 from shoal_protocol.frames import Frame, TransferError, acknowledgement
 from shoal_protocol.threads import in_thread
 from shoal_protocol.v1.tensors_pb2 import NONE, Activation, FrameHeader
 
 _DECODE_IN_THREAD_FROM_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 64 << 10
+"""Of a frame that goes to a disk: memory is short there, and has each piece twice."""
 
 
 class ReceiveBuffer(Protocol):
@@ -35,7 +37,7 @@ class ReceiveBuffer(Protocol):
         ...
 
     def settle(self) -> None:
-        """A frame has been put into it."""
+        """A piece of a frame has been put into it."""
         ...
 
     def abandon(self) -> None:
@@ -87,8 +89,12 @@ class Intake:
             buffer = self._buffer
             assert buffer is not None, "what has begun was admitted"
             decoded_bytes = self._assembler.bytes_to_decode if header.last else 0
-            if buffer.blocks or decoded_bytes >= _DECODE_IN_THREAD_FROM_BYTES:
-                received = await in_thread(self._fill, header, await payload.read(), buffer)
+            if buffer.blocks:
+                async for piece in payload.pieces(_PIECE_BYTES):
+                    await in_thread(self._put, header, piece, buffer)
+                received = await in_thread(self._assembler.complete, header)
+            elif decoded_bytes >= _DECODE_IN_THREAD_FROM_BYTES:
+                received = await in_thread(self._assembler.fill, header, await payload.read())
             elif self._assembler.whole(header, payload.size):
                 received = self._assembler.keep(header, await payload.read(buffer.allocate))
             else:
@@ -109,13 +115,9 @@ class Intake:
             self._buffer.abandon()
             self._buffer = None
 
-    def _fill(
-        self, header: FrameHeader, payload: memoryview, buffer: ReceiveBuffer
-    ) -> ReceivedActivation | None:
-        received = self._assembler.fill(header, payload)
-        if received is None:
-            buffer.settle()
-        return received
+    def _put(self, header: FrameHeader, piece: memoryview, buffer: ReceiveBuffer) -> None:
+        copy_into(self._assembler.targets(header, len(piece)), piece)
+        buffer.settle()
 
     def _admit(self, activation: Activation, memory_bytes: int) -> ReceiveBuffer:
         self._buffer = self._receiver.admit(activation, memory_bytes)

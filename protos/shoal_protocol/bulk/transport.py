@@ -57,6 +57,11 @@ class Payload(Protocol):
         """Put the bytes into memory that has room for just as many. Raises `TransportBroken`."""
         ...
 
+    def pieces(self, most_bytes: int) -> AsyncIterator[memoryview]:
+        """The bytes in order, at least one piece of at most so many, each until the next is asked
+        for. Raises `TransportBroken`."""
+        ...
+
 
 class Received(NamedTuple):
     """One frame. `size` are its header and its payload, as in `Frame`."""
@@ -107,6 +112,10 @@ class Held:
 
     async def read_into(self, targets: Sequence[memoryview]) -> None:
         copy_into(targets, self._view)
+
+    async def pieces(self, most_bytes: int) -> AsyncIterator[memoryview]:
+        for start in range(0, max(1, self.size), most_bytes):
+            yield self._view[start : start + most_bytes]
 
 
 class GrpcTransport:

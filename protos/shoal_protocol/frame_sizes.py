@@ -6,6 +6,9 @@ INLINE_BYTES: Final = 16 << 10
 """Inputs up to this size travel with the instruction, results with its reply. A full batch of these
 stays far below what a message may have."""
 MAXIMUM_PAYLOAD_BYTES: Final = 1 << 20
+DISK_PIECE_BYTES: Final = 64 << 10
+"""What goes to a disk or comes from one is moved in such pieces: memory is short there, and has
+each of them twice, mapped and copied. A full device moves it without counting them."""
 AHEAD_BYTES: Final = 4 << 20
 """Measured: inputs of 4 and 13 MiB took 3.9 to 5.6 MiB more while they were received."""
 

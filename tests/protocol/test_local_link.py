@@ -20,6 +20,7 @@ from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Traffic, Unde
 from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer
 from shoal_protocol.bulk.transport import TransportBroken
+from shoal_protocol.frame_sizes import DISK_PIECE_BYTES
 from shoal_protocol.frames import Frame, MalformedFrame, TransferError, acknowledgement
 from shoal_protocol.tensors import ActivationKey, Array, encode_activation
 from shoal_protocol.v1 import tensors_pb2 as pb
@@ -127,7 +128,7 @@ async def test_of_what_goes_to_a_disk_little_is_in_memory_at_one_time() -> None:
         assert await asyncio.wait_for(sender.send(outbound(1, size)), 10) == size
     (buffer,) = taker.buffers
     assert buffer.settled[-1] == size
-    assert max(np.diff(buffer.settled, prepend=0)) <= 64 << 10
+    assert max(np.diff(buffer.settled, prepend=0)) <= DISK_PIECE_BYTES
 
 
 async def test_both_sides_send_at_once_without_blocking_each_other() -> None:

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from shoal_agent.execution.values import Key
 from shoal_agent.memory.residency import NoRoom
 from shoal_agent.transport.buffers import Buffers, Lease
-from shoal_protocol.frame_sizes import received_frame_bytes
+from shoal_protocol.frame_sizes import DISK_PIECE_BYTES, received_frame_bytes
 from shoal_protocol.frames import TransferError
 from shoal_protocol.tensors import Array, memory_bytes
 from shoal_protocol.threads import in_thread
@@ -388,7 +388,10 @@ def _write(path: Path, arrays: Mapping[str, Array]) -> tuple[mmap.mmap | None, d
         for name, array in arrays.items():
             file.write(bytes(-file.tell() % _ALIGNMENT))
             starts[name] = file.tell()
-            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            # A page that is read brings as much into memory as the kernel has cached in one piece.
+            for start in range(0, len(content), DISK_PIECE_BYTES):
+                file.write(content[start : start + DISK_PIECE_BYTES])
         length = file.tell()
         file.flush()
         if not length:

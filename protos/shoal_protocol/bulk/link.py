@@ -35,6 +35,7 @@ from shoal_protocol.bulk.outgoing import Undelivered as Undelivered  # noqa: PLC
 from shoal_protocol.bulk.sources import Frames, read_in_thread
 from shoal_protocol.bulk.transport import Received, Transport, TransportBroken
 from shoal_protocol.codecs import LinkCodec
+from shoal_protocol.frame_sizes import DISK_PIECE_BYTES
 from shoal_protocol.frames import FRAMES_TOGETHER, Frame, MalformedFrame, acknowledgement, ping
 from shoal_protocol.pacing import LONGEST_SECONDS, Pace
 from shoal_protocol.tensors import EncodedActivation, encode_activation
@@ -218,6 +219,7 @@ class BulkLink:
 
     async def _encode(self, outbound: OutboundActivation) -> EncodedActivation:
         fast = self._transport.local or self._codec.fast
+        frame_bytes = self._transport.frame_bytes if outbound.settle is None else DISK_PIECE_BYTES
         encode = partial(
             encode_activation,
             outbound.key,
@@ -227,7 +229,7 @@ class BulkLink:
             codec=NONE if fast else self._codec,
             lossy=outbound.lossy,
             bfloat16=outbound.bfloat16,
-            frame_bytes=self._transport.frame_bytes,
+            frame_bytes=frame_bytes,
         )
         size, text = 0, False
         for tensor in outbound.tensors.values():

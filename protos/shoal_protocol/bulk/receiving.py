@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation, copy_into
 from shoal_protocol.bulk.transport import Payload
+from shoal_protocol.frame_sizes import DISK_PIECE_BYTES
 from shoal_protocol.frames import Frame, TransferError, acknowledgement
 from shoal_protocol.threads import in_thread
 from shoal_protocol.v1.tensors_pb2 import NONE, Activation, FrameHeader
 
 _DECODE_IN_THREAD_FROM_BYTES: Final = 1 << 20
-_PIECE_BYTES: Final = 64 << 10
-"""Of a frame that goes to a disk: memory is short there, and has each piece twice."""
 
 
 class ReceiveBuffer(Protocol):
@@ -90,7 +89,7 @@ class Intake:
             assert buffer is not None, "what has begun was admitted"
             decoded_bytes = self._assembler.bytes_to_decode if header.last else 0
             if buffer.blocks:
-                async for piece in payload.pieces(_PIECE_BYTES):
+                async for piece in payload.pieces(DISK_PIECE_BYTES):
                     await in_thread(self._put, header, piece, buffer)
                 received = await in_thread(self._assembler.complete, header)
             elif decoded_bytes >= _DECODE_IN_THREAD_FROM_BYTES:

@@ -15,8 +15,10 @@ _LOOK_SECONDS: Final = 0.001
 _NEAR: Final = 8
 """Weights are dropped when one part in so many of the limit is left, or less than they may take
 before the next look: between two looks a node may take as much."""
-OTHERS_BYTES: Final = 512 << 10
-"""What a run and other threads take besides what is reckoned with: up to 0.3 MiB was measured."""
+OTHERS_BYTES: Final = 768 << 10
+"""What a run and other threads take besides what is reckoned with: up to 0.3 MiB was measured. And
+the kernel charges a group 256 KiB ahead on each processor: what another one has of it comes back
+too late."""
 
 READ_BYTES: Final = 4 << 20
 """Of weights that were dropped a run may read so much again before the guard looks."""

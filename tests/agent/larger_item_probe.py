@@ -1,7 +1,8 @@
-"""A process of a test: `python larger_item_probe.py FOLDER LIMIT COUNT [untried] [disk|memory]` has
-a fragment run on an item that is larger than planned, or on the first when nothing is known of the
-fragment, then on a small one, and prints how much memory that took, and whether the first one was
-stopped. An item is a number of rows, or so many rows, on the disk or in memory."""
+"""A process of a test: `python larger_item_probe.py FOLDER LIMIT COUNT [untried] [granted]
+[disk|memory]` has a fragment run on an item that is larger than planned, or on the first when
+nothing is known of the fragment, then on a small one, and prints how much memory that took, and
+whether the first one was stopped. It is opened in what it takes, or within the limit. An item is a
+number of rows, or so many rows, on the disk or in memory."""
 
 import json
 import mmap
@@ -43,13 +44,15 @@ def on_disk(rows: int) -> dict[str, Array]:
 KINDS: Final[dict[str, Items]] = {"memory": in_memory, "disk": on_disk}
 
 
-def main(folder: Path, limit_bytes: int, count: int, items: Items, *, untried: bool) -> None:
+def main(
+    folder: Path, limit_bytes: int, count: int, items: Items, *, untried: bool, granted: bool
+) -> None:
     tune_allocator()
     meter = MemoryMeter()
     runtime = Runtime(meter, threads=1, limit_bytes=ARENA_BYTES)
     runtime.rehearse()
     meter.settle()
-    runtime.open("f", folder)
+    runtime.open("f", folder, limit_bytes if granted else None)
     item = items(count)
     try:
         result = runtime.run(
@@ -72,4 +75,5 @@ def main(folder: Path, limit_bytes: int, count: int, items: Items, *, untried: b
 if __name__ == "__main__":
     _, fragment, limit, rows, *how = sys.argv
     (kind,) = [KINDS[each] for each in how if each in KINDS] or [number_of]
-    main(Path(fragment), int(limit), int(rows), kind, untried="untried" in how)
+    within = {name: name in how for name in ("untried", "granted")}
+    main(Path(fragment), int(limit), int(rows), kind, **within)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import onnx
 import pytest
 
-from agent.fragment_making import MadeFragment, write_fragment
+from agent.fragment_making import InBlocks, MadeFragment, write_fragment
 from agent.larger_item_probe import ARENA_BYTES
 from made_models import Made, weight
 
@@ -62,6 +62,21 @@ SHIFTED = Made(
 """As many rows as it takes, which it writes outside of the arena."""
 
 
+def weights_after(count: int) -> Made:
+    """As many rows as its input says, which stay until the end, and 4 MiB of weights for each layer
+    that one row of them passes."""
+    text = ["one = Constant<value_float = 1.0>()", "large = Expand(one, count)"]
+    text.append("y0 = ReduceMax<axes = [0], keepdims = 1>(large)")
+    text += [f"y{layer + 1} = MatMul(y{layer}, W{layer})" for layer in range(count)]
+    text.append("least = ReduceMin<axes = [0], keepdims = 1>(large)")
+    text.append(f"y = Add(y{count}, least)")
+    return Made(
+        text=f"g (int64[2] count) => (float[1,1024] y) {{ {' '.join(text)} }}",
+        weights={f"W{layer}": weight(1024, 1024) for layer in range(count)},
+        shapes={},
+    )
+
+
 def layers(count: int) -> Made:
     """As many rows as its input says, and 4 MiB of weights for each layer, which reads all of them
     several times besides."""
@@ -83,9 +98,14 @@ def layers(count: int) -> Made:
 
 
 def found_with(
-    folder: Path, made: Made, rows_mib: int, *how: str, limit: int = LIMIT
+    folder: Path,
+    made: Made,
+    rows_mib: int,
+    *how: str,
+    limit: int = LIMIT,
+    blocks: InBlocks | None = None,
 ) -> dict[str, Any]:
-    fragment = write_fragment(folder, onnx.load(made.save(folder)), 16 * MIB)
+    fragment = write_fragment(folder, onnx.load(made.save(folder)), 80 * MIB, blocks)
     command = [sys.executable, PROBE, fragment.folder, limit, rows_mib * 256, *how]
     found: dict[str, Any] = json.loads(subprocess.check_output(list(map(str, command)), text=True))
     return found
@@ -125,6 +145,17 @@ def test_inputs_on_disk_and_outputs_beside_the_arena_are_part_of_what_a_run_take
     tmp_path: Path, rows_mib: int, where: str, *, runs: bool
 ) -> None:
     found = found_with(tmp_path, SHIFTED, rows_mib, "untried", where, limit=BUDGET)
+    assert (found["stopped"] == "") == runs, found
+    assert found["peak"] <= BUDGET
+
+
+@pytest.mark.parametrize(("blocks", "runs"), [(None, False), (InBlocks(20), True)])
+def test_of_an_untried_fragment_all_weights_count_that_are_in_memory_at_one_time(
+    tmp_path: Path, blocks: InBlocks | None, *, runs: bool
+) -> None:
+    """64 MiB of weights and 8 of rows, in 24: a guard that looks now and then would be too late."""
+    how = ("untried", "granted") if blocks else ("untried",)
+    found = found_with(tmp_path, weights_after(16), 8, *how, limit=BUDGET, blocks=blocks)
     assert (found["stopped"] == "") == runs, found
     assert found["peak"] <= BUDGET
 

@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import Final
 
 from shoal_agent.runtime.failures import OutOfBudget, Stopper
-from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
+from shoal_agent.runtime.mapped_pages import PageRange, drop
 from shoal_agent.runtime.process_memory import MemoryMeter
 
 _LOOK_SECONDS: Final = 0.001
 _NEAR: Final = 8
-"""Weights are dropped when one part in so many of the limit is left, or less than they may take
-before the next look: between two looks a node may take as much."""
+"""Weights are dropped when one part in so many of the limit is left: between two looks a node may
+take as much."""
 OTHERS_BYTES: Final = 768 << 10
 """What a run and other threads take besides what is reckoned with: up to 0.3 MiB was measured. And
 the kernel charges a group 256 KiB ahead on each processor: what another one has of it comes back
@@ -41,8 +41,7 @@ class Guard:
     ) -> None:
         self._meter = meter
         self._limit_bytes = limit_bytes
-        ahead = min(size_of(weights), READ_BYTES)
-        self._near_bytes = limit_bytes - max(limit_bytes // _NEAR, ahead)
+        self._near_bytes = limit_bytes - limit_bytes // _NEAR
         self._stopper = stopper
         self._weights = weights
         self._ended = threading.Event()

@@ -48,9 +48,8 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run. `outcome`: `ran`, `in part`, `refused` or `failed`, and `message` why. `refused`:
-    before an item ran, or when what was measured asked for a finer cut and none is. `need_bytes` is
-    what the planner says its fragments need together, `peak` the largest share of its budget
+    """One run. `outcome`: `ran`, `in part`, `refused` or `failed`, and `message` why. `need_bytes`
+    is what the planner says its fragments need together, `peak` the largest share of its budget
     that a device took, `difference` the largest from the whole model."""
 
     model: str
@@ -162,17 +161,13 @@ class Bench:
 
 def _outcome(report: Mapping[str, Any], job: Mapping[str, Any], status: int) -> str:
     """What became of a run; `in part`: items that the plan could not cover failed, each alone."""
-    notes = report.get("notes", ())
     if job.get("state") == "Complete":
         return "ran"
-    is_announced = any("larger than the plan covers" in note for note in notes)
+    is_announced = any("larger than the plan covers" in note for note in report.get("notes", ()))
     reasons = [each["reason"] for each in job.get("failures", ())]
     if is_announced and reasons and all(each.startswith("Budget: ") for each in reasons):
         return "in part"
-    is_exhausted = any(note.startswith("it cannot be cut finer") for note in notes)
-    if status == 2 or (is_exhausted and job.get("reason") == "Budget"):
-        return "refused"
-    return "failed"
+    return "refused" if status == 2 else "failed"
 
 
 def descend(bench: Bench, devices: int, close: float = CLOSE) -> Iterator[Row]:

@@ -22,6 +22,8 @@ from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, Script
 from shoal_agent.runtime.fragments import Fragments
 
 SOURCES = Path(__file__).parents[2]
+MARK_ERROR_BYTES = 256 << 10
+"""The kernel's highest mark may be so much too high, on two processors (`process_memory`)."""
 _MARKS = ("--relayed", "--measured")
 """Of a test's wishes, those that are no options of the agent."""
 

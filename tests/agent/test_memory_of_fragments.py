@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from agent.conftest import AgentProcess, Joined
+from agent.conftest import MARK_ERROR_BYTES, AgentProcess, Joined
 from agent.fragment_making import MadeFragment, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
@@ -229,7 +229,7 @@ async def test_of_a_table_no_more_stays_in_memory_than_there_is_room_for(
     for item, words in enumerate(np.random.default_rng(1).integers(0, ROWS, (60, 1, 32))):
         reply = await look_up(joined.device, fragment.digest, item, words)
         # 60 items read rows all over its 32 MiB; of the last ones at most some are there still.
-        assert reply.executed.peak_bytes < 10 * MIB
+        assert reply.executed.peak_bytes < 10 * MIB + MARK_ERROR_BYTES
         assert joined.agent.without_libraries() - idle < 10 * MIB
         assert joined.agent.status("VmRSS") < joined.device.hello.floor_bytes + 12 * MIB
 

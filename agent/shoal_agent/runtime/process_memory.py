@@ -12,7 +12,9 @@ connected; freed heap given back, library pages dropped), and a reserve for libr
 return when they are used. All use is above it. The *peak* is the highest mark since the floor was
 taken, less what was resident then, and less the library pages that have returned, up to the
 reserve: these are no use of a fragment, but neither may they exceed what is reserved for them. The
-mark is the kernel's own (VmHWM), which misses nothing between samples.
+mark is the kernel's own (VmHWM), which misses nothing between samples. It is not exact: each
+processor adds what it has counted when that is 32 pages of a kind, so the mark may be 128 KiB too
+high, or too low, for each processor (from Linux 6.2 on; 172 KiB were seen on two).
 
 So resident memory never exceeds floor + budget while use is within the budget, and pages that stay
 away lend their reserve to nobody.

@@ -161,11 +161,13 @@ def _indivisible(layout: Layout, each: Outgrown, start: int, end: int) -> Refusa
     obstacle = next((layout.obstacles[at] for at in layout.obstacles if start < at < end), None)
     node = nodes[-1].label
     why = f" ({obstacle})" if obstacle else ""
+    estimate = layout.segment(start, end).resident_bytes
+    would = f"; by estimate it needs {format_bytes(estimate)}" if estimate > each.need_bytes else ""
     return Refusal(
         reason=(
             f"fragment {each.fragment} took {format_bytes(each.need_bytes)}, and it cannot be "
-            f"divided: no cut parts its nodes, of which {node} is the last{why}"
+            f"divided: no cut parts its nodes, of which {node} is the last{why}{would}"
         ),
         node=node,
-        need_bytes=each.need_bytes,
+        need_bytes=max(each.need_bytes, estimate),
     )

@@ -1,5 +1,6 @@
 """A fragment that fits on no device, as measured, is divided where that helps."""
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -50,6 +51,17 @@ def test_a_few_cuts_lead_down_to_the_node_that_takes_too_much() -> None:
     assert isinstance(refusal, Refusal)
     assert (refusal.node, refusal.need_bytes) == (f"layer {peak} (MatMul)", 64 * MIB)
     assert refusal.reason.startswith(f"fragment {number} took 64 MiB, and it cannot be divided")
+
+
+def test_what_is_stopped_early_is_refused_with_what_it_needs_by_estimate() -> None:
+    """A run is stopped where it takes more than there is, so nobody knows how much more."""
+    refusal = divide(chain(40 * MIB), (), [outgrown(0, mib=11)])
+    assert isinstance(refusal, Refusal)
+    assert "took 11 MiB, and it cannot be divided" in refusal.reason
+    found = re.search(r"; by estimate it needs ([0-9.]+) MiB$", refusal.reason)
+    assert found
+    assert float(found[1]) >= 40
+    assert refusal.need_bytes >= 40 * MIB
 
 
 def test_what_was_not_estimated_is_divided_by_nodes_and_what_was_by_bytes() -> None:

@@ -48,9 +48,9 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run. `outcome`: `ran`, `in part`, `refused` or `failed`, and `message` why. `need_bytes`
-    is what the planner says its fragments need together, `peak` the largest share of its budget
-    that a device took, `difference` the largest from the whole model."""
+    """One run. `outcome`: `ran`, `in part`, `refused`, `too large` or `failed`, and `message` why.
+    `need_bytes` is what the planner says its fragments need together, `peak` the largest share of
+    its budget that a device took, `difference` the largest from the whole model."""
 
     model: str
     devices: int
@@ -133,7 +133,8 @@ class Bench:
     ) -> Row:
         report = _read(place / "report.json")
         job: dict[str, Any] = next(iter(report.get("jobs", ())), {})
-        outcome = _outcome(report, job, ended.returncode)
+        fragments = _fragments(place / "work")
+        outcome = _outcome(report, job, fragments, ended.returncode)
         complete = outcome == "ran"
         message = "" if complete else job.get("message") or ended.stderr.strip()
         taken = [
@@ -147,7 +148,7 @@ class Bench:
             outcome=outcome,
             message=" ".join(message.split()),
             seconds=seconds,
-            need_bytes=_need(place / "work"),
+            need_bytes=sum(each["resident_bytes"] for each in fragments),
             fragments=len(job.get("stages", ())),
             peak=max(taken, default=0.0),
             difference=self._difference(place / "out") if complete else 0.0,
@@ -159,15 +160,29 @@ class Bench:
         return max(min(largest_difference(mine, one) for one in theirs) for mine, theirs in pairs)
 
 
-def _outcome(report: Mapping[str, Any], job: Mapping[str, Any], status: int) -> str:
-    """What became of a run; `in part`: items that the plan could not cover failed, each alone."""
+def _outcome(
+    report: Mapping[str, Any],
+    job: Mapping[str, Any],
+    fragments: Sequence[Mapping[str, Any]],
+    status: int,
+) -> str:
+    """What became of a run. `in part`: items that the plan could not cover failed, each alone.
+    `too large`: sizes follow from what inputs hold, and no cut parts what took too much. What a
+    plan can know, it has to refuse."""
     if job.get("state") == "Complete":
         return "ran"
-    is_announced = any("larger than the plan covers" in note for note in report.get("notes", ()))
+    if status == 2:
+        return "refused"
+    notes = report.get("notes", ())
+    is_announced = any("larger than the plan covers" in note for note in notes)
     reasons = [each["reason"] for each in job.get("failures", ())]
     if is_announced and reasons and all(each.startswith("Budget: ") for each in reasons):
         return "in part"
-    return "refused" if status == 2 else "failed"
+    is_unknown = any(each["activation_bytes"] is None for each in fragments)
+    is_indivisible = any(note.startswith("it cannot be cut finer") for note in notes)
+    if is_unknown and is_indivisible and job.get("reason") == "Budget":
+        return "too large"
+    return "failed"
 
 
 def descend(bench: Bench, devices: int, close: float = CLOSE) -> Iterator[Row]:
@@ -195,10 +210,10 @@ def _round(size: float) -> int:
     return int(size) // (64 * KIB) * 64 * KIB
 
 
-def _need(work: Path) -> int:
-    """What the fragments of the one partition in a work folder need together."""
+def _fragments(work: Path) -> list[dict[str, Any]]:
+    """Those of the one partition in a work folder."""
     documents = [_read(path) for path in work.rglob("partitions/*/partition.json")]
-    return sum(each["resident_bytes"] for made in documents for each in made["fragments"])
+    return [each for made in documents for each in made["fragments"]]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -70,7 +70,9 @@ class Stopper:
 def node_in(text: str) -> str:
     """The node that a text of the runtime names: ` in its Softmax node 'p'`; empty: none."""
     node = _NODE.search(text)
-    return f" in its {node[1]} node {node[2]!r}" if node else ""
+    if not node:
+        return ""
+    return f" in its {node[1]} node" + (f" {node[2]!r}" if node[2] else "")
 
 
 def exceeded(error: RuntimeFailed, peak_bytes: int, limit_bytes: int) -> Exceeded:

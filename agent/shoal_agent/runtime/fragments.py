@@ -249,7 +249,7 @@ class Fragments:
         if digest in self._measured and had >= budget and (share is None or not share.slack):
             raise OverBudget(budget + 1, budget, text)
         need = max(peak_bytes - others - beside, need_of_stopped(had, budget))
-        await self._measure(digest, others + need, stopped=True)
+        await self._measure(digest, others + need, stopped=text)
         return self._terms(digest) != terms
 
     def _others(self, digest: str) -> int:
@@ -260,14 +260,15 @@ class Fragments:
         share, way = self.ledger.shares.get(digest), self.processor.way(digest)
         return self.ledger.budget, share, way
 
-    async def _measure(self, digest: str, peak_bytes: int, *, stopped: bool = False) -> None:
+    async def _measure(self, digest: str, peak_bytes: int, *, stopped: str = "") -> None:
         """Put to a fragment what the process took beyond what is reckoned for all else; raises
-        `OverBudget` when it is evicted for that."""
+        `OverBudget` when it is evicted for that. `stopped`: why the run was, so that nobody knows
+        how much more it takes."""
         measured = max(0, peak_bytes - self._others(digest))
         if digest not in self._measured and self.opening.trial_of(digest) is None:
             reckoned = self.ledger.resident.get(digest, 0)
             self._counters.memory_ratio.observe(measured / max(1, reckoned))
-        self._carry_out(self.ledger.measure(digest, Bytes(measured), stopped=stopped))
+        self._carry_out(self.ledger.measure(digest, Bytes(measured), stopped=bool(stopped)))
         while changing := self.spilling.tasks | self._granting.tasks:
             await asyncio.gather(*changing)
         if self.ledger.resident.get(digest, 0) >= measured:
@@ -277,7 +278,7 @@ class Fragments:
             have = self.ledger.free_for_fragments
             needed, had = format_apart(measured, have)
             reason = f"{short(digest)} was measured: would need {needed}, have {had}"
-            raise OverBudget(measured, have, reason)
+            raise OverBudget(measured, have, stopped or reason)
 
     def planned_bytes(self, digest: str) -> int:
         """What a fragment was loaded for, without what has gathered or was lent since."""

@@ -1,7 +1,7 @@
 """`shoal run` cuts a model finer: which jobs, and how their reports are merged. Pure."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal_cli.local.orders import JobOrder
@@ -15,7 +15,7 @@ _SUMMED: Final = (
     *("restarts", "limit_failures", "out_of_memory_kills"),
 )
 
-MOST_LEFT_OUT: Final = 16
+_MOST_LEFT_OUT: Final = 16
 """Kinds of items; each time costs a cut, and a trial of its fragments."""
 
 
@@ -24,9 +24,24 @@ def is_too_large(report: JobReport) -> bool:
     return report.state == "Failed" and finer_cuts.is_too_large(report.reason)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinerJob:
+    """A job, cut finer; the `fallbacks` are tried where that cannot be, one after the other."""
+
+    order: JobOrder
+    fallbacks: tuple[JobOrder, ...] = ()
+
+    def fall_back(self) -> "FinerJob | None":
+        """The next thing to try; None: nothing is left."""
+        if not self.fallbacks:
+            return None
+        order, *others = self.fallbacks
+        return FinerJob(order=order, fallbacks=tuple(others))
+
+
 def cut_finer(
     reports: Iterable[tuple[PlannedJob, JobReport]], note: Callable[[str], None]
-) -> list[JobOrder]:
+) -> list[FinerJob]:
     """The jobs of which fragments turned out too large for every device: cut for the sizes that
     items were seen to have, or, where these are nothing new, with those fragments divided; not
     where the manifests say how it is cut, or nobody knows what to divide."""
@@ -36,6 +51,8 @@ def cut_finer(
         if not is_too_large(report) or cut.tensors or cut.fragments or cut.max_bytes or cut.pinned:
             continue
         found: tuple[Outgrown, ...] = ()
+        if job.order.final_cut:
+            continue
         if (seen := finer_cuts.learned(cut.seen, report.seen)) is not None:
             cut = replace(cut, seen=seen, outgrown=())
         elif found := finer_cuts.to_divide(job.prepared.document, report.outgrown, cut.seen):
@@ -43,19 +60,32 @@ def cut_finer(
         else:
             continue
         note(f"{job.order.name}: {finer_cuts.in_words(report.message, found)}")
-        finer.append(replace(job.order, plan=replace(job.order.plan, cut=cut)))
+        order = replace(job.order, plan=replace(job.order.plan, cut=cut))
+        finer.append(FinerJob(order=order, fallbacks=tuple(_fallbacks(job, report))))
     return finer
 
 
-def cover_less(order: JobOrder) -> JobOrder | None:
-    """The job, cut anew for all but the largest kinds of its items, twice as many each time; None:
-    that was done often enough, or nobody knows its items. What is larger than the plan covers runs
-    by itself, guarded: an envelope of mixed shapes is larger than any item."""
+def _fallbacks(job: PlannedJob, report: JobReport) -> Iterator[JobOrder]:
+    """The job as far as it can run where no finer cut is possible. Where sizes are unknown, with
+    the cut that it had: each run is guarded, so an item that no device has the memory for fails by
+    itself. Unless every item has its verdict."""
+    order = replace(job.order, plan=replace(job.order.plan, cut=job.prepared.order))
+    if not any(each.activation_bytes is None for each in job.prepared.document.fragments):
+        yield from cover_less(order)
+    elif report.succeeded + report.failed < report.items:
+        yield replace(order, final_cut=True)
+
+
+def cover_less(order: JobOrder) -> Iterator[JobOrder]:
+    """The job, cut anew for all but the largest kinds of its items, twice as many each time; none
+    where nobody knows its items. What is larger than the plan covers runs by itself, guarded: an
+    envelope of mixed shapes is larger than any item."""
     cut = order.plan.cut
-    if cut.sample is None or cut.left_out >= MOST_LEFT_OUT:
-        return None
-    less = replace(cut, seen={}, outgrown=(), left_out=max(1, 2 * cut.left_out))
-    return replace(order, plan=replace(order.plan, cut=less))
+    left_out = 2 * cut.left_out or 1
+    while cut.sample is not None and left_out <= _MOST_LEFT_OUT:
+        less = replace(cut, seen={}, outgrown=(), left_out=left_out)
+        yield replace(order, plan=replace(order.plan, cut=less))
+        left_out *= 2
 
 
 def merged(reports: Iterable[DeviceReport]) -> tuple[DeviceReport, ...]:

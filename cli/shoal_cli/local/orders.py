@@ -45,13 +45,15 @@ class PlanOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOrder:
-    """A job with the folders that it reads and writes."""
+    """A job with the folders that it reads and writes. `final_cut`: no finer cut is possible, so
+    items for which a fragment takes too much fail by themselves."""
 
     job: InferenceJob
     plan: PlanOrder
     inputs: Path
     outputs: Path
     streams: Streams = NO_STREAMS
+    final_cut: bool = False
 
     @property
     def name(self) -> str:

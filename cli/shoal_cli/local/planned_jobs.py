@@ -66,6 +66,7 @@ class PlannedJob:
             follow=spec.inputs.follow,
             end=spec.end,
             batch=self.order.batch,
+            final_cut=self.order.final_cut,
             explanation=[
                 *sentences(self.plan),
                 *batch_sentences(self.plan, self.prepared.document, self.order.batch),

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from shoal_cli.local.cut_orders import CutOrder
-from shoal_cli.local.finer_cuts import cover_less
+from shoal_cli.local.finer_cuts import FinerJob
 from shoal_cli.local.observer import Observer
 from shoal_cli.local.orders import JobOrder, PlanOrder
 from shoal_cli.local.planned_jobs import PlannedJob, with_items
@@ -49,21 +49,24 @@ def plan_on_pool(order: PlanOrder, prepared: Prepared, others: Iterable[Plan] = 
 
 
 async def try_finer(
-    orders: Sequence[JobOrder],
+    jobs: Sequence[FinerJob],
     run: Callable[[Sequence[JobOrder]], Awaitable[Sequence[T]]],
     note: Callable[[str], None],
 ) -> Sequence[T]:
-    """What `run` makes of jobs that are cut finer; where no finer cut is possible, of the same
-    jobs, planned for fewer of their larger items. Empty: nothing helps."""
+    """What `run` makes of jobs that are cut finer; where no finer cut is possible, of their
+    fallbacks. Empty: nothing helps."""
     noted = False
-    while orders:
+    while jobs:
         try:
-            return await run(orders)
+            return await run([each.order for each in jobs])
         except (StepRefused, StepCrashed, NoPlan) as error:
             if not noted:
                 note(f"it cannot be cut finer: {error}")
             noted = True
-            orders = [less for each in orders if (less := cover_less(each)) is not None]
+            jobs = [less for each in jobs if (less := each.fall_back()) is not None]
+            for each in jobs:
+                if each.order.final_cut:
+                    note(f"{each.order.name}: items that it is too large for fail by themselves")
     return ()
 
 

@@ -29,7 +29,7 @@ from shoal_cli.local.cgroups import (
     Unavailable,
     groups_as_wanted,
 )
-from shoal_cli.local.finer_cuts import cut_finer, merged
+from shoal_cli.local.finer_cuts import FinerJob, cut_finer, merged
 from shoal_cli.local.finished import find_finished, remember
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, JobRefused, Orders
@@ -193,8 +193,8 @@ class _Run:
         left = [order for order in orders if not await self._is_finished(order)]
         if left:
             await self._run_pools(left)
-        while not self._interrupted and (left := self._cut_finer(left)):
-            left = list(await try_finer(left, self._run_again, self._note))
+        while not self._interrupted and (finer := self._cut_finer(left)):
+            left = list(await try_finer(finer, self._run_again, self._note))
 
     async def _run_again(self, orders: Sequence[JobOrder]) -> Sequence[JobOrder]:
         self._supervisor = Supervisor(self._on_death)
@@ -225,7 +225,7 @@ class _Run:
                     remember(order, job.prepared, self._workspace)
         return tuple(reports)
 
-    def _cut_finer(self, orders: Sequence[JobOrder]) -> list[JobOrder]:
+    def _cut_finer(self, orders: Sequence[JobOrder]) -> list[FinerJob]:
         places = (self._places[order.name] for order in orders)
         return cut_finer(((job, pool.job_report(job)) for pool, job in places), self._note)
 

@@ -104,6 +104,8 @@ class JobSpec:
     holds: bool = False
     light: bool = False
     """What an item takes from stage to stage is so little that it may travel (`itineraries`)."""
+    final_cut: bool = False
+    """No finer cut is possible: an item that takes more than every device has fails by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

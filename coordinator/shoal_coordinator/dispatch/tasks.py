@@ -329,9 +329,12 @@ def _handle_failure(state: State, running: Running, failure: Failure) -> None:
 
 def _learn_need(device: Device, task: Task, failure: Failure) -> bool:
     """Whether the failure says something new of what the fragment takes. A single item for which
-    the whole budget is too little says nothing of the others that have run."""
-    need = failure.need
-    if need is None or (need > device.memory.budget and task.queue.finished):
+    the whole budget is too little says nothing of the others that have run, nor of those that may
+    run where no finer cut is possible."""
+    need, queue = failure.need, task.queue
+    if need is None:
+        return False
+    if need > device.memory.budget and (queue.finished or queue.job.spec.final_cut):
         return False
     return device.memory.learn(task.queue.service.digest, need)
 

@@ -407,6 +407,7 @@ def job_spec(
         deadline=deadline,
         parallelism=request.parallelism,
         open_ended=open_ended,
+        final_cut=request.final_cut,
         light=(
             request.mode == api.STREAMING
             and request.batch <= 1

@@ -63,7 +63,7 @@ class InferFailure(_message.Message):
     def __init__(self, item: _Optional[int] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., need_bytes: _Optional[int] = ..., have_bytes: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class SubmitJobRequest(_message.Message):
-    __slots__ = ("name", "partition", "stages", "epoch", "inputs_uri", "outputs_uri", "mode", "policy", "priority", "backoff_limit", "active_deadline_seconds", "lossy", "parallelism", "explanation", "batch", "follow", "end", "retry")
+    __slots__ = ("name", "partition", "stages", "epoch", "inputs_uri", "outputs_uri", "mode", "policy", "priority", "backoff_limit", "active_deadline_seconds", "lossy", "parallelism", "explanation", "batch", "final_cut", "follow", "end", "retry")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class SubmitJobRequest(_message.Message):
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    FINAL_CUT_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
@@ -97,10 +98,11 @@ class SubmitJobRequest(_message.Message):
     parallelism: int
     explanation: _containers.RepeatedScalarFieldContainer[str]
     batch: int
+    final_cut: bool
     follow: bool
     end: bool
     retry: Retry
-    def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ..., epoch: _Optional[int] = ..., inputs_uri: _Optional[str] = ..., outputs_uri: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., policy: _Optional[_Union[Policy, str]] = ..., priority: _Optional[int] = ..., backoff_limit: _Optional[int] = ..., active_deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., parallelism: _Optional[int] = ..., explanation: _Optional[_Iterable[str]] = ..., batch: _Optional[int] = ..., follow: _Optional[bool] = ..., end: _Optional[bool] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ..., epoch: _Optional[int] = ..., inputs_uri: _Optional[str] = ..., outputs_uri: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., policy: _Optional[_Union[Policy, str]] = ..., priority: _Optional[int] = ..., backoff_limit: _Optional[int] = ..., active_deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., parallelism: _Optional[int] = ..., explanation: _Optional[_Iterable[str]] = ..., batch: _Optional[int] = ..., final_cut: _Optional[bool] = ..., follow: _Optional[bool] = ..., end: _Optional[bool] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ...) -> None: ...
 
 class Retry(_message.Message):
     __slots__ = ("number", "items")

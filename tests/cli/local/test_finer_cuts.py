@@ -1,14 +1,16 @@
 """A fragment that takes more than was planned, and fits on no device, is divided."""
 
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cli.local.test_report import REPORT
 from cli.local.workbench import Workbench
 from shoal_cli.local.finer_cuts import is_too_large, merged
 from shoal_cli.local.report import TierHits
-from underestimated import HIDDEN, underestimated, write_inputs
+from underestimated import HIDDEN, spoken, underestimated, write_inputs
 
 
 @pytest.mark.real
@@ -45,6 +47,31 @@ def test_a_fragment_that_fits_nowhere_is_divided_and_the_job_succeeds(
     # Its status may be 1: one node took more than a device has, before it could be stopped.
     assert [(each["state"], each["succeeded"]) for each in jobs] == [("Complete", 4)], ran.err
     assert jobs[0]["verification"]["mismatched"] == 0
+
+
+@pytest.mark.real
+def test_where_no_finer_cut_helps_an_item_fails_by_itself_and_the_others_run(
+    bench: Workbench,
+) -> None:
+    """Of 20,000 rows one node takes 40 MiB and more, which no plan knows."""
+    folder = bench.folder / "spoken"
+    (folder / "in").mkdir(parents=True)
+    for item, rows in enumerate((20_000, 40, 60)):
+        x = np.random.default_rng(item).random((1, 512), np.float32)
+        np.savez(folder / "in" / f"{item}.npz", allow_pickle=False, x=x, n=np.array([rows]))
+    places = ("--inputs", folder / "in", "--outputs", folder / "out", "--report", bench.report)
+    path = spoken().save(folder)
+    ran = bench.run("run", path, *places, "--devices", "2", "--budget", "16Mi")
+    assert ran.status == 1, ran.err
+    assert "it cannot be cut finer" in ran.err
+    assert "items that it is too large for fail by themselves" in ran.err
+    jobs = ran.report["jobs"]
+    assert isinstance(jobs, list)
+    (job,) = jobs
+    assert (job["succeeded"], job["failed"]) == (2, 1)
+    (failure,) = job["failures"]
+    assert failure["input"] == "0.npz"
+    assert re.search("^Budget: it .* 16 MiB.* node", failure["reason"]), failure
 
 
 def test_what_a_device_did_in_both_runs_is_in_one_report() -> None:

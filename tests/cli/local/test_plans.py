@@ -10,6 +10,7 @@ import yaml
 
 from fragment_pools import MIB, partition, placed
 from shoal_cli.local.cut_orders import CutOrder
+from shoal_cli.local.finer_cuts import FinerJob, cover_less
 from shoal_cli.local.manifests import manifests_of
 from shoal_cli.local.orders import JobOrder, PlanOrder, read_orders
 from shoal_cli.local.planned_jobs import with_items
@@ -170,7 +171,9 @@ async def test_where_no_finer_cut_fits_ever_more_of_the_largest_items_are_left_o
             raise NoPlan(f"{tried[-1].left_out} are too few")
         return orders
 
-    ran = await try_finer([outgrown(tmp_path)], run, notes.append)
+    order = outgrown(tmp_path)
+    finer = FinerJob(order=order, fallbacks=tuple(cover_less(order)))
+    ran = await try_finer([finer], run, notes.append)
     assert [cut.left_out for cut in tried] == {
         0: [0],
         1: [0, 1],

@@ -176,6 +176,19 @@ def test_an_item_for_which_no_budget_is_enough_fails_alone_where_others_have_run
     assert (ended.succeeded, ended.failed, ended.outgrown) == (1, 1, {0: 33 * MIB})
 
 
+def test_where_no_finer_cut_is_possible_an_item_that_takes_too_much_fails_by_itself() -> None:
+    table = Table()
+    table.join("d1", 32)
+    stages = chain("a", mib=12)
+    spec = replace(job(stages, items=2, backoff_limit=0), parallelism=1, final_cut=True)
+    first = only(table.answer(only(table.submit(spec), Load)), Execute)
+    given = table.fail(first, FailureKind.BUDGET, need_mib=33, have_mib=32)
+    assert only(given, FailItem).failure.need == 33 * MIB
+    table.answer(only(table.answer(only(given, Execute)), FinishItem))
+    ended = table.state.ended["job"]
+    assert (ended.succeeded, ended.failed) == (1, 1)
+
+
 def test_the_largest_sizes_that_items_had_where_memory_was_too_little_are_kept() -> None:
     table = Table()
     table.join("d1", 32)

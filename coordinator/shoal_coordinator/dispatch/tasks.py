@@ -318,7 +318,7 @@ def _handle_failure(state: State, running: Running, failure: Failure) -> None:
                 for producer in task.queue.predecessors:
                     release(state, task.item.tasks[producer])
             _retry(state, task, device, failure)
-        case FailureKind.BUDGET if _learn_need(device, task, failure):
+        case FailureKind.BUDGET if _learn_need(state, device, task, failure):
             # It took more than its grant: it is loaded with less, or more of the budget.
             count_all_homes(state, device, task.queue.service.digest)
             _rerun(state, task)
@@ -327,14 +327,14 @@ def _handle_failure(state: State, running: Running, failure: Failure) -> None:
             _retry(state, task, device, failure)
 
 
-def _learn_need(device: Device, task: Task, failure: Failure) -> bool:
+def _learn_need(state: State, device: Device, task: Task, failure: Failure) -> bool:
     """Whether the failure says something new of what the fragment takes. A single item for which
-    the whole budget is too little says nothing of the others that have run, nor of those that may
-    run where no finer cut is possible."""
+    the whole budget is too little says nothing of the others that have run; nor, for which every
+    budget is, of those that may run where no finer cut is possible."""
     need, queue = failure.need, task.queue
-    if need is None:
+    if need is None or (need > device.memory.budget and queue.finished):
         return False
-    if need > device.memory.budget and (queue.finished or queue.job.spec.final_cut):
+    if need > _largest_budget(state) and queue.job.spec.final_cut:
         return False
     return device.memory.learn(task.queue.service.digest, need)
 
@@ -380,9 +380,13 @@ def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
 def _outgrows_again(state: State, task: Task, failure: Failure) -> bool:
     """Whether no budget is enough for the item, and was not at its last try either: something else
     may have taken memory in one of them, but further tries are in vain."""
-    most = max((tally.budget for tally in state.tallies.values()), default=0)
+    most = _largest_budget(state)
     before, task.outgrown = task.outgrown, failure.need is not None and failure.need >= most
     return before and task.outgrown
+
+
+def _largest_budget(state: State) -> int:
+    return max((tally.budget for tally in state.tallies.values()), default=0)
 
 
 def _give_up_endless(state: State, queue: StageQueue, failure: Failure) -> None:

@@ -189,6 +189,24 @@ def test_where_no_finer_cut_is_possible_an_item_that_takes_too_much_fails_by_its
     assert (ended.succeeded, ended.failed) == (1, 1)
 
 
+def test_where_no_finer_cut_is_possible_an_item_that_a_larger_device_can_run_is_run_there() -> None:
+    table = Table()
+    table.join("d1", 32)
+    table.join("d2", 32)
+    table.join("d3", 48)
+    homes = {"a": ("d1", "d2", "d3")}
+    spec = replace(job(chain("a", mib=12, homes=homes), backoff_limit=0), final_cut=True)
+    given = [each for load in some(table.submit(spec), Load) for each in table.answer(load)]
+    for _ in range(2):
+        execute = only(given, Execute)
+        assert execute.device != "d3"
+        given = table.fail(execute, FailureKind.BUDGET, need_mib=33, have_mib=32)
+    execute = only(given, Execute)
+    assert execute.device == "d3"
+    table.answer(only(table.answer(execute), FinishItem))
+    assert table.state.ended["job"].succeeded == 1
+
+
 def test_the_largest_sizes_that_items_had_where_memory_was_too_little_are_kept() -> None:
     table = Table()
     table.join("d1", 32)

@@ -8,6 +8,7 @@
 What must change together changes in a method of its part.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -48,6 +49,13 @@ class Tally:
     loads: int = 0
     evictions: int = 0
     tiers: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+
+    def forget_too_large(self, digests: Iterable[Digest]) -> None:
+        """Of these fragments, those that were measured to take more than there is may be tried
+        again."""
+        for digest in self.excess.keys() & set(digests):
+            if self.granted[digest] + self.excess[digest] > self.budget:
+                del self.excess[digest]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -110,9 +110,9 @@ def join(state: State, event: ev.DeviceJoined) -> None:
 def _recall(tally: Tally) -> None:
     """What was measured holds in the next session; only where nothing would fit any more, the
     device may try again."""
-    for digest, excess in list(tally.excess.items()):
-        if tally.granted[digest] + excess > tally.budget or len(tally.excess) > _KNOWN_FRAGMENTS:
-            del tally.excess[digest]
+    tally.forget_too_large(tally.excess)
+    while len(tally.excess) > _KNOWN_FRAGMENTS:
+        del tally.excess[next(iter(tally.excess))]
     for digest in [each for each in tally.granted if each not in tally.excess]:
         del tally.granted[digest]
 

@@ -97,6 +97,9 @@ def extend(state: State, event: ev.ItemsArrived) -> None:
 
 
 def _begin_services(state: State, job: Job) -> None:
+    if job.spec.final_cut:  # for other items than those of the run that failed
+        for tally in state.tallies.values():
+            tally.forget_too_large(stage.digest for stage in job.spec.stages)
     for queue in job.queues:
         begin_service(state, queue)
     if (failure := impossible(state, job)) is not None:

@@ -189,6 +189,22 @@ def test_where_no_finer_cut_is_possible_an_item_that_takes_too_much_fails_by_its
     assert (ended.succeeded, ended.failed) == (1, 1)
 
 
+def test_what_was_too_large_for_a_job_is_tried_again_in_its_final_cut() -> None:
+    table = Table()
+    table.join("d1", 32)
+    spec = replace(job(chain("a", mib=12), items=2, backoff_limit=0), parallelism=1)
+    first = only(table.answer(only(table.submit(spec), Load)), Execute)
+    evicted = FragmentEvicted(at=table.at(), device="d1", session=1, digest=digest("a"))
+    again = only(table.feed(evicted), Load)
+    table.fail(first, FailureKind.BUDGET, need_mib=33, have_mib=32)
+    ended = table.fail(again, FailureKind.BUDGET, need_mib=33, have_mib=32)
+    assert only(ended, FinishJob).failure is not None
+    given = table.submit(replace(spec, epoch=2, final_cut=True))
+    final = table.play([*given, *table.wait(4_000)])  # it backs off
+    assert only(final, FinishJob).failure is None
+    assert table.state.ended["job"].succeeded == 2
+
+
 def test_where_no_finer_cut_is_possible_an_item_that_a_larger_device_can_run_is_run_there() -> None:
     table = Table()
     table.join("d1", 32)

@@ -142,7 +142,7 @@ async def test_what_is_sent_from_disk_has_little_of_a_frame_in_memory(
     joined: Joined, tmp_path: Path
 ) -> None:
     _, sender, taker, receiver = joined
-    size, most, path = 16 * MAXIMUM_PAYLOAD_BYTES, 0, tmp_path / "tensor"
+    size, most, path = 3 * MAXIMUM_PAYLOAD_BYTES, 0, tmp_path / "tensor"
     with path.open("wb", buffering=0) as made:
         for _ in range(0, size, DISK_PIECE_BYTES):
             made.write(bytes(DISK_PIECE_BYTES))

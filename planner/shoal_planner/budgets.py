@@ -4,11 +4,11 @@ The fragments are those that there are; where budgets decide how a model is cut,
 cut it otherwise, and do better. All devices have the same budget here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal_planner.costs import Costs, Span
+from shoal_planner.costs import Costs
 from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.explanation import Table, rate
@@ -16,33 +16,11 @@ from shoal_planner.figures import Rates, predicted
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan, duration
 from shoal_planner.placement import plan
+from shoal_planner.smallest_budgets import smallest_at_once, smallest_in_turn
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, format_upwards
 
 _SHOWN: Final = 6
-
-
-def smallest_budget(need: Callable[[Span], int], fragments: int, devices: int) -> Bytes:
-    """The least that lets so many devices hold consecutive fragments at once, each filled before
-    the next; `need` is what those of a span need together."""
-    low = max(need(Span(index, index + 1)) for index in range(fragments))
-    high = max(low, need(Span(0, fragments)))
-    while low < high:
-        middle = (low + high) // 2
-        if _runs(need, fragments, middle) <= devices:
-            high = middle
-        else:
-            low = middle + 1
-    return Bytes(low)
-
-
-def _runs(need: Callable[[Span], int], fragments: int, most: int) -> int:
-    """How many devices it takes, each filled before the next; none needs more than `most`."""
-    count, start = 1, 0
-    for index in range(fragments):
-        if need(Span(start, index + 1)) > most:
-            count, start = count + 1, index
-    return count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +48,9 @@ def with_other_budgets(
 ) -> OtherBudgets:
     """What these fragments would do on devices that differ in their budget alone."""
     costs, fragments, count = Costs(document), len(document.fragments), len(pool)
-    at_once = smallest_budget(costs.least, fragments, count)
-    in_turn = max(costs.least(Span(index, index + 1)) for index in range(fragments))
-    if count == 1:
-        in_turn = costs.least_in_turn(Span(0, fragments))
-    ample = smallest_budget(costs.resident, fragments, count)
+    at_once = smallest_at_once(costs.least, fragments, count)
+    in_turn = smallest_in_turn(costs, count)
+    ample = smallest_at_once(costs.resident, fragments, count)
     plans = []
     for budget in _steps(ample, in_turn):
         devices = [replace(device, budget_bytes=budget) for device in pool]

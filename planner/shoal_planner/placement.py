@@ -26,6 +26,7 @@ from shoal_planner.links import Homes
 from shoal_planner.outcome import Infeasible, Plan, Rejected, Share, StagePlan
 from shoal_planner.replanning import Situation, improve, next_plan
 from shoal_planner.search import MAX_FOUND, Wishes
+from shoal_planner.smallest_budgets import smallest_in_turn
 from shoal_planner.speeds import refined
 from shoal_protocol.choices import Objective, PinPolicy
 from shoal_protocol.partition import PartitionDocument
@@ -186,13 +187,15 @@ def _misfit(costs: Costs, pool: Sequence[PoolDevice], pins: Sequence[Pin]) -> In
 
 
 def _too_tight(costs: Costs, pool: Sequence[PoolDevice]) -> Infeasible:
-    """Each fragment has room by itself; not beside what enters the runs that there would be."""
+    """Each fragment has room by itself; not beside what enters the runs that there would be. What
+    it needs there, if all devices are alike; else what it needs on one that has all fragments."""
     fragments = costs.document.fragments
     neediest = max(fragments, key=lambda fragment: fragment.least_bytes)
+    alike = len({device.budget_bytes for device in pool}) == 1
     return Infeasible(
         problem="",
         fragment=neediest.index,
-        need_bytes=costs.least_in_turn(Span(0, len(fragments))),
+        need_bytes=smallest_in_turn(costs, len(pool) if alike else 1),
         budgets=tuple((device.name, device.budget_bytes) for device in pool),
     )
 

@@ -169,9 +169,9 @@ def _kept(now: PlannedCut, current: Sequence[str]) -> PlannedCut:
 
 def cut_order(found: Plan | Infeasible, goal: Goal) -> tuple[int, int]:
     """Of the plans of several cuts the least is the best: what each device holds at once, then what
-    is loaded in turn, then what fits in no way."""
+    is loaded in turn, then what fits in no way: what needs the least tells what would do."""
     if isinstance(found, Infeasible):
-        return 2, 0
+        return 2, found.need_bytes or 0
     period, latency = found.period_nanoseconds or 0, found.latency_nanoseconds or 0
     return int(not is_at_once(found)), goal.value(period, latency)
 

@@ -1,17 +1,18 @@
 """Other budgets: the smallest that works is the smallest, and the plan is feasible there."""
 
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fragment_pools import MIB, device, partition, placed
-from shoal_planner.budgets import explain_budgets, smallest_budget, with_other_budgets
+from shoal_planner.budgets import explain_budgets, with_other_budgets
 from shoal_planner.costs import Costs
 from shoal_planner.device_costs import Holding
 from shoal_planner.goal import Goal
-from shoal_planner.outcome import Infeasible
+from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
+from shoal_planner.smallest_budgets import smallest_at_once, smallest_in_turn
 from shoal_protocol.choices import Objective
 from shoal_protocol.units import Bytes
 
@@ -24,18 +25,57 @@ def test_no_division_of_the_fragments_needs_less(sizes: list[int], devices: int)
         for cuts in combinations(range(1, len(sizes)), count)
     )
     costs = Costs(partition([1] * len(sizes), sizes))
-    assert smallest_budget(costs.least, len(sizes), devices) == least
+    assert smallest_at_once(costs.least, len(sizes), devices) == least
 
 
 def test_with_the_smallest_budget_there_is_a_plan_and_with_a_byte_less_only_one_in_turn() -> None:
     document = partition([10**8] * 4, [20 * MIB] * 4, least=[7 * MIB, 5 * MIB, 6 * MIB, 8 * MIB])
-    smallest = smallest_budget(Costs(document).least, 4, 2)
+    smallest = smallest_at_once(Costs(document).least, 4, 2)
     for budget, in_turn in ((smallest, False), (Bytes(smallest - 1), True)):
         pool = [device("a", budget=budget), device("b", budget=budget)]
         answer = placed(plan(document, pool, Objective.THROUGHPUT))
         assert any(stage.held(Holding.RELOADED) for stage in answer.stages) is in_turn
     below = [device("a", budget=8 * MIB - 1), device("b", budget=8 * MIB - 1)]
     assert isinstance(plan(document, below, Objective.THROUGHPUT), Infeasible)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 4)), min_size=1, max_size=7),
+    st.integers(1, 4),
+)
+def test_loaded_in_turn_fragments_run_in_the_smallest_budget_and_not_in_a_byte_less(
+    sizes: list[tuple[int, int]], devices: int
+) -> None:
+    """What crosses grows, so that a longer span never needs less than a shorter one."""
+    least = [size * MIB for size, _ in sizes]
+    crossing = [*accumulate((crosses * MIB // 8 for _, crosses in sizes), initial=0)]
+    document = partition([10**8] * len(least), least, crossing=crossing)
+    smallest = smallest_in_turn(Costs(document), devices)
+
+    def answer(budget: int) -> Plan | Infeasible:
+        pool = [device(f"d{number}", budget=budget) for number in range(devices)]
+        return plan(document, pool, Objective.THROUGHPUT)
+
+    assert not isinstance(answer(smallest), Infeasible)
+    refused = answer(smallest - 1)
+    assert isinstance(refused, Infeasible)
+    assert refused.need_bytes is not None
+    assert refused.need_bytes <= smallest
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 16)), min_size=1, max_size=7),
+    st.integers(1, 4),
+)
+def test_the_smallest_budget_in_turn_is_one_that_works(
+    sizes: list[tuple[int, int]], devices: int
+) -> None:
+    least = [size * MIB for size, _ in sizes]
+    crossing = [*(crosses * MIB // 4 for _, crosses in sizes), MIB]
+    document = partition([10**8] * len(least), least, crossing=crossing)
+    budget = smallest_in_turn(Costs(document), devices)
+    pool = [device(f"d{number}", budget=budget) for number in range(devices)]
+    assert not isinstance(plan(document, pool, Objective.THROUGHPUT), Infeasible)
 
 
 def test_the_table_goes_from_all_resident_to_the_smallest_and_says_what_each_costs() -> None:

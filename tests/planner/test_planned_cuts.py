@@ -14,7 +14,8 @@ from shoal_planner.cut_tables import table_of
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
-from shoal_planner.planned_cuts import TableCosts, choose_cut, next_cut
+from shoal_planner.outcome import Infeasible
+from shoal_planner.planned_cuts import TableCosts, choose_cut, cut_order, next_cut
 from shoal_planner.segments import Layout
 from shoal_protocol.choices import Objective
 from shoal_protocol.cut_table import CutTable, table_from_json, table_to_json
@@ -171,3 +172,9 @@ def test_a_table_has_what_the_cuts_of_its_profile_need(profile: object) -> None:
             assert known.resident_bytes == segment.resident_bytes
             assert known.flops == segment.flops
             assert known.least_bytes <= known.resident_bytes
+
+
+def test_of_cuts_that_fit_in_no_way_the_one_that_needs_the_least_says_what_would_do() -> None:
+    goal = Goal(Objective.THROUGHPUT)
+    needs = [Infeasible(problem="", need_bytes=size) for size in (41, 36, 38)]
+    assert min(needs, key=lambda each: cut_order(each, goal)).need_bytes == 36

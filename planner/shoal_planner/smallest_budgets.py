@@ -1,0 +1,54 @@
+"""The smallest budget with which so many equal devices hold consecutive fragments. Pure."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import TypeAlias
+
+from shoal_planner.costs import Costs, Span
+from shoal_protocol.units import Bytes
+
+Needs: TypeAlias = Callable[[int], Iterable[int]]
+"""What spans need that begin with a fragment, in bytes: the shortest first, up to the last one."""
+
+
+def smallest_at_once(need: Callable[[Span], int], fragments: int, devices: int) -> Bytes:
+    """Where each device holds all of its fragments at once; `need` is what a span's need then."""
+
+    def needs(start: int) -> Iterator[int]:
+        return (need(Span(start, end)) for end in range(start + 1, fragments + 1))
+
+    return _smallest(needs, fragments, devices)
+
+
+def smallest_in_turn(costs: Costs, devices: int) -> Bytes:
+    """Where each device holds one of its fragments at once, in blocks."""
+    least = [fragment.least_bytes for fragment in costs.document.fragments]
+
+    def needs(start: int) -> Iterator[int]:
+        largest = enumerate(accumulate(least[start:], max), start + 1)
+        return (each + costs.frames(Span(start, end)) for end, each in largest)
+
+    return _smallest(needs, len(least), devices)
+
+
+def _smallest(needs: Needs, fragments: int, devices: int) -> Bytes:
+    low = max(next(iter(needs(start))) for start in range(fragments))
+    *_, high = needs(0)
+    high = max(low, high)
+    while low < high:
+        middle = (low + high) // 2
+        if _devices(needs, fragments, middle) <= devices:
+            high = middle
+        else:
+            low = middle + 1
+    return Bytes(low)
+
+
+def _devices(needs: Needs, fragments: int, most: int) -> int:
+    """How many devices it takes of which none needs more than `most`: each has as many fragments as
+    it can. A longer span may need less: its ends may be where less crosses."""
+    count, start = 0, 0
+    while start < fragments:
+        start = max(end for end, need in enumerate(needs(start), start + 1) if need <= most)
+        count += 1
+    return count

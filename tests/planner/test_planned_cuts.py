@@ -176,5 +176,5 @@ def test_a_table_has_what_the_cuts_of_its_profile_need(profile: object) -> None:
 
 def test_of_cuts_that_fit_in_no_way_the_one_that_needs_the_least_says_what_would_do() -> None:
     goal = Goal(Objective.THROUGHPUT)
-    needs = [Infeasible(problem="", need_bytes=size) for size in (41, 36, 38)]
+    needs = [Infeasible(problem="", need_bytes=Bytes(size)) for size in (41, 36, 38)]
     assert min(needs, key=lambda each: cut_order(each, goal)).need_bytes == 36

@@ -73,6 +73,11 @@ def _is_larger(other: Fragment, outgrown: Fragment) -> bool:
     return unknown and other.index > outgrown.index and other.nodes >= outgrown.nodes
 
 
+def has_unknown_sizes(document: PartitionDocument) -> bool:
+    """Whether some sizes follow from what inputs hold. Then an item may fit where others do not."""
+    return any(each.activation_bytes is None for each in document.fragments)
+
+
 def in_words(failure: str, found: Collection[Outgrown]) -> str:
     """What happened, and what is done about it: these are divided, or, where there are none, the
     model is cut for what was seen."""

@@ -249,9 +249,25 @@ class ItemFailure:
 
 
 @record()
+class Fallback:
+    """How the job's own Partition was cut before, as in its spec."""
+
+    seen: tuple[SeenShape, ...] = member(
+        SEEN,
+        "What that cut was for.",
+        default=[],
+        example=[{"tensor": "frames_out", "shape": [1, 256, 2260]}],
+    )
+    outgrown: tuple[OutgrownFragment, ...] = member(
+        OUTGROWN, "What was divided.", default=[], example=[{"fragment": 0, "needBytes": 73400320}]
+    )
+
+
+@record()
 class FinerCut:
     """The job's own Partition was cut again: a fragment, as measured, fitted on no device. Cut for
-    the sizes that items have shown, and where these are nothing new, with that fragment divided."""
+    the sizes that items have shown, and where these are nothing new, with that fragment divided.
+    Where that cannot be, and sizes follow from what inputs hold, the cut before runs once more."""
 
     cuts: int = member(COUNT, "Cuts so far, with the first one.", example=2)
     max_fragment_size_bytes: int = member(
@@ -269,9 +285,20 @@ class FinerCut:
         default=[],
         example=[{"fragment": 0, "needBytes": 73400320}],
     )
+    fallback: Fallback | None = optional(
+        Fallback,
+        "The cut that runs once more if this one is not possible; absent: the job fails then.",
+    )
+    final: bool = member(
+        Flag(),
+        "true: the model cannot be cut finer. This cut, which has run before, runs once more, and "
+        "each item that is too large fails by itself.",
+        default=False,
+        example=True,
+    )
     message: str = member(
         MESSAGE,
-        "What did not fit.",
+        "What did not fit, and what is done about it.",
         example="fragment 0 of ocr needs 70 MiB; pi-4 has 64 MiB; now fragment 0 is divided",
     )
 
@@ -316,7 +343,7 @@ class InferenceJobStatus(Status):
     tier_hits: TierHits | None = optional(TierHits, "Tasks by what their device had to do first.")
     failures: tuple[ItemFailure, ...] = records(ItemFailure, 8, "The first eight.")
     finer_cut: FinerCut | None = optional(
-        FinerCut, "The newest cut, with fragments divided; absent: the first cut did."
+        FinerCut, "The newest cut, where the first one did not do; absent: it did."
     )
     retry: RetryStatus | None = optional(
         RetryStatus, "The last retry; absent: it was never retried."

@@ -70,7 +70,7 @@ def _fallbacks(job: PlannedJob, report: JobReport) -> Iterator[JobOrder]:
     the cut that it had: each run is guarded, so an item that no device has the memory for fails by
     itself. Unless every item has its verdict."""
     order = replace(job.order, plan=replace(job.order.plan, cut=job.prepared.order))
-    if not any(each.activation_bytes is None for each in job.prepared.document.fragments):
+    if not finer_cuts.has_unknown_sizes(job.prepared.document):
         yield from cover_less(order)
     elif report.succeeded + report.failed < report.items:
         yield replace(order, final_cut=True)

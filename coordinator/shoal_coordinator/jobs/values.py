@@ -48,10 +48,11 @@ class Retry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """`work` is a digest of everything that never changes: model, folders, mode, policy. `follows`:
-    it takes inputs as they come."""
+    it takes inputs as they come. `final_cut`: the model can be cut no finer."""
 
     work: str
     follows: bool = False
+    final_cut: bool = False
     plan: Plan = Plan()
     terms: Terms = Terms()
     retry: Retry = Retry()

@@ -66,6 +66,7 @@ def submission_as(work: str, request: pb.SubmitJobRequest) -> Submission:
     return Submission(
         work=work,
         follows=request.follow,
+        final_cut=request.final_cut,
         plan=plan,
         terms=Terms(**{name: getattr(request, name) for name in _TERMS}),
         retry=Retry(number=request.retry.number, items=tuple(sorted(set(request.retry.items)))),
@@ -100,6 +101,7 @@ def as_submitted(status: pb.JobStatus, submission: Submission) -> pb.JobStatus:
         setattr(status.terms, name, getattr(submission.terms, name))
     status.terms.SetInParent()
     status.retry = submission.retry.number
+    status.final_cut = submission.final_cut
     return status
 
 

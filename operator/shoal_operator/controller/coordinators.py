@@ -191,6 +191,7 @@ class _Coordinator:
             follow=call.follow,
             end=call.terms.end,
             retry=pb.Retry(number=call.retry, items=call.retried_items),
+            final_cut=call.final_cut,
         )
         try:
             answer = await client.submit(request)

@@ -82,6 +82,7 @@ class SubmitJob:
     `batch` items may run at once.
     Inputs and results are in the job's own folders on the coordinator's volume. `retry` is which
     retry of the job it is, `retried_items` the failed items that are tried again (none: all).
+    `final_cut`: the model can be cut no finer, so an item that takes too much fails by itself.
     """
 
     pool: str
@@ -100,6 +101,7 @@ class SubmitJob:
     predicted_seconds: tuple[tuple[float, ...], ...] = ()
     retry: int = 0
     retried_items: tuple[int, ...] = ()
+    final_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

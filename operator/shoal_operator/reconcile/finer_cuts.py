@@ -10,13 +10,19 @@ What is to be divided is in the status, which is written before the Partition; s
 dies in between, or decides twice, asks for the same cut. The next step follows only when what is in
 force, cut and planned as the status says, has failed. A plan that is newer than that of the failed
 run is run first. A Partition that the user has made is the user's, and stays as it is.
+
+Where a finer cut is not possible, that is the verdict if sizes are known: the items are alike. Else
+the cut before runs once more, for the last time (`final`): each item that is too large fails by
+itself, and the others run. How that run ends is the verdict. The status says which cut that is, as
+no Partition does any more; and the run says that it is final, as its plan may be that of the run
+before.
 """
 
 from dataclasses import replace
 from typing import Final
 
 from shoal_api.fields import MAX_FRAGMENTS
-from shoal_api.kinds.inference_job import FinerCut
+from shoal_api.kinds.inference_job import Fallback, FinerCut
 from shoal_api.kinds.partition import OutgrownFragment, SeenShape
 from shoal_operator.reconcile.conditions import FALSE, MAX_MESSAGE, shortened
 from shoal_operator.reconcile.decision import Note
@@ -24,6 +30,7 @@ from shoal_operator.reconcile.job_preparation import (
     Ready,
     is_asked,
     is_cut_as_wanted,
+    is_final,
     is_ours,
     plan_for,
     refusal_of,
@@ -37,7 +44,13 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Unreachable,
 )
-from shoal_planner.finer_cuts import in_words, is_too_large, learned, to_divide
+from shoal_planner.finer_cuts import (
+    has_unknown_sizes,
+    in_words,
+    is_too_large,
+    learned,
+    to_divide,
+)
 from shoal_protocol.partition import Outgrown
 
 CUTTING_FINER: Final = "CuttingFiner"
@@ -57,47 +70,72 @@ def with_finer_cut(snapshot: InferenceJobSnapshot) -> InferenceJobSnapshot:
     """The snapshot with the next cut in the job's status, where what is in force turned out too
     large.
     """
-    before, run, partition = snapshot.before, too_large_run(snapshot), snapshot.partition
-    ended = has_ended(before) or pending_verdict(before) is not None
-    if ended or run is None or partition is None or not _is_in_force(snapshot, run):
+    before, run = snapshot.before, too_large_run(snapshot)
+    if has_ended(before) or pending_verdict(before) is not None or run is None:
         return snapshot
-    size, known, stored = partition.spec.max_fragment_size, before.finer_cut, snapshot.document
-    if size is None or stored is None:
+    wanted = _final_cut(snapshot, run) or _finer_cut(snapshot, run)
+    if wanted is None:
         return snapshot
-    before_seen = {each.tensor: each.shape for each in partition.spec.seen}
+    return replace(snapshot, job=replace(snapshot.job, status=replace(before, finer_cut=wanted)))
+
+
+def _finer_cut(snapshot: InferenceJobSnapshot, run: Run) -> FinerCut | None:
+    """The next cut; None: there is none, or what is in force has not run yet."""
+    partition, known, stored = snapshot.partition, snapshot.before.finer_cut, snapshot.document
+    if partition is None or stored is None or is_final(snapshot):
+        return None
+    spec = partition.spec
+    if spec.max_fragment_size is None or not _is_in_force(snapshot, run):
+        return None
+    before_seen = {each.tensor: each.shape for each in spec.seen}
     found: tuple[Outgrown, ...] = ()
     outgrown: tuple[OutgrownFragment, ...] = ()
     if (seen := learned(before_seen, run.seen)) is None:
         seen, found = before_seen, to_divide(stored.document, run.outgrown, before_seen)
-        outgrown = (*(() if known is None else known.outgrown), *map(_shown, found))
+        outgrown = (*spec.outgrown, *map(_shown, found))
         if not found or len(outgrown) > MAX_FRAGMENTS:
-            return snapshot
-    wanted = FinerCut(
+            return None
+    fallback = None
+    if has_unknown_sizes(stored.document) and run.succeeded + run.failed < run.items:
+        fallback = Fallback(seen=spec.seen, outgrown=spec.outgrown)
+    return FinerCut(
         cuts=2 if known is None else known.cuts + 1,
-        max_fragment_size_bytes=size,
+        max_fragment_size_bytes=spec.max_fragment_size,
         seen=tuple(SeenShape(tensor=name, shape=shape) for name, shape in seen.items()),
         outgrown=outgrown,
+        fallback=fallback,
         message=shortened(in_words(run.message, found), MAX_MESSAGE),
     )
-    return replace(snapshot, job=replace(snapshot.job, status=replace(before, finer_cut=wanted)))
+
+
+def _final_cut(snapshot: InferenceJobSnapshot, run: Run) -> FinerCut | None:
+    """The cut before the newest one, where that is not possible; None: it is, or nothing else may
+    help.
+    """
+    known, why = snapshot.before.finer_cut, _impossible(snapshot)
+    if known is None or known.fallback is None or why is None:
+        return None
+    text = f"{run.message}; {why}; now each item that is too large fails by itself"
+    return FinerCut(
+        cuts=known.cuts - 1,
+        max_fragment_size_bytes=known.max_fragment_size_bytes,
+        seen=known.fallback.seen,
+        outgrown=known.fallback.outgrown,
+        final=True,
+        message=shortened(text, MAX_MESSAGE),
+    )
 
 
 def nothing_finer(snapshot: InferenceJobSnapshot, run: Run) -> str | None:
     """Why no finer cut helps a run that is too large (empty: there is none); None: one is being
     made, or planned.
     """
-    known, partition = snapshot.before.finer_cut, snapshot.partition
-    if known is None or partition is None:
-        return "" if _is_in_force(snapshot, run) else None
-    if _is_in_force(snapshot, run):
-        return f"it was cut {known.cuts} times"
-    if is_asked(partition, known):
-        refusal = refusal_of(partition)
-        if refusal is not None:
-            return f"it cannot be cut finer: {refusal}"
-    if (problem := _misplaced(snapshot)) is not None:
-        return f"cut finer, it cannot be placed: {problem}"
-    return None
+    known = snapshot.before.finer_cut
+    if not _is_in_force(snapshot, run):
+        return _impossible(snapshot)
+    if known is None:
+        return ""
+    return "it cannot be cut finer" if known.final else f"it was cut {known.cuts} times"
 
 
 def finer_note(snapshot: InferenceJobSnapshot) -> tuple[Note, ...]:
@@ -107,7 +145,8 @@ def finer_note(snapshot: InferenceJobSnapshot) -> tuple[Note, ...]:
     known = snapshot.before.finer_cut
     if known is None or too_large_run(snapshot) is None:
         return ()
-    return (Note("CutFiner", known.message, warning=True, since=f"cut {known.cuts}"),)
+    reason = "CannotCutFiner" if known.final else "CutFiner"
+    return (Note(reason, known.message, warning=True, since=f"cut {known.cuts}"),)
 
 
 def _shown(each: Outgrown) -> OutgrownFragment:
@@ -115,13 +154,27 @@ def _shown(each: Outgrown) -> OutgrownFragment:
 
 
 def _is_in_force(snapshot: InferenceJobSnapshot, run: Run) -> bool:
-    """Whether the newest cut and its newest plan are those of the run."""
+    """Whether the newest cut and its newest plan are those of the run, which is as final."""
     ready = plan_for(snapshot)
-    return isinstance(ready, Ready) and ready.plan <= run.plan
+    newest = isinstance(ready, Ready) and ready.plan <= run.plan
+    return newest and run.final_cut == is_final(snapshot)
+
+
+def _impossible(snapshot: InferenceJobSnapshot) -> str | None:
+    """Why the newest cut cannot be run; None: it may be."""
+    known, partition = snapshot.before.finer_cut, snapshot.partition
+    if known is None or partition is None:
+        return None
+    if is_asked(partition, known) and (refusal := refusal_of(partition)) is not None:
+        return f"it cannot be cut finer: {refusal}"
+    problem = _misplaced(snapshot)
+    return None if problem is None else f"cut finer, it cannot be placed: {problem}"
 
 
 def _misplaced(snapshot: InferenceJobSnapshot) -> str | None:
-    """Why the newest cut has no place, though every device is there."""
+    """Why the newest cut has no place, though every device is there. A final one had one before:
+    it waits for that.
+    """
     placement, view = snapshot.placement, snapshot.view
     planned = None if placement is None else placement.condition("Planned")
     if planned is None or planned.status is not FALSE or planned.reason != "Infeasible":
@@ -129,4 +182,6 @@ def _misplaced(snapshot: InferenceJobSnapshot) -> str | None:
     away = isinstance(view, Unreachable) or any(
         device.state is not DeviceState.READY for device in view.devices
     )
-    return None if away or not is_cut_as_wanted(snapshot) else planned.message
+    if away or is_final(snapshot) or not is_cut_as_wanted(snapshot):
+        return None
+    return planned.message

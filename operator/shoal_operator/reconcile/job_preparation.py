@@ -298,6 +298,12 @@ def is_asked(partition: Partition, finer: FinerCut) -> bool:
     return asked == (finer.max_fragment_size_bytes, set(finer.seen), finer.outgrown)
 
 
+def is_final(snapshot: InferenceJobSnapshot) -> bool:
+    """Whether the job's own Partition cannot be cut finer: what is too large fails by itself."""
+    finer = snapshot.before.finer_cut
+    return finer is not None and finer.final
+
+
 # ---- its turn ------------------------------------------------------------------------------------
 
 

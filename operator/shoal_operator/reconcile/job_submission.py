@@ -2,7 +2,7 @@
 
 from shoal_operator.reconcile.decision import SubmitJob
 from shoal_operator.reconcile.following import wanted_terms
-from shoal_operator.reconcile.job_preparation import Ready
+from shoal_operator.reconcile.job_preparation import Ready, is_final
 from shoal_operator.reconcile.names import job_id, retries
 from shoal_operator.reconcile.retries import retried_items
 from shoal_operator.reconcile.snapshot import InferenceJobSnapshot
@@ -39,4 +39,5 @@ def submission(snapshot: InferenceJobSnapshot, ready: Ready) -> SubmitJob:
         terms=wanted_terms(snapshot),
         retry=retries(snapshot.job),
         retried_items=retried_items(snapshot.job),
+        final_cut=is_final(snapshot),
     )

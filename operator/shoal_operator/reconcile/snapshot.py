@@ -221,7 +221,7 @@ class Run:
     started, by the coordinator's clock, since 1970; 0: none has. `fragment_seconds`: of those that
     ran, their index and the median time of a task in ONNX Runtime. `retry`: which retry of the job
     it is. `outgrown`: fragments for which it failed that fit on no device; `seen`: the largest
-    sizes that items had there, where no plan knows them.
+    sizes that items had there, where no plan knows them. `final_cut`: it was submitted so.
     """
 
     job: str
@@ -246,6 +246,7 @@ class Run:
     retry: int = 0
     outgrown: tuple[Outgrown, ...] = ()
     seen: Sizes = field(default_factory=dict)
+    final_cut: bool = False
 
     @property
     def known_items(self) -> int | None:

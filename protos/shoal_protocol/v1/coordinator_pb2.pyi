@@ -253,7 +253,7 @@ class ListFragmentsResponse(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("name", "state", "message", "items", "active", "succeeded", "failed", "resumed", "seconds", "items_per_second", "latency", "stages", "tier_hits", "failures", "epoch", "retries", "reason", "plan", "terms", "completing", "started_seconds", "retry", "following", "outgrown", "seen")
+    __slots__ = ("name", "state", "message", "items", "active", "succeeded", "failed", "resumed", "seconds", "items_per_second", "latency", "stages", "tier_hits", "failures", "epoch", "retries", "reason", "plan", "terms", "completing", "started_seconds", "retry", "following", "outgrown", "seen", "final_cut")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PENDING: _ClassVar[JobStatus.State]
@@ -291,6 +291,7 @@ class JobStatus(_message.Message):
     FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     OUTGROWN_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
+    FINAL_CUT_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: JobStatus.State
     message: str
@@ -316,7 +317,8 @@ class JobStatus(_message.Message):
     following: bool
     outgrown: _containers.RepeatedCompositeFieldContainer[OutgrownFragment]
     seen: _containers.RepeatedCompositeFieldContainer[_session_pb2.TensorSizes]
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[JobStatus.State, str]] = ..., message: _Optional[str] = ..., items: _Optional[int] = ..., active: _Optional[int] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., resumed: _Optional[int] = ..., seconds: _Optional[float] = ..., items_per_second: _Optional[float] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[ItemFailure, _Mapping]]] = ..., epoch: _Optional[int] = ..., retries: _Optional[int] = ..., reason: _Optional[str] = ..., plan: _Optional[int] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., completing: _Optional[bool] = ..., started_seconds: _Optional[float] = ..., retry: _Optional[int] = ..., following: _Optional[bool] = ..., outgrown: _Optional[_Iterable[_Union[OutgrownFragment, _Mapping]]] = ..., seen: _Optional[_Iterable[_Union[_session_pb2.TensorSizes, _Mapping]]] = ...) -> None: ...
+    final_cut: bool
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[JobStatus.State, str]] = ..., message: _Optional[str] = ..., items: _Optional[int] = ..., active: _Optional[int] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., resumed: _Optional[int] = ..., seconds: _Optional[float] = ..., items_per_second: _Optional[float] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[ItemFailure, _Mapping]]] = ..., epoch: _Optional[int] = ..., retries: _Optional[int] = ..., reason: _Optional[str] = ..., plan: _Optional[int] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., completing: _Optional[bool] = ..., started_seconds: _Optional[float] = ..., retry: _Optional[int] = ..., following: _Optional[bool] = ..., outgrown: _Optional[_Iterable[_Union[OutgrownFragment, _Mapping]]] = ..., seen: _Optional[_Iterable[_Union[_session_pb2.TensorSizes, _Mapping]]] = ..., final_cut: _Optional[bool] = ...) -> None: ...
 
 class OutgrownFragment(_message.Message):
     __slots__ = ("fragment", "need_bytes")

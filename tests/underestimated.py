@@ -60,3 +60,11 @@ def spoken(layers: int = 16, rows: int = 8) -> Made:
         text=f"agraph (float[1, 512] x, int64[1] n) => (float[1, 512] y) {{\n  {body}\n}}",
         weights={f"W{layer}": weight(512, 512, seed=layer) for layer in range(layers)},
     )
+
+
+def write_spoken(folder: Path, *rows: int) -> None:
+    """Inputs of `spoken` in files of one item each, of so many rows."""
+    folder.mkdir(parents=True)
+    for item, many in enumerate(rows):
+        x = np.random.default_rng(item).random((1, 512), np.float32)
+        np.savez(folder / f"{item}.npz", allow_pickle=False, x=x, n=np.array([many]))

@@ -11,6 +11,7 @@ from coordinator.world import World
 from shoal_operator.controller.coordinators import Coordinators
 from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.reconcile.decision import SubmitJob, Terms
+from shoal_operator.reconcile.snapshot import CoordinatorView
 from shoal_protocol.channels import open_channel
 from shoal_protocol.partition import document_to_json
 from shoal_protocol.v1 import coordinator_pb2 as api
@@ -51,6 +52,7 @@ def submission(world: World, *, lossy: bool = False) -> SubmitJob:
         lossy=lossy,
         retry=2,
         retried_items=(4, 9),
+        final_cut=True,
     )
 
 
@@ -63,6 +65,9 @@ async def test_a_submission_says_what_the_job_says(
     job = world.coordinator.jobs.find("ocr")
     assert job is not None
     assert job.request is not None
+    view = coordinators.view("lab", "shelf")
+    assert isinstance(view, CoordinatorView)
+    assert view.runs["ocr"].final_cut
     taken = api.SubmitJobRequest()
     taken.CopyFrom(job.request)
     assert taken.inputs_uri.endswith("jobs/ocr/in")
@@ -88,6 +93,7 @@ async def test_a_submission_says_what_the_job_says(
         lossy=lossy,
         parallelism=4,
         retry=api.Retry(number=2, items=[4, 9]),
+        final_cut=True,
     )
 
 

@@ -154,6 +154,31 @@ async def test_the_next_coordinator_knows_how_a_job_ended(tmp_path: Path) -> Non
         assert (again.state, again.epoch) == (api.JobStatus.FAILED, first.epoch + 1)
 
 
+async def test_the_next_coordinator_knows_that_no_finer_cut_was_possible(tmp_path: Path) -> None:
+    document = put_model(tmp_path / "store")
+    target = f"unix:{tmp_path}/s"
+    settings = CoordinatorSettings(
+        listen=target, store=tmp_path / "store", state=tmp_path / "state"
+    )
+    (tmp_path / "in").mkdir()
+    np.savez(tmp_path / "in" / "0.npz", x=np.ones((2, 1, 8), np.float32))
+    ends = submission(document, tmp_path / "none", tmp_path / "out", name="ends")
+    runs = submission(document, tmp_path / "in", tmp_path / "out", name="runs", final_cut=True)
+    async with serving(settings), open_channel(target) as channel:
+        stub = CoordinatorStub(channel)
+        assert not (await stub.SubmitJob(ends, timeout=60)).final_cut
+        ends.final_cut = True
+        before = [await stub.SubmitJob(each, timeout=60) for each in (ends, runs)]
+    async with serving(settings), open_channel(target) as channel:
+        listed = CoordinatorStub(channel).ListJobs(api.ListJobsRequest(), timeout=60)
+        after = sorted([each async for each in listed], key=lambda each: each.name)
+    for statuses in (before, after):
+        assert [(each.name, each.state, each.final_cut) for each in statuses] == [
+            ("ends", api.JobStatus.FAILED, True),
+            ("runs", api.JobStatus.PENDING, True),
+        ]
+
+
 async def test_a_deadline_counts_from_the_submission_over_restarts(tmp_path: Path) -> None:
     document = put_model(tmp_path / "store")
     (tmp_path / "in").mkdir()

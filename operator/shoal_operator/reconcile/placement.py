@@ -196,13 +196,14 @@ def _usable(
     snapshot: PlacementSnapshot, previous: Stages, devices: tuple[PoolDevice, ...]
 ) -> tuple[PoolDevice, ...] | Decision:
     """The devices that a plan may have now; or what to do as long as the plan in force stays."""
-    if missing := _missing(previous, devices):
+    planned = snapshot.placement.holds("Planned")
+    if planned and (missing := _missing(previous, devices)):
         since = _missing_since(snapshot)
         if since is None or since < GRACE_SECONDS:
             return _in_grace_period(snapshot, missing, GRACE_SECONDS - (since or 0.0))
     spec = snapshot.placement.spec
     cordoned = snapshot.cordoned - frozenset(pin.device for pin in spec.pins)
-    if snapshot.placement.holds("Planned") and cordoned & _used(previous):
+    if planned and cordoned & _used(previous):
         return _unchanged(snapshot)
     usable = tuple(device for device in devices if device.name not in cordoned)
     if not usable:

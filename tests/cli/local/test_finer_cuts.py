@@ -3,14 +3,13 @@
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from cli.local.test_report import REPORT
 from cli.local.workbench import Workbench
 from shoal_cli.local.finer_cuts import is_too_large, merged
 from shoal_cli.local.report import TierHits
-from underestimated import HIDDEN, spoken, underestimated, write_inputs
+from underestimated import HIDDEN, spoken, underestimated, write_inputs, write_spoken
 
 
 @pytest.mark.real
@@ -55,10 +54,7 @@ def test_where_no_finer_cut_helps_an_item_fails_by_itself_and_the_others_run(
 ) -> None:
     """Of 20,000 rows one node takes 40 MiB and more, which no plan knows."""
     folder = bench.folder / "spoken"
-    (folder / "in").mkdir(parents=True)
-    for item, rows in enumerate((20_000, 40, 60)):
-        x = np.random.default_rng(item).random((1, 512), np.float32)
-        np.savez(folder / "in" / f"{item}.npz", allow_pickle=False, x=x, n=np.array([rows]))
+    write_spoken(folder / "in", 20_000, 40, 60)
     places = ("--inputs", folder / "in", "--outputs", folder / "out", "--report", bench.report)
     path = spoken().save(folder)
     ran = bench.run("run", path, *places, "--devices", "2", "--budget", "16Mi")

@@ -1,5 +1,6 @@
 """A model whose fragments take more than was planned, on a real API server, with a real pool."""
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from operator_processes import Operators
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from shoal_cluster import ControlPlane
 from simulated_world import NAMESPACE, World, job_spec, making_world, operating
-from underestimated import underestimated, write_inputs
+from underestimated import spoken, underestimated, write_inputs, write_spoken
 
 pytestmark = [
     pytest.mark.cluster,
@@ -43,14 +44,14 @@ async def world(
         yield made
 
 
-def status_of(world: World) -> dict[str, Any]:
-    found: dict[str, Any] = world.get("inferencejob", JOB).get("status", {})
+def status_of(world: World, job: str = JOB) -> dict[str, Any]:
+    found: dict[str, Any] = world.get("inferencejob", job).get("status", {})
     return found
 
 
-def notes_of(world: World) -> list[dict[str, Any]]:
-    """The Events of the job."""
-    fields = f"--field-selector=involvedObject.name={JOB},involvedObject.kind=InferenceJob"
+def notes_of(world: World, job: str = JOB) -> list[dict[str, Any]]:
+    """The Events of a job."""
+    fields = f"--field-selector=involvedObject.name={job},involvedObject.kind=InferenceJob"
     found: list[dict[str, Any]] = world.plane.access.get(
         "events", fields, f"--namespace={NAMESPACE}"
     )["items"]
@@ -85,6 +86,41 @@ async def test_a_job_is_cut_finer_through_the_death_of_its_operator_and_succeeds
     path = world.claims / "models" / "hidden.onnx"
     for given, right in zip(results, whole(path, inputs), strict=True):
         assert largest_difference(given, right) <= TOLERANCE
+
+
+async def test_where_no_finer_cut_is_possible_an_item_fails_by_itself_and_the_others_run(
+    world: World, running: Operators
+) -> None:
+    """Of 20,000 rows one node takes 40 MiB and more, which no plan knows."""
+    spoken().save(world.claims / "models").rename(world.claims / "models" / "spoken.onnx")
+    write_spoken(world.claims / "lines" / "spoken", 20_000, 40, 60)
+    world.apply_devices()
+    world.apply("Model", "spoken", source={"uri": "pvc://models/spoken.onnx"})
+    spec = job_spec(
+        modelRef={"name": "spoken"},
+        inputs={"uri": "pvc://lines/spoken"},
+        outputs={"uri": "pvc://lines/spoken-out"},
+    )
+    world.apply("InferenceJob", "spoken", **spec)
+    with operating(running, world) as operator:
+        final = lambda: status_of(world, "spoken").get("finerCut", {}).get("final")  # noqa: E731
+        await world.until("no finer cut is possible", final)
+        operator.kill()
+    with operating(running, world):
+        await world.wait("inferencejob", "spoken", "Failed")
+        told = lambda: list(map(_reason, notes_of(world, "spoken")))  # noqa: E731
+        await world.until("its end is told", lambda: "FinishedJob" in told())
+    status = status_of(world, "spoken")
+    assert (status["items"]["succeeded"], status["items"]["failed"]) == (2, 1)
+    (failure,) = status["failures"]
+    assert failure["input"] == "0.npz"
+    assert re.search("^Budget: it .* 16 MiB.* node", failure["reason"]), failure
+    assert "it cannot be cut finer" in status["finerCut"]["message"]
+    assert told().count("CannotCutFiner") == 1
+    partition = world.get("partition", "spoken")
+    for part in ("seen", "outgrown"):
+        assert partition["spec"].get(part) == status["finerCut"].get(part)
+    assert len(read_results(world.claims / "lines" / "spoken-out")) == 2
 
 
 def _reason(event: dict[str, Any]) -> str:

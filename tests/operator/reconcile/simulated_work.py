@@ -8,7 +8,7 @@ from reconcile.values import document
 from shoal_api.kinds import Partition
 from shoal_operator.reconcile.decision import Manifest, SubmitJob, Terms
 from shoal_operator.reconcile.names import TEMPLATE
-from shoal_operator.reconcile.snapshot import RunState, WorkerPhase, Workload
+from shoal_operator.reconcile.snapshot import Run, RunState, WorkerPhase, Workload
 from shoal_protocol.cut_table import CutTable, table_to_json
 from shoal_protocol.partition import Outgrown, PartitionDocument, document_to_json
 
@@ -19,6 +19,7 @@ ITEMS = 6
 class SimulatedJob:
     """A job in the coordinator; `finished` are the items in its journal. `too_large`: fragments of
     it that, as measured, fit on no device; other fragments may have made results before.
+    `large_items`: those for which they do not; none: all.
     """
 
     state: RunState
@@ -31,12 +32,16 @@ class SimulatedJob:
     message: str = ""
     reason: str = ""
     too_large: tuple[Outgrown, ...] = ()
+    large_items: AbstractSet[int] = frozenset()
     retry: int = 0
+    final_cut: bool = False
 
     @staticmethod
     def submitted(call: SubmitJob, known: "SimulatedJob | None") -> "SimulatedJob":
         """A run, perhaps after another one; of a retry, what failed is tried again."""
-        again = SimulatedJob(RunState.PENDING, call.plan, call.terms, retry=call.retry)
+        again = SimulatedJob(
+            RunState.PENDING, call.plan, call.terms, retry=call.retry, final_cut=call.final_cut
+        )
         if known is not None:
             later = known.retry < call.retry
             assert later or known.reason in {"Cancelled", "Budget"}, "run twice"
@@ -52,17 +57,42 @@ class SimulatedJob:
             return []
         self.seconds += seconds
         self.started_seconds = self.started_seconds or now - seconds
-        ended = sorted(set(range(ITEMS)) - self.finished - self.failed)[:2]
-        good = [item for item in ended if item not in bad_items]
+        left = set(range(ITEMS)) - self.finished - self.failed
+        ended = sorted(left if self.final_cut else left - self.large_items)[:2]
+        good = [item for item in ended if item not in bad_items | self.large_items]
         self.finished.update(good)
         self.failed.update(set(ended) - set(good))
-        if self.too_large:
+        if self.too_large and not self.final_cut:
             self.state, self.reason = RunState.FAILED, "Budget"
             self.message = f"fragment {self.too_large[0].fragment} needs 70 MiB; n1 has 64 MiB"
         elif len(self.finished) + len(self.failed) == ITEMS:
             self.state = RunState.FAILED if self.failed else RunState.COMPLETE
             self.reason = "ItemsFailed" if self.failed else ""
         return good
+
+    def seen(self, name: str) -> Run:
+        """What the coordinator says of it."""
+        return Run(
+            job=name,
+            state=self.state,
+            message=self.message,
+            reason=self.reason,
+            outgrown=self.too_large if self.reason == "Budget" else (),
+            plan=self.plan,
+            terms=self.terms,
+            items=ITEMS,
+            active=int(self.state is RunState.RUNNING),
+            succeeded=len(self.finished),
+            failed=len(self.failed),
+            seconds=self.seconds,
+            started_seconds=self.started_seconds,
+            retry=self.retry,
+            final_cut=self.final_cut,
+            items_per_second=len(self.finished) / self.seconds if self.seconds else 0.0,
+            latency_p50_seconds=0.5,
+            tier_hits=(1, 2, 3, 4),
+            failures=tuple((item, f"{item}.npz", "no such shape") for item in sorted(self.failed)),
+        )
 
 
 @dataclass(slots=True)

@@ -55,7 +55,6 @@ from shoal_operator.reconcile.snapshot import (
     Node,
     PartitionSnapshot,
     PlacementSnapshot,
-    Run,
     RunState,
     Snapshot,
     StoredDocument,
@@ -76,16 +75,19 @@ START = instant("2026-03-01T12:00:00Z")
 
 @dataclass(slots=True)
 class Cluster:
-    """Everything there is. `cut`: what a worker's command cuts; `table`: what its model can be cut
-    into; `too_large`: the fragments that,
-    as measured, fit on no device; `finished`: how often each item was finished anew.
+    """Everything there is. `cut`: what a worker's command cuts; `refusal`: why it cannot; `table`:
+    what its model can be cut into; `too_large`: the fragments that, as measured, fit on no device,
+    for `large_items`, or, where these are none, for any; `finished`: how often each item was
+    finished anew.
     """
 
     chance: Random
     failures: float = 0.1
     bad_items: frozenset[int] = frozenset()
     cut: Callable[[tuple[str, ...]], PartitionDocument] = lambda _: document()
+    refusal: Callable[[tuple[str, ...]], str] = lambda _: ""
     table: CutTable | None = None
+    large_items: frozenset[int] = frozenset()
     too_large: Callable[[PartitionDocument], tuple[Outgrown, ...]] = lambda _: ()
     now: float = START
     models: dict[str, Model] = field(default_factory=dict)
@@ -131,30 +133,8 @@ class Cluster:
                 )
                 for name, state in sorted(self.connected.items())
             ),
-            runs={name: self._run(name, job) for name, job in self.runs.items()},
+            runs={name: job.seen(name) for name, job in self.runs.items()},
             fragments=frozenset(self.fragments),
-        )
-
-    def _run(self, name: str, job: SimulatedJob) -> Run:
-        return Run(
-            job=name,
-            state=job.state,
-            message=job.message,
-            reason=job.reason,
-            outgrown=job.too_large if job.reason == "Budget" else (),
-            plan=job.plan,
-            terms=job.terms,
-            items=ITEMS,
-            active=int(job.state is RunState.RUNNING),
-            succeeded=len(job.finished),
-            failed=len(job.failed),
-            seconds=job.seconds,
-            started_seconds=job.started_seconds,
-            retry=job.retry,
-            items_per_second=len(job.finished) / job.seconds if job.seconds else 0.0,
-            latency_p50_seconds=0.5,
-            tier_hits=(1, 2, 3, 4),
-            failures=tuple((item, f"{item}.npz", "no such shape") for item in sorted(job.failed)),
         )
 
     def workers_of(self, *owners: str | None) -> tuple[Worker, ...]:
@@ -373,6 +353,7 @@ class Cluster:
                 else:
                     self.runs[name] = again = SimulatedJob.submitted(call, known)
                     again.too_large = self.too_large(document_from_json(partition))
+                    again.large_items = self.large_items if again.too_large else frozenset()
             case CancelJob(job=name):
                 known = self.runs.get(name)
                 if known is not None and known.state in (RunState.PENDING, RunState.RUNNING):
@@ -404,6 +385,9 @@ class Cluster:
                 worker.phase = WorkerPhase.FAILED
                 worker.message = "the store does not answer"
                 worker.ended_at = self.time
+            case WorkerPhase.RUNNING if refusal := self.refusal(worker.command):
+                worker.phase, worker.refused = WorkerPhase.FAILED, True
+                worker.message, worker.ended_at = refusal, self.time
             case WorkerPhase.RUNNING if not talks or self.reachable:
                 worker.phase = WorkerPhase.SUCCEEDED
                 worker.ended_at = self.time

@@ -151,6 +151,16 @@ def test_a_device_that_stays_away_is_planned_around_after_its_grace() -> None:
     assert f"without {gone}" in decision.notes[0].message
 
 
+def test_a_plan_whose_partition_was_away_has_no_grace_for_devices_that_are_away_now() -> None:
+    of, _, _ = see(placement(), devices("a", "b", "c", "d"))
+    uncut = replace(PARTITION, status=None)
+    of, _, status = see(of, devices("a", "b", "c", "d"), of_what=(uncut, KEPT))
+    assert word(status, "Planned") == "False PartitionNotReady"
+    _, _, status = see(of, devices("b", "c", "d"))
+    assert word(status, "Ready") == "True Ready"
+    assert (status.epoch, "a" in used(status)) == (2, False)
+
+
 def test_a_device_that_returns_in_time_changes_nothing() -> None:
     of, _, first = see(placement(), devices("a", "b", "c"))
     of, _, _ = see(of, devices("a", "c"))

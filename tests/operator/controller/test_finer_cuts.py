@@ -58,6 +58,11 @@ def notes_of(world: World, job: str = JOB) -> list[dict[str, Any]]:
     return found
 
 
+def told(world: World, job: str = JOB) -> list[str]:
+    """Their reasons."""
+    return [each["reason"] for each in notes_of(world, job)]
+
+
 async def test_a_job_is_cut_finer_through_the_death_of_its_operator_and_succeeds(
     world: World, running: Operators
 ) -> None:
@@ -72,13 +77,13 @@ async def test_a_job_is_cut_finer_through_the_death_of_its_operator_and_succeeds
         operator.kill()
     with operating(running, world):
         await world.wait("inferencejob", JOB, "Complete")
-        await world.until("its end is told", lambda: "FinishedJob" in map(_reason, notes_of(world)))
+        await world.until("its end is told", lambda: "FinishedJob" in told(world))
     finer = status_of(world)["finerCut"]
     assert 2 <= finer["cuts"] <= 1 + len(finer["outgrown"])
     assert "needs" in finer["message"]
     assert "has 16 MiB" in finer["message"]
-    told = [each for each in notes_of(world) if _reason(each) == "CutFiner"]
-    assert [each["type"] for each in told] == ["Warning"] * (finer["cuts"] - 1)
+    notes = [each for each in notes_of(world) if each["reason"] == "CutFiner"]
+    assert [each["type"] for each in notes] == ["Warning"] * (finer["cuts"] - 1)
     [partition] = world.plane.access.get("partitions", f"--namespace={NAMESPACE}")["items"]
     assert partition["spec"]["outgrown"] == finer["outgrown"]
     assert all(each["needBytes"] > 16 << 20 for each in finer["outgrown"])
@@ -102,26 +107,17 @@ async def test_where_no_finer_cut_is_possible_an_item_fails_by_itself_and_the_ot
         outputs={"uri": "pvc://lines/spoken-out"},
     )
     world.apply("InferenceJob", "spoken", **spec)
-    with operating(running, world) as operator:
-        final = lambda: status_of(world, "spoken").get("finerCut", {}).get("final")  # noqa: E731
-        await world.until("no finer cut is possible", final)
-        operator.kill()
     with operating(running, world):
         await world.wait("inferencejob", "spoken", "Failed")
-        told = lambda: list(map(_reason, notes_of(world, "spoken")))  # noqa: E731
-        await world.until("its end is told", lambda: "FinishedJob" in told())
+        await world.until("its end is told", lambda: "FinishedJob" in told(world, "spoken"))
     status = status_of(world, "spoken")
     assert (status["items"]["succeeded"], status["items"]["failed"]) == (2, 1)
     (failure,) = status["failures"]
     assert failure["input"] == "0.npz"
     assert re.search("^Budget: it .* 16 MiB.* node", failure["reason"]), failure
     assert "it cannot be cut finer" in status["finerCut"]["message"]
-    assert told().count("CannotCutFiner") == 1
+    assert told(world, "spoken").count("CannotCutFiner") == 1
     partition = world.get("partition", "spoken")
     for part in ("seen", "outgrown"):
         assert partition["spec"].get(part) == status["finerCut"].get(part)
     assert len(read_results(world.claims / "lines" / "spoken-out")) == 2
-
-
-def _reason(event: dict[str, Any]) -> str:
-    return str(event["reason"])

@@ -25,14 +25,14 @@ from reconcile.test_inference_job import knows, run, works, written
 from reconcile.test_walks import disturb, heal, reconcile_all, settle
 from reconcile.values import MIB, NOW, condition, word
 from shoal_api.fields import Condition, ConditionStatus
-from shoal_api.kinds.inference_job import Fallback, FinerCut, InferenceJobStatus
+from shoal_api.kinds.inference_job import Fallback, FinerCut, InferenceJobStatus, Retry
 from shoal_api.kinds.partition import SeenShape
 from shoal_operator.reconcile.decision import SubmitJob
 from shoal_operator.reconcile.names import job_id
 from shoal_operator.reconcile.partition import recipe_of
 from shoal_operator.reconcile.snapshot import (
-    CoordinatorView,
     InferenceJobSnapshot,
+    Run,
     RunState,
     WorkerPhase,
 )
@@ -93,10 +93,9 @@ LAST = FinerCut(
 )
 
 
-def final_run(state: RunState, **more: object) -> InferenceJobSnapshot:
+def last(ended: Run) -> InferenceJobSnapshot:
     """The last cut is in force, and this is its run."""
-    ended = replace(run(state, **more), final_cut=True)
-    return knows(made(asked(LAST)), ended)
+    return knows(made(asked(LAST)), replace(ended, final_cut=True))
 
 
 def test_a_finer_cut_says_what_runs_where_it_is_not_possible_if_sizes_are_unknown() -> None:
@@ -135,8 +134,8 @@ def test_a_cut_that_is_refused_is_followed_by_the_one_before_for_the_last_time()
 def test_divisions_of_the_cut_before_stay() -> None:
     first = replace(FINER, fallback=Fallback())
     second = replace(first, cuts=3, outgrown=MEASURED * 2, fallback=Fallback(outgrown=MEASURED))
-    last = finer_of(refused(asked(second)))
-    assert (last.cuts, last.outgrown, last.final) == (2, MEASURED, True)
+    finer = finer_of(refused(asked(second)))
+    assert (finer.cuts, finer.outgrown, finer.final) == (2, MEASURED, True)
 
 
 def test_a_cut_that_has_no_place_is_followed_by_the_one_before_too() -> None:
@@ -199,21 +198,36 @@ def test_a_last_run_that_is_lost_is_a_last_one_again() -> None:
     assert call.final_cut
 
 
-def test_how_the_last_run_ends_is_the_verdict_and_nothing_is_cut_again() -> None:
-    going = final_run(RunState.RUNNING, succeeded=1)
-    assert word(decide(going).status, "Complete") == "False Running"
-    assert decide(going).calls == ()
-    before = final_run(RunState.FAILED, reason="Budget", message=TOO_LARGE)
-    assert isinstance(before.view, CoordinatorView)
-    (ended,) = before.view.runs.values()
+def test_a_last_run_goes_on_as_any_other() -> None:
+    decision = decide(last(run(RunState.RUNNING, succeeded=1)))
+    assert word(decision.status, "Complete") == "False Running"
+    assert decision.calls == ()
+
+
+def too_large_for_all() -> InferenceJobSnapshot:
+    """The last run has failed, and shows what another cut could be made for."""
     outgrown = (Outgrown(fragment=0, need_bytes=70 * MIB),)
-    shown = replace(ended, seen={"frames": (1, 300)}, outgrown=outgrown)
-    decision = decide(knows(before, shown))
+    seen = {"frames": (1, 300)}
+    ended = run(RunState.FAILED, reason="Budget", message=TOO_LARGE, outgrown=outgrown, seen=seen)
+    return last(ended)
+
+
+def test_how_the_last_run_ends_is_the_verdict_and_nothing_is_cut_again() -> None:
+    decision = decide(too_large_for_all())
     assert isinstance(decision.status, InferenceJobStatus)
     assert decision.status.finer_cut == LAST
     assert word(decision.status, "Failed") == "True Budget"
     text = f"{TOO_LARGE}; it cannot be cut finer"
     assert condition(decision.status, "Failed").message == text
+
+
+def test_a_retry_of_a_last_run_is_a_last_one() -> None:
+    before = too_large_for_all()
+    ended = written(before, decide(before))
+    spec = replace(ended.job.spec, retry=Retry(number=1))
+    (call,) = decide(replace(ended, job=replace(ended.job, spec=spec))).calls
+    assert isinstance(call, SubmitJob)
+    assert (call.retry, call.final_cut) == (1, True)
 
 
 # ---- the little cluster --------------------------------------------------------------------------

@@ -318,25 +318,35 @@ def _handle_failure(state: State, running: Running, failure: Failure) -> None:
                 for producer in task.queue.predecessors:
                     release(state, task.item.tasks[producer])
             _retry(state, task, device, failure)
-        case FailureKind.BUDGET if _learn_need(state, device, task, failure):
-            # It took more than its grant: it is loaded with less, or more of the budget.
-            count_all_homes(state, device, task.queue.service.digest)
-            _rerun(state, task)
+        case FailureKind.BUDGET:
+            _handle_excess(state, device, task, failure)
         case _:
             record_failure(state, device, task.queue.service.digest, failure, free=_FREE_FAILURES)
             _retry(state, task, device, failure)
 
 
-def _learn_need(state: State, device: Device, task: Task, failure: Failure) -> bool:
-    """Whether the failure says something new of what the fragment takes. A single item for which
-    the whole budget is too little says nothing of the others that have run; nor, for which every
-    budget is, of those that may run where no finer cut is possible."""
+def _handle_excess(state: State, device: Device, task: Task, failure: Failure) -> None:
+    """It took more than its grant: it is loaded with less, or more of the budget, if that says
+    something new of what the fragment takes."""
+    digest = task.queue.service.digest
+    if _is_of_the_item(state, device, task, failure):
+        _retry(state, task, device, failure)  # the others need not wait
+    elif device.memory.learn(digest, failure.need or 0):
+        count_all_homes(state, device, digest)
+        _rerun(state, task)
+    else:
+        record_failure(state, device, digest, failure, free=_FREE_FAILURES)
+        _retry(state, task, device, failure)
+
+
+def _is_of_the_item(state: State, device: Device, task: Task, failure: Failure) -> bool:
+    """Whether a failure says nothing of fragment and device: an item that is larger than the plan
+    covers, for which nobody knows a need; one for which the whole budget is too little, where
+    others have run; or for which every budget is, where no finer cut is possible."""
     need, queue = failure.need, task.queue
-    if need is None or (need > device.memory.budget and queue.finished):
-        return False
-    if need > _largest_budget(state) and queue.job.spec.final_cut:
-        return False
-    return device.memory.learn(task.queue.service.digest, need)
+    if need is None or (queue.finished and need > device.memory.budget):
+        return True
+    return queue.job.spec.final_cut and need > _largest_budget(state)
 
 
 def _rerun_lost(state: State, task: Task, failure: Failure) -> None:

@@ -176,6 +176,22 @@ def test_an_item_for_which_no_budget_is_enough_fails_alone_where_others_have_run
     assert (ended.succeeded, ended.failed, ended.outgrown) == (1, 1, {0: 33 * MIB})
 
 
+@pytest.mark.parametrize("need_mib", [33, None])
+def test_items_that_are_too_large_delay_no_others(need_mib: float | None) -> None:
+    """However many they are: that says nothing of fragment or device. Of an item that is larger
+    than the plan covers nobody knows what it needs."""
+    table = Table()
+    table.join("d1", 32)
+    spec = replace(job(chain("a", mib=12), items=12, backoff_limit=0), parallelism=1)
+    first = only(table.answer(only(table.submit(spec), Load)), Execute)
+    given = table.answer(only(table.answer(first), FinishItem))
+    for _ in range(10):
+        given = table.fail(only(given, Execute), FailureKind.BUDGET, need_mib=need_mib)
+    table.answer(only(table.answer(only(given, Execute)), FinishItem))
+    ended = table.state.ended["job"]
+    assert (ended.succeeded, ended.failed) == (2, 10)
+
+
 def test_where_no_finer_cut_is_possible_an_item_that_takes_too_much_fails_by_itself() -> None:
     table = Table()
     table.join("d1", 32)

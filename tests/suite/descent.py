@@ -48,9 +48,9 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run. `outcome`: `ran`, `in part`, `refused`, `too large` or `failed`, and `message` why.
-    `need_bytes` is what the planner says its fragments need together, `peak` the largest share of
-    its budget that a device took, `difference` the largest from the whole model."""
+    """One run. `outcome`: `ran`, `in part`, `refused` or `failed`, and `message` why. `need_bytes`
+    is what the planner says its fragments need together, `peak` the largest share of its budget
+    that a device took, `difference` the largest from the whole model."""
 
     model: str
     devices: int
@@ -166,22 +166,22 @@ def _outcome(
     fragments: Sequence[Mapping[str, Any]],
     status: int,
 ) -> str:
-    """What became of a run. `in part`: items that the plan could not cover failed, each alone.
-    `too large`: sizes follow from what inputs hold, and no cut parts what took too much. What a
-    plan can know, it has to refuse."""
+    """What became of a run. `in part`: it said that items may be too large, and those that were
+    failed alone, for that. A plan has to know it. Only where sizes follow from what inputs hold may
+    the run find out: it says then that no finer cut is possible."""
     if job.get("state") == "Complete":
         return "ran"
     if status == 2:
         return "refused"
     notes = report.get("notes", ())
-    is_announced = any("larger than the plan covers" in note for note in notes)
-    reasons = [each["reason"] for each in job.get("failures", ())]
-    if is_announced and reasons and all(each.startswith("Budget: ") for each in reasons):
-        return "in part"
+    is_planned = any("larger than the plan covers" in note for note in notes)
     is_unknown = any(each["activation_bytes"] is None for each in fragments)
-    is_indivisible = any(note.startswith("it cannot be cut finer") for note in notes)
-    if is_unknown and is_indivisible and job.get("reason") == "Budget":
-        return "too large"
+    is_found = is_unknown and any(note.startswith("it cannot be cut finer") for note in notes)
+    reasons = [each["reason"] for each in job.get("failures", ())]
+    is_of_items = bool(reasons) and all(each.startswith("Budget: ") for each in reasons)
+    has_verdicts = job.get("succeeded", 0) + job.get("failed", 0) == job.get("items")
+    if is_of_items and (is_planned or (is_found and has_verdicts)):
+        return "in part"
     return "failed"
 
 

@@ -20,11 +20,11 @@ from reconcile.test_finer_cuts import (
     refused,
     seeing,
     status_of,
+    without_place,
 )
 from reconcile.test_inference_job import knows, run, works, written
 from reconcile.test_walks import disturb, heal, reconcile_all, settle
-from reconcile.values import MIB, NOW, condition, word
-from shoal_api.fields import Condition, ConditionStatus
+from reconcile.values import MIB, condition, word
 from shoal_api.kinds.inference_job import Fallback, FinerCut, InferenceJobStatus, Retry
 from shoal_api.kinds.partition import SeenShape
 from shoal_operator.reconcile.decision import SubmitJob
@@ -139,27 +139,15 @@ def test_divisions_of_the_cut_before_stay() -> None:
 
 
 def test_a_cut_that_has_no_place_is_followed_by_the_one_before_too() -> None:
-    before = made(asked(WITH_FALLBACK))
-    of = before.placement
-    assert of is not None
-    assert of.status is not None
-    planned = Condition(
-        type="Planned",
-        status=ConditionStatus.FALSE,
-        reason="Infeasible",
-        message="5 fragments, 3 devices",
-        observed_generation=of.generation,
-        last_transition_time=NOW,
-    )
-    of = replace(of, status=replace(of.status, stages=(), conditions=(planned,)))
-    decision = decide(replace(before, placement=of))
+    before = without_place(made(asked(WITH_FALLBACK)))
+    decision = decide(before)
     assert isinstance(decision.status, InferenceJobStatus)
     why = "cut finer, it cannot be placed: 5 fragments, 3 devices"
     assert decision.status.finer_cut is not None
     assert decision.status.finer_cut.final
     assert why in decision.status.finer_cut.message
     # Until the Placement has seen that cut, it still says so of the one before.
-    stale = replace(made(asked(LAST)), placement=of)
+    stale = replace(made(asked(LAST)), placement=before.placement)
     assert word(decide(stale).status, "Failed") == "False NotFailed"
 
 

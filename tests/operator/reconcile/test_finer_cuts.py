@@ -321,13 +321,11 @@ def test_a_refusal_of_the_cut_before_is_not_one_of_the_finer_cut() -> None:
     assert word(decision.status, "Complete") == "False CuttingFiner"
 
 
-def test_a_finer_cut_that_has_no_place_fails_the_job_once_every_device_is_there() -> None:
-    """With `residency: Single` each fragment needs a device of its own."""
-    before = cut_finer(failed(0))
-    of = before.placement
+def without_place(snapshot: InferenceJobSnapshot) -> InferenceJobSnapshot:
+    """The same where no plan has room for the fragments."""
+    of = snapshot.placement
     assert of is not None
     assert of.status is not None
-    assert isinstance(before.view, CoordinatorView)
     planned = Condition(
         type="Planned",
         status=ConditionStatus.FALSE,
@@ -336,8 +334,15 @@ def test_a_finer_cut_that_has_no_place_fails_the_job_once_every_device_is_there(
         observed_generation=of.generation,
         last_transition_time=NOW,
     )
-    of = replace(of, status=replace(of.status, stages=(), conditions=(planned,)))
-    infeasible = replace(before, placement=of)
+    status = replace(of.status, stages=(), conditions=(planned,))
+    return replace(snapshot, placement=replace(of, status=status))
+
+
+def test_a_finer_cut_that_has_no_place_fails_the_job_once_every_device_is_there() -> None:
+    """With `residency: Single` each fragment needs a device of its own."""
+    before = cut_finer(failed(0))
+    assert isinstance(before.view, CoordinatorView)
+    infeasible = without_place(before)
     decision = decide(infeasible)
     assert word(decision.status, "Failed") == "True Budget"
     text = f"{TOO_LARGE}; cut finer, it cannot be placed: 5 fragments, 3 devices"

@@ -37,18 +37,19 @@ def _smallest(needs: Needs, fragments: int, devices: int) -> Bytes:
     high = max(low, high)
     while low < high:
         middle = (low + high) // 2
-        if _devices(needs, fragments, middle) <= devices:
+        if _hold(devices, needs, fragments, middle):
             high = middle
         else:
             low = middle + 1
     return Bytes(low)
 
 
-def _devices(needs: Needs, fragments: int, most: int) -> int:
-    """How many devices it takes of which none needs more than `most`: each has as many fragments as
-    it can. A longer span may need less: its ends may be where less crosses."""
-    count, start = 0, 0
-    while start < fragments:
+def _hold(devices: int, needs: Needs, fragments: int, most: int) -> bool:
+    """Whether so many devices of which none needs more than `most` hold all: each has as many
+    fragments as it can. A longer span may need less: its ends may be where less crosses."""
+    start = 0
+    for _ in range(devices):
         start = max(end for end, need in enumerate(needs(start), start + 1) if need <= most)
-        count += 1
-    return count
+        if start == fragments:
+            return True
+    return False

@@ -1,5 +1,9 @@
 """Blocking work beside an event loop. A caller that is cancelled first waits for the end of what it
-has begun: nothing that it left behind is still being changed then."""
+has begun: nothing that it left behind is still being changed then.
+
+What is raised refers to the frames that it came through, with all that they refer to. None of those
+refers to what is raised, so what failed is freed with it, and waits for no garbage collection.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -27,11 +31,14 @@ async def in_thread(
             await asyncio.wait((call,))
         except asyncio.CancelledError as error:
             cancelled = error
-    if cancelled is None:
-        return call.result()
-    if not call.cancelled():
-        call.exception()  # seen, so that nobody is warned of it
-    raise cancelled
+    try:
+        if cancelled is None:
+            return call.result()
+        if not call.cancelled():
+            call.exception()  # seen, so that nobody is warned of it
+        raise cancelled
+    finally:
+        del call, cancelled
 
 
 async def in_executor(executor: Executor, function: Callable[[], Result]) -> Result:
@@ -59,6 +66,9 @@ async def in_executor(executor: Executor, function: Callable[[], Result]) -> Res
             await ended
         except asyncio.CancelledError as error:
             cancelled, ended = error, Prompt()
-    if cancelled is None:
-        return call.result()
-    raise cancelled
+    try:
+        if cancelled is None:
+            return call.result()
+        raise cancelled
+    finally:
+        del call, cancelled

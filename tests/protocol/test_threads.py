@@ -1,13 +1,17 @@
 """Blocking work beside an event loop."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
+import numpy as np
 import pytest
 
-from shoal_protocol.threads import in_executor
+from shoal_protocol.threads import in_executor, in_thread
 
 
 @pytest.fixture
@@ -62,3 +66,42 @@ async def test_a_cancelled_caller_waits_for_the_end(executor: ThreadPoolExecutor
     with pytest.raises(asyncio.CancelledError):
         await task
     assert done == ["done"]
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("has_own", [False, True])
+async def test_what_failed_waits_for_no_garbage_collection(
+    executor: ThreadPoolExecutor, *, has_own: bool, is_cancelled: bool
+) -> None:
+    asyncio.get_running_loop().set_default_executor(executor)
+    gate, inputs = threading.Event(), list[weakref.ref[object]]()
+
+    def fail() -> None:
+        array = np.zeros(1)
+        inputs.append(weakref.ref(array))
+        gate.wait()
+        raise KeyError(array.size)
+
+    begun = in_executor(executor, fail) if has_own else in_thread(fail)
+    task: asyncio.Task[None] | None = asyncio.create_task(begun)
+    while not inputs:
+        await asyncio.sleep(0)
+    assert task is not None
+    if is_cancelled:
+        task.cancel()
+    gate.set()
+    with suppress(KeyError, asyncio.CancelledError):
+        await task
+    task = None
+    executor.submit(lambda: None).result()  # the thread has let go of what it ran
+    await asyncio.sleep(0)  # and the event loop of the callback that went on here
+    assert inputs[0]() is None

@@ -120,6 +120,24 @@ async def test_messages_wait_for_nothing_that_is_streamed(device: Device) -> Non
     assert not await device.runs_here()
 
 
+async def test_an_item_larger_than_was_planned_for_never_runs_here(
+    make: Callable[..., Fragments], processor: Thread, tmp_path: Path
+) -> None:
+    """However often it has: there may be more beside it than there was."""
+    made = write_fragment(tmp_path, dense_model([512, 512]), 20 * MIB, largest={"x": (1, 512)})
+    device = Device(make, processor, made.digest)
+    await device.fragments.load(made.digest, 20 * MIB, [])
+    larger = {"x": np.ones((4, 512), np.float32)}
+    for _ in range(3):
+        device.now += 1
+        await device.fragments.run(made.digest, X)
+        given, device.now = processor.given, device.now + 1
+        await device.fragments.run(made.digest, larger)
+        assert processor.given > given
+    device.now += 1
+    assert await device.runs_here()
+
+
 async def test_an_item_passes_by_alone_and_after_a_rest_only(device: Device) -> None:
     await device.begin()
     assert device.pass_by() is None

@@ -166,6 +166,19 @@ async def test_an_item_beyond_the_plan_runs_in_the_place_of_weights_that_are_rea
         assert 0 < reply.executed.peak_bytes <= 36 * MIB, reply
 
 
+async def test_what_waits_for_other_items_leaves_memory_for_one_beyond_the_plan(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    model = dense_model([WIDTH] * 6)
+    made = write_fragment(coordinator.store, model, 24 * MIB, largest={"x": (1, WIDTH)})
+    joined = await join(budget="36Mi")
+    assert (await joined.device.load(made.digest, 24 * MIB)).HasField("loaded")
+    waiting = np.ones((3 * ROWS // 8, WIDTH), np.float32)
+    await joined.device.give(edge(-1, 0, 1), {"x": waiting})
+    reply = await run(joined.device, made.digest, ROWS * 7 // 8)
+    assert 0 < reply.executed.peak_bytes <= 36 * MIB, reply
+
+
 async def test_a_node_of_an_untried_fragment_fails_before_it_takes_more_than_is_left(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:

@@ -228,14 +228,16 @@ class Fragments:
             try:
                 return await run(limit_bytes=limit, measured=measured), beside
             except Exceeded as error:
-                if is_larger:
-                    raise
                 text, peak_bytes = str(error), error.peak_bytes
             finally:
                 self.ledger.end_move(held)
                 self._changed.set()
             # The exception is gone, and what it referred to: the fragment can be closed.
-            if not await self._outgrow(digest, peak_bytes, beside, text):
+            if is_larger:
+                again = await self.spilling.spill_all()
+            else:
+                again = await self._outgrow(digest, peak_bytes, beside, text)
+            if not again:
                 raise Exceeded(text, peak_bytes)
 
     async def _outgrow(self, digest: str, peak_bytes: int, beside: int, text: str) -> bool:

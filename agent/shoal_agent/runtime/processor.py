@@ -97,19 +97,21 @@ class Processor:
 
         An item that is larger than those before it is kept within the limit, or stopped, and so is
         the first one: what was made up for its trial may have computed less; so is every item,
-        unless it `is_known` that what a run takes follows from the sizes of its inputs.
+        unless it `is_known` that what a run takes follows from the sizes of its inputs. One that
+        `is_larger` than in its trial always is: less may have been beside it when it ran before.
         `measured`: what the fragment takes is known, so that it may run here the next time;
         `is_tried`: it was tried, `is_larger`: with smaller inputs. `items`: so many at once, of
         which the first ones are guarded as well.
         """
         key = (digest, items)
         size = sum(tensor.nbytes for tensor in tensors.values())
-        if is_known and self.runs_here(digest, size, items):
+        may_be_safe = is_known and not is_larger
+        if may_be_safe and self.runs_here(digest, size, items):
             passed = self.run_in_passing(digest, (tensors,))
             if passed is not None:
                 return self._result(digest, passed, limit_bytes, items)
         self._stopper = Stopper()
-        is_safe, way = is_known and size <= self._largest.get(key, -1), self.way(digest)
+        is_safe, way = may_be_safe and size <= self._largest.get(key, -1), self.way(digest)
         guarded = None if is_safe else limit_bytes
         run = partial(self._runtime.run, digest, tensors, self._stopper, guarded)
         result = await self._in_thread(
@@ -117,7 +119,7 @@ class Processor:
         )
         self._handling.ran(items, result.compute_seconds, result.processor_seconds)
         is_so_still = self.way(digest) is way
-        if is_so_still and not result.squeezed:
+        if is_so_still and not result.squeezed and not is_larger:
             self._largest[key] = max(size, self._largest.get(key, 0))
         self._rests_since = self._clock()
         short, seconds = self._short.get(key, _Short(0, 0.0)), result.compute_seconds
@@ -125,7 +127,7 @@ class Processor:
         may_wait = seconds <= _LIGHT_SECONDS or not result.streamed_bytes
         if seconds > _SHORT_SECONDS or not may_wait or result.peak_bytes > limit_bytes:
             self._short.pop(key, None)
-        elif measured and is_so_still:
+        elif measured and is_so_still and not is_larger:
             self._short[key] = _Short(max(size, short.size_bytes), seconds)
         if items == 1 and not self._waiting and not self._runtime.opens_beside:
             self.times.note(

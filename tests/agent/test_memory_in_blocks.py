@@ -87,7 +87,7 @@ async def run_whole(coordinator: ScriptedCoordinator, join: Join, rows: int) -> 
 @pytest.mark.parametrize(
     ("granted", "threads"),
     [
-        (10 * MIB, 1),
+        pytest.param(10 * MIB, 1, marks=pytest.mark.minutes),
         (10 * MIB, 8),
         pytest.param(24 * MIB, 1, marks=pytest.mark.minutes),
         pytest.param(40 * MIB, 1, marks=pytest.mark.minutes),

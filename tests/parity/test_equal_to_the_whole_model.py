@@ -21,9 +21,8 @@ pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module"), pytest
 
 # Half the precision is all that this model's own tensors carry.
 HALF_TOLERANCE = 2e-3
-BATCHED = ("minilm_l6", "resnet18")
 LIGHT_ZOO = tuple(name for name in ZOO if name not in HEAVY)
-# Two are compared with batches, one with a relay and on nodes; others are of a kind with these.
+# One is compared with batches, one with a relay and on nodes; others are of a kind with these.
 OFTEN = {"mobilenet_v2", *PACKAGED} - {"ppocr_rec"}
 
 
@@ -68,7 +67,7 @@ async def test_heavy_models_of_the_zoo_in_every_number_of_fragments(
     assert await difference(pool, name, fragments, tmp_path) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("name", ["minilm_l6", pytest.param("resnet18", marks=pytest.mark.minutes)])
 async def test_batches_and_lengths_that_differ_between_items(
     pool: Pool, tmp_path: Path, name: str
 ) -> None:
@@ -86,6 +85,7 @@ async def test_batches_and_lengths_that_differ_between_items(
         assert largest_difference(given, expected) <= TOLERANCE
 
 
+@pytest.mark.minutes
 async def test_devices_cache_the_blocks_of_their_fragments(pool: Pool, tmp_path: Path) -> None:
     model, path = MODELS["minilm_l6"], find("minilm_l6")
     document = cut(path, pool.store, 2, model.shapes())

@@ -119,6 +119,7 @@ def test_every_made_topology_in_two_three_five_and_cut_everywhere(
     check(runner, made.save(tmp_path), into(fragments), items, tolerance)
 
 
+@pytest.mark.minutes
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(made=models(), data=st.data())
 def test_random_graphs_at_random_legal_cuts(

@@ -23,7 +23,11 @@ async def relayed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Poo
 
 @pytest.mark.parametrize(
     "name",
-    ["ppocr_rec", "silero_vad", pytest.param("squeezenet1_1", marks=pytest.mark.minutes)],
+    [
+        "ppocr_rec",
+        pytest.param("silero_vad", marks=pytest.mark.minutes),
+        pytest.param("squeezenet1_1", marks=pytest.mark.minutes),
+    ],
 )
 async def test_activations_through_the_coordinator(
     relayed: Pool, tmp_path: Path, name: str

@@ -15,9 +15,8 @@ from real_models import MODELS, find
 pytestmark = pytest.mark.real
 
 
-@pytest.mark.parametrize(
-    "name", ["ppocr_rec", pytest.param("minilm_l6", marks=pytest.mark.minutes)]
-)
+@pytest.mark.minutes
+@pytest.mark.parametrize("name", ["ppocr_rec", "minilm_l6"])
 def test_items_give_the_same_at_once_as_alone_also_when_a_device_is_killed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ async def test_a_job_runs_from_apply_to_complete(world: World) -> None:
     assert {"StartedJob", "FinishedJob"} <= told, told
 
 
+@pytest.mark.minutes
 async def test_a_job_that_is_born_suspended_starts_nothing_until_it_is_resumed(
     world: World,
 ) -> None:

@@ -6,8 +6,9 @@ from itertools import combinations
 
 from hypothesis import strategies as st
 
+from shoal_planner.pieces import Segment
 from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
-from shoal_planner.segments import Layout, Segment
+from shoal_planner.segments import Layout
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import TensorSpec
 

@@ -17,8 +17,9 @@ from shoal_compiler.models import PieceModel, make_model, value_info
 from shoal_compiler.order import choose_order, roles
 from shoal_compiler.weight_files import Place
 from shoal_planner.blocks import block_costs, choose_blocks
+from shoal_planner.pieces import Piece
 from shoal_planner.profile import Profile
-from shoal_planner.segments import Layout, Piece
+from shoal_planner.segments import Layout
 from shoal_protocol.blocks import Block, Join, least_bytes
 
 GAIN: Final = 10

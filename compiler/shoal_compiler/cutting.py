@@ -30,8 +30,9 @@ from shoal_compiler.weight_files import (
     is_stored,
     offset_inside,
 )
+from shoal_planner.pieces import Piece
 from shoal_planner.profile import Profile, Role
-from shoal_planner.segments import Layout, Piece
+from shoal_planner.segments import Layout
 from shoal_protocol.manifest import WEIGHTS, shared_name
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument, TensorSpec, Work
 from shoal_protocol.shared_files import SharedFiles

@@ -12,8 +12,8 @@ import onnx
 
 from shoal_compiler.graph import Graph
 from shoal_compiler.safety import integer_of, is_standard
+from shoal_planner.pieces import Piece
 from shoal_planner.profile import NodeProfile, Profile, Role
-from shoal_planner.segments import Piece
 from shoal_protocol.blocks import Join
 
 LEAST_BYTES: Final = 1 << 20

@@ -8,8 +8,8 @@ import onnx
 
 from shoal_compiler.graph import Graph
 from shoal_compiler.weight_files import Place
+from shoal_planner.pieces import Piece
 from shoal_planner.profile import Profile
-from shoal_planner.segments import Piece
 from shoal_protocol.partition import TensorSpec
 
 MIN_IR_VERSION: Final = 4

@@ -34,12 +34,8 @@ from typing import Final
 
 from shoal_planner.arena import Arena, Tensors, arena_bytes
 from shoal_planner.cuts import crossing_bytes, share, thinned
-from shoal_planner.segments import (
-    FIXED_BYTES,
-    Growing,
-    Layout,
-    Piece,
-)
+from shoal_planner.pieces import Piece
+from shoal_planner.segments import Growing, Layout
 
 MOST_BLOCKS: Final = 40
 GAIN: Final = 10
@@ -54,6 +50,8 @@ with convolutions, 128 with matrix products; each thread more takes 100."""
 BLOCK_NODE_BYTES: Final = 14 << 10
 """What each of its nodes holds: 14 KiB with convolutions, 9 with matrix products. With both, what
 the blocks of image and text models held came out at 0.71 to 0.99 of what is reckoned."""
+FIXED_BYTES: Final = 11 << 18
+"""What all blocks of a fragment take together besides: more than it takes as a whole."""
 STEP: Final = 32
 MOST_POSITIONS: Final = 96
 LEAST_POSITIONS: Final = 32

@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import Final
 
 from shoal_planner.arena import arena_bytes
-from shoal_planner.blocks import BLOCK_NODE_BYTES, SESSION_BYTES
+from shoal_planner.blocks import BLOCK_NODE_BYTES, FIXED_BYTES, SESSION_BYTES
 from shoal_planner.cuts import share, thinned
 from shoal_planner.profile import Profile, Role
-from shoal_planner.segments import FIXED_BYTES, Growing, Layout
+from shoal_planner.segments import Growing, Layout
 from shoal_protocol.cut_table import Candidate, CutTable
 from shoal_protocol.partition import Work
 

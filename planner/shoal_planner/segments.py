@@ -18,7 +18,7 @@ Memory is estimated as the agent runs a fragment: its weights, mapped from the d
 which an item reads rows, the pages around those: the agent lets a fragment's mapped pages go when
 the rows of many items have gathered there); the tensors taken, held for the whole run; the
 runtime's arena (`arena`), replayed in the order of the nodes; the outputs once more, since they
-leave the arena as copies; and the runtime's own code and structures.
+leave the arena as copies; and the runtime's own structures. The code of kernels has a reserve.
 Fragments of 5 MiB and more took 0.65 to 1.10 of it (`tests/compiler/test_resident_estimate.py`).
 A tensor whose size is unknown counts nothing, and makes `activation_bytes` None; then the estimate
 is a lower bound.
@@ -30,66 +30,25 @@ from functools import cached_property
 from typing import Final
 
 from shoal_planner.arena import Arena, Tensors, arena_bytes
+from shoal_planner.pieces import Piece, Segment
 from shoal_planner.profile import Profile, Role
 from shoal_planner.steps import Step, steps_of
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 
-FIXED_BYTES: Final = 11 << 18
-"""A session's own need with its kernels' code, 1 to 2.5 MiB; what starts of an agent differ by."""
+FIXED_BYTES: Final = 7 << 18
+"""A session's own need, up to half a MiB, and what starts of an agent and its messages differ by.
+The code of kernels is no part of it: an agent has a reserve for that."""
+LITTLE_BYTES: Final = 8 << 20
+LARGER_BYTES: Final = 1 << 20
+"""More is left where a fragment works in more than a little: its arena may be touched otherwise
+than in the replay, and nodes take much at once."""
 NODE_BYTES: Final = 8 << 10
 """What it needs for each node: kernel, names, shapes."""
-CONSTANT_BYTES: Final = 1 << 20
-"""Up to here it does not matter when a fragment's constants are made."""
 UNKNOWN_BYTES: Final = 3 << 20
 """The least estimate for activations of which any size is unknown."""
 _LOOP: Final = "Loop"
 """The runtime keeps what a loop has handed on, also where nobody needs it: measured."""
 _WHOLE: Final[Mapping[str, int]] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A run of nodes by itself: positions in `profile.nodes`, in order, with what is made again.
-
-    `takes` are the tensors that it is sent, `incoming_bytes` theirs; `resident_bytes` is what a
-    device must have. Both are upper bounds where SHAPE tensors are made again.
-    """
-
-    start: int
-    end: int
-    nodes: tuple[int, ...]
-    takes: frozenset[str]
-    activation_bytes: int | None
-    resident_bytes: int
-    flops: int | None
-    incoming_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A segment among the others: without nodes that nobody needs, and with what it gives.
-
-    `nodes` are in the order in which they run. `takes` and `gives` are in the order of names,
-    `weights` in the order of use.
-    """
-
-    segment: Segment
-    nodes: tuple[int, ...]
-    takes: tuple[str, ...]
-    gives: tuple[str, ...]
-    weights: tuple[str, ...]
-
-    def in_order(self, profile: Profile) -> bool:
-        """Whether the runtime is to run the nodes in this very order. By itself it goes back from
-        the outputs, and where branches join, more is alive at once. In a given order it runs each
-        node as soon as it can, so CONSTANT ones all at once: much of those it is left to order."""
-        constant = [
-            profile.tensors[name].computed_bytes
-            for each in self.nodes
-            if profile.nodes[each].role is Role.CONSTANT
-            for name in profile.nodes[each].outputs
-        ]
-        return None not in constant and sum(filter(None, constant)) <= CONSTANT_BYTES
 
 
 @dataclass(frozen=True)
@@ -300,6 +259,7 @@ class Growing:
         """The part of `resident_bytes` that only grows."""
         arena = max(self.working_bytes, UNKNOWN_BYTES * self.unknown_sizes)
         fixed = FIXED_BYTES + NODE_BYTES * self.node_count
+        fixed += LARGER_BYTES * (self.incoming_bytes + self.touched_bytes > LITTLE_BYTES)
         frames = max(received_frame_bytes(self.incoming_bytes), self.layout.beside[0])
         fixed += self.layout.moving * frames
         return self.weight_bytes + self.incoming_bytes + arena + fixed

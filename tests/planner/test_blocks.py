@@ -11,6 +11,7 @@ from shoal_planner.arena import arena_bytes
 from shoal_planner.blocks import (
     BLOCK_NODE_BYTES,
     CLOSE,
+    FIXED_BYTES,
     LEAST_POSITIONS,
     MOST_BLOCKS,
     NEAR,
@@ -29,7 +30,7 @@ from shoal_planner.blocks import (
     need_bytes,
 )
 from shoal_planner.profile import Profile, Role
-from shoal_planner.segments import FIXED_BYTES, Layout
+from shoal_planner.segments import Layout
 from shoal_protocol.arena_regions import REGION_BYTES
 
 MIB = 1 << 20

@@ -1,0 +1,54 @@
+"""What a cut gives: segments of a profile, and the pieces that fragments are made of. Pure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from shoal_planner.profile import Profile, Role
+
+CONSTANT_BYTES: Final = 1 << 20
+"""Up to here it does not matter when a fragment's constants are made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A run of nodes by itself: positions in `profile.nodes`, in order, with what is made again.
+
+    `takes` are the tensors that it is sent, `incoming_bytes` theirs; `resident_bytes` is what a
+    device must have. Both are upper bounds where SHAPE tensors are made again.
+    """
+
+    start: int
+    end: int
+    nodes: tuple[int, ...]
+    takes: frozenset[str]
+    activation_bytes: int | None
+    resident_bytes: int
+    flops: int | None
+    incoming_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A segment among the others: without nodes that nobody needs, and with what it gives.
+
+    `nodes` are in the order in which they run. `takes` and `gives` are in the order of names,
+    `weights` in the order of use.
+    """
+
+    segment: Segment
+    nodes: tuple[int, ...]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    weights: tuple[str, ...]
+
+    def in_order(self, profile: Profile) -> bool:
+        """Whether the runtime is to run the nodes in this very order. By itself it goes back from
+        the outputs, and where branches join, more is alive at once. In a given order it runs each
+        node as soon as it can, so CONSTANT ones all at once: much of those it is left to order."""
+        constant = [
+            profile.tensors[name].computed_bytes
+            for each in self.nodes
+            if profile.nodes[each].role is Role.CONSTANT
+            for name in profile.nodes[each].outputs
+        ]
+        return None not in constant and sum(filter(None, constant)) <= CONSTANT_BYTES

@@ -238,7 +238,7 @@ def test_a_layer_that_is_larger_than_every_budget_is_held_in_parts(tmp_path: Pat
     got = run_chained(store, document, feeds)["y"].astype(np.float32)
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
     with pytest.raises(PreparationRefused, match=r"node .+\.\d+ \(MatMul\) needs .* by itself"):
-        cut_within(3)
+        cut_within(2)
 
 
 def test_a_layer_of_four_bits_is_held_in_as_small_parts_as_its_numbers_ask_for(

@@ -18,7 +18,7 @@ Memory is estimated as the agent runs a fragment: its weights, mapped from the d
 which an item reads rows, the pages around those: the agent lets a fragment's mapped pages go when
 the rows of many items have gathered there); the tensors taken, held for the whole run; the
 runtime's arena (`arena`), replayed in the order of the nodes; the outputs once more, since they
-leave the arena as copies; and the runtime's own structures. The code of kernels has a reserve.
+leave the arena as copies; and the runtime's own structures. Agents have a reserve for code.
 Fragments of 5 MiB and more took 0.65 to 1.10 of it (`tests/compiler/test_resident_estimate.py`).
 A tensor whose size is unknown counts nothing, and makes `activation_bytes` None; then the estimate
 is a lower bound.
@@ -39,6 +39,7 @@ FIXED_BYTES: Final = 7 << 18
 """A session's own need, up to half a MiB, and what starts of an agent and its messages differ by.
 The code of kernels is no part of it: an agent has a reserve for that."""
 LITTLE_BYTES: Final = 8 << 20
+"""Inputs and arena: a fragment that works in so much needs no more than that besides."""
 LARGER_BYTES: Final = 1 << 20
 """More is left where a fragment works in more than a little: its arena may be touched otherwise
 than in the replay, and nodes take much at once."""

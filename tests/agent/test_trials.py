@@ -153,29 +153,32 @@ async def test_an_item_that_must_exceed_the_budget_fails_before_it_takes_anythin
     assert joined.agent.status("VmHWM") - joined.agent.status("VmRSS") < 24 * MIB
 
 
-async def test_an_item_beyond_the_plan_runs_in_the_place_of_weights_that_are_read_again(
-    coordinator: ScriptedCoordinator, join: Join
-) -> None:
+async def planned_for_one_row(coordinator: ScriptedCoordinator, join: Join) -> tuple[Joined, str]:
+    """A device of 36 MiB with a fragment of five layers of 4 MiB, and its digest."""
     model = dense_model([WIDTH] * 6)
     made = write_fragment(coordinator.store, model, 24 * MIB, largest={"x": (1, WIDTH)})
     joined = await join(budget="36Mi")
     assert (await joined.device.load(made.digest, 24 * MIB)).HasField("loaded")
+    return joined, made.digest
+
+
+async def test_an_item_beyond_the_plan_runs_in_the_place_of_weights_that_are_read_again(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    joined, digest = await planned_for_one_row(coordinator, join)
     for item in range(3):
         # Five layers of 4 MiB, the item of 7 MiB, and what a layer takes and gives.
-        reply = await run(joined.device, made.digest, ROWS * 7 // 8, item)
+        reply = await run(joined.device, digest, ROWS * 7 // 8, item)
         assert 0 < reply.executed.peak_bytes <= 36 * MIB, reply
 
 
 async def test_what_waits_for_other_items_leaves_memory_for_one_beyond_the_plan(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
-    model = dense_model([WIDTH] * 6)
-    made = write_fragment(coordinator.store, model, 24 * MIB, largest={"x": (1, WIDTH)})
-    joined = await join(budget="36Mi")
-    assert (await joined.device.load(made.digest, 24 * MIB)).HasField("loaded")
+    joined, digest = await planned_for_one_row(coordinator, join)
     waiting = np.ones((3 * ROWS // 8, WIDTH), np.float32)
     await joined.device.give(edge(-1, 0, 1), {"x": waiting})
-    reply = await run(joined.device, made.digest, ROWS * 7 // 8)
+    reply = await run(joined.device, digest, ROWS * 7 // 8)
     assert 0 < reply.executed.peak_bytes <= 36 * MIB, reply
 
 

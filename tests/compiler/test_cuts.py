@@ -10,7 +10,7 @@ from random_profiles import chain, every_cut, profiles
 from shoal_planner.cuts import SLACK, CutRequest, Refusal, choose_cuts
 from shoal_planner.pieces import Segment
 from shoal_planner.profile import Profile, Role
-from shoal_planner.segments import Layout
+from shoal_planner.segments import LARGER_BYTES, Layout
 
 MILLION = 1_000_000
 
@@ -214,3 +214,11 @@ def test_a_long_model_is_cut_as_well_as_if_every_position_were_looked_at() -> No
     assert not isinstance(cuts, Refusal)
     shares = [share(layout, piece.segment) for piece in layout.pieces(cuts)]
     assert max(shares) < 1.07 * sum(shares) / 3
+
+
+def test_a_fragment_that_works_in_much_is_reckoned_with_more() -> None:
+    little, much = (
+        Layout(chain(MIB, MIB, sent=sent)).segment(1, 2).resident_bytes - sent
+        for sent in (7 * MIB, 9 * MIB)
+    )
+    assert much - little == LARGER_BYTES

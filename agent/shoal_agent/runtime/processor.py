@@ -118,8 +118,8 @@ class Processor:
             partial(run, is_known=is_known, is_tried=is_tried, is_larger=is_larger)
         )
         self._handling.ran(items, result.compute_seconds, result.processor_seconds)
-        is_so_still = self.way(digest) is way
-        if is_so_still and not result.squeezed and not is_larger:
+        shows_others = self.way(digest) is way and not is_larger
+        if shows_others and not result.squeezed:
             self._largest[key] = max(size, self._largest.get(key, 0))
         self._rests_since = self._clock()
         short, seconds = self._short.get(key, _Short(0, 0.0)), result.compute_seconds
@@ -127,7 +127,7 @@ class Processor:
         may_wait = seconds <= _LIGHT_SECONDS or not result.streamed_bytes
         if seconds > _SHORT_SECONDS or not may_wait or result.peak_bytes > limit_bytes:
             self._short.pop(key, None)
-        elif measured and is_so_still and not is_larger:
+        elif measured and shows_others:
             self._short[key] = _Short(max(size, short.size_bytes), seconds)
         if items == 1 and not self._waiting and not self._runtime.opens_beside:
             self.times.note(

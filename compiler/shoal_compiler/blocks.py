@@ -16,6 +16,7 @@ from shoal_compiler.joins import find_joins
 from shoal_compiler.models import PieceModel, make_model, value_info
 from shoal_compiler.order import choose_order, roles
 from shoal_compiler.weight_files import Place
+from shoal_planner.arena import more_of_table_bytes
 from shoal_planner.blocks import block_costs, choose_blocks
 from shoal_planner.pieces import Piece
 from shoal_planner.profile import Profile
@@ -87,7 +88,9 @@ class FragmentModel:
             )
             blocks.append(block)
             content += skeleton
-        return Blocks(tuple(blocks), bytes(content), self.joins)
+        more = more_of_table_bytes(least_bytes(blocks))
+        counted = (replace(each, working_bytes=each.working_bytes + more) for each in blocks)
+        return Blocks(tuple(counted), bytes(content), self.joins)
 
 
 def _dequantises(graph: onnx.GraphProto) -> bool:

@@ -7,7 +7,10 @@ that suffices (the untouched end of a region is one as well), of which the rest 
 it is next to nothing; freed neighbours join. What counts is how far up each region was ever
 touched, and the tables that the arena keeps of a region. Tensors of changing sizes leave holes, so
 that is more than the most that is alive at once, and this replays it: counting live bytes alone
-came out up to 40 % short for text recognition and detection, and one region without an end 25 %.
+came out up to 40 % short for text recognition and detection.
+
+On a device with little memory the first large region is smaller than here, and so is its table. It
+has more room still than there is memory, so that tensors lie as they do here.
 
 Items that follow find all regions, and free. Each region is at least as large as those before it,
 so they take the same chunks as the first, but for regions of one size: which of them is taken first
@@ -21,7 +24,13 @@ from functools import cache
 from typing import Final
 
 from shoal_planner.profile import NodeProfile
-from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
+from shoal_protocol.arena_regions import (
+    MORE_THAN_BUDGET,
+    REGION_BYTES,
+    SMALL_REGION_BYTES,
+    TABLE_SHARE,
+    UNSPLIT_BYTES,
+)
 
 ARENA_MARGIN: Final = 8
 """The estimate adds one part in so many: the runtime frees in a slightly different order."""
@@ -29,9 +38,9 @@ ARENA_BYTES: Final = 1 << 20
 """Comes with the arena once it is in use at all, besides its tables."""
 SMALL_BYTES: Final = 64 << 10
 """Up to here activations fit into what the idle agent holds."""
+TABLE_BYTES: Final = 1 << 20
+"""What the table of the first large region counts as; see `more_of_table_bytes`."""
 _GRANULE: Final = 256
-_TABLE_SHARE: Final = 32
-"""The arena keeps a number for each granule of a region."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +105,7 @@ class Arena:
         # A region that had to be doubled is not doubled once more for the next one.
         self._next_region_bytes = max(size, 2 * self._next_region_bytes)
         self._add_region(size)
-        self.total_bytes += size // _TABLE_SHARE
+        self.total_bytes += TABLE_BYTES if size == REGION_BYTES else size // TABLE_SHARE
 
     def _add_region(self, size: int) -> None:
         self._offer(self._new(size, region=len(self._regions), offset=0))
@@ -138,6 +147,16 @@ class Arena:
     def _withdraw(self, chunk: Chunk) -> None:
         chunk.free = False
         del self._free[bisect_left(self._free, (chunk.size, chunk.number))]
+
+
+def more_of_table_bytes(resident_bytes: int) -> int:
+    """What the table of the first large region takes besides `TABLE_BYTES` on a device that has
+    room for no more than so much: the region is as large as the budget asks for. With more room,
+    that is for the rest of the table; and each further fragment has `TABLE_BYTES` of its own, of
+    which no more than one is there."""
+    more, of = MORE_THAN_BUDGET + 1, MORE_THAN_BUDGET * TABLE_SHARE
+    beyond = max(0, more * resident_bytes - of * TABLE_BYTES) // (of - more)
+    return min(beyond, REGION_BYTES // TABLE_SHARE - TABLE_BYTES)
 
 
 def arena_bytes(touched_bytes: int, beside_bytes: int = 0) -> int:
@@ -190,7 +209,7 @@ class Tensors:
                 arena.release(chunk)
         for chunk in [arena.allocate(size) for size in node.workspaces]:
             arena.release(chunk)
-        self.alone_bytes = max(self.alone_bytes, _alone_bytes(node.workspaces))
+        self.alone_bytes = max(self.alone_bytes, workspace_bytes(node.workspaces))
         self.beside_bytes = max(self.beside_bytes, node.beside_bytes)
         for chunk, _ in ends.values():
             arena.release(chunk)
@@ -205,7 +224,7 @@ class Tensors:
 
 
 @cache
-def _alone_bytes(sizes: tuple[int, ...]) -> int:
+def workspace_bytes(sizes: tuple[int, ...]) -> int:
     """How far up an arena is touched that has nothing but blocks of these sizes."""
     arena = Arena()
     for size in sizes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from shoal_planner.arena import arena_bytes
+from shoal_planner.arena import arena_bytes, more_of_table_bytes
 from shoal_planner.blocks import BLOCK_NODE_BYTES, FIXED_BYTES, SESSION_BYTES
 from shoal_planner.cuts import share, thinned
 from shoal_planner.profile import Profile, Role
@@ -159,4 +159,5 @@ def _in_blocks(parts: Sequence[Sequence[_Part]], start: int, end: int, limit: in
         working = max(working, fixed + arena)
         weights = max(weights, block.candidate.weight_bytes)
         count, first = count + 1, last
-    return count * SESSION_BYTES + BLOCK_NODE_BYTES * whole.nodes + weights + working
+    need = count * SESSION_BYTES + BLOCK_NODE_BYTES * whole.nodes + weights + working
+    return need + more_of_table_bytes(need)

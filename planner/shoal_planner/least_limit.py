@@ -61,7 +61,10 @@ def least_needs(layout: Layout) -> Iterator[int]:
         weights = {name: step.touched.get(name, profile.weights[name]) for name in node.weights}
         read = sum(profile.tensors[name].bytes or 0 for name in set(node.inputs) - weights.keys())
         made = sum(size for name, size in step.made if name in layout.last_uses)
-        arena = arena_bytes(made + sum(node.workspaces), node.beside_bytes)
+        if step.axes_outside is None:
+            arena = arena_bytes(made + sum(node.workspaces), node.beside_bytes)
+        else:  # it may be the last one, and what it makes outside
+            arena = made + node.beside_bytes
         activations = max(read, arena) if node.in_place else read + arena
         yield FIXED_BYTES + NODE_BYTES * step.runtime_nodes + sum(weights.values()) + activations
 

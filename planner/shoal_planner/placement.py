@@ -175,7 +175,7 @@ def _misfit(costs: Costs, pool: Sequence[PoolDevice], pins: Sequence[Pin]) -> In
         pinned = required.get(fragment.index)
         allowed = budgets if pinned is None else {pinned: budgets[pinned]}
         alone = Span(fragment.index, fragment.index + 1)
-        if costs.least(alone) > max(allowed.values()):
+        if fragment.least_bytes > max(allowed.values()):
             return Infeasible(
                 problem="" if pinned is None else f" and is pinned to {pinned}",
                 fragment=fragment.index,

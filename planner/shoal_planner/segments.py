@@ -18,7 +18,8 @@ Memory is estimated as the agent runs a fragment: its weights, mapped from the d
 which an item reads rows, the pages around those: the agent lets a fragment's mapped pages go when
 the rows of many items have gathered there); the tensors taken, held for the whole run; the
 runtime's arena (`arena`), replayed in the order of the nodes; the outputs once more, since they
-leave the arena as copies; and the runtime's own structures. Agents have a reserve for code.
+leave the arena as copies, but for large ones that the last node makes, for which the agent has a
+place outside; and the runtime's own structures. Agents have a reserve for code.
 Fragments of 5 MiB and more took 0.65 to 1.10 of it (`tests/compiler/test_resident_estimate.py`).
 A tensor whose size is unknown counts nothing, and makes `activation_bytes` None; then the estimate
 is a lower bound.
@@ -29,10 +30,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from shoal_planner.arena import Arena, Tensors, arena_bytes
+from shoal_planner.arena import (
+    TABLE_BYTES,
+    Arena,
+    Tensors,
+    arena_bytes,
+    more_of_table_bytes,
+    workspace_bytes,
+)
 from shoal_planner.pieces import Piece, Segment
 from shoal_planner.profile import Profile, Role
-from shoal_planner.steps import Step, steps_of
+from shoal_planner.steps import Step, steps_of, symbols
+from shoal_protocol.arena_regions import REGION_BYTES
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 
 FIXED_BYTES: Final = 7 << 18
@@ -55,14 +64,15 @@ _WHOLE: Final[Mapping[str, int]] = {}
 @dataclass(frozen=True)
 class Layout:
     """A profile with indexes of it, computed once. `inside` are weights in the model itself, not
-    mapped from a file. `moving`: memory includes frames that carry other items meanwhile, at least
-    `beside` in and out. Rows of tables count for `row_items`: the item before has left its own.
-    Outputs that are `leaving` are out of the arena as soon as they are made."""
+    mapped from a file. `moving`: memory includes frames that carry other items in and out
+    meanwhile, and `beside_bytes` for what else is under way. Rows of tables count for `row_items`:
+    the item before has left its own. Outputs that are `leaving` are out of the arena as soon as
+    they are made."""
 
     profile: Profile
     inside: frozenset[str] = frozenset()
     moving: bool = False
-    beside: tuple[int, int] = (0, 0)
+    beside_bytes: int = 0
     row_items: int = 2
     leaving: frozenset[str] = frozenset()
 
@@ -210,7 +220,8 @@ class Growing:
 
     All that is stored only ever grows, so a search can stop at the first that is too large.
     `weight_bytes` counts of each weight what is read of it; `inside_bytes` are those of them that
-    are in the model itself.
+    are in the model itself. `outside_bytes` of the arena are not touched if the segment is a
+    fragment that runs as a whole: what its last node gives lies outside.
     """
 
     layout: Layout
@@ -221,12 +232,14 @@ class Growing:
     incoming_bytes: int = 0
     outgoing_bytes: int = 0
     flops: int = 0
+    outside_bytes: int = 0
     node_count: int = 0
     unknown_sizes: bool = False
     unknown_flops: bool = False
     _tensors: Tensors = field(default_factory=lambda: Tensors(Arena()))
     _weights: dict[str, int] = field(default_factory=dict)
     _takes: set[str] = field(default_factory=set)
+    _axes: set[str] = field(default_factory=set)
     _shapes: set[str] = field(default_factory=set)
     _constants: set[int] = field(default_factory=set)
 
@@ -237,12 +250,12 @@ class Growing:
     @property
     def activation_bytes(self) -> int:
         """What is taken, made and given, as far as sizes are known."""
-        touched = self.touched_bytes + self.beside_bytes
+        touched = self.touched_bytes - self.outside_bytes + self.beside_bytes
         return self.incoming_bytes + touched + self.outgoing_bytes
 
     @property
     def touched_bytes(self) -> int:
-        """How far up the arena was touched."""
+        """How far up the arena was touched, with all that was made in it."""
         return self._tensors.touched_bytes
 
     @property
@@ -251,9 +264,13 @@ class Growing:
         return self._tensors.beside_bytes
 
     @property
+    def _has_regions(self) -> bool:
+        return self.touched_bytes > REGION_BYTES
+
+    @property
     def working_bytes(self) -> int:
-        """What nodes work in, with the margins."""
-        return arena_bytes(self.touched_bytes, self.beside_bytes)
+        """What nodes work in, with the margins. What the last one gives may lie outside."""
+        return arena_bytes(self.touched_bytes - self.outside_bytes, self.beside_bytes)
 
     @property
     def least_bytes(self) -> int:
@@ -261,15 +278,16 @@ class Growing:
         arena = max(self.working_bytes, UNKNOWN_BYTES * self.unknown_sizes)
         fixed = FIXED_BYTES + NODE_BYTES * self.node_count
         fixed += LARGER_BYTES * (self.incoming_bytes + self.touched_bytes > LITTLE_BYTES)
-        frames = max(received_frame_bytes(self.incoming_bytes), self.layout.beside[0])
-        fixed += self.layout.moving * frames
-        return self.weight_bytes + self.incoming_bytes + arena + fixed
+        fixed += self.layout.moving * received_frame_bytes(self.incoming_bytes)
+        fixed += self.layout.beside_bytes
+        resident = self.weight_bytes + self.incoming_bytes + arena + fixed
+        return resident + (more_of_table_bytes(resident) if self.touched_bytes > TABLE_BYTES else 0)
 
     @property
     def resident_bytes(self) -> int:
         """What a device must have."""
-        frames = max(frame_bytes(self.outgoing_bytes), self.layout.beside[1])
-        return self.least_bytes + self.outgoing_bytes + self.layout.moving * frames
+        frames = self.layout.moving * frame_bytes(self.outgoing_bytes)
+        return self.least_bytes + self.outgoing_bytes + frames
 
     def grow(self) -> None:
         """Add the next node."""
@@ -278,7 +296,13 @@ class Growing:
         if node.role is not Role.CONSTANT:
             for name in node.inputs:
                 self._need(name)
-            self._run(position, self.layout.steps[position].dying)
+            before, step = self.touched_bytes, self.layout.steps[position]
+            self._run(position, step.dying)
+            self.outside_bytes = 0
+            may_be = step.axes_outside is not None and step.axes_outside <= self._axes
+            if may_be and not self._has_regions:
+                without = before + workspace_bytes(node.workspaces)
+                self.outside_bytes = max(0, self.touched_bytes - without)
         self._take_loose_outputs()
 
     def segment(self) -> Segment:
@@ -331,6 +355,7 @@ class Growing:
                     self._run(position)
         elif name not in self._takes:
             self._takes.add(name)
+            self._axes |= symbols(profile.tensors[name].spec)
             self.incoming_bytes += self._size(name)
             if (computed := self._computed(name)) > self._size(name):
                 self._tensors.hold(name, computed)

@@ -32,9 +32,9 @@ def smallest_in_turn(costs: Costs, devices: int) -> Bytes:
 
 
 def _smallest(needs: Needs, fragments: int, devices: int) -> Bytes:
-    low = max(next(iter(needs(start))) for start in range(fragments))
-    *_, high = needs(0)
-    high = max(low, high)
+    """A fragment may need more alone than among others: what enters and leaves counts for those at
+    the ends."""
+    low, high = 0, [*needs(0)][-1]
     while low < high:
         middle = (low + high) // 2
         if _hold(devices, needs, fragments, middle):
@@ -49,7 +49,10 @@ def _hold(devices: int, needs: Needs, fragments: int, most: int) -> bool:
     fragments as it can. A longer span may need less: its ends may be where less crosses."""
     start = 0
     for _ in range(devices):
-        start = max(end for end, need in enumerate(needs(start), start + 1) if need <= most)
+        ends = [end for end, need in enumerate(needs(start), start + 1) if need <= most]
+        if not ends:
+            return False
+        start = max(ends)
         if start == fragments:
             return True
     return False

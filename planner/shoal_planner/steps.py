@@ -2,14 +2,17 @@
 a hundred times and more, so it is worked out once. Pure.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_planner.profile import HALF, NodeProfile, Profile
+from shoal_planner.profile import HALF, NodeProfile, Profile, TensorProfile
+from shoal_protocol.partition import TensorSpec
 
 CONVERSIONS: Final = 2
 """Nodes that the runtime adds to one that computes in half precision."""
+LARGE_BYTES: Final = 1 << 20
+"""What an agent gives a place outside of the arena is at least so large."""
 INNER: Final = 2
 """So many nodes of graphs inside a node take as much as one outside: 3000 took 3.6 KiB each."""
 
@@ -20,6 +23,10 @@ class Step:
     that nobody needs after it, `sent_bytes` what of its outputs is sent while somebody needs it.
     `touched` are the weights of which it reads rows, with the bytes that those take in memory.
     `unknown`: the size of an output is not known.
+
+    An agent gives what is large a place outside of the arena, before it runs, where the shape
+    follows from those of its inputs (`shoal_agent.runtime.destinations`). If that is so of all that
+    the node makes, `axes_outside` are the symbols that the inputs' shapes must have; else None.
     """
 
     node: NodeProfile
@@ -29,6 +36,7 @@ class Step:
     sent_bytes: int
     touched: Mapping[str, int]
     unknown: bool
+    axes_outside: frozenset[str] | None
 
 
 def steps_of(
@@ -53,7 +61,29 @@ def _steps(
             sent_bytes=_sum_of(sent, (name for name in outputs if name in last_uses)),
             touched={name: min(profile.weights[name], items * size) for name, size in node.touched},
             unknown=any(each.bytes is None for each in outputs.values()),
+            axes_outside=_axes_outside(node, outputs.values()),
         )
+
+
+def symbols(spec: TensorSpec) -> frozenset[str]:
+    """The symbolic axes of a tensor."""
+    return frozenset(axis for axis in spec.shape or () if isinstance(axis, str))
+
+
+def _axes_outside(node: NodeProfile, outputs: Collection[TensorProfile]) -> frozenset[str] | None:
+    # Graphs inside a node make what it gives, and what is converted is made in the arena first.
+    if node.inner_nodes or not all(map(_may_be_outside, outputs)):
+        return None
+    return frozenset().union(*(symbols(each.spec) for each in outputs))
+
+
+def _may_be_outside(tensor: TensorProfile) -> bool:
+    shape, sizes = tensor.spec.shape, tensor.sizes
+    if not shape or sizes is None or len(shape) != len(sizes) or None in shape:
+        return False
+    if any(isinstance(axis, int) and axis != size for axis, size in zip(shape, sizes, strict=True)):
+        return False
+    return tensor.computed_bytes == tensor.bytes and (tensor.bytes or 0) >= LARGE_BYTES
 
 
 def _sum_of(sizes: Mapping[str, int], names: Iterable[str]) -> int:

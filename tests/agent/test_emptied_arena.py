@@ -134,8 +134,8 @@ def test_the_first_block_works_in_what_the_last_one_has_left_where_nothing_is_ke
     """Where a run was stopped another block may have left more: then the arena is emptied."""
     blocks = [
         block(5 * MIB, working=2 * MIB, empties=True),
-        block(MIB, working=60 * MIB),
-        block(60 * MIB, working=MIB, empties=True),
+        block(MIB, working=100 * MIB),
+        block(100 * MIB, working=MIB, empties=True),
     ]
     times = list[None]()
     region = WorkingRegion(64 * MIB, lambda: times.append(None), lambda: False)

@@ -179,11 +179,12 @@ def test_a_trial_takes_no_more_than_is_left_beside_what_is_in_memory(
 
 
 def test_a_trial_takes_no_more_where_the_agent_began_with_a_larger_budget(tmp_path: Path) -> None:
-    """The arena's tables of what it must not have then are no use of the fragment."""
+    """The arena's tables of what it must not have then are no use of the fragment, but for that of
+    the first region."""
     model, values = onnx.load(GROWING.save(tmp_path)), {"count": (256, 1024)}
     made = write_fragment(tmp_path, model, BUDGET, largest={"count": [2]}, values=values)
     same, larger = (tried(made, BUDGET, began) for began in (BUDGET, 7 * BUDGET))
-    assert larger["taken"] - same["taken"] < 2 * MIB, (same, larger)
+    assert larger["taken"] - same["taken"] < 3 * MIB, (same, larger)
     assert larger["peak"] <= BUDGET
 
 

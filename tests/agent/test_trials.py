@@ -147,7 +147,7 @@ async def test_an_item_that_must_exceed_the_budget_fails_before_it_takes_anythin
     assert (await joined.device.load(made.digest, 20 * MIB)).HasField("loaded")
     failure = (await run(joined.device, made.digest, 2 * ROWS)).failure
     assert failure.code == pb.BUDGET, failure
-    assert "its input of 16 MiB makes it need about 28." in failure.message
+    assert "its input of 16 MiB makes it need about 29." in failure.message
     assert "give the device more memory, or the model a smaller input" in failure.message
     assert (await run(joined.device, made.digest, 1, item=1)).HasField("executed")
     assert joined.agent.status("VmHWM") - joined.agent.status("VmRSS") < 24 * MIB

@@ -3,11 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_planner.arena import Arena, Chunk
-from shoal_protocol.arena_regions import REGION_BYTES
+from shoal_planner.arena import TABLE_BYTES, Arena, Chunk, more_of_table_bytes
+from shoal_protocol.arena_regions import MORE_THAN_BUDGET, REGION_BYTES, TABLE_SHARE
 
 MIB = 1 << 20
-TABLES = REGION_BYTES // 32
 
 
 @given(st.data())
@@ -20,7 +19,7 @@ def test_chunks_never_overlap_and_all_that_was_touched_counts(data: st.DataObjec
         if data.draw(st.integers(0, 1)) and alive:
             arena.release(alive.pop(data.draw(st.integers(0, len(alive) - 1))))
             continue
-        size = data.draw(st.sampled_from([1, 255, 4096, 64 << 10, MIB, 5 * MIB, 40 * MIB]))
+        size = data.draw(st.sampled_from([1, 255, 4096, 64 << 10, MIB, 5 * MIB, 160 * MIB]))
         chunk = arena.allocate(size)
         assert chunk.size >= size
         for other in alive:
@@ -38,17 +37,17 @@ def test_chunks_never_overlap_and_all_that_was_touched_counts(data: st.DataObjec
 
 def test_the_smallest_free_chunk_is_taken_though_it_was_never_touched() -> None:
     arena = Arena()
-    low, border = arena.allocate(20 * MIB), arena.allocate(MIB)
-    arena.release(low)  # 20 MiB are free below, and 11 MiB at the end of the region
-    assert arena.allocate(4 * MIB).offset == border.offset + border.size
-    assert arena.total_bytes == 25 * MIB + TABLES
+    low, border = arena.allocate(60 * MIB), arena.allocate(4 * MIB)
+    arena.release(low)  # 60 MiB are free below, and 32 MiB at the end of the region
+    assert arena.allocate(16 * MIB).offset == border.offset + border.size
+    assert arena.total_bytes == 80 * MIB + TABLE_BYTES
 
 
 def test_regions_of_one_size_may_change_places_from_item_to_item() -> None:
     arena = Arena()
-    first, second = arena.allocate(60 * MIB), arena.allocate(8 * MIB)
+    first, second = arena.allocate(180 * MIB), arena.allocate(24 * MIB)
     assert (first.region, second.region) == (1, 2)
-    assert arena.total_bytes == (60 + 60 + 2 + 2) * MIB
+    assert arena.total_bytes == (180 + 180 + 6 + 6) * MIB
 
 
 def test_what_is_small_lies_in_the_region_of_the_idle_agent() -> None:
@@ -59,12 +58,20 @@ def test_what_is_small_lies_in_the_region_of_the_idle_agent() -> None:
 
 def test_each_region_is_twice_as_large_as_the_one_before_or_as_large_as_needed() -> None:
     arena = Arena()
-    regions = [arena.allocate(size * MIB).region for size in (30, 30, 30, 200, 50)]
-    # Regions of 32, 64 and 256 MiB; the second and the third have room for two.
+    regions = [arena.allocate(size * MIB).region for size in (90, 90, 90, 600, 150)]
+    # Regions of 96, 192 and 768 MiB; the second and the third have room for two.
     assert regions == [1, 2, 2, 3, 3]
     freed = Arena()
     chunks = [freed.allocate(10 * MIB) for _ in range(3)]
     for chunk in chunks:
         freed.release(chunk)
     assert freed.allocate(30 * MIB).region == 1, "freed neighbours did not join"
-    assert freed.total_bytes == 30 * MIB + TABLES
+    assert freed.total_bytes == 30 * MIB + TABLE_BYTES
+
+
+@given(st.integers(0, 512 * MIB), st.integers(0, 64 * MIB))
+def test_a_device_has_room_for_the_table_that_its_budget_asks_for(need: int, more: int) -> None:
+    resident = need + TABLE_BYTES
+    budget = resident + more_of_table_bytes(resident) + more
+    region = min(budget + budget // MORE_THAN_BUDGET, REGION_BYTES)
+    assert need + region // TABLE_SHARE <= budget + 1

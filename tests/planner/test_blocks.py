@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from random_profiles import chain, profiles
-from shoal_planner.arena import arena_bytes
+from shoal_planner.arena import TABLE_BYTES, arena_bytes
 from shoal_planner.blocks import (
     BLOCK_NODE_BYTES,
     CLOSE,
@@ -31,7 +31,6 @@ from shoal_planner.blocks import (
 )
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Layout
-from shoal_protocol.arena_regions import REGION_BYTES
 
 MIB = 1 << 20
 
@@ -123,7 +122,7 @@ def test_what_outlives_its_block_leaves_a_hole_that_a_larger_tensor_does_not_fit
     alone = estimates(layout, (0, 2, 3))[1][0]
     together = block_costs(layout, layout.pieces((2,)))[1]
     fixed = FIXED_BYTES + sizes["t3"]
-    tables = REGION_BYTES // 32
+    tables = TABLE_BYTES
     assert alone.working_bytes == fixed + arena_bytes(6 * MIB + tables)
     assert together.working_bytes == fixed + arena_bytes(10 * MIB + tables)
 
@@ -133,7 +132,7 @@ def test_what_a_node_takes_beside_the_arena_comes_to_what_others_left_in_it() ->
     taking = replace(profile.nodes[1], beside_bytes=8 * MIB)
     layout = Layout(replace(profile, nodes=(profile.nodes[0], taking)))
     first, second = block_costs(layout, layout.pieces((1,)))
-    fixed, arena = FIXED_BYTES + MIB // 4, (8 + 1 / 4) * MIB + REGION_BYTES // 32
+    fixed, arena = FIXED_BYTES + MIB // 4, (8 + 1 / 4) * MIB + TABLE_BYTES
     assert first.working_bytes < second.working_bytes == fixed + arena_bytes(int(arena)) + 8 * MIB
     (whole,) = layout.pieces(())
     assert whole.segment.resident_bytes > FIXED_BYTES + 16 * MIB
@@ -177,7 +176,7 @@ def test_where_each_layer_works_with_as_much_the_arena_is_kept() -> None:
 def test_what_is_alive_when_the_arena_is_emptied_is_there_twice_and_then_beside_it() -> None:
     layout = Layout(sized(chain(0, 0, 0), 0, 8 * MIB, MIB, 2 * MIB))
     first, second = block_costs(layout, layout.pieces((2,)), {0, 1})
-    fixed, tables = FIXED_BYTES + 2 * MIB, REGION_BYTES // 32
+    fixed, tables = FIXED_BYTES + 2 * MIB, TABLE_BYTES
     assert first.working_bytes == fixed + arena_bytes((8 + 1 + 1) * MIB + tables)
     assert second.working_bytes == fixed + arena_bytes((1 + 2) * MIB + tables)
 

@@ -7,7 +7,12 @@ import numpy as np
 import onnxruntime
 
 from shoal_agent.runtime.mapped_pages import PageRange, drop, touched_bytes, whole_pages
-from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
+from shoal_protocol.arena_regions import (
+    MORE_THAN_BUDGET,
+    REGION_BYTES,
+    SMALL_REGION_BYTES,
+    UNSPLIT_BYTES,
+)
 
 _GROW_BY_DOUBLING: Final = 0
 _LEAST_REGION_BYTES: Final = 1 << 20
@@ -18,24 +23,29 @@ _GRANULE: Final = 256
 """The arena refuses every region that is not a multiple of it, as half of `20M` is not."""
 
 
-def register_arena(limit_bytes: int) -> int:
-    """Have all sessions of this process take their activations from one arena, of at most so many
-    bytes. Returns the limit as the runtime keeps it."""
-    limit_bytes -= limit_bytes % (2 * _GRANULE)
+def register_arena(budget_bytes: int) -> int:
+    """Have all sessions of this process take their activations from one arena. Returns what it may
+    take, which is more than the budget where that is little."""
+    size_bytes = max(budget_bytes, SMALL_REGION_BYTES + region_bytes(budget_bytes))
+    size_bytes -= size_bytes % (2 * _GRANULE)
     configuration = {
-        "max_mem": limit_bytes,
+        "max_mem": size_bytes,
         "arena_extend_strategy": _GROW_BY_DOUBLING,
         "initial_chunk_size_bytes": SMALL_REGION_BYTES,
-        "initial_growth_chunk_size_bytes": region_bytes(limit_bytes),
+        "initial_growth_chunk_size_bytes": region_bytes(budget_bytes),
         "max_dead_bytes_per_chunk": UNSPLIT_BYTES,
     }
     onnxruntime.create_and_register_allocator(ARENA, onnxruntime.OrtArenaCfg(configuration))
-    return limit_bytes
+    return size_bytes
 
 
-def region_bytes(limit_bytes: int) -> int:
-    """Of the first large region of an arena with this limit."""
-    return max(_LEAST_REGION_BYTES, min(limit_bytes - SMALL_REGION_BYTES, REGION_BYTES))
+def region_bytes(budget_bytes: int) -> int:
+    """Of the first large region of an arena for this budget: so much more that tensors within it
+    lie as they would in a region without an end, but for rare cases. The arena takes the smallest
+    piece that suffices, and near its end what is left there would be smaller than pieces that are
+    free before."""
+    size = budget_bytes + budget_bytes // MORE_THAN_BUDGET
+    return max(_LEAST_REGION_BYTES, min(size - size % _GRANULE, REGION_BYTES))
 
 
 def reserved(size_bytes: int) -> onnxruntime.OrtValue | None:
@@ -59,12 +69,13 @@ class WorkingRegion:
 
     def __init__(
         self,
-        limit_bytes: int,
+        budget_bytes: int,
         empty_arena: Callable[[], None],
         is_shared: Callable[[], bool],
     ) -> None:
-        """`limit_bytes` is the arena's; `is_shared` says whether others may take of it."""
-        self.size_bytes = region_bytes(limit_bytes)
+        """`budget_bytes` is what the arena was made for; `is_shared` says whether others may take
+        of it."""
+        self.size_bytes = region_bytes(budget_bytes)
         self.empty = empty_arena
         self._is_shared = is_shared
         self._pages = PageRange(0, 0)

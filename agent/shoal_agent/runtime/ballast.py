@@ -1,11 +1,10 @@
 """A limit for ONNX Runtime's arena below the one that it was made with, for as long as a run lasts.
 
-The arena's own limit is fixed when the process starts, and allows all of the budget, whatever else
-is in memory. So what a run must not take is taken before it: values that nobody reads. Their pages
-are given back at once, only the arena reckons with them.
-They are of other regions than the first, as far as those go, so that what is left is in one piece.
-A node that asks for more than that fails before it has touched it, which no watching from outside
-can see to.
+The arena's own limit is fixed when the process starts, and allows more than the budget, whatever
+else is in memory. So what a run must not take is taken before it: values that nobody reads or
+writes, so that only the arena reckons with them. They are of other regions than the first, as far
+as those go, so that what is left is in one piece. A node that asks for more than that fails before
+it has touched it, which no watching from outside can see to.
 
 The arena keeps a table for each of its regions, which is in memory: one byte for 32. Those of what
 is held are the agent's own, and no use of the fragment that runs. An agent whose budget has become
@@ -13,7 +12,7 @@ a twelfth of what it was has 7 MiB of them beside 19.
 """
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -21,29 +20,33 @@ import numpy as np
 import onnxruntime
 
 from shoal_agent.runtime.arena import region_bytes, reserved
-from shoal_agent.runtime.mapped_pages import drop, whole_pages
+from shoal_agent.runtime.failures import Exceeded
 from shoal_agent.runtime.process_memory import MemoryMeter, trim
-from shoal_protocol.arena_regions import REGION_BYTES
+from shoal_agent.runtime.results import RunResult
+from shoal_protocol.arena_regions import TABLE_SHARE
 
 _SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
-_NUMBER_BYTES: Final = 4
-BYTES_OF_A_TABLE_BYTE: Final = 32
-_TABLE_BYTES: Final = REGION_BYTES // BYTES_OF_A_TABLE_BYTE
-"""Of the region that a run needs anyway."""
 _PIECE_BYTES: Final = 1 << 20
 _MOST_PIECES: Final = 32
-"""Each is in memory for a moment."""
+SCRATCH_SHARE: Final = 32
+"""Nodes take memory that they do not ask the arena for; the most that was measured is one byte for
+43 that they have of the arena."""
 
 
 class Ballast:
     """Of the arena that a session of `rehearsal_model.tiny_model` uses."""
 
     def __init__(
-        self, session: onnxruntime.InferenceSession, meter: MemoryMeter, limit_bytes: int
+        self,
+        session: onnxruntime.InferenceSession,
+        meter: MemoryMeter,
+        budget_bytes: int,
+        arena_bytes: int,
     ) -> None:
-        """`limit_bytes` is the arena's."""
+        """`budget_bytes` is what the arena was made for, `arena_bytes` what it may take."""
         self._session = session
-        self._region_bytes = region_bytes(limit_bytes)
+        self._region_bytes = region_bytes(budget_bytes)
+        self._arena_bytes = arena_bytes
         self._meter = meter
         self._size_bytes = 0
         self._held: list[onnxruntime.OrtValue] = []
@@ -57,13 +60,42 @@ class Ballast:
         self._size_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         before = self._meter.used_bytes()
         self._take()
-        self._meter.set_apart(max(0, self._meter.used_bytes() - before - _TABLE_BYTES))
+        tables = self._meter.used_bytes() - before
+        # That of the first region is one which the run needs anyway.
+        self._meter.set_apart(max(0, tables - self._region_bytes // TABLE_SHARE))
         try:
             yield
         finally:
             self._size_bytes = 0
             self.empty_arena()
             self._meter.set_apart(0)
+
+    def least_peak(
+        self, run: Callable[[], RunResult], planned_bytes: int, left_bytes: int, more_bytes: int
+    ) -> int:
+        """The peak of a run for which so much is planned and so much is left, for the arena, its
+        table and what nodes take beside it. Where the run takes more than planned, or fails, it
+        runs once more with `more_bytes`: near the end of what the arena may have, tensors lie
+        otherwise, and may take more. Raises as the run does."""
+        left_bytes = max(0, left_bytes - self._region_bytes // TABLE_SHARE)
+        left_bytes -= left_bytes // SCRATCH_SHARE
+        first = self._peak_within(left_bytes, run)
+        if isinstance(first, int) and first <= planned_bytes:
+            return first
+        self.empty_arena()  # the run that failed held some of it until now
+        second = self._peak_within(left_bytes + more_bytes, run)
+        if isinstance(second, int):
+            return second if isinstance(first, Exceeded) else min(first, second)
+        if isinstance(first, int):
+            return first
+        raise second
+
+    def _peak_within(self, size_bytes: int, run: Callable[[], RunResult]) -> int | Exceeded:
+        try:
+            with self.hold(self._arena_bytes - size_bytes):
+                return run().peak_bytes
+        except Exceeded as error:
+            return Exceeded(str(error), error.peak_bytes)  # without frames, which hold values
 
     @property
     def holds(self) -> bool:
@@ -91,14 +123,7 @@ class Ballast:
         """Take so much, or what there is; how much that was."""
         piece = max(_PIECE_BYTES, size_bytes // _MOST_PIECES // mmap.PAGESIZE * mmap.PAGESIZE)
         for start in range(0, size_bytes, piece):
-            size = min(piece, size_bytes - start)
-            try:
-                self._held.append(self._make(size))
-            except Exception:  # the runtime's have no common base; it is full then
-                return start
-            drop([whole_pages(self._held[-1].data_ptr(), size)])
+            if (value := reserved(min(piece, size_bytes - start))) is None:
+                return start  # it is full
+            self._held.append(value)
         return size_bytes
-
-    def _make(self, size_bytes: int) -> onnxruntime.OrtValue:
-        count = onnxruntime.OrtValue.ortvalue_from_numpy(np.array([size_bytes // _NUMBER_BYTES]))
-        return self._session.run_with_ort_values(["y"], {"count": count})[0]

@@ -2,20 +2,16 @@
 may have what that leaves."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
-from shoal_agent.runtime.ballast import BYTES_OF_A_TABLE_BYTE
+from shoal_agent.runtime.ballast import SCRATCH_SHARE
 from shoal_agent.runtime.destinations import Placed
 from shoal_agent.runtime.failures import OutOfBudget, exceeded
 from shoal_agent.runtime.guard import OTHERS_BYTES, READ_BYTES
 from shoal_agent.runtime.inputs import pages_on_disk
 from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_protocol.arena_regions import TABLE_SHARE
 from shoal_protocol.tensors import Array
-
-_BYTES_OF_A_SCRATCH_BYTE: Final = 32
-"""Nodes take memory that they do not ask the arena for; the most that was measured is one byte for
-43 that they have of the arena."""
 
 
 class Beside:
@@ -48,8 +44,8 @@ class Beside:
             held += min(self._read_bytes, READ_BYTES)
         else:
             held += self._read_bytes
-            held += limit_bytes // BYTES_OF_A_TABLE_BYTE
-            held += max(0, arena_bytes - held) // _BYTES_OF_A_SCRATCH_BYTE
+            held += arena_bytes // TABLE_SHARE
+            held += max(0, arena_bytes - held) // SCRATCH_SHARE
         if held >= arena_bytes:
             reason = "its inputs and outputs, and what else there is, leave nothing"
             need = max(self._certain_bytes, limit_bytes + 1)

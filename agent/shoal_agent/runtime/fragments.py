@@ -34,7 +34,7 @@ from shoal_agent.runtime.granting import Granting, finish
 from shoal_agent.runtime.in_background import begin
 from shoal_agent.runtime.light_runs import LightRuns
 from shoal_agent.runtime.onnx_runtime import Runtime
-from shoal_agent.runtime.opening import LoadResult, Opening, Room, UnloadResult, limit_of_larger
+from shoal_agent.runtime.opening import LoadResult, Opening, UnloadResult, limit_of_larger
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim, tune_allocator
 from shoal_agent.runtime.processor import Processor
@@ -42,7 +42,7 @@ from shoal_agent.runtime.results import RunResult
 from shoal_agent.runtime.spilling import Spilling
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
-from shoal_agent.transport.buffers import Buffers
+from shoal_agent.transport.buffers import Buffers, nothing_arrives
 from shoal_protocol.frame_sizes import FETCH_BYTES, MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_apart, format_bytes
@@ -71,7 +71,7 @@ class Fragments:
         self._counters = counters
         self._on_evicted = on_evicted
         preparation = Preparation(cache, self.request_move, self.end_move)
-        self.opening = Opening(cache, fetcher, preparation, runtime, processor, self._room)
+        self.opening = Opening(cache, fetcher, preparation, runtime, processor, ledger)
         self.buffers = Buffers(ledger, MAPPED_FROM_BYTES, trim)
         make_room = self.buffers.make_room
         self.batches = Batches(ledger, processor, runtime, cache.path, make_room, self.end_move)
@@ -224,13 +224,12 @@ class Fragments:
             # What such a run may take, nothing that comes meanwhile may have.
             held = 0 if is_known and not is_larger else self.buffers.make_room(self.ledger.budget)
             beside = self._activations
-            self.ledger.request_move(held)
             try:
-                return await run(limit_bytes=limit, measured=measured), beside
+                with nothing_arrives(self.ledger, held):
+                    return await run(limit_bytes=limit, measured=measured), beside
             except Exceeded as error:
                 text, peak_bytes = str(error), error.peak_bytes
             finally:
-                self.ledger.end_move(held)
                 self._changed.set()
             # The exception is gone, and what it referred to: the fragment can be closed.
             if is_larger:
@@ -360,10 +359,6 @@ class Fragments:
         self._changed.set()
 
     # ---- inside ------------------------------------------------------------------------------
-
-    def _room(self) -> Room:
-        free, budget = self.ledger.free_for_fragments, self.ledger.budget
-        return Room(free=free, budget=budget, activations=self._activations)
 
     @property
     def _activations(self) -> Bytes:

@@ -1,7 +1,6 @@
 """Fragments in ONNX Runtime, executed from memory-mapped weights.
 
-How the weights stay off the heap (measured for ONNX Runtime 1.31 on text, language and image
-models):
+How the weights stay off the heap (measured for ONNX Runtime 1.31):
 
 - The session is opened from the *path* of model.onnx, whose weights are external data: the
   runtime maps them and owns the mapping. Weights of a prepared model are mapped in one piece
@@ -12,13 +11,8 @@ models):
   switched off one by one. What is left after opening a session is 0.2 to 0.4 MiB of heap.
 - One arena for activations, shared by all sessions. It reserves large regions, of which only what
   is touched is resident, so that blocks merge again (19 MiB instead of 26 for one that grows by
-  what is asked for). Their sizes are those that plans reckon with (`arena_regions`). It is limited
-  to the budget: a run that would need more fails instead.
-- A table of which items read rows is reckoned with by rows: when more has gathered in memory, its
-  pages are let go (`drop_weights`).
-- A prepared fragment (`preparation`) is opened from the model that was saved for it: what would be
-  copied was saved, and is mapped.
-- No memory patterns: they allocate the second run's activations as one block, beside the first's.
+  what is asked for). Tensors lie in them as plans reckon (`arena_regions`).
+- A prepared fragment (`preparation`) has what would be copied in a model of its own, and maps it.
 
 Sessions are opened, run and destroyed in one thread; the interpreter's lock is released meanwhile.
 Memory is back when `close` returns.
@@ -52,14 +46,13 @@ from shoal_agent.runtime.failures import (
     Stopper,
     Terminated,
     exceeded,
-    failure_of,
 )
-from shoal_agent.runtime.guard import Guard
+from shoal_agent.runtime.guard import OTHERS_BYTES, Guard
 from shoal_agent.runtime.in_passing import InPassing
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of
 from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
 from shoal_agent.runtime.mapped_pages import PageRange, bring_in, drop, nothing_read_ahead, size_of
-from shoal_agent.runtime.open_block import as_value
+from shoal_agent.runtime.open_block import run_both_ways
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.runtime.recipes import AS_IT_IS
@@ -101,27 +94,18 @@ class Runtime:
         self._opened_once: set[str] = set()
         self._passing = InPassing(meter)
         onnxruntime.set_default_logger_severity(4)
-        self._limit_bytes = register_arena(limit_bytes)
+        self._limit_bytes, self._arena_bytes = limit_bytes, register_arena(limit_bytes)
         self._free = free or (lambda: self._limit_bytes - meter.used_at_most_bytes())
-        self._ballast = Ballast(
-            self._session(rehearsal_model.tiny_model()), meter, self._limit_bytes
-        )
-        self._region = WorkingRegion(self._limit_bytes, self.shrink, self._shares_arena)
+        tiny = self._session(rehearsal_model.tiny_model())
+        self._ballast = Ballast(tiny, meter, limit_bytes, self._arena_bytes)
+        self._region = WorkingRegion(limit_bytes, self.shrink, self._shares_arena)
         self.shrink()
 
     def rehearse(self) -> None:
         """Run a model of what most models are made of, as whole and as blocks, and let it go;
         raises `RuntimeFailed`."""
         session = self._session(rehearsal_model.model())
-        try:
-            for _ in range(2):  # the first run differs: kernels prepare what they keep
-                session.run(None, rehearsal_model.feed())
-            values = {name: as_value(array) for name, array in rehearsal_model.feed().items()}
-            for value in session.run_with_ort_values(None, values):
-                value.numpy()
-            del value, values
-        except Exception as error:  # the runtime's exceptions have no common base but this
-            raise failure_of(error) from error
+        run_both_ways(session, rehearsal_model.feed())
         del session
         gc.collect()
         self.shrink()
@@ -285,7 +269,7 @@ class Runtime:
             read_bytes = 0 if is_known and not is_larger else fragment.keep_nothing_once()
             placed = {} if is_larger else fragment.destinations(feed)
             beside = Beside(self._meter, feed, placed, weights, read_bytes)
-            held = beside.held_back(self._limit_bytes, limit_bytes, is_larger=is_larger)
+            held = beside.held_back(self._arena_bytes, limit_bytes, is_larger=is_larger)
             # Blocks decide that themselves. What is on its way from the disk cannot be dropped.
             whole = () if in_blocks else fragment.weight_pages()
             try:
@@ -329,10 +313,16 @@ class Runtime:
         return replace(result, squeezed=guard.dropped)
 
     def open_and_try(
-        self, digest: str, folder: Path, granted_bytes: int, prepared: Prepared, limit_bytes: int
+        self,
+        digest: str,
+        folder: Path,
+        granted_bytes: int,
+        prepared: Prepared,
+        limit_bytes: int,
+        coming_bytes: int = 0,
     ) -> tuple[tuple[Point, ...], Tried]:
         """`open`, and run it once with inputs of the largest shapes that were planned for, before
-        there is work. Raises as `open`."""
+        there is work, while so much is on its way here. Raises as `open`."""
         self._widening.stop()
         self.shrink()
         before = self._meter.used_bytes()
@@ -345,10 +335,13 @@ class Runtime:
             size = sum(array.nbytes for array in feed.values())
             check_inputs(fragment.inputs, feed)
             self.shrink()
-            # What is held back divides the arena: a little is left to the guard.
-            beside = max(0, self._meter.used_bytes() - limit_bytes // 8)
-            with self._ballast.hold(self._limit_bytes - limit_bytes + beside):
-                peak = self._run_guarded(fragment, feed, Stopper(), limit_bytes).peak_bytes
+            beside = self._meter.used_bytes() + coming_bytes + OTHERS_BYTES
+            peak = self._ballast.least_peak(
+                lambda: self._run_guarded(fragment, feed, Stopper(), limit_bytes),
+                before + granted_bytes,
+                limit_bytes - beside,
+                limit_bytes // 8,  # is left to the guard
+            )
         except Exceeded as error:
             taken = error.peak_bytes - before
             return curve, Tried(taken_bytes=taken, stopped=True, prepared=is_prepared)

@@ -35,6 +35,18 @@ def as_value(array: Array) -> onnxruntime.OrtValue:
     return onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
 
 
+def run_both_ways(session: onnxruntime.InferenceSession, feed: Mapping[str, Array]) -> None:
+    """As whole and as blocks; raises `RuntimeFailed`."""
+    try:
+        for _ in range(2):  # the first run differs: kernels prepare what they keep
+            session.run(None, feed)
+        values = {name: as_value(array) for name, array in feed.items()}
+        for value in session.run_with_ort_values(None, values):
+            value.numpy()
+    except Exception as error:  # the runtime's exceptions have no common base but this
+        raise failure_of(error) from error
+
+
 def run_block(
     block: OpenBlock,
     values: Values,

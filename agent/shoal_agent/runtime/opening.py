@@ -7,7 +7,7 @@ than there is is tried again: as it was cut, if it was prepared, then in blocks 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher, Source
 from shoal_agent.memory.allocation import Point
-from shoal_agent.memory.residency import short
+from shoal_agent.memory.residency import Ledger, short
 from shoal_agent.memory.trials import Trial, is_worth_a_trial, need_of_stopped, next_grant
 from shoal_agent.runtime.blocks import GrantTooSmall
 from shoal_agent.runtime.described import description
@@ -25,6 +25,7 @@ from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.logs import log
+from shoal_agent.transport.buffers import nothing_arrives
 from shoal_protocol.manifest import UNKNOWN_SIZES, FragmentDamaged
 from shoal_protocol.seen_sizes import is_within
 from shoal_protocol.tensors import Array
@@ -35,16 +36,6 @@ _KNOWN_TRIALS: Final = 1024
 _RESERVE: Final = 8
 """One part in so many of the budget is not for an item that is larger than planned: a run is
 stopped between two nodes, and one node may take as much beyond what it is stopped at."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """What a load may take beyond its grant: what is `free` for fragments now, and the whole
-    `budget`, of which a run may use all for a moment. `activations` are in memory beside it."""
-
-    free: Bytes
-    budget: Bytes
-    activations: Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +92,14 @@ class Opening:
         preparation: Preparation,
         runtime: Runtime,
         processor: Processor,
-        room: Callable[[], Room],
+        ledger: Ledger,
     ) -> None:
         self._cache = cache
         self._fetcher = fetcher
         self._preparation = preparation
         self._runtime = runtime
         self._processor = processor
-        self._room = room
+        self._ledger = ledger
         self._trials: dict[_Key, Trial | None] = {}
         self._ran: dict[str, Trial] = {}
         self._unknown: dict[str, Mapping[str, tuple[int, ...] | None]] = {}
@@ -122,8 +113,7 @@ class Opening:
         granted, number, as_cut = Bytes(granted_bytes), 1, False
         while True:
             curve, trial = await self._open(digest, folder, granted, number, as_cut=as_cut)
-            now = self._room()
-            room = Bytes(granted_bytes + now.free)
+            room = Bytes(granted_bytes + self._ledger.free_for_fragments)
             if trial is not None and trial.stopped and trial.taken <= room:
                 # Something else took memory beside it: how much it takes by itself is not known,
                 # but that there is not enough.
@@ -137,7 +127,9 @@ class Opening:
                 least = _least(curve)
                 less = None if least is None else next_grant(trial, least, room, number)
                 if less is None:
-                    least = need_of_stopped(room, now.budget) if trial.stopped else trial.taken
+                    least = (
+                        need_of_stopped(room, self._ledger.budget) if trial.stopped else trial.taken
+                    )
                     need = max(trial.taken, least)
                     raise OverBudget(need, room, _too_large(digest, trial, room))
                 granted, number = less, number + 1
@@ -190,18 +182,22 @@ class Opening:
         prepared = await self._preparation.prepare(digest, folder, granted)
         if as_cut:
             prepared = replace(prepared, whole=None)
-        key, room = _Key(digest, granted, as_cut), self._room()
+        key, ledger = _Key(digest, granted, as_cut), self._ledger
         known = self._trials.get(key)
         arguments = (digest, folder, granted, prepared)
-        is_wanted = number > 1 or as_cut or is_worth_a_trial(granted, granted + room.free)
+        is_wanted = (
+            number > 1 or as_cut or is_worth_a_trial(granted, granted + ledger.free_for_fragments)
+        )
         try:
             if key in self._trials or not is_wanted or not self.is_known(digest):
                 curve = await self._processor.call(self._runtime.open, *arguments)
             else:
-                curve, tried = await self._processor.call(
-                    self._runtime.open_and_try, *arguments, room.budget
-                )
-                left = Bytes(max(0, room.activations - self._room().activations))
+                before, coming = ledger.reserved + ledger.moving, ledger.moving
+                with nothing_arrives(ledger, ledger.free):
+                    curve, tried = await self._processor.call(
+                        self._runtime.open_and_try, *arguments, ledger.budget, coming
+                    )
+                left = Bytes(max(0, before - ledger.reserved - ledger.moving))
                 known = self._note(key, tried, left)
         except GrantTooSmall as error:
             reason = f"{short(digest)} {error}"

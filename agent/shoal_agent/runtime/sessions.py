@@ -11,6 +11,10 @@ from shoal_agent.runtime.mapped_weights import Weights
 from shoal_agent.runtime.recipes import AS_IT_IS, DEQUANTISING, Recipe
 
 _EXTERNAL_DATA: Final = "session.model_external_initializers_file_folder_path"
+_FUSED_LATE: Final = "ConvActivationFusion"
+"""What is fused is a new node, which comes behind all others in the order of the file, and other
+branches are run meanwhile: text detection took 55 MiB in place of 45. Without, convolutional models
+take up to 2 % longer, measured."""
 _NONE_MAPPED: Final[Weights] = {}
 
 OpenSession = Callable[[bytes | str, Path | None, Recipe, Weights], onnxruntime.InferenceSession]
@@ -47,12 +51,15 @@ def open_session(
         options.add_session_config_entry(_EXTERNAL_DATA, str(weights))
     for name, value in mapped.items():
         options.add_initializer(name, value)
+    disabled = list(recipe.disabled)
+    if options.execution_order == onnxruntime.ExecutionOrder.PRIORITY_BASED:
+        disabled.append(_FUSED_LATE)
     try:
         session = onnxruntime.InferenceSession(
             model,
             options,
             providers=["CPUExecutionProvider"],
-            disabled_optimizers=list(recipe.disabled),
+            disabled_optimizers=disabled,
         )
     except Exception as error:  # the runtime's exceptions have no common base but this
         raise failure_of(error) from error

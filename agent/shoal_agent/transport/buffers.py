@@ -25,7 +25,8 @@ belongs to that thread.
 
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Final
@@ -57,6 +58,16 @@ class Lease:
     def in_use(self) -> bool:
         """Whether a view of it may still be."""
         return self.array() is not None
+
+
+@contextmanager
+def nothing_arrives(ledger: Ledger, free: int) -> Iterator[None]:
+    """So much of what is free is granted to nobody meanwhile."""
+    ledger.request_move(free)
+    try:
+        yield
+    finally:
+        ledger.end_move(free)
 
 
 class Buffers:

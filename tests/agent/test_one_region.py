@@ -1,0 +1,160 @@
+"""What a run takes of the arena follows from the fragment and not from the budget."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+import pytest
+
+from agent.fragment_making import write_fragment
+from made_models import Made, Tensors, weight
+from shoal_agent.memory.residency import Ledger
+from shoal_agent.runtime.ballast import Ballast
+from shoal_agent.runtime.failures import Exceeded
+from shoal_agent.runtime.onnx_runtime import Runtime
+from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.recipes import AS_IT_IS
+from shoal_agent.runtime.results import RunResult
+from shoal_agent.runtime.sessions import open_session, options_of
+from shoal_agent.transport.buffers import nothing_arrives
+from shoal_protocol.units import Bytes
+
+MIB = 1 << 20
+RUN = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from shoal_agent.runtime.process_memory import MemoryMeter, tune_allocator
+from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.onnx_runtime import Runtime
+tune_allocator()
+meter = MemoryMeter()
+runtime = Runtime(meter, threads=1, limit_bytes=int(sys.argv[2]))
+runtime.rehearse()
+meter.settle()
+runtime.open("f", Path(sys.argv[1]))
+for _ in range(3):
+    runtime.run("f", {"x": np.ones((1, 262144), np.float32)}, Stopper())
+print(json.dumps(meter.peak_bytes()))
+"""
+HOLED: Final = Made(
+    text="""g (float[1,262144] x) => (float[1,1] y) {
+        six = Concat<axis = 0>(x, x, x, x, x, x)
+        one = ReduceMax<axes = [0], keepdims = 1>(six)
+        four = Concat<axis = 0>(one, one, one, one)
+        y = ReduceMax<axes = [0, 1], keepdims = 1>(four) }""",
+    weights={},
+    shapes={"x": (1, 262144)},
+)
+"""Of the arena it takes 6 MiB, then 1 MiB behind them, and then 4 where the 6 were."""
+
+
+def peak(folder: Path, budget: int) -> int:
+    command = [sys.executable, "-c", RUN, str(folder), str(budget)]
+    return int(json.loads(subprocess.check_output(command, text=True)))
+
+
+def test_where_little_is_left_behind_them_tensors_lie_as_where_much_is(tmp_path: Path) -> None:
+    """Within 12 MiB, 5 would be left behind the first two, a better fit than the hole of 6."""
+    made = write_fragment(tmp_path, onnx.load(HOLED.save(tmp_path)), 24 * MIB)
+    little, much = (peak(made.folder, budget) for budget in (12 * MIB, 24 * MIB))
+    assert abs(much - little) < 2 * MIB, "4 MiB are taken behind them"
+
+
+BRANCHES: Final = Made(
+    text="""g (float[1,8,32,32] x, float[1,8,32,32] z) => (float[1,8,32,32] y) {
+        a = Conv(x, W)
+        b = Relu(a)
+        c = Conv(b, W)
+        d = Relu(c)
+        e = Conv(z, W)
+        f = Relu(e)
+        y = Add(d, f) }""",
+    weights={"W": weight(8, 8, 1, 1)},
+    shapes={"x": (1, 8, 32, 32), "z": (1, 8, 32, 32)},
+)
+
+
+def order_of_nodes(model: Path, feed: Tensors, profiles: Path) -> list[str]:
+    """What a session runs, as it says itself."""
+    options = options_of(AS_IT_IS, 1, in_order=True)
+    options.enable_profiling, options.profile_file_prefix = True, str(profiles)
+    session = open_session(str(model), options)
+    session.run(None, feed)
+    events = json.loads(Path(session.end_profiling()).read_text())
+    return [each["args"]["op_name"] for each in events if each["name"].endswith("_kernel_time")]
+
+
+def test_branches_run_one_after_the_other_in_the_order_of_the_file(tmp_path: Path) -> None:
+    """What is fused would come behind all other nodes."""
+    Runtime(MemoryMeter(), threads=1, limit_bytes=64 * MIB)  # the arena, which sessions use
+    model = BRANCHES.save(tmp_path)
+    ran = order_of_nodes(model, BRANCHES.inputs(), tmp_path / "profile")
+    assert ran == ["Conv", "Relu", "Conv", "Relu", "Conv", "Relu", "Add"]
+
+
+class Trials:
+    """Runs that take so many bytes, or fail where it is `beyond`, one after the other."""
+
+    def __init__(self, ballast: Ballast, *takes: int, beyond: int = 100) -> None:
+        self.takes, self.beyond = list(takes), beyond
+        self.left: list[int] = []
+        self.ballast = ballast
+
+    def run(self) -> RunResult:
+        held = sum(np.prod(value.shape()) for value in self.ballast._held)
+        self.left.append(int(self.ballast._arena_bytes - held))
+        if (taken := self.takes.pop(0)) >= self.beyond:
+            raise Exceeded("too much", taken)
+        return RunResult(
+            outputs={}, compute_seconds=0, processor_seconds=0, peak_bytes=taken, streamed_bytes=0
+        )
+
+    def least(self, planned: int) -> int:
+        return self.ballast.least_peak(self.run, planned, 8 * MIB, 4 * MIB)
+
+
+@pytest.fixture
+def ballast() -> Iterator[Ballast]:
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=16 * MIB)
+    yield runtime._ballast
+    runtime.shrink()
+
+
+def test_a_trial_that_takes_what_is_planned_runs_once_within_what_is_left(ballast: Ballast) -> None:
+    trials = Trials(ballast, 50)
+    assert trials.least(planned=50) == 50
+    (left,) = trials.left
+    assert 6 * MIB < left < 8 * MIB, "the table and what is beside the arena count too"
+    assert not ballast.holds
+
+
+@pytest.mark.parametrize(("takes", "least"), [((60, 40), 40), ((60, 70), 60), ((100, 70), 70)])
+def test_a_trial_that_takes_more_than_planned_runs_once_more_with_more(
+    ballast: Ballast, takes: tuple[int, int], least: int
+) -> None:
+    trials = Trials(ballast, *takes)
+    assert trials.least(planned=50) == least
+    first, second = trials.left
+    assert second - first > 3 * MIB
+
+
+def test_a_trial_that_fails_twice_says_what_it_took_with_more(ballast: Ballast) -> None:
+    with pytest.raises(Exceeded) as failed:
+        Trials(ballast, 110, 120).least(planned=50)
+    assert failed.value.peak_bytes == 120
+    assert Trials(ballast, 60, 120).least(planned=50) == 60
+    assert not ballast.holds
+
+
+def test_what_is_free_is_granted_to_nobody_during_a_trial() -> None:
+    ledger = Ledger(budget=Bytes(100))
+    ledger.request_load("a", Bytes(60))
+    with nothing_arrives(ledger, ledger.free):
+        assert not ledger.request_move(1)
+    assert ledger.request_move(40)

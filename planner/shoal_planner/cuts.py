@@ -96,10 +96,8 @@ _Table = list[list[_Candidate]]
 
 def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refusal:
     """The positions of `profile.nodes` to cut at, in order; () leaves the model whole."""
-    if request.one_device:  # nothing moves from one fragment to the next
-        layout = Layout(profile, beside_bytes=_frames(profile))
-    else:
-        layout = Layout(profile, moving=request.max_bytes is not None)
+    beside = _frames(profile) if request.one_device else (0, 0)
+    layout = Layout(profile, moving=request.max_bytes is not None, beside=beside)
     if request.tensors:
         return _named(layout, request.tensors)
     if request.max_bytes is None and request.fragments in (None, 1):
@@ -138,13 +136,13 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
     return tuple(positions[each.end] for each in chosen[:-1])
 
 
-def _frames(profile: Profile) -> int:
+def _frames(profile: Profile) -> tuple[int, int]:
     """What carries an item to the model's first fragment, and its results away from the last."""
     coming, going = (
         sum(profile.tensors[each.name].bytes or 0 for each in specs if each.name in profile.tensors)
         for specs in (profile.inputs, profile.outputs)
     )
-    return received_frame_bytes(coming) + frame_bytes(going)
+    return received_frame_bytes(coming), frame_bytes(going)
 
 
 def _first_tried(layout: Layout, request: CutRequest) -> int:

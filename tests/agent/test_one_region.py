@@ -14,6 +14,7 @@ import pytest
 from agent.fragment_making import write_fragment
 from made_models import Made, Tensors, weight
 from shoal_agent.memory.residency import Ledger
+from shoal_agent.runtime.arena import reserved
 from shoal_agent.runtime.ballast import Ballast
 from shoal_agent.runtime.failures import Exceeded
 from shoal_agent.runtime.onnx_runtime import Runtime
@@ -64,6 +65,16 @@ def test_where_little_is_left_behind_them_tensors_lie_as_where_much_is(tmp_path:
     made = write_fragment(tmp_path, onnx.load(HOLED.save(tmp_path)), 24 * MIB)
     little, much = (peak(made.folder, budget) for budget in (12 * MIB, 24 * MIB))
     assert abs(much - little) < 2 * MIB, "4 MiB are taken behind them"
+
+
+def test_the_region_can_be_had_as_a_whole_once_models_have_run() -> None:
+    """Its pages can be given back then, and what blocks work in stays in memory."""
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=48 * MIB + 300)
+    runtime.rehearse()
+    with runtime._ballast.hold(MIB):
+        pass
+    assert reserved(runtime._region.size_bytes) is not None
+    runtime.shrink()
 
 
 BRANCHES: Final = Made(

@@ -26,7 +26,8 @@ _GRANULE: Final = 256
 def register_arena(budget_bytes: int) -> int:
     """Have all sessions of this process take their activations from one arena. Returns what it may
     take, which is more than the budget where that is little."""
-    size_bytes = max(budget_bytes, SMALL_REGION_BYTES + region_bytes(budget_bytes))
+    # What sessions take for as long as they are open counts too, and would cut the region short.
+    size_bytes = max(budget_bytes, _LEAST_REGION_BYTES + region_bytes(budget_bytes))
     size_bytes -= size_bytes % (2 * _GRANULE)
     configuration = {
         "max_mem": size_bytes,
@@ -45,7 +46,7 @@ def region_bytes(budget_bytes: int) -> int:
     piece that suffices, and near its end what is left there would be smaller than pieces that are
     free before."""
     size = budget_bytes + budget_bytes // MORE_THAN_BUDGET
-    return max(_LEAST_REGION_BYTES, min(size - size % _GRANULE, REGION_BYTES))
+    return max(_LEAST_REGION_BYTES, min(size - size % (2 * _GRANULE), REGION_BYTES))
 
 
 def reserved(size_bytes: int) -> onnxruntime.OrtValue | None:

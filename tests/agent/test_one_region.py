@@ -77,6 +77,12 @@ def test_the_region_can_be_had_as_a_whole_once_models_have_run() -> None:
     runtime.shrink()
 
 
+def test_what_is_left_of_the_arena_is_in_one_piece(ballast: Ballast) -> None:
+    with ballast.hold(ballast._arena_bytes - 8 * MIB):
+        assert reserved(8 * MIB - 128 * 1024) is not None
+        assert reserved(8 * MIB + 128 * 1024) is None
+
+
 BRANCHES: Final = Made(
     text="""g (float[1,8,32,32] x, float[1,8,32,32] z) => (float[1,8,32,32] y) {
         a = Conv(x, W)

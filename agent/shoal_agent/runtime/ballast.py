@@ -23,7 +23,7 @@ from shoal_agent.runtime.arena import region_bytes, reserved
 from shoal_agent.runtime.failures import Exceeded
 from shoal_agent.runtime.process_memory import MemoryMeter, trim
 from shoal_agent.runtime.results import RunResult
-from shoal_protocol.arena_regions import TABLE_SHARE
+from shoal_protocol.arena_regions import SMALL_REGION_BYTES, TABLE_SHARE
 
 _SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
 _PIECE_BYTES: Final = 1 << 20
@@ -115,7 +115,8 @@ class Ballast:
 
     def _take(self) -> None:
         region = reserved(self._region_bytes) if self._size_bytes else None
-        beyond = self._take_pieces(self._size_bytes)
+        others = self._arena_bytes - self._region_bytes - SMALL_REGION_BYTES
+        beyond = self._take_pieces(min(self._size_bytes, others))
         del region
         self._take_pieces(self._size_bytes - beyond)
 

@@ -175,3 +175,11 @@ def test_what_is_free_is_granted_to_nobody_during_a_trial() -> None:
     with nothing_arrives(ledger, ledger.free):
         assert not ledger.request_move(1)
     assert ledger.request_move(40)
+
+
+def test_what_is_not_free_is_not_given_back_after_a_trial() -> None:
+    ledger = Ledger(budget=Bytes(100))
+    assert ledger.request_move(70)
+    with nothing_arrives(ledger, 40):
+        pass
+    assert ledger.moving == 70

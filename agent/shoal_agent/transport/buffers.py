@@ -62,12 +62,13 @@ class Lease:
 
 @contextmanager
 def nothing_arrives(ledger: Ledger, free: int) -> Iterator[None]:
-    """So much of what is free is granted to nobody meanwhile."""
-    ledger.request_move(free)
+    """So much is granted to nobody meanwhile, if it is free."""
+    was_free = ledger.request_move(free)
     try:
         yield
     finally:
-        ledger.end_move(free)
+        if was_free:
+            ledger.end_move(free)
 
 
 class Buffers:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal_planner.profile import HALF, NodeProfile, Profile, TensorProfile
+from shoal_protocol.arena_regions import OUTSIDE_BYTES
 from shoal_protocol.partition import TensorSpec
 
 CONVERSIONS: Final = 2
 """Nodes that the runtime adds to one that computes in half precision."""
-LARGE_BYTES: Final = 1 << 20
-"""What an agent gives a place outside of the arena is at least so large."""
 INNER: Final = 2
 """So many nodes of graphs inside a node take as much as one outside: 3000 took 3.6 KiB each."""
 
@@ -83,7 +82,7 @@ def _may_be_outside(tensor: TensorProfile) -> bool:
         return False
     if any(isinstance(axis, int) and axis != size for axis, size in zip(shape, sizes, strict=True)):
         return False
-    return tensor.computed_bytes == tensor.bytes and (tensor.bytes or 0) >= LARGE_BYTES
+    return tensor.computed_bytes == tensor.bytes and (tensor.bytes or 0) >= OUTSIDE_BYTES
 
 
 def _sum_of(sizes: Mapping[str, int], names: Iterable[str]) -> int:

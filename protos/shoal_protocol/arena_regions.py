@@ -11,7 +11,11 @@ near the end of one tensors lie otherwise than in the replay: a fragment of text
 MiB in one region, and 55 to 73 in regions from 32 MiB on, whatever limit the budget sets. In larger
 ones the table would be too much for an agent whose budget becomes much smaller."""
 MORE_THAN_BUDGET: Final = 4
+"""So that behind what fits more is left than holes are large, mostly."""
 TABLE_SHARE: Final = 32
 """The arena keeps a number for each 256 bytes of a region: one byte for so many."""
 UNSPLIT_BYTES: Final = 64 << 10
 """What the arena leaves of a block that is larger than asked for, rather than split it off."""
+OUTSIDE_BYTES: Final = 1 << 20
+"""Outputs of a fragment that are at least so large have a place outside of the arena:
+less is copied in no time."""

@@ -239,7 +239,7 @@ def test_a_value_that_is_output_and_input_of_later_blocks_stays(
 
 
 LARGE = {"x": np.random.default_rng(0).standard_normal((600, 512), dtype=np.float32)}
-"""So many rows that the output has more than `LARGE_BYTES`."""
+"""So many rows that the output has more than `OUTSIDE_BYTES`."""
 
 
 def test_large_outputs_of_several_runs_are_arrays_of_their_own(

@@ -10,11 +10,12 @@ import pytest
 from chaining import Tensors, run_chained
 from random_profiles import chain
 from real_models import MODELS, find, image
-from shoal_agent.runtime.destinations import LARGE_BYTES, Destinations
+from shoal_agent.runtime.destinations import Destinations
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Growing, Layout
+from shoal_protocol.arena_regions import OUTSIDE_BYTES
 from shoal_protocol.partition import TensorSpec
 
 MIB = 1 << 20
@@ -90,7 +91,7 @@ def test_a_large_output_whose_shape_is_known_counts_once() -> None:
 
 
 def test_what_is_copied_in_no_time_or_is_no_more_than_declared_lies_in_the_arena() -> None:
-    small = LARGE_BYTES - 4
+    small = OUTSIDE_BYTES - 4
     assert not grown(Layout(widened(small, (small // 4,), (small // 4,))), 0, 1).outside_bytes
     other = widened(8 * MIB, (1, MIB), (1, 2 * MIB))  # the model says what is not so
     assert not grown(Layout(other), 0, 1).outside_bytes

@@ -11,16 +11,15 @@ A model may say what is not true of its shapes: then the run fails, and is to be
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnxruntime
 
 from shoal_agent.runtime.inputs import dtype_of
+from shoal_protocol.arena_regions import OUTSIDE_BYTES
 from shoal_protocol.tensors import Array
 
-LARGE_BYTES: Final = 1 << 20
-"""Less is copied in no time."""
 Placed: TypeAlias = Mapping[str, Array]
 """By the names of outputs, what these are written into."""
 _Source = tuple[str, int, int]
@@ -49,7 +48,7 @@ class Destinations:
         found = {}
         for name, dtype, axes in self._outputs:
             shape = self._shape(axes, feed)
-            if shape is not None and prod(shape) * dtype.itemsize >= LARGE_BYTES:
+            if shape is not None and prod(shape) * dtype.itemsize >= OUTSIDE_BYTES:
                 found[name] = np.empty(shape, dtype)
         return found
 
@@ -63,7 +62,7 @@ class Destinations:
             if any(axis not in self._sources for axis in axes if not isinstance(axis, int)):
                 continue
             is_fixed = all(isinstance(axis, int) for axis in axes)
-            if not is_fixed or prod(axes) * dtype.itemsize >= LARGE_BYTES:
+            if not is_fixed or prod(axes) * dtype.itemsize >= OUTSIDE_BYTES:
                 yield value.name, dtype, axes
 
     def _shape(self, axes: Sequence[int | str], feed: Mapping[str, Array]) -> list[int] | None:

@@ -9,7 +9,7 @@ from agent.fragment_making import dense_model, write_fragment
 from made_models import Made, weight
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
-from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES, MemoryMeter
 
 MIB = 1 << 20
 
@@ -19,7 +19,7 @@ def peaks_of(model: onnx.ModelProto, folder: Path, x: np.ndarray) -> list[int]:
     meter = MemoryMeter()
     runtime = Runtime(meter, threads=1, limit_bytes=256 * MIB)
     made = write_fragment(folder, model, 256 * MIB)
-    meter.settle()
+    meter.settle(LIBRARY_RESERVE_BYTES)
     runtime.open("f", made.folder)
     peaks = [runtime.run("f", {"x": x}, Stopper()).peak_bytes for _ in range(3)]
     runtime.close("f")

@@ -23,6 +23,7 @@ MIB = 1 << 20
 TAKEN_BYTES = 32 * MIB
 RETURNED_BYTES = 8 * MIB
 NOISE_BYTES = 2 * MIB
+"""What earlier tests of this process left may go meanwhile: 0.9 MiB was seen."""
 
 
 def return_library_pages() -> None:
@@ -48,7 +49,7 @@ def meter() -> MemoryMeter:
     meter = MemoryMeter()
     meter.settle(LIBRARY_RESERVE_BYTES)
     taken = take(TAKEN_BYTES)
-    assert meter.used_bytes() >= TAKEN_BYTES
+    assert meter.used_bytes() > TAKEN_BYTES - NOISE_BYTES
     taken.close()
     return meter
 
@@ -65,12 +66,12 @@ def test_library_pages_that_return_after_memory_was_given_back_are_no_use(
 def test_library_pages_that_return_in_a_run_are_not_in_its_peak(meter: MemoryMeter) -> None:
     before = meter.used_bytes()
     taken = take(TAKEN_BYTES)
-    assert meter.used_bytes() - before >= TAKEN_BYTES
+    assert meter.used_bytes() - before > TAKEN_BYTES - NOISE_BYTES
     taken.close()
     meter.begin_peak()
     return_library_pages()
     with take(RETURNED_BYTES):
-        assert meter.peak_since_begin_bytes() - before >= RETURNED_BYTES
+        assert meter.peak_since_begin_bytes() - before > RETURNED_BYTES - NOISE_BYTES
     assert meter.peak_since_begin_bytes() - before < RETURNED_BYTES + NOISE_BYTES
 
 

@@ -21,6 +21,7 @@ import onnxruntime
 
 from shoal_agent.runtime.arena import region_bytes, reserved
 from shoal_agent.runtime.failures import Exceeded
+from shoal_agent.runtime.guard import OTHERS_BYTES
 from shoal_agent.runtime.process_memory import MemoryMeter, trim
 from shoal_agent.runtime.results import RunResult
 from shoal_protocol.arena_regions import SMALL_REGION_BYTES, TABLE_SHARE
@@ -28,6 +29,8 @@ from shoal_protocol.arena_regions import SMALL_REGION_BYTES, TABLE_SHARE
 _SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
 _PIECE_BYTES: Final = 1 << 20
 _MOST_PIECES: Final = 32
+_MORE_SHARE: Final = 8
+_GUARDED_SHARE: Final = 16
 SCRATCH_SHARE: Final = 32
 """Nodes take memory that they do not ask the arena for; the most that was measured is one byte for
 43 that they have of the arena."""
@@ -71,31 +74,45 @@ class Ballast:
             self._meter.set_apart(0)
 
     def least_peak(
-        self, run: Callable[[], RunResult], planned_bytes: int, left_bytes: int, more_bytes: int
+        self,
+        run: Callable[[int], RunResult],
+        planned_bytes: int,
+        limit_bytes: int,
+        *,
+        used_bytes: int,
+        coming_bytes: int,
     ) -> int:
-        """The peak of a run for which so much is planned and so much is left, for the arena, its
-        table and what nodes take beside it. Where the run takes more than planned, or fails, it
-        runs once more with `more_bytes`: near the end of what the arena may have, tensors lie
-        otherwise, and may take more. Raises as the run does."""
+        """The peak of a run within a limit, for which so much is planned, where so much is in use
+        and so much on its way. The arena has what is left without its table and what nodes take
+        beside it. Near the end of that tensors lie otherwise, and take more. So a run that takes
+        more than planned runs once more with all of the arena, as work does; where a node failed,
+        with an eighth of the limit more, since it may have asked for far more than there is. Then
+        the guard stops it, and has a sixteenth of the limit for what a node takes until it does.
+        Raises as the run does."""
+        left_bytes = limit_bytes - used_bytes - coming_bytes - OTHERS_BYTES
         left_bytes = max(0, left_bytes - self._region_bytes // TABLE_SHARE)
         left_bytes -= left_bytes // SCRATCH_SHARE
-        first = self._peak_within(left_bytes, run)
+        first = self._peak_within(left_bytes, lambda: run(limit_bytes))
         if isinstance(first, int) and first <= planned_bytes:
             return first
         self.empty_arena()  # the run that failed held some of it until now
-        second = self._peak_within(left_bytes + more_bytes, run)
-        if isinstance(second, int):
-            return second if isinstance(first, Exceeded) else min(first, second)
+        computed = isinstance(first, int) or first.computed
+        more_bytes = self._arena_bytes if computed else left_bytes + limit_bytes // _MORE_SHARE
+        watched_bytes = limit_bytes - coming_bytes - limit_bytes // _GUARDED_SHARE
+        second = self._peak_within(more_bytes, lambda: run(watched_bytes))
         if isinstance(first, int):
-            return first
-        raise second
+            return first if isinstance(second, Exceeded) else min(first, second)
+        if isinstance(second, Exceeded):
+            raise max(first, second, key=lambda error: error.peak_bytes)
+        return second
 
     def _peak_within(self, size_bytes: int, run: Callable[[], RunResult]) -> int | Exceeded:
         try:
             with self.hold(self._arena_bytes - size_bytes):
                 return run().peak_bytes
         except Exceeded as error:
-            return Exceeded(str(error), error.peak_bytes)  # without frames, which hold values
+            # Without frames, which hold values.
+            return Exceeded(str(error), error.peak_bytes, computed=error.computed)
 
     @property
     def holds(self) -> bool:
@@ -121,10 +138,14 @@ class Ballast:
         self._take_pieces(self._size_bytes - beyond)
 
     def _take_pieces(self, size_bytes: int) -> int:
-        """Take so much, or what there is; how much that was."""
-        piece = max(_PIECE_BYTES, size_bytes // _MOST_PIECES // mmap.PAGESIZE * mmap.PAGESIZE)
-        for start in range(0, size_bytes, piece):
-            if (value := reserved(min(piece, size_bytes - start))) is None:
-                return start  # it is full
+        """Take so much, or what there is; how much that was. No piece is so small that it would be
+        of the first region, where nodes have what is small: that would lie in the way elsewhere."""
+        taken, pieces = 0, max(1, min(_MOST_PIECES, size_bytes // _PIECE_BYTES))
+        while taken < size_bytes:
+            piece = max(-(-(size_bytes - taken) // pieces), SMALL_REGION_BYTES + mmap.PAGESIZE)
+            piece = -(-piece // mmap.PAGESIZE) * mmap.PAGESIZE
+            if (value := reserved(piece)) is None:
+                break  # it is full
             self._held.append(value)
-        return size_bytes
+            taken, pieces = taken + piece, max(1, pieces - 1)
+        return taken

@@ -36,12 +36,18 @@ class OutOfBudget(RuntimeFailed):
     """A run would have taken more memory than the budget allows."""
 
 
-class Exceeded(OutOfBudget):
-    """A run that was watched took, or asked for, more than its limit: `peak_bytes`, at least."""
+class NoRoomForOutputs(OutOfBudget):
+    """All nodes have run, and their outputs would not have fitted beside what that has taken."""
 
-    def __init__(self, reason: str, peak_bytes: int) -> None:
+
+class Exceeded(OutOfBudget):
+    """A run that was watched took, or asked for, more than its limit: `peak_bytes`, at least.
+    `computed`: all nodes had run."""
+
+    def __init__(self, reason: str, peak_bytes: int, *, computed: bool = False) -> None:
         super().__init__(reason)
         self.peak_bytes = peak_bytes
+        self.computed = computed
 
 
 class NotOpen(RuntimeFailed):
@@ -81,7 +87,8 @@ def exceeded(error: RuntimeFailed, peak_bytes: int, limit_bytes: int) -> Exceede
         what = f"it would take more than {format_bytes(limit_bytes)}{node_in(str(error))}"
     else:
         what = f"it took {format_bytes(peak_bytes)} of {format_bytes(limit_bytes)}, and was {error}"
-    return Exceeded(f"{what}; {MORE_OR_SMALLER}", peak_bytes)
+    computed = isinstance(error, NoRoomForOutputs)
+    return Exceeded(f"{what}; {MORE_OR_SMALLER}", peak_bytes, computed=computed)
 
 
 def failure_of(error: Exception, *, stopped: bool = False) -> RuntimeFailed:

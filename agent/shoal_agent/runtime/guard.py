@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
 
-from shoal_agent.runtime.failures import OutOfBudget, Stopper
+from shoal_agent.runtime.failures import NoRoomForOutputs, Stopper
 from shoal_agent.runtime.mapped_pages import PageRange, drop
 from shoal_agent.runtime.process_memory import MemoryMeter
 
@@ -63,13 +63,13 @@ class Guard:
         self._thread.join()
 
     def make_room(self, size_bytes: int) -> None:
-        """Ask for what the run takes next outside of the arena. Raises `OutOfBudget`."""
+        """Ask for what the run takes next outside of the arena. Raises `NoRoomForOutputs`."""
         size_bytes += OTHERS_BYTES
         if self._weights and self._meter.used_at_most_bytes() + size_bytes > self._limit_bytes:
             drop(self._weights)
             self.dropped = True
         if self._meter.used_bytes() + size_bytes > self._limit_bytes:
-            raise OutOfBudget("there is no room for its outputs")
+            raise NoRoomForOutputs("there is no room for its outputs")
 
     def _watch(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
@@ -80,7 +80,7 @@ class Guard:
                 drop(self._weights)
                 self.dropped = True
                 used = self._meter.used_bytes()
-            if used > self._limit_bytes:
+            if used + OTHERS_BYTES > self._limit_bytes:  # the kernel kills where it finds no more
                 self.tripped = True
                 self._stopper.stop()
                 return

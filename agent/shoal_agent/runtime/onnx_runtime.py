@@ -47,7 +47,7 @@ from shoal_agent.runtime.failures import (
     Terminated,
     exceeded,
 )
-from shoal_agent.runtime.guard import OTHERS_BYTES, Guard
+from shoal_agent.runtime.guard import Guard
 from shoal_agent.runtime.in_passing import InPassing
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of
 from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
@@ -335,12 +335,12 @@ class Runtime:
             size = sum(array.nbytes for array in feed.values())
             check_inputs(fragment.inputs, feed)
             self.shrink()
-            beside = self._meter.used_bytes() + coming_bytes + OTHERS_BYTES
             peak = self._ballast.least_peak(
-                lambda: self._run_guarded(fragment, feed, Stopper(), limit_bytes),
+                lambda limit: self._run_guarded(fragment, feed, Stopper(), limit),
                 before + granted_bytes,
-                limit_bytes - beside,
-                limit_bytes // 8,  # is left to the guard
+                limit_bytes,
+                used_bytes=self._meter.used_bytes(),
+                coming_bytes=coming_bytes,
             )
         except Exceeded as error:
             taken = error.peak_bytes - before

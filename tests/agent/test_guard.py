@@ -1,0 +1,36 @@
+"""A run is stopped before the kernel would kill its process."""
+
+import ctypes
+import mmap
+import time
+
+import pytest
+
+from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.guard import OTHERS_BYTES, Guard
+from shoal_agent.runtime.process_memory import MemoryMeter
+
+MIB = 1 << 20
+ROOM_BYTES = 32 * MIB
+
+
+def is_stopped(left_bytes: int, within_seconds: float) -> bool:
+    """Whether a run is that takes all of its room but so much, and then waits."""
+    meter, stopper = MemoryMeter(), Stopper()
+    meter.settle()
+    with Guard(meter, ROOM_BYTES, stopper) as guard:
+        taken = mmap.mmap(-1, ROOM_BYTES - left_bytes)
+        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(taken)), 1, len(taken))
+        deadline = time.monotonic() + within_seconds
+        while not guard.tripped and time.monotonic() < deadline:
+            time.sleep(0.001)
+    return guard.tripped and stopper.stopped
+
+
+@pytest.mark.parametrize(("left_bytes", "stopped"), [(OTHERS_BYTES // 3, True), (4 * MIB, False)])
+def test_a_run_is_stopped_where_no_more_is_left_than_the_rest_of_the_process_takes(
+    left_bytes: int, *, stopped: bool
+) -> None:
+    """The kernel never lets a process have more than the limit: there is nothing to be seen of
+    that."""
+    assert is_stopped(left_bytes, 20.0 if stopped else 0.2) is stopped

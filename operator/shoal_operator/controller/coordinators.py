@@ -11,6 +11,7 @@ the end of a run are reported at once.
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -52,6 +53,8 @@ from shoal_protocol.coordinator_client import CallFailed, CoordinatorClient
 from shoal_protocol.identities import OPERATOR
 from shoal_protocol.pki.authority import CertificateRefused
 from shoal_protocol.v1 import coordinator_pb2 as pb
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 2.0
 IDLE_SECONDS: Final = 10.0
@@ -238,17 +241,13 @@ class _Coordinator:
                 self._wake.clear()
                 self._called_jobs.clear()
                 try:
-                    view: View = self._with_calls(await self._poll())
+                    self._publish(self._with_calls(await self._poll()))
                     self._failures, answered_at = 0, loop.time()
-                except (DialRefused, CoordinatorFailed, ApiError) as error:
-                    self._failures += 1
-                    view = Unreachable(reason=str(error))
+                except Exception as error:
+                    self._failed(error)
                     if loop.time() - answered_at > REDIAL_SECONDS:
                         await self._close()
                         answered_at = loop.time()
-                # One failure may be a hiccup; a coordinator that was never reached is not.
-                if self._failures != 1 or isinstance(self.view, Unreachable):
-                    self._publish(view)
                 self.polled.set()
                 await asyncio.sleep(MIN_PAUSE_SECONDS)
                 with contextlib.suppress(TimeoutError):
@@ -257,6 +256,21 @@ class _Coordinator:
         finally:
             self.polled.set()
             await self._close()
+
+    def _failed(self, error: Exception) -> None:
+        """A fault that nobody was prepared for is one more reason, and no end of the polls: nobody
+        else would notice that.
+        """
+        self._failures += 1
+        if isinstance(error, DialRefused | CoordinatorFailed | ApiError):
+            view = Unreachable(reason=str(error))
+        else:
+            view = Unreachable(reason=f"a fault of the operator: {error!r}")
+            if self.view != view:
+                logger.error("coordinator of %s: %s", self.pool, view.reason, exc_info=error)
+        # One failure may be a hiccup; a coordinator that was never reached is not.
+        if self._failures != 1 or isinstance(self.view, Unreachable):
+            self._publish(view)
 
     async def _poll(self) -> CoordinatorView:
         """Ask for everything."""

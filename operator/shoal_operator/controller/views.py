@@ -88,7 +88,8 @@ def device_of(status: pb.DeviceStatus) -> ConnectedDevice:
     return copied(
         ConnectedDevice,
         status,
-        state=_DEVICES[status.state],
+        # A coordinator of another version may have a state more; nothing is begun or taken for it.
+        state=_DEVICES.get(status.state, DeviceState.SILENT),
         excess=None if excess is None else copied(Excess, excess),
         speed=speed_of(status.speed),
         link=link_of(status),

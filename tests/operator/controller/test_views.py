@@ -153,6 +153,12 @@ def test_a_state_that_only_a_newer_coordinator_knows_is_a_run_that_continues() -
     assert views.run_of(status).state is RunState.RUNNING
 
 
+def test_a_device_in_a_state_of_a_newer_coordinator_is_neither_ready_nor_lost() -> None:
+    status = pb.DeviceStatus(name="pi")
+    status.state = 99  # type: ignore[assignment]  # a value of a later version
+    assert views.device_of(status).state is DeviceState.SILENT
+
+
 def test_a_run_says_since_when_it_runs_and_whether_it_completes_its_results() -> None:
     run = views.run_of(pb.JobStatus(name="ocr", completing=True, started_seconds=1.75e9))
     assert (run.completing, run.started_seconds) == (True, 1.75e9)

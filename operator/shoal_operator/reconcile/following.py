@@ -3,15 +3,23 @@
 Two workers copy what is new, one to the coordinator's volume, one from it, for as long as the job
 runs. They only make it early: when spec.end is true, the first is removed and a worker transfers
 what it has missed; only then the coordinator receives the end. Results are transferred once more
-after the run, as of any job.
+after the run, as of any job. Where that worker fails, the job does as well, when the items that
+have come are done; while they are not, what failed is tried again.
 """
 
 from dataclasses import replace
 
 from shoal_api.kinds import InferenceJob
+from shoal_operator.reconcile.conditions import Cause
 from shoal_operator.reconcile.decision import Decision, Manifest, Note, ObjectKey, Terms
 from shoal_operator.reconcile.job_preparation import Step, transfer_inputs
-from shoal_operator.reconcile.job_status import SOON_SECONDS, Verdict, terms_of
+from shoal_operator.reconcile.job_status import (
+    SOON_SECONDS,
+    Verdict,
+    progress,
+    terms_of,
+    waits_for_more,
+)
 from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, Run, WorkerPhase
 from shoal_operator.reconcile.workers import (
     WorkerSpec,
@@ -50,6 +58,32 @@ def wanted_terms(snapshot: InferenceJobSnapshot) -> Terms:
     known = run is not None and run.terms.end
     ends = follows(job) and (known or (job.spec.end and transferred))
     return replace(terms_of(job), end=ends)
+
+
+def lacks_inputs(snapshot: InferenceJobSnapshot, run: Run) -> Verdict | None:
+    """Why a job has to end without its last inputs: they cannot be transferred, and the items of
+    those that came are done.
+    """
+    if snapshot.job.spec.suspend or not waits_for_more(run):
+        return None
+    return _failed_transfer(snapshot, run)
+
+
+def how_far(snapshot: InferenceJobSnapshot, run: Run) -> Cause:
+    """How far a run is, and that its last inputs do not come."""
+    cause, failed = progress(run), _failed_transfer(snapshot, run)
+    if failed is None:
+        return cause
+    text = f"{cause.message}; inputs could not be transferred: {failed.message}"
+    return Cause(cause.reason, text)
+
+
+def _failed_transfer(snapshot: InferenceJobSnapshot, run: Run) -> Verdict | None:
+    job = snapshot.job
+    if not follows(job) or takes_more(job) or run.terms.end:
+        return None
+    step = transfer_inputs(snapshot)
+    return step if isinstance(step, Verdict) else None
 
 
 def active_followers(snapshot: InferenceJobSnapshot) -> tuple[ObjectKey, ...]:

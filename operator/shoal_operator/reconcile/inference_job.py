@@ -8,8 +8,8 @@ In order of precedence:
 
 1. it has ended, or is being deleted: only its run at the coordinator is removed; that of a failed
    job stays until the job is deleted, so that it can be retried;
-2. its run has ended: results are transferred, then the verdict is reported; not where a finer cut
-   may help (`finer_cuts`): then it is prepared again;
+2. its run has ended, or can only wait for inputs that do not come: results are transferred, then
+   the verdict is reported; not where a finer cut may help (`finer_cuts`): it is prepared again;
 3. the deadline has passed: the run is stopped, finished results are transferred, Failed;
 4. it is suspended: the run is stopped;
 5. it runs, or is prepared: plan, its turn, fragments, inputs, submission.
@@ -48,7 +48,9 @@ from shoal_operator.reconcile.finer_cuts import (
 )
 from shoal_operator.reconcile.following import (
     active_followers,
+    how_far,
     input_worker,
+    lacks_inputs,
     takes_more,
     wanted_terms,
     with_followers,
@@ -79,7 +81,6 @@ from shoal_operator.reconcile.job_status import (
     missing_pool,
     pending_verdict,
     planned_before,
-    progress,
     terms_of,
     unreachable,
     verdict_of,
@@ -194,7 +195,7 @@ def _verdict_so_far(snapshot: InferenceJobSnapshot) -> Verdict | None:
     """How the job ended: as the coordinator says, or as its status says during the transfer."""
     run, pending = snapshot.run, pending_verdict(snapshot.before)
     if pending is None:
-        return None if run is None else _verdict(snapshot, run)
+        return None if run is None else _verdict(snapshot, run) or lacks_inputs(snapshot, run)
     away = isinstance(snapshot.view, Unreachable)
     return pending if run is not None or away or _result_transfer(snapshot) is not None else None
 
@@ -376,7 +377,7 @@ def _waiting(snapshot: InferenceJobSnapshot, missing: Cause) -> Decision:
 
 
 def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
-    ready, complete, planned = plan_for(snapshot), progress(run), planned_before(snapshot)
+    ready, complete, planned = plan_for(snapshot), how_far(snapshot, run), planned_before(snapshot)
     calls: tuple[CoordinatorCall, ...] = ()
     if isinstance(ready, Ready):
         planned = ready.planned

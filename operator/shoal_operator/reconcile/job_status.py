@@ -287,11 +287,17 @@ def progress(run: Run) -> Cause:
         return Cause("Starting", "the coordinator has the job and starts it")
     failed = f", {run.failed} failed" if run.failed else ""
     text = f"{run.succeeded} of {counted(run.items, 'item')} succeeded{failed}"
-    if run.following and run.succeeded + run.failed == run.items:
+    if waits_for_more(run):
         return Cause("Running", f"{run.succeeded:,} items succeeded{failed}, waiting for more")
     if run.completing:
         return Cause(COMPLETING, f"{text}; the coordinator completes their results")
     return Cause("Running", f"{text}, {run.active} are active")
+
+
+def waits_for_more(run: Run) -> bool:
+    """Whether a run has done all that has come, and takes what comes."""
+    done = run.succeeded + run.failed == run.items
+    return run.state is RunState.RUNNING and run.following and done
 
 
 def lost_devices(snapshot: InferenceJobSnapshot) -> tuple[Note, ...]:

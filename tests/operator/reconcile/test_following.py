@@ -4,10 +4,19 @@ from dataclasses import replace
 from typing import Any
 
 from reconcile.rules import decide, name_of
-from reconcile.test_inference_job import job, knows, planned, run, status_of, works, written
+from reconcile.test_inference_job import (
+    LATER,
+    job,
+    knows,
+    planned,
+    run,
+    status_of,
+    works,
+    written,
+)
 from reconcile.values import NOW, SETTINGS, condition, word
 from shoal_api.kinds.inference_job import Retry
-from shoal_operator.reconcile.decision import Decision, SubmitJob, Terms
+from shoal_operator.reconcile.decision import CancelJob, Decision, SubmitJob, Terms
 from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, RunState, Worker, WorkerPhase
 from shoal_operator.reconcile.workers import input_follower, result_follower, worker_job
 
@@ -74,6 +83,58 @@ def test_the_end_is_submitted_when_what_has_come_is_transferred() -> None:
     (call,) = decide(works(copied_by(running, RESULTS), "in", WorkerPhase.SUCCEEDED)).calls
     assert isinstance(call, SubmitJob)
     assert (call.follow, call.terms.end) == (True, True)
+
+
+def test_a_job_whose_last_inputs_cannot_be_transferred_says_so_and_finishes_what_has_come() -> None:
+    running = knows(ENDING, run(RunState.RUNNING, succeeded=8, following=True))
+    lacking = works(copied_by(running, RESULTS), "in", WorkerPhase.FAILED, "no such bucket")
+    decision = decide(lacking)
+    assert (decision.calls, removed(decision), jobs_of(decision)) == ((), set(), set())
+    complete = condition(decision.status, "Complete")
+    assert (complete.status, complete.reason) == ("False", "Running")
+    assert complete.message == (
+        "8 of 24 items succeeded, 2 are active; inputs could not be transferred: no such bucket"
+    )
+    assert word(decision.status, "Failed") == "False NotFailed"
+
+
+def test_it_fails_when_nothing_is_left_to_finish_and_can_be_retried() -> None:
+    came = knows(ENDING, run(RunState.RUNNING, succeeded=24, active=0, following=True))
+    lacking = works(copied_by(came, RESULTS), "in", WorkerPhase.FAILED, "no such bucket")
+    stopping = decide(lacking)
+    assert [type(call) for call in stopping.calls] == [CancelJob]
+    assert removed(stopping) == {RESULTS}
+    stopped = run(RunState.CANCELLED, succeeded=24)
+    gone = replace(lacking, workers=())  # the worker that failed is no longer needed as a record
+    transferring = decide(written(knows(gone, stopped), stopping))
+    assert jobs_of(transferring) == {"ocr-aabbccdd-transfer-results"}
+    done = works(written(knows(lacking, stopped), transferring), "out", WorkerPhase.SUCCEEDED)
+    ended = decide(replace(done, workers=done.workers[1:]))
+    assert word(ended.status, "Failed") == "True InputTransferFailed"
+    assert condition(ended.status, "Failed").message == "no such bucket"
+    assert ended.calls == (), "its run stays for a retry"
+
+    failed = written(done, ended)
+    spec = replace(failed.job.spec, retry=Retry(number=1))
+    wanted = replace(failed, job=replace(failed.job, spec=spec), now=LATER)
+    first = decide(wanted)
+    assert removed(first) == {LAST_INPUTS}
+    retried = replace(written(wanted, first), workers=())
+    (call,) = decide(retried).calls
+    assert isinstance(call, SubmitJob)
+    assert (call.retry, call.terms.end) == (1, False)
+    again = run(RunState.RUNNING, succeeded=24, active=0, following=True, retry=1)
+    assert LAST_INPUTS in jobs_of(decide(knows(retried, again)))
+    (call,) = decide(works(knows(retried, again), "in", WorkerPhase.SUCCEEDED)).calls
+    assert isinstance(call, SubmitJob)
+    assert call.terms.end
+
+
+def test_it_is_suspended_as_any_job_is() -> None:
+    suspended = replace(ENDING, job=job(**FOLLOWED, end=True, suspend=True))
+    came = knows(suspended, run(RunState.RUNNING, succeeded=24, active=0, following=True))
+    decision = decide(works(came, "in", WorkerPhase.FAILED, "no such bucket"))
+    assert word(decision.status, "Complete") == "False Suspended"
 
 
 def test_an_end_that_the_coordinator_has_is_not_submitted_again() -> None:

@@ -176,34 +176,6 @@ async def test_a_running_job_is_suspended_and_goes_on_where_it_was(world: World)
         assert largest_difference(given, right) <= TOLERANCE
 
 
-@pytest.mark.minutes
-async def test_a_job_that_follows_takes_what_comes_until_its_end_is_said(world: World) -> None:
-    lines = world.claims / "lines"
-    inputs = [MODELS[MODEL].inputs(seed) for seed in range(4)]
-    write_items(lines / "film", inputs)
-    frames = sorted((lines / "film").glob("*.npz"))
-    (lines / "camera").mkdir()
-    frames[0].rename(lines / "camera" / frames[0].name)
-    spec = job_spec(
-        inputs={"uri": "pvc://lines/camera", "follow": True}, outputs={"uri": "pvc://lines/seen"}
-    )
-    world.apply("InferenceJob", "camera", **spec)
-    await world.until("the first is done", lambda: succeeded(world, "camera") == 1)
-    for frame in frames[1:3]:
-        frame.rename(lines / "camera" / frame.name)
-    await world.until("what came is done", lambda: succeeded(world, "camera") == 3)
-    await world.until("results come", lambda: len(list((lines / "seen").glob("*.npz"))) == 3)
-    assert "3/3+" in world.kubectl("get", "ij", "camera").splitlines()[1].split()
-    assert {"follow-inputs", "follow-results"} <= workers_of(world, "camera")
-    frames[3].rename(lines / "camera" / frames[3].name)
-    world.patch("ij", "camera", end=True)
-    await world.wait("inferencejob", "camera", "Complete")
-    assert status_of(world, "camera")["items"]["total"] == 4
-    results = read_results(lines / "seen")
-    for given, right in zip(results, whole(find(MODEL), inputs), strict=True):
-        assert largest_difference(given, right) <= TOLERANCE
-
-
 async def test_a_job_beyond_its_deadline_fails_and_keeps_what_it_has_finished(world: World) -> None:
     outputs = world.claims / "lines" / "late"
     spec = cut_already(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from chart.values import AFFINITY
 from cluster_fixtures import or_skip
 from rendered_chart import CHART, rendered_text
 from shoal_api.kinds import KINDS
@@ -54,10 +55,29 @@ VALUES: list[dict[str, Any]] = [
     {},
     {"rbac.namespaced": True, "rbac.namespaces": ["default", NAMESPACE]},
     {"networkPolicies.metricsFrom": [{"namespaceSelector": {}}], "dashboards.enabled": True},
+    {
+        "operator.affinity": AFFINITY,
+        "operator.nodeSelector": {"example.com/disk": "", "arch": "a" * 63},
+        "operator.tolerations": [
+            {"operator": "Exists", "value": ""},
+            {"key": "example.com/edge", "value": "a", "effect": "NoSchedule"},
+            {"key": "edge", "effect": "NoExecute", "tolerationSeconds": 0},
+        ],
+        "operator.resources": {
+            "requests": {"cpu": 0, "memory": "1.5Gi", "example.com/gpu": 1},
+            "limits": {"memory": "2G", "ephemeral-storage": "1Gi", "example.com/gpu": 1},
+        },
+        "operator.podAnnotations": {"example.com/note": "any text: {}"},
+        "operator.priorityClassName": "",
+        "networkPolicies.metricsFrom": [
+            {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
+            {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "a"}}},
+        ],
+    },
 ]
 
 
-@pytest.mark.parametrize("values", VALUES, ids=["defaults", "namespaced", "dashboards"])
+@pytest.mark.parametrize("values", VALUES, ids=["defaults", "namespaced", "dashboards", "places"])
 def test_the_api_server_takes_what_the_chart_renders(
     plane: ControlPlane, values: dict[str, Any]
 ) -> None:

@@ -1,6 +1,7 @@
 """What the chart makes of its values."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,16 +9,22 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import assume, given
+from hypothesis.strategies import from_regex
 from prometheus_client import CollectorRegistry
 
-from chart.values import EVERYTHING, OPERATOR, pod_of
+from chart.values import AFFINITY, EVERYTHING, OPERATOR, REQUIRED, on_nodes, pod_of
 from kind_definitions import definition
 from rendered_chart import CHART, PROMETHEUS, Refused, helm, render, rendered_text
+from shoal_api.fields import DISK, MEMORY
 from shoal_api.kinds import KINDS
+from shoal_api.shapes import Errors
 from shoal_operator.command import operator_parser, read_settings
 from shoal_operator.reconcile.settings import OperatorSettings, Place
 from shoal_protocol.exposition import ExpositionServer
 
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+QUANTITY = SCHEMA["$defs"]["quantity"]
 POLICY = "ValidatingAdmissionPolicy"
 
 
@@ -62,7 +69,7 @@ def test_every_value_is_in_the_schema_and_every_field_of_it_has_a_value() -> Non
         return found
 
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    known = fields(json.loads((CHART / "values.schema.json").read_text())) - {"global"}
+    known = fields(SCHEMA) - {"global"}
     free = ("operator.resources.",)
     assert {path for path in paths(values) if not path.startswith(free)} == known
 
@@ -87,11 +94,78 @@ def test_every_value_is_in_the_schema_and_every_field_of_it_has_a_value() -> Non
         ("worker.tolerations", [{"key": "a", "operator": "Is"}], "value must be one of"),
         ("coordinator.affinity", {"nodeAfinity": {}}, "additional properties 'nodeAfinity' not"),
         ("networkPolicies.metricsFrom", [{"pods": {}}], "additional properties 'pods' not allowed"),
+        ("worker.memory", "0Mi", "does not match pattern"),
+        ("coordinator.memory", "1k", "does not match pattern"),
+        ("worker.disk", "512Ki", "does not match pattern"),
+        ("agent.floor", "99999Ti", "does not match pattern"),
+        ("agent.floor", f"96.{'0' * 32}Mi", "maxLength"),
+        ("images.agent.repository", "{agent}", "does not match pattern"),
+        ("images.pullSecrets", [f"s{each}" for each in range(65)], "maxItems"),
+        ("podMonitor.additionalLabels", {"release": "a" * 64}, "maxLength"),
+        ("podMonitor.additionalLabels", {"release": "not one"}, "does not match pattern"),
+        ("podMonitor.additionalLabels", {"not one": "a"}, "does not match pattern"),
+        ("podMonitor.interval", f"{'0' * 32}1s", "maxLength"),
+        ("worker.nodeSelector", {f"a{each}": "" for each in range(65)}, "maxProperties"),
+        ("operator.resources", {"requests": {"memroy": "1Gi"}}, "does not match pattern"),
+        ("operator.resources", {"limits": {"cpu": -1}}, "minimum: got -1"),
+        ("operator.resources", {"claims": []}, "additional properties 'claims' not allowed"),
+        ("worker.tolerations", [{}], "missing property"),
+        ("worker.tolerations", [{"value": "a"}], "missing property 'key'"),
+        ("worker.tolerations", [{"key": "a", "operator": "Exists", "value": "b"}], "maxLength"),
+        ("worker.tolerations", [{"key": "a", "tolerationSeconds": 1}], "missing property 'effect'"),
+        ("worker.tolerations", [{"key": "a"}] * 65, "maxItems"),
+        ("networkPolicies.metricsFrom", [{"podSelector": {}}] * 65, "maxItems"),
+        ("networkPolicies.metricsFrom", [{}], "minProperties"),
+        ("operator.affinity", {"podAffinity": {REQUIRED: [{}]}}, "missing property 'topologyKey'"),
+        ("worker.affinity", {"nodeAffinity": {REQUIRED: {"terms": []}}}, "'terms' not allowed"),
+        (
+            "coordinator.affinity",
+            {"nodeAffinity": {REQUIRED: on_nodes({"key": "disk", "operator": "In"})}},
+            "missing property 'values'",
+        ),
     ],
 )
 def test_a_bad_value_is_refused(name: str, value: object, said: str) -> None:
     with pytest.raises(Refused, match=said):
         render({name: value})
+
+
+SIZES = ("1Mi", "1.5Mi", "64Mi", "2M", "0.5Gi", "0.05G", "1Gi", "9999G", "1Ti", "131072Ki")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_size_that_people_write_is_taken(size: str) -> None:
+    assert re.fullmatch(QUANTITY["pattern"], size)
+
+
+@given(size=from_regex(QUANTITY["pattern"], fullmatch=True))
+def test_every_size_that_the_schema_takes_is_one_for_the_operator(size: str) -> None:
+    assume(size.isascii() and len(size) <= QUANTITY["maxLength"])
+    for shape in (MEMORY, DISK):
+        errors: Errors = []
+        shape.read(size, (), errors)
+        assert errors == []
+
+
+def test_the_most_that_the_schema_takes_the_operator_reads(tmp_path: Path) -> None:
+    labels = {f"example.com/{each}": "a" * 63 for each in range(64)}
+    tolerations = [{"operator": "Exists"}, {"key": "a", "operator": "Exists", "value": ""}] * 32
+    values: dict[str, Any] = {
+        "images.registry": "r" * 512,
+        "images.agent.repository": "a" * 255,
+        "images.agent.tag": "1" * 128,
+        "images.pullSecrets": [f"s{each}" for each in range(64)],
+        "podMonitor.additionalLabels": labels,
+        "podMonitor.interval": f"{'1' * 31}s",
+        "networkPolicies.metricsFrom": [{"podSelector": {}}] * 64,
+        **{f"{name}.nodeSelector": labels for name in ("coordinator", "worker")},
+        **{f"{name}.tolerations": tolerations for name in ("coordinator", "worker")},
+        **{f"{name}.affinity": AFFINITY for name in ("coordinator", "worker")},
+    }
+    settings = settings_of(tmp_path, values)
+    assert settings.monitor_labels == labels
+    assert settings.worker_place == settings.coordinator_place
+    assert settings.worker_place.affinity == AFFINITY
 
 
 # ---- the operator --------------------------------------------------------------------------------

@@ -330,6 +330,7 @@ def test_what_a_job_has_ended_as_cannot_be_edited(cluster: Cluster) -> None:
         conditions=(condition("Failed"),),
         start_time="2026-01-31T12:00:00Z",
         items=ItemCounts(total=24, succeeded=23, failed=1),
+        items_per_second=38.0,
     )
     print_of(cluster, "ij", "ended", failed)
 
@@ -346,11 +347,14 @@ def test_what_a_job_has_ended_as_cannot_be_edited(cluster: Cluster) -> None:
         {"conditions": None},
         {"items": {"succeeded": 24, "failed": 0}},
         {"startTime": None},
+        {"itemsPerSecond": 39.0},
+        {"itemsPerSecond": None},
         None,
     ):
         said = cluster.refusal(*patch(edit))
         assert "the job has ended: what its status says of that stays" in said
     cluster.kubectl(*patch({"observedGeneration": 2, "columns": {"items": "23/24"}}))
+    cluster.kubectl(*patch(write(failed)))
     cluster.kubectl("patch", "ij/ended", "--type=merge", '--patch={"spec": {"suspend": true}}')
 
 

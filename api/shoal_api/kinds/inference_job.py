@@ -352,8 +352,8 @@ class InferenceJobStatus(Status):
 
 
 _ENDED: Final = (
-    *("conditions", "startTime", "completionTime", "items", "tierHits", "failures", "finerCut"),
-    "retry",
+    *("conditions", "startTime", "completionTime", "items", "itemsPerSecond", "tierHits"),
+    *("failures", "finerCut", "retry"),
 )
 
 

@@ -21,7 +21,7 @@ import onnxruntime
 
 from shoal_agent.runtime.arena import region_bytes, reserved
 from shoal_agent.runtime.failures import Exceeded
-from shoal_agent.runtime.guard import OTHERS_BYTES
+from shoal_agent.runtime.guard import others_bytes
 from shoal_agent.runtime.process_memory import MemoryMeter, trim
 from shoal_agent.runtime.results import RunResult
 from shoal_protocol.arena_regions import SMALL_REGION_BYTES, TABLE_SHARE
@@ -89,7 +89,7 @@ class Ballast:
         with an eighth of the limit more, since it may have asked for far more than there is. Then
         the guard stops it, and has a sixteenth of the limit for what a node takes until it does.
         Raises as the run does."""
-        left_bytes = limit_bytes - used_bytes - coming_bytes - OTHERS_BYTES
+        left_bytes = limit_bytes - used_bytes - coming_bytes - others_bytes(limit_bytes)
         left_bytes = max(0, left_bytes - self._region_bytes // TABLE_SHARE)
         left_bytes -= left_bytes // SCRATCH_SHARE
         first = self._peak_within(left_bytes, lambda: run(limit_bytes))

@@ -66,7 +66,7 @@ fuzz: .venv/fuzz.stamp ## Fuzz each reader of others' bytes for MINUTES (1), unt
 	@for target in $(FUZZED); do PYTHONPATH=tests $(BIN)/python -m fuzz.fuzzing $$target \
 		--seconds $$((60 * $(MINUTES))) --corpus out/fuzz || exit 1; done
 
-bench: .venv/bench.stamp ## Run every bench in its quick form
+bench: .venv/bench.stamp ## Run six of the benches in their quick form (docs/benchmarks.md lists all)
 	@for bench in streaming overhead starting peers memory operator_scale; do $(BIN)/python bench/$$bench.py --quick || exit 1; done
 
 cluster: .venv/run.stamp ## Make a Kubernetes cluster of three nodes on this machine and keep it

@@ -3,6 +3,7 @@
     command, agent     the process: options, start, session after session, shutdown
     installation       the systemd unit that starts it at boot
     session/           one session: the control stream, the tasks given over it, their outputs
+    calibration/       what the device can do, measured before it joins
     runtime/           fragments in ONNX Runtime; what they and this process take
     transport/         bulk streams: activations in and out, and what peers are offered
     cache/             fragments on disk; fetching them

@@ -2,7 +2,10 @@
 
 commands/    options, what a terminal shows, and how errors read
 live/        coordinators that run: found, and what they do explained
+page/        a report as one HTML page
+standalone/  a coordinator without Kubernetes: who may join it, and jobs sent to it
 local/       local mode: a coordinator and its agents as processes of one machine
+drawing/     charts, and the SVG files that are made of them
 transfer/    files between folders, buckets, web servers, registries and coordinators
 """
 

@@ -2,7 +2,7 @@
 
 reconcile/     what is to be done about each object                                 PURE
 controller/    the API server: informers, work queue, snapshots, actions, the Lease
-pki/           authorities, certificates, the enrolment of devices
+pki/           what the token of a pod is good for
 """
 
 __version__ = "0.1.0"

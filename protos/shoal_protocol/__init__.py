@@ -1,6 +1,7 @@
-"""What both planes share: the messages (`v1`), their bulk encoding, units, channel settings.
+"""What two processes must agree on: the messages (`v1`), their bulk encoding and the link that
+carries it (`bulk`), files that one writes and another reads, certificates (`pki`), units.
 
-Nothing here decides anything. What only one plane needs belongs to that plane.
+Nothing here decides anything. What only one process needs belongs to that process.
 """
 
 from typing import Final

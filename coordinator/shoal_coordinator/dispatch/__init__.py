@@ -8,6 +8,7 @@ Each module imports from the lines below its own only (import-linter checks that
 those of a step's phases, which run in their order unless the worklist sends one back (see
 `machine`):
 
+    views                                    what the server may read of the state
     machine                                  the phases of a step
     tasks, devices                1, 5       what an event changes: answers, losses
     residency                     7          fragment to device
@@ -15,10 +16,12 @@ those of a step's phases, which run in their order unless the worklist sends one
     fragments, crashes            1          Load, Unload, Prefetch; what takes devices down
     jobs                          1, 2, 4    jobs and items: submit, admit, complete, end
     assignment, ranking           3, 6       task to device; scores of devices
+    itineraries                              an item of a light job through all its stages
     services                                 homes and demand; devices left alone for a while
     servers                                  devices of one service in the order of their rank
     readiness                                the graph of one item; outputs held and released
     state                                    everything known, and the worklist of a step
     device                                   memory, disk, work and health of one device
-    events, instructions, histogram, timings
+    instructions
+    events, histogram, timings, limits
 """

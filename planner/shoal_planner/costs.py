@@ -84,6 +84,7 @@ class Span:
 
     @property
     def fragments(self) -> tuple[int, ...]:
+        """Their indices in the partition, in order."""
         return tuple(range(self.start, self.end))
 
 
@@ -125,7 +126,8 @@ class SpanCosts(ABC):
 
     @abstractmethod
     def on(self, span: Span, device: PoolDevice, homes: Homes = NOWHERE) -> DeviceCost:
-        """What the span costs there; it must fit, at least fragment by fragment."""
+        """What an item of the span costs there, in nanoseconds; it must fit, at least fragment by
+        fragment."""
 
     def period(self, division: Division) -> Nanoseconds:
         """One item every so often, from all the devices of a division together."""
@@ -323,6 +325,8 @@ class Costs(SpanCosts):
         return loads.prepared(self.document.fragments[fragment], device)
 
     def load_by_rate(self, fragment: int, device: PoolDevice) -> int:
+        """Nanoseconds to make a fragment resident from the disk cache, by the device's rates
+        alone."""
         return loads.from_cache(self.document.fragments[fragment], device)
 
     def by_rates(self, fragment: int, device: PoolDevice) -> int:

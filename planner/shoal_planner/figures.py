@@ -48,6 +48,8 @@ class DeviceFigures:
 
     @property
     def busy_seconds(self) -> float:
+        """Seconds in which an item keeps the processor busy: computing and reading weights; 0:
+        unknown."""
         return (self.compute_seconds or 0.0) + (self.read_seconds or 0.0)
 
 
@@ -125,6 +127,7 @@ class PlanFigures:
 
 
 def figures(plan: Plan) -> PlanFigures:
+    """A plan as it is predicted: bytes, seconds and items per second; nothing is measured yet."""
     return PlanFigures(
         objective=plan.objective.value,
         gap=plan.gap,
@@ -180,6 +183,8 @@ class InfeasibleFigures:
 
 
 def infeasible_figures(answer: Infeasible, message: str) -> InfeasibleFigures:
+    """The same of no plan. `message` is what people are told (`Infeasible.message`); a device lacks
+    0 bytes where it is not asked for more than its budget."""
     need = answer.need_bytes or 0
     return InfeasibleFigures(
         problem=message,
@@ -199,6 +204,8 @@ def item_shares(stage: StagePlan) -> tuple[float, ...]:
 
 
 def stage_figures(stage: StagePlan) -> StageFigures:
+    """Of one stage. Bytes are those of an item; seconds are None where its costs are not
+    predicted."""
     parts = item_shares(stage)
     devices = tuple(
         _device(share, part)
@@ -235,4 +242,5 @@ def _device(share: Share, part: float | None) -> DeviceFigures:
 
 
 def known_seconds(nanoseconds: int | None) -> float | None:
+    """Nanoseconds in seconds; None stays None, which is: not known."""
     return None if nanoseconds is None else seconds(Nanoseconds(nanoseconds))

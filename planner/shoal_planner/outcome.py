@@ -59,6 +59,7 @@ class StagePlan:
 
     @property
     def devices(self) -> tuple[str, ...]:
+        """Their names, in the order of `shares`."""
         return tuple(share.device for share in self.shares)
 
     @property
@@ -68,22 +69,27 @@ class StagePlan:
 
     @property
     def compute_nanoseconds(self) -> Nanoseconds | None:
+        """Of an item on the slowest device, without reading weights again."""
         return max((cost.compute for cost in self.costs), default=None)
 
     @property
     def read_nanoseconds(self) -> Nanoseconds | None:
+        """Weights that are read again for an item, on the slowest device."""
         return max((cost.read for cost in self.costs), default=None)
 
     @property
     def transfer_nanoseconds(self) -> Nanoseconds | None:
+        """To take an item in and pass it on, with handling and delays, on the slowest device."""
         return max((cost.transfer for cost in self.costs), default=None)
 
     @property
     def link_nanoseconds(self) -> Nanoseconds | None:
+        """Of an item, the longest time that one device's link is busy with it."""
         return max((cost.link for cost in self.costs), default=None)
 
     @property
     def period_nanoseconds(self) -> Nanoseconds | None:
+        """One item every so often, from all devices together."""
         return shared_period([cost.period for cost in self.costs]) if self.costs else None
 
     @property
@@ -112,6 +118,7 @@ class Rejected:
 
     @property
     def items_per_second(self) -> float | None:
+        """None: not known (see `rate_of`)."""
         return rate_of(self.period_nanoseconds)
 
 
@@ -151,6 +158,7 @@ class Plan:
 
     @property
     def items_per_second(self) -> float | None:
+        """None: not known (see `rate_of`)."""
         return rate_of(self.period_nanoseconds)
 
     @property

@@ -71,6 +71,7 @@ def credentials(parser: argparse.ArgumentParser, values: argparse.Namespace) -> 
 
 
 def add_log_level(group: argparse._ActionsContainer, default: str) -> None:
+    """The option `--log-level`, one of `LOG_LEVELS`."""
     group.add_argument(
         "--log-level", choices=LOG_LEVELS, default=default, help="default: %(default)s"
     )
@@ -90,7 +91,7 @@ def collector_url(text: str) -> str:
 
 
 def positive_integer(text: str) -> int:
-    """A number from 1 on."""
+    """A number from 1 on. Raises `ValueError`, as all below do."""
     value = parse_whole(text)
     if not value:
         raise ValueError(f"{shortened(text)!r} is no number from 1 on")
@@ -106,7 +107,7 @@ def duration(text: str) -> float:
 
 
 def duration_from(least: float) -> Callable[[str], float]:
-    """Seconds from `least` on."""
+    """A converter to seconds from `least` on."""
 
     def convert(text: str) -> float:
         if (value := duration(text)) < least:

@@ -115,6 +115,8 @@ class LocalControl(Generic[Ours, Theirs]):
         self._parse = parse
 
     async def received(self) -> AsyncIterator[Sequence[Theirs]]:
+        """See `ControlStream.received`. Raises `StreamClosed` too, where the other side says why it
+        ends."""
         async for frames in self._transport.received():
             messages: list[Theirs] = []
             for frame in frames:
@@ -158,7 +160,8 @@ def agents_stream(call: Connection) -> GrpcControl[AgentMessage, CoordinatorMess
 def coordinators_stream(
     requests: AsyncIterable[AgentMessage], write: Callable[[CoordinatorMessage], Awaitable[object]]
 ) -> GrpcControl[CoordinatorMessage, AgentMessage]:
-    """The coordinator's end of a stream of gRPC."""
+    """The coordinator's end of a stream of gRPC. `received` raises `MalformedFrame` for a batch of
+    more than `BATCHED_MESSAGES`."""
 
     def join(messages: Sequence[CoordinatorMessage]) -> CoordinatorMessage:
         return CoordinatorMessage(batch=CoordinatorBatch(messages=messages))

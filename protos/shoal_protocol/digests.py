@@ -19,6 +19,7 @@ _READ_BYTES: Final = 256 << 10
 
 
 def is_hexadecimal(text: str) -> bool:
+    """Whether a text is 64 lower-case hexadecimal digits."""
     return _HEXADECIMAL.fullmatch(text) is not None
 
 
@@ -42,6 +43,7 @@ def hexadecimal(digest: str) -> str:
 
 
 def digest_of(content: bytes) -> Digest:
+    """The digest of bytes that are in memory."""
     return digest_of_pieces([content])
 
 

@@ -71,6 +71,7 @@ class Frame(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Bytes of header and payload, without what a transport puts around them."""
         return len(self.header) + self.payload_bytes
 
     def copy(self) -> "Frame":

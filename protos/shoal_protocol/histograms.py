@@ -25,6 +25,7 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, in the unit of the bounds; `times` of it at once."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += times * value
 

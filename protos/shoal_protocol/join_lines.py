@@ -32,6 +32,7 @@ class JoinLine:
     token: str
 
     def __post_init__(self) -> None:
+        """Raises `ValueError` for a host or a port that no coordinator can have."""
         check_host(self.host)
         if not 0 < self.port <= _MOST:
             raise ValueError(f"port {self.port}: a coordinator has one from 1 to {_MOST}")

@@ -95,6 +95,7 @@ class Manifest:
 
     @property
     def files_bytes(self) -> int:
+        """Bytes of all files but the manifest."""
         return sum(file.size_bytes for file in self.files.values())
 
     @property

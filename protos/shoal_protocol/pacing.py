@@ -84,6 +84,7 @@ class Outbox(Generic[Message]):
         self._emptied.clear()
 
     async def sent(self) -> None:
+        """Wait until all that was put has been written."""
         await self._emptied.wait()
 
     async def write_all(

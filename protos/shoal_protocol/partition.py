@@ -49,6 +49,7 @@ class Work:
         )
 
     def times(self, factor: float) -> "Work":
+        """The amounts times a factor, rounded to the nearest."""
         return Work(
             convolution=round(self.convolution * factor),
             matrix=round(self.matrix * factor),

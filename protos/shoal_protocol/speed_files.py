@@ -47,6 +47,7 @@ def store_speed(path: Path, speed: Speed, of: str) -> None:
 
 
 def speed_json(speed: Speed, of: str) -> str:
+    """The text of such a file; `of` names what was measured."""
     return json.dumps({"of": of, **asdict(speed)}, indent=2) + "\n"
 
 

@@ -72,6 +72,7 @@ def speed_of(message: pb.Speed) -> Speed:
 
 
 def speed_message(speed: Speed) -> pb.Speed:
+    """The same for the wire; what is None is left out."""
     return pb.Speed(**asdict(speed))
 
 

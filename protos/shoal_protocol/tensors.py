@@ -76,6 +76,7 @@ class ActivationKey(NamedTuple):
 
     @classmethod
     def of(cls, message: pb.ActivationKey) -> Self:
+        """The key in a message from the wire."""
         return cls(
             job=message.job,
             epoch=message.epoch,
@@ -85,6 +86,7 @@ class ActivationKey(NamedTuple):
         )
 
     def write(self, message: pb.ActivationKey) -> None:
+        """Set all fields of a message to the key."""
         message.job = self.job
         message.epoch = self.epoch
         message.item = self.item

@@ -19,6 +19,7 @@ _KEY_BYTES: Final = 32
 
 
 def new_ticket_key() -> bytes:
+    """32 bytes of chance: the hash key of one session."""
     return secrets.token_bytes(_KEY_BYTES)
 
 

@@ -140,6 +140,7 @@ def seconds(duration: Nanoseconds) -> float:
 
 
 def nanoseconds(duration_seconds: float) -> Nanoseconds:
+    """Seconds as whole nanoseconds, rounded to the nearest."""
     return Nanoseconds(round(duration_seconds * NANOSECONDS_PER_SECOND))
 
 

@@ -34,7 +34,9 @@ class AsyncModel:
         self._items = items
 
     async def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        """One item's results. Raises `ItemFailed`, and `TypeError` for what is no item."""
+        """One item's results: arrays by the names of the model's outputs. `inputs` have the model's
+        types and shapes, all axes included (see `Model.run`). Raises `ItemFailed`, and `TypeError`
+        for what is no dictionary of arrays."""
         return await self._items.compute(0, own_arrays(inputs))
 
     async def map(

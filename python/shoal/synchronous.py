@@ -38,8 +38,16 @@ class Model:
         self._model = model
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        """One item's results, by the names of the model's outputs. Raises `ItemFailed`, and
-        `TypeError` for what is no item."""
+        """One item's results: arrays by the names of the model's outputs.
+
+        `inputs` are arrays by the names of the model's inputs. Their types must be the model's, as
+        nothing is converted; so must their shapes, all axes included, also one for a batch. Axes
+        that the model leaves open may have any size, up to the `shapes` that it was loaded with.
+        Results are arrays of the model's types and shapes, and the caller's own.
+
+        Raises `ItemFailed` where the devices cannot compute the item (a wrong type or shape, too
+        little memory), and `TypeError` for what is no dictionary of arrays.
+        """
         return _wait(_submit(self._model.run(inputs)))
 
     def map(

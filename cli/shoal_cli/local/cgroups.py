@@ -182,6 +182,7 @@ class RunGroups:
 
     @property
     def roots(self) -> tuple[Path, ...]:
+        """The run's folder in each hierarchy of controllers."""
         return tuple(parent / f"{_PREFIX}{self.run}" for parent in self.hierarchy.parents)
 
     def create(self, device: str) -> DeviceGroup:

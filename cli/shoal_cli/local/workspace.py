@@ -51,20 +51,25 @@ class Workspace:
 
     @property
     def store(self) -> Path:
+        """The fragment store of the coordinator."""
         return self.root / "store"
 
     @property
     def state(self) -> Path:
+        """What the coordinator keeps of jobs."""
         return self.root / "state"
 
     @property
     def logs(self) -> Path:
+        """The folder of all logs."""
         return self.root / "logs"
 
     def cache(self, device: str) -> Path:
+        """The disk cache of an agent."""
         return self.root / "cache" / device
 
     def log(self, name: str) -> Path:
+        """The log of a process: an agent by its device's name."""
         return self.logs / f"{name}.log"
 
     def socket(self, name: str) -> str:

@@ -109,6 +109,7 @@ class InputSet:
 
     @property
     def files(self) -> tuple[InputFile, ...]:
+        """In the order of their names, which is that of their items."""
         return self._table.files
 
     def inflate_into(self, folder: Path) -> None:
@@ -128,6 +129,8 @@ class InputSet:
         return name if file.contents.stacked is None else f"{name}[{row}]"
 
     def item_bytes(self, item: int) -> int:
+        """Bytes that reading an item takes, by its file's headers. Raises `KeyError` where there is
+        no such item."""
         return self._table[self.locate(item)[0]].contents.item_bytes
 
     def envelopes(self) -> tuple[Shapes, ...]:
@@ -180,6 +183,7 @@ class InputSet:
             raise InputUnsuitable(f"{self.place(item)}: {reason}") from e
 
     def close(self) -> None:
+        """Close the files that are open; `read` opens them again."""
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()

@@ -38,6 +38,7 @@ class LayerGraph:
     tensors: tuple[Tensor, ...]
 
     def __post_init__(self) -> None:
+        """Raises `ValueError` where there are no layers, or a tensor leads backwards."""
         if not self.layers:
             raise ValueError("a profile needs one layer at least")
         for tensor in self.tensors:
@@ -108,11 +109,14 @@ class Pool:
     link: Link = Link()
 
     def __post_init__(self) -> None:
+        """Raises `ValueError` where names are missing, repeated or reserved."""
         names = [device.name for device in self.devices]
         if not names or len(set(names)) < len(names) or COORDINATOR in names:
             raise ValueError(f"a pool needs devices with names of their own, not {names}")
 
     def between(self, one: str, other: str) -> Link:
+        """The link between two devices by their names, or one and `COORDINATOR`: that never limits
+        unless `links` has it."""
         known = self.links.get(frozenset((one, other)))
         if known is None:
             return Link() if COORDINATOR in (one, other) else self.link
@@ -141,4 +145,5 @@ class Pool:
         )
 
     def only(self, devices: Sequence[Device]) -> "Pool":
+        """A pool of some of its devices, with the same links."""
         return replace(self, devices=tuple(devices))

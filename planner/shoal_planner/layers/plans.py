@@ -90,6 +90,7 @@ class Unplaceable:
     budgets: tuple[tuple[str, float], ...]
 
     def message(self, model: str) -> str:
+        """One sentence for people: the layer, what it needs, what each device has, what to do."""
         have = ", ".join(f"{name} has {_bytes(budget)}" for name, budget in self.budgets)
         return (
             f"{model} cannot be placed: layer {self.layer} needs {_bytes(self.need_bytes)} by "

@@ -140,6 +140,8 @@ class LocalTransport:
                 return
 
     async def write(self, frames: Sequence[Frame]) -> None:
+        """See `Transport.write`. After one that was cancelled within a frame, every other raises
+        `TransportBroken`."""
         if self._within_frame:
             raise TransportBroken("an earlier write was given up")
         pieces: list[Buffer] = []
@@ -240,7 +242,7 @@ class LocalTransport:
         return count > 0
 
     async def take(self, targets: Sequence[memoryview]) -> None:
-        """Put as much of the payload as they take into the targets."""
+        """Put as much of the payload as they take into the targets. Raises `TransportBroken`."""
         remaining = [target for target in targets if target]
         while remaining and self._start < self._end:
             target = remaining[0]

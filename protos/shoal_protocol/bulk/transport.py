@@ -141,6 +141,7 @@ class GrpcTransport:
         return cls(call, call.write, call.cancel)
 
     async def received(self) -> AsyncIterator[Iterable[Received]]:
+        """See `Transport.received`: the frames of one message at a time."""
         try:
             async for message in self._incoming:
                 yield read_message(message)
@@ -148,6 +149,7 @@ class GrpcTransport:
             raise TransportBroken(describe(error)) from error
 
     async def write(self, frames: Sequence[Frame]) -> None:
+        """See `Transport.write`: all frames in one message of gRPC."""
         try:
             await self._write(join_frames(frames))
         except STREAM_ERRORS as error:

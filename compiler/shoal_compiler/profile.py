@@ -32,7 +32,6 @@ STRING_BYTES: Final = 32
 # The types that devices take and give. Those below a byte, and the 8-bit floats, the protocol does
 # not carry; bfloat16 and complex numbers the runtime does not hand over.
 SENDABLE: Final = frozenset(range(onnx.TensorProto.FLOAT, onnx.TensorProto.UINT64 + 1))
-_CHUNK: Final = 1 << 20
 _MOST_VALUES: Final = 64
 """Sizes, indices and limits are fewer; what is more is data."""
 

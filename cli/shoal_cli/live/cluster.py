@@ -17,16 +17,13 @@ from typing import Any, Final
 
 import grpc
 
+from shoal_api.labels import COMPONENT, POOL, VIEWED_WITH
 from shoal_cli.live.reasons import ClusterJob
 from shoal_protocol.channels import open_secured_channel
 from shoal_protocol.coordinator_client import CoordinatorClient
 from shoal_protocol.units import format_number
 
 SECONDS: Final = 30.0
-_POOL: Final = "shoal.dev/pool"
-_COMPONENT: Final = "app.kubernetes.io/component"
-_VIEWED_WITH: Final = "shoal.dev/viewed-with"
-"""Annotation of a coordinator's Service: the Secret with the certificate to look at it with."""
 _ENDS: Final = frozenset({"Complete", "Failed"})
 _BAD: Final = frozenset({"Failed", "Suspended"})
 """Conditions that are bad news when they are True."""
@@ -111,7 +108,7 @@ class ClusterPool:
     def logs(self, component: str, device: str | None) -> list[str]:
         """The command that prints the logs of the coordinator, or of the agent on a node. Raises
         `ClusterRefused`."""
-        chosen = f"{_POOL}={self.name},{_COMPONENT}={component}"
+        chosen = f"{POOL}={self.name},{COMPONENT}={component}"
         pods = self.kubectl.get("pods", f"--selector={chosen}")["items"]
         found = [
             each["metadata"]["name"]
@@ -169,7 +166,7 @@ def find_pool(kubectl: Kubectl, name: str | None) -> ClusterPool:
     `ClusterRefused`."""
     if name is None:
         name = _only_pool(kubectl)
-    chosen = f"{_POOL}={name},{_COMPONENT}=coordinator"
+    chosen = f"{POOL}={name},{COMPONENT}=coordinator"
     services = kubectl.get("services", f"--selector={chosen}")["items"]
     if not services:
         pools = kubectl.names("devicepools")
@@ -179,7 +176,7 @@ def find_pool(kubectl: Kubectl, name: str | None) -> ClusterPool:
         raise ClusterRefused(f"pool {name} has no coordinator in this namespace; {known}")
     (service, *_) = services
     metadata, spec = service["metadata"], service["spec"]
-    secret = metadata.get("annotations", {}).get(_VIEWED_WITH)
+    secret = metadata.get("annotations", {}).get(VIEWED_WITH)
     if secret is None:
         raise ClusterRefused(
             f"the coordinator of pool {name} was made by an operator that issues no certificate to "

@@ -1,7 +1,6 @@
 """The service for clients: jobs, devices and fragments (`v1/coordinator.proto`)."""
 
 import asyncio
-import logging
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -30,8 +29,6 @@ from shoal_protocol.frames import Frame, MalformedFrame
 from shoal_protocol.partition import DocumentRefused
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorServicer
-
-logger = logging.getLogger(__name__)
 
 PREPARE_SECONDS: Final = 5.0
 """How long a submission waits until the job runs, or its folders are refused."""

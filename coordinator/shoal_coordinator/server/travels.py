@@ -9,7 +9,6 @@ back: what an item costs here is mostly what is done for each message and each e
 """
 
 import hmac
-import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,8 +35,6 @@ from shoal_protocol.tensors import Array, UnsupportedTensor
 from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Items
-
-logger = logging.getLogger(__name__)
 
 _KNOWN_ROUTES: Final = 1024
 _KNOWN_LAYOUTS: Final = 64

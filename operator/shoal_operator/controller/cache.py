@@ -41,7 +41,6 @@ ANY: Final = "*"
 WHICH: Final = "+"
 
 K = TypeVar("K", bound=AnyKind)
-S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from sys import intern
-from typing import Final, TypeVar
+from typing import Final
 
 from shoal_api.schema import GROUP
 from shoal_operator.reconcile.names import OWNER_UID, TEMPLATE
@@ -18,8 +18,6 @@ from shoal_protocol.units import Bytes, parse_quantity
 APPLIED: Final = "shoal.dev/applied"
 """Annotation of a child: digest of the manifest as it was applied."""
 _ARCHITECTURE: Final = "kubernetes.io/arch"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

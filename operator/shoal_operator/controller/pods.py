@@ -6,7 +6,6 @@ object with such a pod or claim is requeued after `REQUEUE_SECONDS`.
 
 import asyncio
 import json
-import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +19,6 @@ from shoal_operator.reconcile.resources import CLAIM, EVENT, POD
 from shoal_operator.reconcile.snapshot import Claim, Worker, WorkerPhase, Workload
 from shoal_operator.reconcile.workers import REFUSED_STATUS
 from shoal_protocol.units import Bytes, parse_quantity
-
-logger = logging.getLogger(__name__)
 
 REQUEUE_SECONDS: Final = 5.0
 LISTED_SECONDS: Final = 3.0

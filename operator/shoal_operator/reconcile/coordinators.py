@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shoal_api.kinds import DevicePool, InferenceJob
+from shoal_api.labels import COMPONENT, POOL, VIEWED_WITH
 from shoal_api.writing import write
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.job_status import has_results_on_volume
@@ -29,9 +30,6 @@ from shoal_operator.reconcile.manifests import (
     tls_volume,
 )
 from shoal_operator.reconcile.names import (
-    COMPONENT,
-    POOL,
-    VIEWED_WITH,
     coordinator_name,
     coordinator_secret,
     uid_of,

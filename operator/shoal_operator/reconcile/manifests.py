@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from shoal_api.kinds import AnyKind, DevicePool
+from shoal_api.labels import COMPONENT, POOL
 from shoal_api.schema import API_VERSION
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import (
-    COMPONENT,
     MANAGED_BY,
     MANAGER,
     OWNER_UID,
-    POOL,
     namespace_of,
     uid_of,
 )

@@ -20,17 +20,12 @@ from shoal_api.kinds import AnyKind, InferenceJob, Partition, Placement
 MAX_NAME: Final = 63
 _MAX_SUFFIX: Final = 40
 OWNER_UID: Final = "shoal.dev/owner-uid"
-POOL: Final = "shoal.dev/pool"
 AGENTS: Final = "shoal.dev/agents"
 """Label of an agent's pod: the DaemonSet that it is of."""
 TEMPLATE: Final = "shoal.dev/template"
 """Annotation of a set of agents: which template its pods were given."""
 BUDGET: Final = "shoal.dev/budget"
 """Annotation of an agent's pod: the budget that it was started with, in bytes."""
-VIEWED_WITH: Final = "shoal.dev/viewed-with"
-"""Annotation of a coordinator's Service: the Secret with the certificate to look at it with."""
-COMPONENT: Final = "app.kubernetes.io/component"
-
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGER: Final = "shoal-operator"
 """Who makes and applies what is ours: as a label, and as the manager of fields."""

@@ -16,6 +16,7 @@ import re
 from typing import Final
 
 from shoal_api.kinds import DevicePool
+from shoal_api.labels import COMPONENT, POOL
 from shoal_operator.reconcile.coordinators import pool_selector
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.manifests import (
@@ -26,7 +27,7 @@ from shoal_operator.reconcile.manifests import (
     labels_of,
     manifest,
 )
-from shoal_operator.reconcile.names import COMPONENT, POOL, child_name
+from shoal_operator.reconcile.names import child_name
 from shoal_operator.reconcile.settings import OperatorSettings
 
 WORKER_COMPONENTS: Final = ("deliver", "transfer-inputs", "transfer-results")

@@ -38,6 +38,7 @@ from shoal_operator.reconcile.decision import Decision, Manifest, Note
 from shoal_operator.reconcile.manifests import labels_of, manifest
 from shoal_operator.reconcile.names import document_name, fingerprint
 from shoal_operator.reconcile.planned_cuts import (
+    RECIPE,
     chooser,
     cut_arguments,
     cuts_of,
@@ -77,7 +78,6 @@ from shoal_protocol.partition import (
 from shoal_protocol.units import counted, format_bytes, format_need
 
 KEY: Final = "partition.json.gz"
-RECIPE: Final = "shoal.dev/recipe"
 ARGUMENTS: Final = "shoal.dev/arguments"
 MAX_PACKED_BYTES: Final = 1_000_000
 MAX_DOCUMENT_BYTES: Final = 64 << 20

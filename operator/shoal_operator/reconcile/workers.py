@@ -13,6 +13,7 @@ from typing import Final
 from shoal_api.fields import Reference
 from shoal_api.kinds import AnyKind, InferenceJob, Model, Partition
 from shoal_api.kinds.inference_job import Inputs, Outputs
+from shoal_api.labels import POOL
 from shoal_api.writing import write
 from shoal_operator.reconcile.addresses import claim_of, outside
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
@@ -31,7 +32,6 @@ from shoal_operator.reconcile.manifests import (
     tls_volume,
 )
 from shoal_operator.reconcile.names import (
-    POOL,
     child_name,
     coordinator_host,
     fingerprint,

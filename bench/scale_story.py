@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from measurement import VALUE, Measurement, Report
 from scale_figures import Sample, latency, quantile, sample, what_was_written
-from simulated_coordinator import MIB, PlayedCoordinator, Work, serving
-from simulated_fleet import PlayedFleet, serving_logs
+from simulated_coordinator import MIB, SimulatedCoordinator, Work, serving
+from simulated_fleet import SimulatedFleet, serving_logs
 from zoo.materialise import materialise
 
 from operator_processes import Operators, RunningOperator, operators, prepare
@@ -30,7 +30,7 @@ SHAPE: Final = ("--shape", "image=1,3,224,224")
 """Without it no time is predicted."""
 FRAGMENTS: Final = 3
 PATIENCE_SECONDS: Final = 86_400
-"""Played nodes never say again that they are there."""
+"""Simulated nodes never say again that they are there."""
 NAMESPACE: Final = "scale"
 API: Final = "shoal.dev/v1alpha1"
 ACCOUNT: Final = "system:serviceaccount:shoal-system:shoal-operator"
@@ -291,23 +291,23 @@ async def _until(true: Callable[[], bool]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """What is played beside a real control plane. `account`: the operator's kubeconfig; `target`:
-    where the coordinator of the pool is dialled.
+class Simulated:
+    """What is simulated beside a real control plane. `account`: the operator's kubeconfig;
+    `target`: where the coordinator of the pool is dialled.
     """
 
     account: Path
     target: str
-    coordinator: PlayedCoordinator
+    coordinator: SimulatedCoordinator
     model: Answers
 
 
 @contextlib.asynccontextmanager
-async def playing(plane: ControlPlane, size: Size, folder: Path) -> AsyncIterator[Played]:
+async def simulating(plane: ControlPlane, size: Size, folder: Path) -> AsyncIterator[Simulated]:
     """Nodes and a coordinator, and a namespace for everything else."""
     said = answers(folder)
     devices = tuple(f"node-{number:03}" for number in range(size.devices))
-    coordinator = PlayedCoordinator(
+    coordinator = SimulatedCoordinator(
         devices=devices, fragments=said.fragments, budget_bytes=64 * MIB, work=size.work
     )
     account = prepare(plane)
@@ -316,7 +316,7 @@ async def playing(plane: ControlPlane, size: Size, folder: Path) -> AsyncIterato
     telemetry = Telemetry(asyncio.get_running_loop().time)
     api = Api(await log_in(plane.kubeconfig), telemetry, namespace=NAMESPACE)
     outputs = {"inspect": said.inspection, "cut": said.document}
-    fleet = PlayedFleet(api, devices, {"shoal.dev/pool": "shelf"}, outputs)
+    fleet = SimulatedFleet(api, devices, {"shoal.dev/pool": "shelf"}, outputs)
     async with (
         serving(coordinator, folder / "coordinator.sock") as target,
         serving_logs(fleet, folder),
@@ -329,7 +329,7 @@ async def playing(plane: ControlPlane, size: Size, folder: Path) -> AsyncIterato
         task = group.create_task(fleet.run(there))
         await there.wait()
         try:
-            yield Played(account, target, coordinator, said)
+            yield Simulated(account, target, coordinator, said)
         finally:
             task.cancel()
 
@@ -347,6 +347,6 @@ def shelf() -> tuple[dict[str, object], ...]:
 async def measure(report: Report, size: Size, folder: Path) -> None:
     """Start everything, and tell the story."""
     with ControlPlane(audit=True, node_grace_seconds=PATIENCE_SECONDS) as plane:
-        async with playing(plane, size, folder) as played:
-            with operators(folder, played.account) as started:
-                await Bench(plane, started, played.target, size, report).run()
+        async with simulating(plane, size, folder) as simulated:
+            with operators(folder, simulated.account) as started:
+                await Bench(plane, started, simulated.target, size, report).run()

@@ -1,4 +1,4 @@
-"""A coordinator that is played: its calls are real, its devices and what they run are not.
+"""A simulated coordinator: its calls are real, its devices and what they run are not.
 
 For benches of the operator, which is to see hundreds of devices and thousands of jobs. So many jobs
 run at once, in the order in which they came; each has the same number of items, and ends when its
@@ -46,7 +46,7 @@ class Work:
 
 
 @dataclass
-class PlayedCoordinator(CoordinatorServicer):
+class SimulatedCoordinator(CoordinatorServicer):
     """`devices` are READY unless they are in `silent`; the store has all of `fragments`. `begun`
     counts how often each job was begun anew.
     """
@@ -201,7 +201,7 @@ class PlayedCoordinator(CoordinatorServicer):
 
 
 @contextlib.asynccontextmanager
-async def serving(coordinator: PlayedCoordinator, socket: Path) -> AsyncIterator[str]:
+async def serving(coordinator: SimulatedCoordinator, socket: Path) -> AsyncIterator[str]:
     """Listen at a Unix socket; gives the target to dial."""
     server = grpc.aio.server(options=server_options())
     add_CoordinatorServicer_to_server(coordinator, server)

@@ -1,4 +1,4 @@
-"""Hundreds of nodes that are played, and whatever pods a control plane puts on them.
+"""Hundreds of simulated nodes, and whatever pods a control plane puts on them.
 
 A node is an object that never changes, so the control plane has to be patient with nodes. A pod of
 a `batch/v1` Job ends well as soon as it is bound, with the output that its component has; every
@@ -31,7 +31,7 @@ _MERGE: Final = {"Content-Type": "application/merge-patch+json"}
 
 
 @dataclass
-class PlayedFleet:
+class SimulatedFleet:
     """`outputs`: what a worker of a component prints."""
 
     api: Api
@@ -79,7 +79,7 @@ class PlayedFleet:
         status = {
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self.log_port}},
-            "conditions": [{"type": "Ready", "status": "True", "reason": "Played"}],
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Simulated"}],
             "capacity": CAPACITY,
             "allocatable": CAPACITY,
             "nodeInfo": {"architecture": "amd64"},
@@ -151,8 +151,8 @@ class PlayedFleet:
                     "state": state,
                     "ready": not works,
                     "restartCount": 0,
-                    "image": "played",
-                    "imageID": "played",
+                    "image": "simulated",
+                    "imageID": "simulated",
                 }
                 for container in pod["spec"]["containers"]
             ],
@@ -175,7 +175,7 @@ class PlayedFleet:
 
 
 @contextlib.asynccontextmanager
-async def serving_logs(fleet: PlayedFleet, folder: Path) -> AsyncIterator[None]:
+async def serving_logs(fleet: SimulatedFleet, folder: Path) -> AsyncIterator[None]:
     """One HTTPS server for all nodes, of an authority that nobody knows: kubelets are like that."""
     authority = Authority.make("kubelets", datetime.now(UTC))
     issued = authority.issue("kubelet", datetime.now(UTC), hosts=["127.0.0.1"], use=Use.BOTH)

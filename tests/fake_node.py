@@ -1,4 +1,4 @@
-"""A node that is played: pods are taken to be running as a kubelet would say, workers really run.
+"""A fake node: pods are taken to be running as a kubelet would say, workers really run.
 
 For tests that have a control plane and no nodes. The node is an object with a heartbeat; the
 scheduler puts pods on it. Of a `batch/v1` Job the container's `shoal` is run as a process on this
@@ -44,7 +44,7 @@ class Process:
 Rewrite = Callable[[Sequence[str]], Process]
 
 
-class PlayedNode:
+class FakeNode:
     """One node; `log_port` is where its log server listens."""
 
     def __init__(
@@ -61,7 +61,7 @@ class PlayedNode:
         self._labels = labels
         self._rewrite = rewrite
         self._logs: dict[tuple[str, str], bytes] = {}
-        self._played: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._released: set[str] = set()
         self.log_port = 0
 
@@ -86,8 +86,8 @@ class PlayedNode:
             if uid not in self._released:
                 self._released.add(uid)
                 group.create_task(self._let_go(document))
-        elif uid not in self._played:
-            self._played[uid] = group.create_task(self._play(document))
+        elif uid not in self._running:
+            self._running[uid] = group.create_task(self._run(document))
         elif _was_given_up(document) or _was_resized(document):
             group.create_task(self._show_running(document))
 
@@ -104,7 +104,7 @@ class PlayedNode:
             "type": "Ready",
             "status": "True",
             "reason": "KubeletReady",
-            "message": "played",
+            "message": "fake",
             "lastHeartbeatTime": _now(),
         }
         status = {
@@ -120,7 +120,7 @@ class PlayedNode:
     async def _let_go(self, document: Json) -> None:
         """A kubelet has the last word on a pod that is deleted."""
         metadata = Raw(document).table("metadata")
-        task = self._played.get(metadata.text("uid"))
+        task = self._running.get(metadata.text("uid"))
         if task is not None:
             task.cancel()
         place = (metadata.text("name"), f"--namespace={metadata.text('namespace')}")
@@ -129,7 +129,7 @@ class PlayedNode:
             *("delete", "pod", *place, "--force", "--grace-period=0", "--ignore-not-found"),
         )
 
-    async def _play(self, document: Json) -> None:
+    async def _run(self, document: Json) -> None:
         pod = Raw(document)
         metadata = pod.table("metadata")
         namespace, name = metadata.text("namespace"), metadata.text("name")
@@ -192,8 +192,8 @@ class PlayedNode:
                 "state": state,
                 "ready": ready,
                 "restartCount": 0,
-                "image": "played",
-                "imageID": "played",
+                "image": "fake",
+                "imageID": "fake",
             }
             for each in containers
         ]
@@ -210,7 +210,7 @@ class PlayedNode:
         )
 
 
-async def run_nodes(api: Api, nodes: Sequence[PlayedNode]) -> None:
+async def run_nodes(api: Api, nodes: Sequence[FakeNode]) -> None:
     """Be these nodes until cancelled; one look at the pods serves all of them."""
     named = {node.name: node for node in nodes}
     async with asyncio.TaskGroup() as group:
@@ -226,7 +226,7 @@ async def run_nodes(api: Api, nodes: Sequence[PlayedNode]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving_logs(nodes: Sequence[PlayedNode], folder: Path) -> AsyncIterator[None]:
+async def serving_logs(nodes: Sequence[FakeNode], folder: Path) -> AsyncIterator[None]:
     """One HTTPS server per node, of an authority that nobody knows: kubelets are like that."""
     authority = Authority.make("kubelets", datetime.now(UTC))
     issued = authority.issue("kubelet", datetime.now(UTC), hosts=["127.0.0.1"], use=Use.BOTH)

@@ -1,4 +1,4 @@
-"""A pool that really runs, seen through a control plane whose nodes are played.
+"""A pool that really runs, seen through a control plane whose nodes are fakes.
 
 What workers do, the coordinator and the agents are real processes of this machine; the coordinator
 is reached over a Unix socket. `world` is a fixture that modules of tests/operator share by name.
@@ -15,7 +15,7 @@ from typing import Any
 
 from pool import Pool, running_pool, write_items
 
-from fake_node import PlayedNode, Process, run_nodes, serving_logs
+from fake_node import FakeNode, Process, run_nodes, serving_logs
 from operator_processes import Operators, RunningOperator, wait_until
 from real_models import MODELS, find
 from shoal_cluster import ControlPlane
@@ -122,14 +122,14 @@ async def making_world(
             return as_process(command, target, claims, folder)
 
         labels = {"shoal.dev/pool": "shelf", "kubernetes.io/arch": "amd64"}
-        nodes = [PlayedNode(api, plane, name, labels, rewrite) for name in DEVICES]
+        nodes = [FakeNode(api, plane, name, labels, rewrite) for name in DEVICES]
         async with serving_logs(nodes, folder):
-            playing = asyncio.create_task(run_nodes(api, nodes))
+            nodes_running = asyncio.create_task(run_nodes(api, nodes))
             try:
                 yield World(plane, pool, claims, memory)
             finally:
-                playing.cancel()
-                await asyncio.gather(playing, return_exceptions=True)
+                nodes_running.cancel()
+                await asyncio.gather(nodes_running, return_exceptions=True)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@
 
 A real Prometheus scrapes three devices that embed sentences, while one hangs and is killed and an
 item fails, and two operators on a real control plane, of which one is killed (`make cluster-build`;
-nodes and coordinator of that one are played). Grafana's panel library draws what the panels'
+nodes and coordinator of that one are simulated). Grafana's panel library draws what the panels'
 queries give: npm puts it into a cache folder, Chromium shows it. With `--again` nothing runs: the
 data of the last time is drawn.
 """
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from scale_story import NAMESPACE, PATIENCE_SECONDS, Size, job, manifest, playing, shelf
+from scale_story import NAMESPACE, PATIENCE_SECONDS, Size, job, manifest, shelf, simulating
 from simulated_coordinator import Work
 
 import browser
@@ -50,7 +50,7 @@ SHOWN_SECONDS = 260
 HUNG = "tablet"
 HANGS_AFTER_SECONDS = 90
 KILLED_AFTER_SECONDS = 140
-ITEMS = 5400  # of a job of the played cluster: four fifths of what its plan predicts
+ITEMS = 5400  # of a job of the simulated cluster: four fifths of what its plan predicts
 COPIES = {"night": 2000, "evening": 80, "odd": 10}
 WIDTH_PIXELS = 1280
 COLOURS = 256
@@ -147,9 +147,9 @@ async def cluster() -> AsyncIterator[tuple[ControlPlane, RunningOperator, Runnin
     folder = DATA / "cluster"
     folder.mkdir()
     with ControlPlane(node_grace_seconds=PATIENCE_SECONDS) as plane:
-        async with playing(plane, size, folder) as played:
-            with operators(folder, played.account) as started:
-                option = ("--coordinator", f"{NAMESPACE}/shelf={played.target}")
+        async with simulating(plane, size, folder) as simulated:
+            with operators(folder, simulated.account) as started:
+                option = ("--coordinator", f"{NAMESPACE}/shelf={simulated.target}")
                 leading = started.start(*option)
                 await asyncio.to_thread(leading.wait_until_leading)
                 waiting = started.start(*option)

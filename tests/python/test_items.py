@@ -1,4 +1,4 @@
-"""The items of a model between a program and a real coordinator, with devices that are played."""
+"""The items of a model between a program and a real coordinator, with simulated devices."""
 
 import asyncio
 import socket

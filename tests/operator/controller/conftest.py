@@ -17,7 +17,7 @@ from simulated_world import World, making_world
 
 @pytest.fixture(scope="module")
 def plane(control_plane: ControlPlane) -> ControlPlane:
-    """The shared control plane; a module whose nodes are played has one of its own."""
+    """The shared control plane; a module whose nodes are fakes has one of its own."""
     return control_plane
 
 

@@ -1,6 +1,6 @@
 """What a real API server and its controllers make of an agent's floor, and of one over its budget.
 
-The node is played, the coordinator is real, and the device says what the test has it say.
+The node is a fake, the coordinator is real, and the device says what the test has it say.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import pytest
 
 from cluster_fixtures import or_skip
 from coordinator.scripted import ScriptedDevice, connected, put_model
-from fake_node import GRACE_SECONDS, PlayedNode, Process, run_nodes
+from fake_node import GRACE_SECONDS, FakeNode, Process, run_nodes
 from operator_processes import ACCOUNT, Operators, wait_until
 from shoal_cluster import ControlPlane
 from shoal_operator.controller.api import Api
@@ -34,7 +34,7 @@ ALLOWED = str(96 * MIB + BUDGET)
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
-    """One of its own, with a played node."""
+    """One of its own, with a fake node."""
     with or_skip(lambda: ControlPlane(node_grace_seconds=GRACE_SECONDS)) as made:
         yield made
 
@@ -89,16 +89,16 @@ def never(command: object) -> Process:
 
 
 @contextlib.asynccontextmanager
-async def played_node(plane: ControlPlane, namespace: str) -> AsyncIterator[None]:
+async def fake_node(plane: ControlPlane, namespace: str) -> AsyncIterator[None]:
     telemetry = Telemetry(asyncio.get_running_loop().time)
     api = Api(await log_in(plane.kubeconfig), telemetry, namespace=namespace)
-    node = PlayedNode(api, plane, "n1", {"shelf": "yes"}, never)
-    playing = asyncio.create_task(run_nodes(api, [node]))
+    node = FakeNode(api, plane, "n1", {"shelf": "yes"}, never)
+    running = asyncio.create_task(run_nodes(api, [node]))
     try:
         yield
     finally:
-        playing.cancel()
-        await asyncio.gather(playing, return_exceptions=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
         await api.close()
 
 
@@ -115,7 +115,7 @@ async def running_shelf(
     hello = pb.Hello(
         protocol=PROTOCOL, device="n1", incarnation=1, budget_bytes=BUDGET, floor_bytes=FLOOR
     )
-    async with played_node(plane, namespace):
+    async with fake_node(plane, namespace):
         operator = running.start("--coordinator", f"{namespace}/shelf={target}")
         await asyncio.to_thread(operator.wait_until_leading)
         shelf.apply_pool()

@@ -30,7 +30,7 @@ JOB = "hidden"
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
-    """One of its own, with played nodes."""
+    """One of its own, with fake nodes."""
     with or_skip(ControlPlane) as made:
         yield made
 

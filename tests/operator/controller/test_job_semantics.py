@@ -56,7 +56,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
-    """One of its own, with played nodes."""
+    """One of its own, with fake nodes."""
     with or_skip(lambda: ControlPlane(audit=True, node_grace_seconds=GRACE_SECONDS)) as made:
         yield made
 

@@ -1,7 +1,8 @@
 """Jobs go on through what befalls a control plane; none is lost, none begins twice.
 
-The control plane and the operators are real; nodes and the pool are played, as in the bench of the
-operator, so that a job is a matter of seconds and the coordinator can say how often each was begun.
+The control plane and the operators are real; nodes and the pool are simulated, as in the bench of
+the operator, so that a job is a matter of seconds and the coordinator can say how often each was
+begun.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from scale_story import NAMESPACE, PATIENCE_SECONDS, Played, Size, job, playing, shelf
+from scale_story import NAMESPACE, PATIENCE_SECONDS, Simulated, Size, job, shelf, simulating
 from simulated_coordinator import Work
 
 from cluster_fixtures import or_skip
@@ -29,8 +30,8 @@ pytestmark = [
 KINDS = "models,partitions,placements,devicepools,devices,inferencejobs"
 
 
-def operate(started: Operators, played: Played) -> RunningOperator:
-    return started.start("--coordinator", f"{NAMESPACE}/shelf={played.target}")
+def operate(started: Operators, simulated: Simulated) -> RunningOperator:
+    return started.start("--coordinator", f"{NAMESPACE}/shelf={simulated.target}")
 
 
 async def wait(what: str, true: Callable[[], bool], seconds: float = 300.0) -> None:
@@ -68,9 +69,9 @@ async def apply_jobs(plane: ControlPlane, count: int) -> None:
     await asyncio.to_thread(plane.access.apply, *shelf(), *jobs, namespace=NAMESPACE)
 
 
-def assert_all_is_well(plane: ControlPlane, played: Played, jobs: int) -> None:
+def assert_all_is_well(plane: ControlPlane, simulated: Simulated, jobs: int) -> None:
     """Each job was begun once, is forgotten by its coordinator, and holds nothing back."""
-    assert sorted(played.coordinator.begun.values()) == [1] * jobs
+    assert sorted(simulated.coordinator.begun.values()) == [1] * jobs
     for each in plane.access.get(KINDS, f"--namespace={NAMESPACE}")["items"]:
         assert "finalizers" not in each["metadata"], each["metadata"]["name"]
         observed = each["status"]["observedGeneration"]
@@ -81,22 +82,22 @@ async def test_jobs_run_with_the_datastore_of_k3s(tmp_path: Path) -> None:
     size = Size(jobs=8, devices=3, work=Work(seconds=1.0), idle_seconds=0)
     make = or_skip(lambda: ControlPlane(store="kine", node_grace_seconds=PATIENCE_SECONDS))
     with make as plane:
-        async with playing(plane, size, tmp_path) as played:
-            with operators(tmp_path, played.account) as started:
-                operator = operate(started, played)
+        async with simulating(plane, size, tmp_path) as simulated:
+            with operators(tmp_path, simulated.account) as started:
+                operator = operate(started, simulated)
                 await apply_jobs(plane, size.jobs)
                 await wait("all are complete", lambda: complete(plane) == size.jobs)
                 assert operator.runs()
-        assert_all_is_well(plane, played, size.jobs)
+        assert_all_is_well(plane, simulated, size.jobs)
 
 
 async def test_jobs_run_while_the_store_is_slow(tmp_path: Path) -> None:
     size = Size(jobs=8, devices=3, work=Work(seconds=1.0), idle_seconds=0)
     make = or_skip(lambda: ControlPlane(slowable_store=True, node_grace_seconds=PATIENCE_SECONDS))
     with make as plane:
-        async with playing(plane, size, tmp_path) as played:
-            with operators(tmp_path, played.account) as started:
-                operator = operate(started, played)
+        async with simulating(plane, size, tmp_path) as simulated:
+            with operators(tmp_path, simulated.account) as started:
+                operator = operate(started, simulated)
                 await asyncio.to_thread(operator.wait_until_leading)
                 plane.delay_store(0.2)
                 await apply_jobs(plane, size.jobs)
@@ -104,7 +105,7 @@ async def test_jobs_run_while_the_store_is_slow(tmp_path: Path) -> None:
                 assert operator.runs()
                 assert operator.leads(), "a slow store has cost it the lease"
                 plane.delay_store(0.0)
-        assert_all_is_well(plane, played, size.jobs)
+        assert_all_is_well(plane, simulated, size.jobs)
 
 
 @pytest.mark.parametrize("seed", [1])
@@ -115,9 +116,9 @@ async def test_operators_are_killed_and_the_api_server_restarts_at_any_moment(
     random = Random(seed)  # noqa: S311
     size = Size(jobs=40, devices=3, work=Work(seconds=2.0, at_once=4), idle_seconds=0)
     with or_skip(lambda: ControlPlane(node_grace_seconds=PATIENCE_SECONDS)) as plane:
-        async with playing(plane, size, tmp_path) as played:
-            with operators(tmp_path, played.account) as started:
-                leading, waiting = operate(started, played), operate(started, played)
+        async with simulating(plane, size, tmp_path) as simulated:
+            with operators(tmp_path, simulated.account) as started:
+                leading, waiting = operate(started, simulated), operate(started, simulated)
                 await wait("one leads", lambda: leading.leads() or waiting.leads())
                 await apply_jobs(plane, size.jobs)
                 marks = sorted(random.sample(range(1, size.jobs * 3 // 4), 2))
@@ -128,7 +129,7 @@ async def test_operators_are_killed_and_the_api_server_restarts_at_any_moment(
                     leading.kill()
                     if mark == marks[0]:
                         await asyncio.to_thread(plane.restart_api_server)
-                    leading, waiting = waiting, operate(started, played)
+                    leading, waiting = waiting, operate(started, simulated)
                 await wait("all are complete", lambda: complete(plane) == size.jobs)
                 await wait("one leads still", lambda: leading.leads() or waiting.leads())
-        assert_all_is_well(plane, played, size.jobs)
+        assert_all_is_well(plane, simulated, size.jobs)

@@ -31,7 +31,7 @@ class Trial(NamedTuple):
     loading: bool
 
 
-def forgive(state: State, event: DeviceJoined) -> None:
+def discount_reconnected(state: State, event: DeviceJoined) -> None:
     """A device joins: if its process is one that was lost, it did not crash."""
     for crashes in state.crashes.values():
         crashes.losses = [

@@ -9,7 +9,7 @@ has resident and cached counts, what it was doing does not.
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch import itineraries
-from shoal_coordinator.dispatch.crashes import forgive, note_loss, trials
+from shoal_coordinator.dispatch.crashes import discount_reconnected, note_loss, trials
 from shoal_coordinator.dispatch.device import Device, Tally, new_device
 from shoal_coordinator.dispatch.fragments import (
     drop_fragment,
@@ -93,7 +93,7 @@ def join(state: State, event: ev.DeviceJoined) -> None:
     order, slots = state.next_number(), state.limits.queue_depth
     device = new_device(event, order=order, tally=tally, slots=slots)
     state.devices[event.device] = device
-    forgive(state, event)
+    discount_reconnected(state, event)
     for digest in [*sorted(event.cached), *event.resident]:
         note_cached(state, device, digest)
     state.telemetry_changed = True

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
 ]
-Strike = Callable[[ShoalOnNodes, Json], None]
+Kill = Callable[[ShoalOnNodes, Json], None]
 HOG = """
 kept = []
 while True:
@@ -36,13 +36,13 @@ while True:
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize("record_failure", [crash, vanish])
+@pytest.mark.parametrize("kill", [crash, vanish])
 def test_a_killed_operator_is_not_missed_by_a_running_job(
-    shoal: ShoalOnNodes, work: Work, tmp_path: Path, record_failure: Strike
+    shoal: ShoalOnNodes, work: Work, tmp_path: Path, kill: Kill
 ) -> None:
-    with running_job(shoal, work, tmp_path, f"operator-{record_failure.__name__}") as job:
+    with running_job(shoal, work, tmp_path, f"operator-{kill.__name__}") as job:
         done = job.reach(0.1)
-        record_failure(shoal, the_pod(shoal, "operator"))
+        kill(shoal, the_pod(shoal, "operator"))
         assert job.reach(0.2) > done
         job.finish()
         job.check()
@@ -50,13 +50,13 @@ def test_a_killed_operator_is_not_missed_by_a_running_job(
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize("record_failure", [crash, vanish])
+@pytest.mark.parametrize("kill", [crash, vanish])
 def test_a_killed_coordinator_goes_on_with_what_is_missing(
-    shoal: ShoalOnNodes, work: Work, tmp_path: Path, record_failure: Strike
+    shoal: ShoalOnNodes, work: Work, tmp_path: Path, kill: Kill
 ) -> None:
-    with running_job(shoal, work, tmp_path, f"coordinator-{record_failure.__name__}") as job:
+    with running_job(shoal, work, tmp_path, f"coordinator-{kill.__name__}") as job:
         done = job.reach(0.2)
-        record_failure(shoal, the_pod(shoal, "coordinator"))
+        kill(shoal, the_pod(shoal, "coordinator"))
         job.finish()
         job.check()
         assert job.executed() <= (2 * work.items - done) * STAGES, "finished items were run again"

@@ -18,7 +18,7 @@ from shoal_agent.telemetry.machine import Machine
 from shoal_protocol.threads import in_thread
 
 _LIMIT_SECONDS: Final = 0.05
-"""Between two looks while a fragment is resident. One takes 25 microseconds."""
+"""Between two polls while a fragment is resident. One takes 25 microseconds."""
 _IDLE_LIMIT_SECONDS: Final = 0.5
 _PRESSURE_SECONDS: Final = 5.0
 _ROOM_SECONDS: Final = 2.0

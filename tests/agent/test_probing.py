@@ -92,16 +92,16 @@ class Links:
         return {device: None for device, _ in self.opened}
 
 
-def told(neighbours: Neighbours, *names: str) -> None:
+def expect(neighbours: Neighbours, *names: str) -> None:
     devices = [pb.Neighbour(device=name, address=f"{name}:7400") for name in names]
-    neighbours.told(pb.Neighbours(devices=devices))
+    neighbours.expect(pb.Neighbours(devices=devices))
 
 
 def test_links_that_a_plan_counts_on_are_opened_once_and_one_at_a_time() -> None:
     links, meters = Links(), LinkMeters()
     neighbours = Neighbours(links, meters)
     meters.to("known").transferred(LARGE_BYTES, 0.1)
-    told(neighbours, "known", "jetson", "pi-4", "pi-5")
+    expect(neighbours, "known", "jetson", "pi-4", "pi-5")
     seen = [list(neighbours.open()) for _ in range(5)]
     assert seen == [
         ["jetson"],
@@ -115,7 +115,7 @@ def test_a_coordinator_that_tells_of_devices_without_end_takes_no_memory() -> No
     links = Links()
     neighbours = Neighbours(links, LinkMeters())
     for number in range(1000):
-        told(neighbours, f"d{number}")
+        expect(neighbours, f"d{number}")
     for _ in range(1000):
         neighbours.open()
     assert len(links.opened) == 64

@@ -87,7 +87,7 @@ class TaskQueue:
     _wanted: dict[tuple[str, int, int], set[int]] = field(default_factory=dict)
     _epochs: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
-    # ---- what the telemetry and the shell ask ------------------------------------------------
+    # ---- what the telemetry and the session ask ----------------------------------------------
 
     @property
     def queued(self) -> int:

@@ -28,7 +28,7 @@ async def finish(
 ) -> None:
     """What is left for later when a grant is adopted: the fragment runs in it at once, and faster
     when it was opened as it runs fastest. `widen` and `pack` do a part of that in the processor's
-    thread; between two, inputs run. `on_change` is told before it runs in another way."""
+    thread; between two, inputs run. `on_change` is called before it runs in another way."""
     while (opening := await widen(digest)) is not None:
         if await asyncio.wrap_future(opening):
             on_change(digest)

@@ -5,7 +5,7 @@ the process with a signal, taking all memory, taking for ever. The agent learns 
 process ends. It imports little, reads one order from its arguments, and writes one line of JSON.
 
 Its own memory is bounded twice. A thread ends the process when its anonymous memory exceeds the
-limit. `RLIMIT_DATA` bounds what could be allocated between two looks: it counts private writable
+limit. `RLIMIT_DATA` bounds what could be allocated between two polls: it counts private writable
 mappings, and ONNX Runtime maps weights so, hence their size comes on top. Should memory run out all
 the same, the kernel ends this process first, not the agent.
 """
@@ -36,7 +36,7 @@ NO_MEMORY: Final = 3
 FAILED: Final = 4
 """That of one that wrote why it could not do it."""
 MANIFEST: Final = "prepared.json"
-_LOOK_SECONDS: Final = 0.005
+_POLL_SECONDS: Final = 0.005
 _LEAST_EXTERNAL_BYTES: Final = 1024
 _ERROR_CHARACTERS: Final = 400
 _FIELDS: Final = re.compile(r"^(VmHWM|VmRSS|VmData|RssAnon):\s+(\d+) kB", re.MULTILINE)
@@ -256,7 +256,7 @@ def _files(folder: Path) -> dict[str, dict[str, str | int]]:
 
 def _watch(limit_bytes: int) -> None:
     while _memory()["RssAnon"] <= limit_bytes:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     os._exit(NO_MEMORY)
 
 

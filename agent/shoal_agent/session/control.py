@@ -1,9 +1,10 @@
 """One session: the control stream to the coordinator and the bulk stream beside it.
 
 Instructions are taken in the order in which they come. What takes long (a load, a fetch, a
-transfer) runs beside the stream, so that a probe is always answered at once. While the outbox is
-full, no further instructions are read. When either stream breaks, the session is over, and all its
-instructions are void.
+transfer) runs beside the stream, so that a probe is always answered at once. Telemetry is the
+heartbeat: it is sent at an interval also where nothing has changed, and the coordinator probes a
+device that is silent. While the outbox is full, no further instructions are read. When either
+stream breaks, the session is over, and all its instructions are void.
 """
 
 import asyncio
@@ -323,7 +324,7 @@ class Session:
                 self._lost_peers.add(message.peer_lost.device)
                 self._device.links.hang_up(message.peer_lost.device)
             case "neighbours":
-                self._neighbours.told(message.neighbours)
+                self._neighbours.expect(message.neighbours)
             case "welcome":
                 self.end("the coordinator welcomed twice")
             case _:

@@ -21,9 +21,9 @@ a probe that would be subtracted, and a slow link look like a fast one."""
 PROBES: Final = 2
 """In a row: the second finds the connection awake."""
 _EVERY_SECONDS: Final = 1.0
-"""How often links are looked for that should be measured."""
+"""How often links that should be measured are searched for."""
 _MOST_WAITING: Final = 64
-"""Peers of which it was told, and whose links were not looked at yet."""
+"""Expected peers whose links were not measured yet."""
 _LEAST_SHARE: Final = 0.1
 """Of a probe's time, what its bytes take at the least: round trips vary."""
 
@@ -65,8 +65,8 @@ class Neighbours:
         self._links, self._meters = links, meters
         self._waiting: dict[str, str] = {}
 
-    def told(self, message: pb.Neighbours) -> None:
-        """Of peers that this device will send to."""
+    def expect(self, message: pb.Neighbours) -> None:
+        """Peers that this device will send to, as the coordinator says."""
         for each in message.devices[:_MOST_WAITING]:
             self._waiting.pop(each.device, None)
             self._waiting[each.device] = each.address

@@ -1,9 +1,9 @@
 """Devices that join, go silent, are lost and return.
 
-Silence is followed by a probe, the probe's silence by the loss (Asteroid, section 3.4). A loss
-voids the session's instructions. Its tasks run again; outputs that it held are lost, which is
-noticed when a consumer needs them (`readiness`). A device that returns is a new session: what it
-has resident and cached counts, what it was doing does not.
+Telemetry is the heartbeat. Silence is followed by a probe, the probe's silence by the loss
+(Asteroid, section 3.4). A loss voids the session's instructions. Its tasks run again; outputs that
+it held are lost, which is noticed when a consumer needs them (`readiness`). A device that returns
+is a new session: what it has resident and cached counts, what it was doing does not.
 """
 
 from shoal_coordinator.dispatch import events as ev

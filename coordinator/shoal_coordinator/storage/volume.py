@@ -13,9 +13,9 @@ whole files and whole fragments, whenever the process dies. A file that another 
 already is not sent again: the two share it. Names come from the network: a path that
 is not of the shapes above never reaches the file system.
 
-A fragment stays until an upload needs its room: then those are removed that no job uses and that
-were not used for an hour, longest unused first (the time of a fragment's folder is that of its
-last use). A job that needs a removed fragment has it cut and uploaded again.
+Garbage collection begins when an upload needs room: then those fragments are removed that no job
+uses and that were not used for an hour, longest unused first (the time of a fragment's folder is
+that of its last use). A job that needs a removed fragment has it cut and uploaded again.
 
 Everything here blocks on the disk and may raise `OSError`, except `use`, which takes no lock: the
 event loop calls it. The lock of removals and publications is held in threads only. Two uploads of

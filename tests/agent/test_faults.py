@@ -403,7 +403,7 @@ async def test_streams_to_peers_are_bounded_and_the_idle_ones_give_way(
         await asyncio.sleep(0)
         with pytest.raises(Undelivered, match="streams to 2 peers are busy already"):
             peers.link("c", f"unix:{folder}/silent.sock")
-        peers.hang_up("a")
+        peers.close_streams("a")
         with pytest.raises(Undelivered, match="the coordinator has lost a"):
             await sending[0]
         peers.link("c", f"unix:{folder}/silent.sock")

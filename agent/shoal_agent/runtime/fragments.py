@@ -344,7 +344,7 @@ class Fragments:
         self._changed.set()
 
     def hold(self, digest: str) -> None:
-        """Outputs of a fragment lie in its own share: it is not closed before `let_go`."""
+        """Outputs of a fragment lie in its own share: it is not closed before `release`."""
         self._held[digest] += 1
 
     async def make_way(self, outputs: Mapping[str, Array]) -> None:
@@ -353,7 +353,7 @@ class Fragments:
         if sum(array.nbytes for array in outputs.values()) > MAXIMUM_PAYLOAD_BYTES:
             await self.processor.call(self._runtime.shrink)
 
-    def let_go(self, digest: str) -> None:
+    def release(self, digest: str) -> None:
         """They have left memory."""
         self._held[digest] -= 1
         self._changed.set()

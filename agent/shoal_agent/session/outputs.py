@@ -91,7 +91,7 @@ class Outputs:
             if room:
                 self._fragments.end_move(size)
             else:
-                self._fragments.let_go(message.digest)
+                self._fragments.release(message.digest)
 
     async def hand_on(self, task: Made, message: pb.Execute, result: RunResult) -> pb.Reply:
         """Send results up and activations along the routes that are known; the reply."""

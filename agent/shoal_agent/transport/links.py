@@ -77,14 +77,14 @@ class PeerLink:
         call.add_done_callback(self._fetched)
         return call
 
-    def hang_up(self, reason: str) -> None:
+    def close_stream(self, reason: str) -> None:
         """Give up what is on its way; what is sent later goes over another stream."""
         if self._bulk is not None:
             self._bulk.end(reason)
 
     async def close(self) -> None:
-        """Hang up, for good."""
-        self.hang_up("closed")
+        """Close the stream and the connection, for good."""
+        self.close_stream("closed")
         await asyncio.gather(*self._serving, return_exceptions=True)
         await self._channel.close()
 
@@ -142,19 +142,19 @@ class PeerLinks:
         bulks = {device: link.bulk for (device, _), link in self._links.items()}
         return {device: bulk for device, bulk in bulks.items() if bulk is not None}
 
-    def hang_up(self, device: str) -> None:
+    def close_streams(self, device: str) -> None:
         """A device is lost: whatever is on its way to it fails at once."""
         for (name, _), link in self._links.items():
             if name == device:
-                link.hang_up(f"the coordinator has lost {device}")
+                link.close_stream(f"the coordinator has lost {device}")
 
     async def close(self) -> None:
-        """Hang up everywhere."""
+        """Close all of them."""
         links, self._links = list(self._links.values()), OrderedDict()
         await asyncio.gather(*(link.close() for link in links), *self._closing)
 
     async def close_idle(self) -> None:
-        """Hang up where nothing is on its way: each connection takes some 75 KiB."""
+        """Close those where nothing is on its way: each connection takes some 75 KiB."""
         for key in [key for key, link in self._links.items() if link.idle]:
             self._close(key)
         await asyncio.gather(*self._closing, return_exceptions=True)

@@ -93,7 +93,7 @@ class Wire:
             if (received := assembler.feed(message)) is not None:
                 return received
 
-    async def hang_up(self) -> None:
+    async def disconnect(self) -> None:
         self.link.bulk.end("gone")
         await asyncio.gather(self.serving, return_exceptions=True)
 
@@ -125,8 +125,8 @@ async def test_a_relayed_transfer_arrives_untouched_and_its_answer_returns(
             Acknowledgement(outcome=Acknowledgement.BUSY, message="later"),
         )
     assert hub.relayed_bytes == 2000
-    await a.hang_up()
-    await b.hang_up()
+    await a.disconnect()
+    await b.disconnect()
 
 
 async def test_an_item_is_taken_and_not_answered(hub: ExchangeHub) -> None:
@@ -136,7 +136,7 @@ async def test_an_item_is_taken_and_not_answered(hub: ExchangeHub) -> None:
     a.send(Frame(header.SerializeToString(), (b"abc",), 3), ping(3))
     assert [(await a.answer())[0]] == [3]
     assert hub.results.items == [("a", b"tabc")]  # type: ignore[attr-defined]
-    await a.hang_up()
+    await a.disconnect()
 
 
 async def test_a_ping_is_answered_and_nobody_else_learns_of_it(hub: ExchangeHub) -> None:
@@ -144,7 +144,7 @@ async def test_a_ping_is_answered_and_nobody_else_learns_of_it(hub: ExchangeHub)
     a.send(ping(3), *frames("", 4), ping(5))
     assert [(await a.answer())[0] for _ in range(3)] == [3, 4, 5]
     assert len(hub.results.taken) == 1  # type: ignore[attr-defined]
-    await a.hang_up()
+    await a.disconnect()
 
 
 async def test_two_devices_that_relay_to_each_other_do_not_hold_each_other_up(
@@ -161,8 +161,8 @@ async def test_two_devices_that_relay_to_each_other_do_not_hold_each_other_up(
         while len(taken) < 2:
             await asyncio.sleep(0.01)
     assert [received.key.item for received in taken] == [2, 2]
-    await a.hang_up()
-    await b.hang_up()
+    await a.disconnect()
+    await b.disconnect()
 
 
 async def test_a_sender_that_breaks_off_spoils_only_its_own_transfer(hub: ExchangeHub) -> None:
@@ -170,7 +170,7 @@ async def test_a_sender_that_breaks_off_spoils_only_its_own_transfer(hub: Exchan
     a.send(*frames("b")[:5])
     while hub.relayed_bytes < 500:
         await asyncio.sleep(0)
-    await a.hang_up()
+    await a.disconnect()
     c.send(*frames("b", 2))
     assembler = ActivationAssembler()
     outcomes: list[object] = []
@@ -183,8 +183,8 @@ async def test_a_sender_that_breaks_off_spoils_only_its_own_transfer(hub: Exchan
             if received is not None:
                 outcomes.append(received.key.item)
     assert outcomes == [Acknowledgement.REFUSED, 2]
-    await b.hang_up()
-    await c.hang_up()
+    await b.disconnect()
+    await c.disconnect()
 
 
 async def test_a_receiver_that_breaks_off_is_answered_for(hub: ExchangeHub) -> None:
@@ -193,7 +193,7 @@ async def test_a_receiver_that_breaks_off_is_answered_for(hub: ExchangeHub) -> N
     a.send(*frames("b"), *frames("", 2))
     while not hub.relayed_bytes:
         await asyncio.sleep(0)
-    await b.hang_up()
+    await b.disconnect()
     number, answer = await a.answer()
     assert (number, answer.outcome) == (1, Acknowledgement.BUSY)
     assert (await a.answer())[1].outcome == Acknowledgement.ACCEPTED
@@ -205,7 +205,7 @@ async def test_a_receiver_that_breaks_off_is_answered_for(hub: ExchangeHub) -> N
     number, answer = await a.answer()
     assert (number, answer.outcome) == (4, Acknowledgement.STALE)
     assert answer.message == "b is not connected"
-    await a.hang_up()
+    await a.disconnect()
 
 
 async def test_what_nobody_waits_for_is_stale(hub: ExchangeHub) -> None:
@@ -220,7 +220,7 @@ async def test_what_nobody_waits_for_is_stale(hub: ExchangeHub) -> None:
         ),
     ]
     assert hub.receiving_bytes == 0
-    await a.hang_up()
+    await a.disconnect()
 
 
 async def test_results_beyond_what_memory_allows_are_asked_for_again(
@@ -239,8 +239,8 @@ async def test_results_beyond_what_memory_allows_are_asked_for_again(
     b.send(*frames("", 6))
     assert (await b.answer())[1].outcome == Acknowledgement.ACCEPTED
     assert hub.receiving_bytes == 0
-    await a.hang_up()
-    await b.hang_up()
+    await a.disconnect()
+    await b.disconnect()
 
 
 async def test_a_receiver_that_refuses_a_relayed_transfer_at_once_gets_the_next_one(
@@ -267,7 +267,7 @@ async def test_a_receiver_that_refuses_a_relayed_transfer_at_once_gets_the_next_
     assert (await c.answer())[1].outcome == Acknowledgement.ACCEPTED
     assert await a.answer() == (3, Acknowledgement())
     for wire in (a, b, c):
-        await wire.hang_up()
+        await wire.disconnect()
 
 
 def test_pairs_that_are_relayed_are_forgotten_in_time_and_are_bounded() -> None:
@@ -291,7 +291,7 @@ async def test_a_send_ends_with_the_link(hub: ExchangeHub) -> None:
     outbound = OutboundActivation(key=key, device="a", tensors={"a": np.zeros(9)})
     sending = asyncio.create_task(a.link.bulk.send(outbound))
     await a.receive()
-    await a.hang_up()
+    await a.disconnect()
     with pytest.raises(Undelivered, match="gone"):
         await sending
     with pytest.raises(Undelivered, match="gone"):

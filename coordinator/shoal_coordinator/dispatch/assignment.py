@@ -29,7 +29,7 @@ from itertools import islice
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.instructions import Execute, Forward, Tier
 from shoal_coordinator.dispatch.readiness import drop_copies, has_copy, is_ready, out_of_reach
-from shoal_coordinator.dispatch.servers import best, best_but, occupy, rank, reserve, unreserve
+from shoal_coordinator.dispatch.servers import begin_task, best, best_but, rank, reserve, unreserve
 from shoal_coordinator.dispatch.services import want
 from shoal_coordinator.dispatch.state import (
     FINISHED,
@@ -241,7 +241,7 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
     queue, item = task.queue, task.item
     job, digest = queue.job, queue.service.digest
     _, backlog, load, score, order, _ = rank(queue.service, device)
-    occupy(task, device)
+    begin_task(task, device)
     work = device.work
     state.counter = number = state.counter + 1
     work.last_given = number

@@ -65,7 +65,7 @@ class Prefetch:
 class Execute:
     """Run (job, item, stage) on a device where the fragment is resident (the model gate).
 
-    The shell sends the model's inputs to the device if the stage takes them. `routes` are pairs
+    The server sends the model's inputs to the device if the stage takes them. `routes` are pairs
     (consumer stage, device) known already: the activation leaves at once. `waited` lasts from when
     the task was ready. `why` is the choice as one loggable tuple: the rank of the device
     (`device.Rank`), with its name. `ahead`: what makes its input has not ended; the device waits

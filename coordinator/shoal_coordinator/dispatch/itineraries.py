@@ -35,7 +35,7 @@ from typing import Final
 
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.instructions import Cancel, PeerLost, Plan, Travel
-from shoal_coordinator.dispatch.servers import alight, board
+from shoal_coordinator.dispatch.servers import begin_travel, end_travel
 from shoal_coordinator.dispatch.services import want
 from shoal_coordinator.dispatch.state import (
     RUNNING,
@@ -248,7 +248,7 @@ def _travel(state: State, items: Sequence[Item], route: Route) -> None:
         job.started_at = now
     for queue, device in zip(job.queues, route.devices, strict=True):
         digest = queue.service.digest
-        board(device, digest, count)
+        begin_travel(device, digest, count)
         device.work.used_at[digest] = now
         device.tally.tiers[0] += count
         queue.running += count
@@ -285,7 +285,7 @@ def leave(state: State, route: Route, together: Sequence[Travelling]) -> None:
         for task in travelling.tasks:
             task.device = None
     for queue, device in zip(route.job.queues, route.devices, strict=True):
-        alight(device, queue.service.digest, len(together))
+        end_travel(device, queue.service.digest, len(together))
         if device.work.idle and not device.lost:
             state.worklist.freed.append(device)
 

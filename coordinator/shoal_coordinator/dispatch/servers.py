@@ -67,7 +67,7 @@ def best_but(service: Service, excluded: Device) -> Device | None:
     return min(others, key=lambda device: rank(service, device), default=None)
 
 
-def enlist(service: Service, device: Device) -> None:
+def add_server(service: Service, device: Device) -> None:
     if service in device.listed:
         return
     service.servers[device] = None
@@ -75,7 +75,7 @@ def enlist(service: Service, device: Device) -> None:
     note_time(service, device)
 
 
-def delist(service: Service, device: Device) -> None:
+def remove_server(service: Service, device: Device) -> None:
     """It cannot any more. Its entries in the heap are dropped when they reach the top."""
     if device.listed.pop(service, None) is None:
         return
@@ -146,11 +146,11 @@ def review(state: State, device: Device) -> None:
     """Something about the device has changed: list it where it may serve, and nowhere else."""
     for service in list(device.listed):
         if not eligible(state, service, device):
-            delist(service, device)
+            remove_server(service, device)
     for digest in device.memory.resident:
         for service in state.by_digest.get(digest, ()):
             if eligible(state, service, device):
-                enlist(service, device)
+                add_server(service, device)
 
 
 # ---- slots and reservations: they change a device's rank -----------------------------------------
@@ -169,7 +169,7 @@ def unreserve(task: Task) -> None:
         relist(device)
 
 
-def occupy(task: Task, device: Device) -> None:
+def begin_task(task: Task, device: Device) -> None:
     """The task is given to a device, which may differ from the one where it had a reservation."""
     work, digest = device.work, task.queue.service.digest
     if task.reserved_on is device:
@@ -181,21 +181,21 @@ def occupy(task: Task, device: Device) -> None:
     work.in_use[digest] = work.in_use.get(digest, 0) + 1
 
 
-def board(device: Device, digest: Digest, items: int) -> None:
+def begin_travel(device: Device, digest: Digest, items: int) -> None:
     """Items travel, and will be on the device. They take no slot: they are mostly elsewhere."""
     work = device.work
     work.travelling += items
     work.in_use[digest] = work.in_use.get(digest, 0) + items
 
 
-def alight(device: Device, digest: Digest, items: int) -> None:
+def end_travel(device: Device, digest: Digest, items: int) -> None:
     work = device.work
     work.travelling -= items
     _end_use(work, digest, items)
     relist(device)  # the time of its tasks may have fallen
 
 
-def vacate(task: Task, device: Device) -> None:
+def end_task(task: Task, device: Device) -> None:
     work, digest = device.work, task.queue.service.digest
     work.queued -= 1
     work.load -= 1

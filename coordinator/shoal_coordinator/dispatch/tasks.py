@@ -20,7 +20,7 @@ from shoal_coordinator.dispatch.readiness import (
     release_at,
     release_inputs,
 )
-from shoal_coordinator.dispatch.servers import note_time, review, vacate
+from shoal_coordinator.dispatch.servers import end_task, note_time, review
 from shoal_coordinator.dispatch.services import count_all_homes, of_fragment, record_failure
 from shoal_coordinator.dispatch.state import (
     FINISHED,
@@ -54,7 +54,7 @@ def finished(state: State, running: Running, event: TaskFinished) -> None:
     device, task = running.device, running.task
     if not task.item.ended:
         _note_time(state, task.queue, device, event.compute)
-    vacate(task, device)
+    end_task(task, device)
     _note_success(state, task.queue, device)
     device.memory.grow(task.queue.service.digest, event.resident)
     if task.item.ended:
@@ -233,7 +233,7 @@ def _discard_output(state: State, running: Running) -> None:
 
 def failed(state: State, running: Running, failure: Failure) -> None:
     device, task = running.device, running.task
-    vacate(task, device)
+    end_task(task, device)
     task.item.job.seen = larger(task.item.job.seen, failure.seen)
     if task.item.ended or _is_needless(state, task):
         return

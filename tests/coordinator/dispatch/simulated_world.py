@@ -1,4 +1,4 @@
-"""The world of the simulation: virtual time, chance under a seed, the dispatcher, and its shell.
+"""The world of the simulation: virtual time, chance under a seed, the dispatcher and its driver.
 
 Checked at every step: that each item and each job ends once, an item only with all its results.
 The dispatcher's invariants recount its whole state, which takes as long as all else: they are
@@ -107,7 +107,7 @@ class World:
             action()
 
     def tick(self) -> None:
-        """The shell's clock."""
+        """The driver's clock."""
         self.feed(Tick(at=Nanoseconds(0)))
         self.later(TICK_INTERVAL, self.tick, routine=True)
 

@@ -20,7 +20,7 @@ from shoal_coordinator.dispatch.decisions import (
 from shoal_coordinator.dispatch.device import Backoff, Device, Tally, new_device
 from shoal_coordinator.dispatch.events import DeviceJoined, Failure, FailureKind, JobSpec, Policy
 from shoal_coordinator.dispatch.instructions import Tier
-from shoal_coordinator.dispatch.servers import enlist
+from shoal_coordinator.dispatch.servers import add_server
 from shoal_coordinator.dispatch.state import (
     Crashes,
     Job,
@@ -115,13 +115,13 @@ class Facts:
         if self.one_job:
             self.user.queues[0].job = self.claimant.queues[0].job
             self.claimant.homes = ("here",)
-        enlist(self.user, self.device)
+        add_server(self.user, self.device)
         if not self.no_user:
             state.by_digest[digest("a")] = [self.user]
         if self.user_elsewhere:
-            enlist(self.user, other)
+            add_server(self.user, other)
         if self.claimant_served:
-            enlist(self.claimant, other)
+            add_server(self.claimant, other)
         if self.work_comes:
             self.user.queues[0].job.queues[0].running = 1
         self._set_device()

@@ -1,4 +1,4 @@
-"""Jobs side by side, their ends, their newer plans, and what the shell may read of them."""
+"""Jobs side by side, their ends, their newer plans, and what the server may read of them."""
 
 from dataclasses import replace
 

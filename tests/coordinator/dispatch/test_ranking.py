@@ -27,7 +27,7 @@ from shoal_coordinator.dispatch.ranking import (
     mabac,
     score,
 )
-from shoal_coordinator.dispatch.servers import best, delist, enlist, rank, relist
+from shoal_coordinator.dispatch.servers import add_server, best, rank, relist, remove_server
 from shoal_coordinator.dispatch.state import Service
 from shoal_protocol.units import Bytes, Nanoseconds
 
@@ -168,7 +168,7 @@ class Fleet:
 
 CHANGES = st.lists(
     st.tuples(
-        st.sampled_from(("enlist", "delist", "give", "end", "learn")),
+        st.sampled_from(("add", "remove", "give", "end", "learn")),
         st.integers(0, 7),
         st.integers(1, 50),
     ),
@@ -185,11 +185,11 @@ def test_the_index_names_the_device_that_looking_at_all_would(
     for count, (change, index, value) in enumerate(changes):
         device = fleet.devices[index]
         match change:
-            case "enlist":
+            case "add":
                 device.scores = {policy: float(value)} if device.listed == {} else device.scores
-                enlist(fleet.service, device)
-            case "delist":
-                delist(fleet.service, device)
+                add_server(fleet.service, device)
+            case "remove":
+                remove_server(fleet.service, device)
             case "give":
                 device.work.queued += 1
                 device.work.load += 1

@@ -256,7 +256,7 @@ def _read_edge(reader: "_Reader", fragments: int) -> Edge:
 def _read_specs(reader: "_Reader", key: str) -> tuple[TensorSpec, ...]:
     specs = tuple(each.spec() for each in reader.items(key, MAX_TENSORS))
     if len({spec.name for spec in specs}) != len(specs):
-        raise DocumentRefused(reader.at(key), "a name stands twice")
+        raise DocumentRefused(reader.at(key), "a name appears twice")
     return specs
 
 

@@ -76,8 +76,8 @@ class Camera:
         (self.folder / f".{name}").rename(self.folder / name)
         self.dropped[name] = abs(rows)
 
-    def look(self, *, last: bool = False) -> None:
-        taken = self.watch.look(last=last)
+    def scan(self, *, last: bool = False) -> None:
+        taken = self.watch.scan(last=last)
         self.inputs.retain()
         self.inputs.extend(taken, self.files.items)
         self.store.extend([(number, result_file(file)) for number, file in taken])
@@ -115,7 +115,7 @@ class Camera:
         until = monotonic() + 60
         while self.left or not self.watch.settled:
             assert monotonic() < until, f"{self.watch.waiting} files wait for ever"
-            self.look(last=True)
+            self.scan(last=True)
             while self.left:
                 self.compute()
             self.store.publish()
@@ -133,7 +133,7 @@ def test_each_file_is_processed_once_whenever_the_coordinator_dies(
         if what < 0.3:
             camera.drop()
         elif what < 0.6:
-            camera.look()
+            camera.scan()
         elif what < 0.9:
             camera.compute()
         elif what < 0.95:
@@ -161,12 +161,12 @@ def test_a_folder_of_many_files_is_listed_once_and_held_on_disk(tmp_path: Path) 
     files = FollowedFiles()
     store = ResultStore(tmp_path / "out", job="job", identity="i", catalogue=files, names=("y",))
     watch = FollowedFolder(tmp_path / "in", files, INPUTS)
-    watch.look(last=False)
+    watch.scan(last=False)
     assert watch.waiting == 3000
     for number in range(2000):
         np.save(tmp_path / "in" / f"{number:05}.npy", np.ones((1, 4), np.float32))
-    assert watch.look(last=False) == [], "they have changed since they were listed"
-    assert len(watch.look(last=False)) == following.LIVE_FILES
+    assert watch.scan(last=False) == [], "they have changed since they were listed"
+    assert len(watch.scan(last=False)) == following.LIVE_FILES
     assert watch.waiting == 3000 - following.LIVE_FILES
     store.close()
 

@@ -18,8 +18,8 @@ from shoal_protocol.v1 import coordinator_pb2 as api
 
 
 @pytest.fixture(autouse=True)
-def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followed_runs, "LOOK_SECONDS", 0.05)
+def quick_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followed_runs, "SCAN_SECONDS", 0.05)
 
 
 def frame(number: int) -> np.ndarray:

@@ -68,7 +68,7 @@ async def test_a_stopped_job_says_so_after_a_restart_and_other_jobs_run(world: W
 async def test_a_job_that_follows_stops_where_its_list_of_files_finds_no_room(
     world: World, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed_runs, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(followed_runs, "SCAN_SECONDS", 0.05)
     folder, outputs = world.folder / "in", world.folder / "out"
     folder.mkdir()
     with small_disk(outputs, "200k"):

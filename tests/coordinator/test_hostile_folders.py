@@ -18,7 +18,7 @@ from shoal_protocol.v1 import coordinator_pb2 as api
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followed_runs, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(followed_runs, "SCAN_SECONDS", 0.05)
 
 
 async def followed(world: World, count: int) -> api.JobStatus:

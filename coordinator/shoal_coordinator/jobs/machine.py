@@ -37,7 +37,7 @@ Invariants, which the simulation checks at every step:
 - Between `Open` and `Closed` a job has one run, dispatched at most once, amended while RUNNING.
 - No effect names a job that is gone. Each caller receives exactly one answer.
 - A job that follows its inputs completes only when its end is one of its terms, on the disk.
-- Statistics add up over runs and lives, as long as the results stand.
+- Statistics add up over runs and lives, as long as the results exist.
 
 The parts: `requests` (what clients ask), `records` (what is durable), and here a run's own course.
 """

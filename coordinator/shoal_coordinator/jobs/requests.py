@@ -13,13 +13,13 @@ from shoal_coordinator.jobs.values import End, Outcome, Refusal, Retry
 
 def enqueue(state: State, request: ev.Request) -> None:
     """Let a request wait for its turn. To remove a job that has not ended is refused at once, and
-    to retry one that goes on, unless it follows its inputs; a retry waits for a job that ends just
+    to retry an active one, unless it follows its inputs; a retry waits for a job that ends just
     now."""
     job = state.jobs.get(request.job)
     match request:
         case ev.RemovalRequested() if job is not None and not job.has_ended:
             _removal_requested(state, request)
-        case ev.RetryRequested() if job is not None and _goes_on(job):
+        case ev.RetryRequested() if job is not None and _is_active(job):
             if job.submission.takes_more:
                 state.requests.setdefault(request.job, deque()).append(request)
             else:
@@ -55,11 +55,11 @@ def _may_serve(state: State, request: ev.Request) -> bool:
         return True
     if job.completes:
         return not isinstance(request, ev.RetryRequested)
-    goes_on = _goes_on(job) and job.phase is not Phase.RECORDING
-    return not job.recording and (job.has_ended or goes_on)
+    active = _is_active(job) and job.phase is not Phase.RECORDING
+    return not job.recording and (job.has_ended or active)
 
 
-def _goes_on(job: Job) -> bool:
+def _is_active(job: Job) -> bool:
     """Whether a job is to run, or runs, and nothing has stopped it."""
     return job.phase in {Phase.RECORDING, Phase.OPENING, Phase.RUNNING} and job.stop is None
 

@@ -28,10 +28,10 @@ from shoal_protocol.v1.coordinator_pb2 import Retry, SubmitJobRequest
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0
-"""Between two looks at the folder, at least."""
+SCAN_SECONDS: Final = 1.0
+"""Between two scans of the folder, at least."""
 _SHARE: Final = 20
-"""A look that takes long is followed by a pause of so many times that."""
+"""A scan that takes long is followed by a pause of so many times that."""
 
 
 class FollowedRun(JobRun):
@@ -64,7 +64,7 @@ class FollowedRun(JobRun):
         """Of the first items that failed: their files may have ended since."""
         self._last = False
         self._retry: Retry | None = None
-        """What is to be tried again before the next look."""
+        """What is to be tried again before the next scan."""
         self._woken = asyncio.Event()
         self._halted = False
         self._following: asyncio.Task[None] | None = None
@@ -119,7 +119,7 @@ class FollowedRun(JobRun):
         while not self._halted:
             began = monotonic()
             try:
-                arrived = await self._look()
+                arrived = await self._scan()
             except CatalogueFailed as error:
                 if not is_transient(error):
                     raise OutputsUnwritable(self._results.reason(error)) from error
@@ -136,10 +136,10 @@ class FollowedRun(JobRun):
                     self.amended.set()
                 if done:
                     return
-            await self._pause(max(LOOK_SECONDS, _SHARE * (monotonic() - began)))
+            await self._pause(max(SCAN_SECONDS, _SHARE * (monotonic() - began)))
 
-    async def _look(self) -> bool:
-        """Look once; whether there are more items."""
+    async def _scan(self) -> bool:
+        """Scan once; whether there are more items."""
         loop = asyncio.get_running_loop()
         if (retry := self._retry) is not None:
             self._retake(
@@ -170,7 +170,7 @@ class FollowedRun(JobRun):
 
     def _take(self, last: bool) -> tuple[list[tuple[int, InputFile]], int]:
         with self._crashes.processing():
-            return self._folder.look(last=last), self._followed.catalogue.items
+            return self._folder.scan(last=last), self._followed.catalogue.items
 
     def _items(self) -> Items:
         return FollowedItems(self._followed.catalogue.query, self._results.completed())

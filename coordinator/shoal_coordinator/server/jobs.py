@@ -431,7 +431,7 @@ def _quarantined(record: JobRecord) -> ev.Found:
     assert record.request is not None, "it has not ended"
     message = (
         f"the coordinator died {record.crashes} times in a row while it read this job's inputs or "
-        f"wrote its results, so it does not resume the job; other jobs go on. Check the files in "
+        f"wrote its results, so it does not resume the job; other jobs run. Check the files in "
         f"{record.request.inputs_uri} and the coordinator's memory limit, then submit it again"
     )
     logger.error("job %s: %s", record.name, message)

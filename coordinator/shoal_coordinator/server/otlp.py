@@ -19,8 +19,8 @@ _WAITING_SPANS: Final = 2048
 
 
 class SpanExport(BatchSpanProcessor):
-    """Exports spans to a collector at `http://HOST:PORT`. `count` is told of each that ended: how
-    many, and whether the collector took them."""
+    """Exports spans to a collector at `http://HOST:PORT`. `count` is called for each that ended:
+    how many, and whether the collector took them."""
 
     def __init__(self, url: str, count: Callable[[int, bool], None]) -> None:
         endpoint = url.rstrip("/") + _PATH

@@ -133,8 +133,8 @@ class Overviews:
     # ---- jobs ------------------------------------------------------------------------------------
 
     def _job_names(self, asked: str) -> list[str]:
-        """The job that was asked for, those that go on, the calls of programs among them, and those
-        that have ended, the newest first."""
+        """The job that was asked for, those that are active, the calls of programs among them, and
+        those that have ended, the newest first."""
         lives = self.jobs.all()
         running = [life.job.name for life in lives if not life.has_ended]
         ended = [life.job.name for life in reversed(lives) if life.has_ended]

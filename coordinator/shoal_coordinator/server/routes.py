@@ -19,7 +19,7 @@ MAXIMUM_PAIRS: Final = 4096
 """Beyond these, the pair that failed longest ago tries the direct way again."""
 
 MAXIMUM_NEIGHBOURS: Final = 16
-"""That a device is told of at once."""
+"""That a device is sent at once."""
 
 
 class RelayedPairs:
@@ -98,8 +98,8 @@ class Routes:
     def introductions(
         self, job: ev.JobSpec, now: Nanoseconds
     ) -> Iterator[tuple[str, pb.CoordinatorMessage]]:
-        """What devices are told of those that they will send to by the plan of a job. A link that
-        stays on a host needs no probe."""
+        """What devices are sent about those that they will send to by the plan of a job. A link
+        that stays on a host needs no probe."""
         for device, targets in _pairs(job).items():
             found = ((target, self.address(device, target, now)) for target in targets)
             known = [

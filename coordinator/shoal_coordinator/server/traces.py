@@ -169,8 +169,8 @@ class OtlpTraces(Traces):
 
 
 def open_traces(url: str | None, count: Callable[[int, bool], None]) -> Traces:
-    """Export to a collector at `http://HOST:PORT`; None: nowhere. `count` is told of spans that
-    ended, and whether the collector took them. Raises `TracesUnavailable`."""
+    """Export to a collector at `http://HOST:PORT`; None: nowhere. `count` is called for spans that
+    ended, with whether the collector took them. Raises `TracesUnavailable`."""
     if url is None:
         return Traces()
     try:

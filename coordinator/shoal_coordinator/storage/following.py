@@ -1,11 +1,11 @@
-"""Looks at a followed folder, and the items that it has given so far.
+"""Scans of a followed folder, and the items that it has given so far.
 
-Each look takes the files whose size and time of change are as at an earlier look, then lists the
-folder. A file that is being written changes from look to look; one that was renamed into place is
-whole, and waits for the second look too. Empty files wait until they are not.
+Each scan takes the files whose size and time of change are as at an earlier scan, then lists the
+folder. A file that is being written changes from scan to scan; one that was renamed into place is
+whole, and waits for the second scan too. Empty files wait until they are not.
 
 A listing costs in proportion to the folder, so one is skipped where the folder's own time of change
-says that no name has come. That time may be coarse: after a change the next looks list as well, and
+says that no name has come. That time may be coarse: after a change the next scans list as well, and
 so does every `_EVERY`th.
 
 So many files are taken that at most `LIVE_FILES` have not ended; the others wait on disk.
@@ -29,12 +29,12 @@ from shoal_coordinator.storage.inputs import (
 from shoal_protocol.partition import TensorSpec
 
 LIVE_FILES: Final = 1024
-PATIENCE_LOOKS: Final = 10
-"""After the end, files that still change are waited for during so many looks."""
+PATIENCE_SCANS: Final = 10
+"""After the end, files that still change are waited for during so many scans."""
 _EVERY: Final = 60
 _AGAIN: Final = 2
 _EXAMINED: Final = 4 * LIVE_FILES
-"""Files that one look examines, at most."""
+"""Files that one scan examines, at most."""
 
 
 class FollowedInputs(InputSet):
@@ -78,12 +78,12 @@ class FollowedFolder:
         self._model_inputs = model_inputs
         self._limits = FolderLimits()
         self._changed = -1
-        self._looks = self._listings = 0
+        self._scans = self._listings = 0
         self._last = False
-        self._patience = PATIENCE_LOOKS
+        self._patience = PATIENCE_SCANS
 
-    def look(self, *, last: bool) -> list[tuple[int, InputFile]]:
-        """Take files, then list the folder. `last`: what this look does not list is not taken."""
+    def scan(self, *, last: bool) -> list[tuple[int, InputFile]]:
+        """Take files, then list the folder. `last`: what this scan does not list is not taken."""
         room = LIVE_FILES - len(self._files.files)
         taken = self._take(room) if room > 0 else []
         if not self._last and self._is_due(last):
@@ -136,11 +136,11 @@ class FollowedFolder:
             changed = os.stat(self.folder).st_mtime_ns
         except FileNotFoundError:
             return False
-        self._looks += 1
+        self._scans += 1
         if changed != self._changed:
             self._changed, self._listings = changed, _AGAIN + 1
         self._listings -= 1
-        return last or self._listings >= 0 or self._looks % _EVERY == 0
+        return last or self._listings >= 0 or self._scans % _EVERY == 0
 
     def _names(self) -> Iterator[str]:
         with os.scandir(self.folder) as entries:

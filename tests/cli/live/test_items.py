@@ -61,7 +61,7 @@ async def test_failed_items_are_listed_and_retried(world: World) -> None:
 async def test_failed_files_of_a_followed_folder_are_retried_while_the_job_runs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed_runs, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(followed_runs, "SCAN_SECONDS", 0.05)
     drop(world.folder / "in", 0)
     spoil(world.folder / "in", "0001.npz")
     async with connected(world.device("a")):

@@ -171,8 +171,8 @@ class CheckedWorld:
         record = self.disk.records.get(job.name)
         if record is None or record.epoch < job.epoch:
             raise self.wrong(f"{job.name} is accepted, and not on the disk")
-        goes_on = job.phase in {Phase.RECORDING, Phase.OPENING, Phase.RUNNING}
-        if caller in self.enders and goes_on and job.stop is None:
+        active = job.phase in {Phase.RECORDING, Phase.OPENING, Phase.RUNNING}
+        if caller in self.enders and active and job.stop is None:
             if record.submission is None or not record.submission.terms.end:
                 raise self.wrong(f"the end of {job.name}'s following is accepted, and not recorded")
             self.to_end.add(job)

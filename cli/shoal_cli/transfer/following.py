@@ -1,5 +1,5 @@
 """Files that come while the copy goes on. A name that the target has is not copied again, unless
-files that have changed are wanted too; a file is copied when two looks have found it the same, so
+files that have changed are wanted too; a file is copied when two scans have found it the same, so
 that one that is being written waits. One whose name the target cannot have is left, and named once.
 """
 
@@ -21,12 +21,12 @@ from shoal_cli.transfer.places import (
     with_tries,
 )
 
-LOOK_SECONDS: Final = 2.0
+SCAN_SECONDS: Final = 2.0
 _SHARE: Final = 20
 """A listing that takes long is followed by a pause of so many times that."""
 _LONGEST_SECONDS: Final = 60.0
-_LOOKS: Final = 10
-"""Without `follow`: files that still change are waited for during so many looks."""
+_SCANS: Final = 10
+"""Without `follow`: files that still change are waited for during so many scans."""
 
 
 async def copy_new(
@@ -44,12 +44,12 @@ async def copy_new(
     work = _New(source, target, note, dict(existing), changed=changed)
     wanted: set[str] | None = None
     idle = 0
-    while follow or idle <= _LOOKS:
+    while follow or idle <= _SCANS:
         began, before = monotonic(), work.files
         try:
-            left = await work.look(wanted)
+            left = await work.scan(wanted)
         except TransferBroken as error:
-            if not follow and idle == _LOOKS:
+            if not follow and idle == _SCANS:
                 raise
             note(f"{error}; it is tried again")
         else:
@@ -57,14 +57,14 @@ async def copy_new(
                 break
             wanted = None if follow else wanted or left
         idle = idle + 1 if work.files == before else 0
-        pause = max(LOOK_SECONDS, _SHARE * (monotonic() - began))
+        pause = max(SCAN_SECONDS, _SHARE * (monotonic() - began))
         await asyncio.sleep(min(pause, _LONGEST_SECONDS))
     return Copied(files=work.files, bytes=work.bytes, skipped=work.skipped)
 
 
 @dataclass(slots=True)
 class _New:
-    """What is known from look to look: of `done` files the sizes. `failed` could not be copied:
+    """What is known from scan to scan: of `done` files the sizes. `failed` could not be copied:
     others go first. `unusable` are names that no file of the target can have."""
 
     source: Source
@@ -82,8 +82,8 @@ class _New:
     def __post_init__(self) -> None:
         self.skipped = len(self.done)
 
-    async def look(self, wanted: set[str] | None) -> set[str]:
-        """Copy what is as it was at the last look, of the names in `wanted`; those that are
+    async def scan(self, wanted: set[str] | None) -> set[str]:
+        """Copy what is as it was at the last scan, of the names in `wanted`; those that are
         left."""
         new = [
             entry
@@ -110,7 +110,7 @@ class _New:
 
     async def _copy(self, entries: Sequence[Entry]) -> None:
         """Copy these, some at once. One that fails keeps no other from being copied; where several
-        do, the rest waits for the next look."""
+        do, the rest waits for the next scan."""
         remaining = iter(entries)
         problems: dict[str, TransferBroken | TransferRefused] = {}
 

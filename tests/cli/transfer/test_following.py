@@ -30,7 +30,7 @@ QUICK = 0.05
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal_cli.transfer.following.LOOK_SECONDS", QUICK)
+    monkeypatch.setattr("shoal_cli.transfer.following.SCAN_SECONDS", QUICK)
 
 
 async def until_there(folder: Path, *names: str) -> None:

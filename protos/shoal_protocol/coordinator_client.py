@@ -304,8 +304,8 @@ class CoordinatorClient:
             answer = await self._answer(call)
         else:
             on_bytes(header.bytes)
-        uploaded = answer.WhichOneof("message") == "stands"
-        if not uploaded or answer.stands.bytes != header.bytes:
+        uploaded = answer.WhichOneof("message") == "stored"
+        if not uploaded or answer.stored.bytes != header.bytes:
             reason = f"{header.path} is not there as it was sent"
             raise CallFailed("Put", grpc.StatusCode.DATA_LOSS, reason)
         return sent

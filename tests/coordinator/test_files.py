@@ -41,14 +41,14 @@ async def send(  # noqa: PLR0913 - what an upload can be
     end: str = "",
     version: str = "",
 ) -> tuple[int | None, pb.FileDescription | None]:
-    """Put a file, or break off; the offset that was answered, and what stands."""
+    """Put a file, or break off; the offset that was answered, and what is stored."""
     checksum = sha256(content) if announced is None else announced
     call = FilesStub(world.channel).Put(timeout=60)
     header = pb.PutHeader(path=path, bytes=len(content), sha256=checksum, version=version)
     await call.write(pb.PutRequest(header=header))
     answer = await call.read()
-    if isinstance(answer, pb.PutAnswer) and answer.WhichOneof("message") == "stands":
-        return None, answer.stands
+    if isinstance(answer, pb.PutAnswer) and answer.WhichOneof("message") == "stored":
+        return None, answer.stored
     if not isinstance(answer, pb.PutAnswer):
         await call  # type: ignore[misc] # raises what the server says; the stubs miss it
         raise AssertionError("neither an answer nor an error")
@@ -64,8 +64,8 @@ async def send(  # noqa: PLR0913 - what an upload can be
     await call.write(pb.PutRequest(end=pb.PutEnd(sha256=end)))
     answer = await call.read()
     assert isinstance(answer, pb.PutAnswer)
-    assert answer.WhichOneof("message") == "stands"
-    return offset, answer.stands
+    assert answer.WhichOneof("message") == "stored"
+    return offset, answer.stored
 
 
 async def fetch(world: World, path: str, offset: int = 0) -> bytes:
@@ -82,9 +82,9 @@ async def listed(world: World, folder: str) -> list[tuple[str, int]]:
 
 
 async def test_a_file_is_put_fetched_listed_and_described(world: World) -> None:
-    offset, stands = await send(world, "jobs/ocr/in/a b.npz", CONTENT)
+    offset, stored = await send(world, "jobs/ocr/in/a b.npz", CONTENT)
     expected = pb.FileDescription(name="a b.npz", bytes=len(CONTENT), sha256=sha256(CONTENT))
-    assert (offset, stands) == (0, expected)
+    assert (offset, stored) == (0, expected)
     assert await listed(world, "jobs/ocr/in") == [("a b.npz", len(CONTENT))]
     assert await listed(world, "jobs/ocr/out") == []
     assert await fetch(world, "jobs/ocr/in/a b.npz") == CONTENT
@@ -98,9 +98,9 @@ async def test_a_file_is_put_fetched_listed_and_described(world: World) -> None:
 
 
 async def test_an_empty_file_stands_too(world: World) -> None:
-    _, stands = await send(world, "jobs/ocr/in/none", b"")
-    assert stands is not None
-    assert stands.bytes == 0
+    _, stored = await send(world, "jobs/ocr/in/none", b"")
+    assert stored is not None
+    assert stored.bytes == 0
 
 
 @pytest.mark.parametrize("version", ["", "etag-1"])
@@ -168,8 +168,8 @@ async def test_a_fragment_is_seen_when_all_of_it_is_there(world: World, tmp_path
     assert hexadecimal in dict(await listed(world, "fragments"))
     answer = await world.stub.ListFragments(api.ListFragmentsRequest(), timeout=60)
     assert f"sha256:{hexadecimal}" in answer.digests
-    offset, stands = await send(world, f"{path}/model.onnx", content)
-    assert (offset, stands is not None) == (None, True)
+    offset, stored = await send(world, f"{path}/model.onnx", content)
+    assert (offset, stored is not None) == (None, True)
     assert not list((world.folder / "store/incoming/fragments").iterdir())
 
 
@@ -215,8 +215,8 @@ async def test_the_inputs_of_a_job_that_runs_stay_as_they_are(world: World) -> N
                 grpc.StatusCode.ALREADY_EXISTS,
                 "job job runs; its inputs stay as they are",
             )
-        offset, stands = await send(world, "jobs/job/in/000.npz", content)
-        assert (offset, stands is not None) == (None, True)
+        offset, stored = await send(world, "jobs/job/in/000.npz", content)
+        assert (offset, stored is not None) == (None, True)
         for _ in range(6):
             gate.release()
         last = await world.ended()
@@ -343,8 +343,8 @@ async def test_silent_uploads_give_way_to_those_that_send(
     for number, call in enumerate(calls):
         header = pb.PutHeader(path=f"jobs/silent/in/{number}", bytes=1 << 20, version="1")
         await call.write(pb.PutRequest(header=header))
-    _, stands = await send(world, "jobs/ocr/in/a.npz", CONTENT)
-    assert stands is not None
+    _, stored = await send(world, "jobs/ocr/in/a.npz", CONTENT)
+    assert stored is not None
     for call in calls:
         with contextlib.suppress(grpc.aio.AioRpcError):
             while await call.read() is not grpc.aio.EOF:
@@ -367,10 +367,10 @@ async def test_an_upload_that_drips_is_given_up_and_resumed_later(
         sent += 1
         await asyncio.sleep(0.05)
     assert "fewer than" in (await call.details())
-    offset, stands = await send(world, "jobs/ocr/in/a.npz", CONTENT)
+    offset, stored = await send(world, "jobs/ocr/in/a.npz", CONTENT)
     assert offset is not None
     assert 0 < offset <= sent
-    assert stands is not None
+    assert stored is not None
 
 
 async def test_a_coordinator_out_of_file_descriptors_says_so_and_not_that_a_file_is_missing(

@@ -98,8 +98,8 @@ def test_those_of_running_jobs_and_of_the_last_hour_stay(tmp_path: Path) -> None
     disk.in_use = lambda: {running}
     path = FragmentPath(found, "model.onnx")
     checksum = hashlib.sha256(bytes([1]) * MODEL_BYTES).hexdigest()
-    stands = disk.begin(path, MODEL_BYTES, checksum, "")
-    assert isinstance(stands, StoredFile), "whoever brings a partition relies on what stands"
+    stored = disk.begin(path, MODEL_BYTES, checksum, "")
+    assert isinstance(stored, StoredFile), "whoever brings a partition relies on what is stored"
     with pytest.raises(NoRoom):
         disk.put(JobPath("a", "in", "large.npz"), b"x" * 90_000)
     assert disk.fragments() == {running, found, fresh}

@@ -57,11 +57,11 @@ class Caller:
 
     def __init__(self, begun: "asyncio.Future[int]") -> None:
         self._begun = begun
-        self.stands = False
+        self.stored = False
 
     async def write(self, answer: pb.PutAnswer) -> None:
-        if answer.WhichOneof("message") == "stands":
-            self.stands = True
+        if answer.WhichOneof("message") == "stored":
+            self.stored = True
         else:
             self._begun.set_result(answer.offset)
 
@@ -81,7 +81,7 @@ class Uploader:
         self._breaks = breaks
 
     async def send(self, path: str, content: bytes) -> None:
-        """Send until it stands."""
+        """Send until it is stored."""
         for _ in range(200):
             call = asyncio.create_task(self._call(path, content))
             if self._breaks and self._chance.random() < 0.7:
@@ -93,7 +93,7 @@ class Uploader:
                     return
             except (Broken, asyncio.CancelledError):
                 pass
-        raise AssertionError(f"{path} never stood")
+        raise AssertionError(f"{path} was never stored")
 
     async def _call(self, path: str, content: bytes) -> bool:
         begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -112,7 +112,7 @@ class Uploader:
 
         caller: Any = Caller(begun)
         await self._service.Put(requests(), caller)
-        return bool(caller.stands)
+        return bool(caller.stored)
 
     async def _turns(self, most: int) -> None:
         for _ in range(self._chance.randrange(most)):

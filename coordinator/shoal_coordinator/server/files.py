@@ -89,7 +89,7 @@ class FilesService(FilesServicer):
                         )
                     found = await _take(found, _Sent(requests), context)
                     logger.info("%s was uploaded, %d bytes", first.header.path, found.size_bytes)
-            await context.write(pb.PutAnswer(stands=_description(found)))
+            await context.write(pb.PutAnswer(stored=_description(found)))
 
     async def Fetch(  # type: ignore[override]
         self, request: pb.FetchFileRequest, context: _Context

@@ -116,7 +116,7 @@ class CoordinatorServicer:
 
     def SubmitJob(self, request, context):
         """Idempotent by name: a job of the same name and the same content is joined, another content is
-        refused with ALREADY_EXISTS unless the first has ended. Results that stand already are not made again.
+        refused with ALREADY_EXISTS unless the first has ended. Results that exist are not made again.
         What may change of a job that runs is taken over: a plan of a higher epoch, and the terms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -146,7 +146,7 @@ class CoordinatorServicer:
     def RetryJob(self, request, context):
         """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
         that never ended run, results that exist stay. A job that ends just now is waited for;
-        FAILED_PRECONDITION while it runs, and where it is complete. A job that follows its inputs goes on, and
+        FAILED_PRECONDITION while it runs, and where it is complete. A job that follows its inputs continues, and
         takes files again of which items failed; their items have new numbers. A file that is gone stays failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

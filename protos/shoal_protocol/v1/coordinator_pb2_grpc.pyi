@@ -33,7 +33,7 @@ class CoordinatorStub:
     def __new__(cls, channel: _aio.Channel) -> CoordinatorAsyncStub: ...
     SubmitJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.SubmitJobRequest, _coordinator_pb2.JobStatus]
     """Idempotent by name: a job of the same name and the same content is joined, another content is
-    refused with ALREADY_EXISTS unless the first has ended. Results that stand already are not made again.
+    refused with ALREADY_EXISTS unless the first has ended. Results that exist are not made again.
     What may change of a job that runs is taken over: a plan of a higher epoch, and the terms.
     """
     WatchJob: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]
@@ -44,7 +44,7 @@ class CoordinatorStub:
     RetryJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.RetryJobRequest, _coordinator_pb2.JobStatus]
     """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
     that never ended run, results that exist stay. A job that ends just now is waited for;
-    FAILED_PRECONDITION while it runs, and where it is complete. A job that follows its inputs goes on, and
+    FAILED_PRECONDITION while it runs, and where it is complete. A job that follows its inputs continues, and
     takes files again of which items failed; their items have new numbers. A file that is gone stays failed.
     """
     ListItems: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ListItemsRequest, _coordinator_pb2.ItemPage]
@@ -92,7 +92,7 @@ class CoordinatorAsyncStub(CoordinatorStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.SubmitJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """Idempotent by name: a job of the same name and the same content is joined, another content is
-    refused with ALREADY_EXISTS unless the first has ended. Results that stand already are not made again.
+    refused with ALREADY_EXISTS unless the first has ended. Results that exist are not made again.
     What may change of a job that runs is taken over: a plan of a higher epoch, and the terms.
     """
     WatchJob: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
@@ -103,7 +103,7 @@ class CoordinatorAsyncStub(CoordinatorStub):
     RetryJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RetryJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
     that never ended run, results that exist stay. A job that ends just now is waited for;
-    FAILED_PRECONDITION while it runs, and where it is complete. A job that follows its inputs goes on, and
+    FAILED_PRECONDITION while it runs, and where it is complete. A job that follows its inputs continues, and
     takes files again of which items failed; their items have new numbers. A file that is gone stays failed.
     """
     ListItems: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ListItemsRequest, _coordinator_pb2.ItemPage]  # type: ignore[assignment]
@@ -154,7 +154,7 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]:
         """Idempotent by name: a job of the same name and the same content is joined, another content is
-        refused with ALREADY_EXISTS unless the first has ended. Results that stand already are not made again.
+        refused with ALREADY_EXISTS unless the first has ended. Results that exist are not made again.
         What may change of a job that runs is taken over: a plan of a higher epoch, and the terms.
         """
 
@@ -189,7 +189,7 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]:
         """Run a job once more that has ended and is not COMPLETE: items that failed are tried again, items
         that never ended run, results that exist stay. A job that ends just now is waited for;
-        FAILED_PRECONDITION while it runs, and where it is complete. A job that follows its inputs goes on, and
+        FAILED_PRECONDITION while it runs, and where it is complete. A job that follows its inputs continues, and
         takes files again of which items failed; their items have new numbers. A file that is gone stays failed.
         """
 

@@ -34,12 +34,12 @@ class PutEnd(_message.Message):
     def __init__(self, sha256: _Optional[str] = ...) -> None: ...
 
 class PutAnswer(_message.Message):
-    __slots__ = ("offset", "stands")
+    __slots__ = ("offset", "stored")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
-    STANDS_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     offset: int
-    stands: FileDescription
-    def __init__(self, offset: _Optional[int] = ..., stands: _Optional[_Union[FileDescription, _Mapping]] = ...) -> None: ...
+    stored: FileDescription
+    def __init__(self, offset: _Optional[int] = ..., stored: _Optional[_Union[FileDescription, _Mapping]] = ...) -> None: ...
 
 class FetchFileRequest(_message.Message):
     __slots__ = ("path", "offset")

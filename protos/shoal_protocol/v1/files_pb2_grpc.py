@@ -60,10 +60,10 @@ class FilesServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Put(self, request_iterator, context):
-        """One file. The client sends a header, the server answers with the offset to go on from (what came
-        of the same file before a break counts) or that the file stands already; then pieces, then the
-        end; then the server answers that it stands. A file is seen by nobody before it is whole, and a
-        fragment not before all of its files are. Sending a file again that stands is answered at once;
+        """One file. The client sends a header, the server answers with the offset to continue from (what came
+        of the same file before a break counts) or that the file is stored already; then pieces, then the
+        end; then the server answers that it is stored. A file is seen by nobody before it is whole, and a
+        fragment not before all of its files are. Sending a file again that is stored is answered at once;
         another content is refused with ALREADY_EXISTS for a fragment, and for inputs of a job that runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -39,10 +39,10 @@ class FilesStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> FilesAsyncStub: ...
     Put: _grpc.StreamStreamMultiCallable[_files_pb2.PutRequest, _files_pb2.PutAnswer]
-    """One file. The client sends a header, the server answers with the offset to go on from (what came
-    of the same file before a break counts) or that the file stands already; then pieces, then the
-    end; then the server answers that it stands. A file is seen by nobody before it is whole, and a
-    fragment not before all of its files are. Sending a file again that stands is answered at once;
+    """One file. The client sends a header, the server answers with the offset to continue from (what came
+    of the same file before a break counts) or that the file is stored already; then pieces, then the
+    end; then the server answers that it is stored. A file is seen by nobody before it is whole, and a
+    fragment not before all of its files are. Sending a file again that is stored is answered at once;
     another content is refused with ALREADY_EXISTS for a fragment, and for inputs of a job that runs.
     """
     Fetch: _grpc.UnaryStreamMultiCallable[_files_pb2.FetchFileRequest, _files_pb2.FilePiece]
@@ -58,10 +58,10 @@ class FilesStub:
 class FilesAsyncStub(FilesStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Put: _aio.StreamStreamMultiCallable[_files_pb2.PutRequest, _files_pb2.PutAnswer]  # type: ignore[assignment]
-    """One file. The client sends a header, the server answers with the offset to go on from (what came
-    of the same file before a break counts) or that the file stands already; then pieces, then the
-    end; then the server answers that it stands. A file is seen by nobody before it is whole, and a
-    fragment not before all of its files are. Sending a file again that stands is answered at once;
+    """One file. The client sends a header, the server answers with the offset to continue from (what came
+    of the same file before a break counts) or that the file is stored already; then pieces, then the
+    end; then the server answers that it is stored. A file is seen by nobody before it is whole, and a
+    fragment not before all of its files are. Sending a file again that is stored is answered at once;
     another content is refused with ALREADY_EXISTS for a fragment, and for inputs of a job that runs.
     """
     Fetch: _aio.UnaryStreamMultiCallable[_files_pb2.FetchFileRequest, _files_pb2.FilePiece]  # type: ignore[assignment]
@@ -80,10 +80,10 @@ class FilesServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_files_pb2.PutRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_files_pb2.PutAnswer], _abc.AsyncIterator[_files_pb2.PutAnswer]]:
-        """One file. The client sends a header, the server answers with the offset to go on from (what came
-        of the same file before a break counts) or that the file stands already; then pieces, then the
-        end; then the server answers that it stands. A file is seen by nobody before it is whole, and a
-        fragment not before all of its files are. Sending a file again that stands is answered at once;
+        """One file. The client sends a header, the server answers with the offset to continue from (what came
+        of the same file before a break counts) or that the file is stored already; then pieces, then the
+        end; then the server answers that it is stored. A file is seen by nobody before it is whole, and a
+        fragment not before all of its files are. Sending a file again that is stored is answered at once;
         another content is refused with ALREADY_EXISTS for a fragment, and for inputs of a job that runs.
         """
 

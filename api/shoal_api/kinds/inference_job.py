@@ -54,7 +54,7 @@ class Inputs:
     follow: bool = member(
         Flag(),
         "true: files that come while the job runs are taken too, each once, until spec.end is "
-        "true. A file is taken when its size and its time of change were the same in two looks, a "
+        "true. A file is taken when its size and its time of change were the same in two scans, a "
         "second or more apart; a file that changes afterwards is not taken again. Not with a web "
         "address, and only with mode Streaming.",
         default=False,
@@ -313,7 +313,7 @@ class InferenceJobColumns:
     rate: str | None = printed("Items per second.", "38/s")
     status: JobWord | None = member(
         Choice(JobWord),
-        "The conditions in one word; what has ended wins over what goes on.",
+        "The conditions in one word; what has ended wins over what is active.",
         default=None,
         example="Running",
     )

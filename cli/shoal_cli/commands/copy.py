@@ -21,8 +21,8 @@ EPILOG: Final = (
     "Results back to a claim:  "
     "shoal copy coordinator://shelf:7400/jobs/ocr/out pvc://lines/out --volume lines=/mnt/lines\n\n"
     "[bold]Exit status[/bold]\n\n"
-    "0: every file stands. 1: a network or a disk failed; run it again, and it goes on. 2: what "
-    "was asked for cannot be."
+    "0: every file is complete. 1: a network or a disk failed; run it again, and it continues. 2: "
+    "what was asked for cannot be."
 )
 
 
@@ -36,7 +36,7 @@ New = Annotated[
 Follow = Annotated[
     bool,
     typer.Option(
-        "--follow", help="The same, and go on with files as they come, until interrupted."
+        "--follow", help="The same, and continue with files as they come, until interrupted."
     ),
 ]
 Changed = Annotated[
@@ -60,14 +60,14 @@ def copy(
 ) -> None:
     """Copy the files of a folder: inputs to a coordinator, results from it, or between stores.
 
-    Files pass through in pieces. A file is seen at the target when it is whole; one that stands
+    Files pass through in pieces. A file is seen at the target when it is whole; one that exists
     with the same size and checksum is left alone. Sub-folders, and files that begin with a dot, are
     not copied. Credentials are those of `shoal inspect`.
     """
     access = security.access(volume)
     copied = asyncio.run(_copy(source, target, access, new=new, follow=follow, changed=changed))
     files, size = counted(copied.files, "file"), format_bytes(copied.bytes)
-    text = f"{files}, {size}; {copied.skipped} stood already"
+    text = f"{files}, {size}; {copied.skipped} complete already"
     typer.echo(json.dumps(asdict(copied)) if as_json else text)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
-    "Every job and device of the run that goes on here:  shoal describe\n\n"
+    "Every job and device of the active run here:  shoal describe\n\n"
     "One device of a pool of the cluster:  shoal describe pi-4 --pool shelf"
 )
 

@@ -37,7 +37,7 @@ def picture(title: str, view: View, shown_jobs: int | None = None) -> Renderable
         )
         parts += [_job_bar(job), stages]
     if (more := len(jobs) - len(jobs[:shown_jobs])) > 0:
-        parts += [Text(f"{more} more jobs go on", style="dim"), Text()]
+        parts += [Text(f"{more} more active jobs", style="dim"), Text()]
     parts.append(device_table(view.devices))
     if view.omitted_devices:
         parts.append(Text(f"and {view.omitted_devices} more devices", style="dim"))

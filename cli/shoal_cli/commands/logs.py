@@ -11,7 +11,7 @@ from shoal_cli.commands import targets
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
-    "The coordinator of the run that goes on here, as it writes:  shoal logs --follow\n\n"
+    "The coordinator of the active run here, as it writes:  shoal logs --follow\n\n"
     "A device of a run that is over:  shoal logs pi-4 --work DIR\n\n"
     "The agent on a node of the cluster:  shoal logs pi-4 --pool shelf"
 )

@@ -318,7 +318,7 @@ def over_budget_line(device: DeviceReport) -> str:
 
 
 def interrupted_line(report: RunReport) -> str:
-    """How far an interrupted run came, and how it goes on."""
+    """How far an interrupted run came, and how to continue it."""
     items = sum(job.items for job in report.jobs)
     if not items:
         return "interrupted before the first item; run the same command again"

@@ -31,7 +31,7 @@ PLUGIN: Final = "kubectl-shoal"
 _LOCAL: Final = "A run on this machine"
 _CLUSTER: Final = "A pool of a cluster"
 _NONE: Final = """\
-no `shoal run` and no pool of a program goes on here, and no coordinator was joined; name one:
+no `shoal run` and no pool of a program is active here, and no coordinator was joined; name one:
 --coordinator HOST:PORT   one that `shoal join` has joined, or unix:/path
 --pool NAME               a DevicePool of the cluster that kubectl talks to"""
 
@@ -77,7 +77,7 @@ class Target:
         typer.Option(
             metavar="DIR",
             rich_help_panel=_LOCAL,
-            help="The run with this work folder. [dim]Default: the only one that goes on[/dim]",
+            help="The run with this work folder. [dim]Default: the only active one[/dim]",
         ),
     ] = None
     pool: Annotated[
@@ -133,7 +133,7 @@ def local_pool(work: Path | None) -> "RunningPool | None":
     if work is not None:
         pools = [pool for pool in pools if pool.work == work.resolve()]
         if not pools:
-            raise NoCoordinator(f"no run with the work folder {work} goes on")
+            raise NoCoordinator(f"no active run has the work folder {work}")
     match pools:
         case []:
             return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
-    "The run that goes on here:  shoal top\n\n"
+    "The active run here:  shoal top\n\n"
     "A pool of the cluster:  shoal top --pool shelf --namespace reading\n\n"
     "Once, for a program:  shoal top --output json | jq '.devices[].used_bytes'\n\n"
     "Control-C ends it. Where standard output is no terminal, it prints once."
@@ -33,7 +33,7 @@ Interval = Annotated[
         min=0.1,
         max=60,
         callback=options.a_number,
-        help="Seconds between two looks, and of each rate.",
+        help="Seconds between two updates, and of each rate.",
     ),
 ]
 
@@ -45,7 +45,7 @@ def top(
 ) -> None:
     """Watch a coordinator: its jobs with their stages, its devices with memory, queues and links.
 
-    Without options it is the run that goes on on this machine. It changes nothing there.
+    Without options it is the active run on this machine. It changes nothing there.
     """
     if output == "json" or not sys.stdout.isatty():
         asyncio.run(_print(target, interval, output))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
-    "Of the run that goes on here:  shoal why ocr\n\n"
+    "Of the active run here:  shoal why ocr\n\n"
     "Of an InferenceJob of the cluster:  shoal why ocr --namespace reading"
 )
 

@@ -70,9 +70,9 @@ async def prepare(
         request = {**dataclasses.asdict(order), "store": store, "keep": fragments}
         result = await run_step("cutting", _MODULE, request, on_progress)
     document = document_from_json(path.read_bytes())
-    told = {name: result[name] for name in ("advice", "note", "files")}
+    noted = {name: result[name] for name in ("advice", "note", "files")}
     rejected = tuple(Rejected(**each) for each in result["rejected"])
-    return Prepared(order=order, document=document, path=path, rejected=rejected, **told)
+    return Prepared(order=order, document=document, path=path, rejected=rejected, **noted)
 
 
 def partition_path(store: Path, name: str) -> Path:

@@ -267,7 +267,7 @@ class _Run:
             raise EnforcementImpossible(f"no limit could be set for {', '.join(missing)}")
         self._observer.phase("running")
         self._feeds = feeds_of(orders, self._observer.note)
-        async with self._feeds.going_on():
+        async with self._feeds.active():
             await asyncio.gather(*(pool.watch.run(self._on_snapshot) for pool in self._pools))
 
     def _open_groups(self) -> RunGroups | None:

@@ -73,7 +73,7 @@ class ProcessHopeless(Exception):
         super().__init__(
             f"{death.title} ended {HOPELESS_DEATHS} times in a row within {STABLE_SECONDS:g} s of "
             f"its start, last: {death.cause}; see {log}, which ends so:\n{tail(log)}{kernel}\n"
-            "Results that were written stand; the next run goes on with what is missing."
+            "Results that were written are kept; the next run continues with what is missing."
         )
 
 

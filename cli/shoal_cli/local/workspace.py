@@ -83,7 +83,7 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RunningPool:
-    """A pool of a run that goes on, of this user: its name (or the first 20 letters), the work
+    """A pool of an active run of this user: its name (or the first 20 letters), the work
     folder, the target of its coordinator."""
 
     name: str

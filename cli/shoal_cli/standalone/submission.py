@@ -277,8 +277,8 @@ class _Run:
 
     def _note_away(self, away: bool) -> None:
         target = self.coordinator.target
-        goes_on = f"{target} does not answer; this command waits, its jobs may go on"
-        self.observer.note(goes_on if away else f"{target} answers again")
+        waits = f"{target} does not answer; this command waits, its jobs may still run"
+        self.observer.note(waits if away else f"{target} answers again")
 
     async def _watch(self, watch: Watch, jobs: Sequence[Sent]) -> None:
         """Phase 3. What devices did before this run is not counted."""
@@ -342,7 +342,7 @@ class _Run:
         for sent in jobs:
             if sent.order.follows:
                 self._feeds.add(self._carrier(sent))
-        async with self._feeds.going_on():
+        async with self._feeds.active():
             yield
 
     async def _end_following(self, watch: Watch) -> None:

@@ -1,4 +1,4 @@
-"""What is new in one place goes to another, for as long as a run goes on.
+"""What is new in one place goes to another, for as long as a run is active.
 
 A `Feed` is one way of one job. `Feeds` are those of a run whose jobs follow addresses of other
 machines: inputs come into the job's folder here, results go from its folder there.
@@ -32,7 +32,7 @@ class Feed:
     _following: asyncio.Task[None] | None = field(default=None, init=False)
 
     @contextlib.asynccontextmanager
-    async def going_on(self) -> AsyncIterator[None]:
+    async def active(self) -> AsyncIterator[None]:
         """Copy what comes while the context lasts."""
         self._following = asyncio.create_task(self._follow())
         try:
@@ -71,11 +71,11 @@ class Feeds:
     results: list[Feed] = field(default_factory=list)
 
     @contextlib.asynccontextmanager
-    async def going_on(self) -> AsyncIterator[None]:
-        """All of them go on while the context lasts."""
+    async def active(self) -> AsyncIterator[None]:
+        """All of them are active while the context lasts."""
         async with contextlib.AsyncExitStack() as stack:
             for feed in (*self.inputs, *self.results):
-                await stack.enter_async_context(feed.going_on())
+                await stack.enter_async_context(feed.active())
             yield
 
     def add(self, other: "Feeds") -> None:

@@ -1,4 +1,4 @@
-"""Files that come while the copy goes on. A name that the target has is not copied again, unless
+"""Files that come while the copy is active. A name that the target has is not copied again, unless
 files that have changed are wanted too; a file is copied when two scans have found it the same, so
 that one that is being written waits. One whose name the target cannot have is left, and named once.
 """

@@ -19,7 +19,7 @@ from shoal_coordinator.server import followed_runs
 from shoal_protocol.v1 import coordinator_pb2 as api
 
 
-async def told(world: World, *arguments: str) -> Ran:
+async def answer(world: World, *arguments: str) -> Ran:
     """A command about this coordinator."""
     here = ("--coordinator", world.target)
     return await asyncio.to_thread(command, *arguments, *here)
@@ -31,30 +31,30 @@ async def test_failed_items_are_listed_and_retried(world: World) -> None:
     async with connected(world.device("a", stages=picky.stages)):
         await world.submit(backoff_limit=1)
         await world.ended()
-        everything = (await told(world, "items", "job")).out.splitlines()
+        everything = (await answer(world, "items", "job")).out.splitlines()
         assert everything[0].split() == ["item", "state", "tries", "device", "input", "reason"]
         assert everything[1].split() == ["0", "Succeeded", "1", "-", "000.npz[0]", "-"]
         assert everything[2].split()[:5] == ["1", "Failed", "2", "a", "000.npz[1]"]
         assert everything[2].endswith("does not suit")
-        failed = json.loads((await told(world, "items", "job", "--failed", "-o", "json")).out)
+        failed = json.loads((await answer(world, "items", "job", "--failed", "-o", "json")).out)
         assert [(each["item"], each["state"], each["tries"]) for each in failed] == [
             (1, "Failed", 2),
             (3, "Failed", 2),
         ]
-        refused = await told(world, "retry", "job", "0")
+        refused = await answer(world, "retry", "job", "0")
         assert refused.status == 2
         assert refused.err == (
             f"shoal: the coordinator refuses\n  {world.target}: item 0 of job job has not failed; "
             "2 of its 4 items have: `shoal items job --failed`\n"
         )
         picky.bad.clear()
-        one = await told(world, "retry", "job", "3")
+        one = await answer(world, "retry", "job", "3")
         assert one.out == "job: retry 1, 1 of 4 items to do, 1 stay failed\n", one.err
         await world.ended()
-        assert (await told(world, "retry", "job")).out == "job: retry 2, 1 of 4 items to do\n"
+        assert (await answer(world, "retry", "job")).out == "job: retry 2, 1 of 4 items to do\n"
         assert (await world.ended()).state == api.JobStatus.COMPLETE
-        assert (await told(world, "items", "job", "--failed")).out == "no items\n"
-    unknown = await told(world, "items", "none")
+        assert (await answer(world, "items", "job", "--failed")).out == "no items\n"
+    unknown = await answer(world, "items", "none")
     assert unknown.err == "shoal: not known\n  there is no none here; jobs: job; devices: a\n"
 
 
@@ -67,13 +67,13 @@ async def test_failed_files_of_a_followed_folder_are_retried_while_the_job_runs(
     async with connected(world.device("a")):
         await world.submit(follow=True)
         await world.until(lambda status: (status.succeeded, status.failed) == (1, 1))
-        lines = (await told(world, "items", "job")).out.splitlines()
+        lines = (await answer(world, "items", "job")).out.splitlines()
         assert [line.split()[1] for line in lines[1:]] == ["Succeeded", "Failed"]
         np.savez(world.folder / "in" / "0001.npz", x=frame(1))
-        again = await told(world, "retry", "job")
+        again = await answer(world, "retry", "job")
         assert again.out == "job: retry 1, 1 of 2 items to do\n", again.err
         await world.until(lambda status: status.succeeded == 2)
-        nothing = await told(world, "retry", "job")
+        nothing = await answer(world, "retry", "job")
         assert nothing.err.endswith(": no item of job job has failed\n")
         await world.submit(follow=True, end=True)
         await world.ended()
@@ -84,7 +84,7 @@ async def test_names_of_files_cannot_command_the_terminal(world: World) -> None:
     (world.folder / "in" / "000.npz").rename(world.folder / "in" / "a\n\x1b[2J.npz")
     await world.submit()
     await world.until(lambda status: status.items == 1)
-    lines = (await told(world, "items", "job")).out.splitlines()
+    lines = (await answer(world, "items", "job")).out.splitlines()
     assert len(lines) == 2
     assert lines[1].split()[4] == r"a\n\x1b[2J.npz[0]"
 

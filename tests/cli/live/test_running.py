@@ -1,4 +1,4 @@
-"""A run that goes on, seen from other processes."""
+"""An active run, seen from other processes."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ def seen(*arguments: str | Path) -> Any:
     return json.loads(look(*arguments, "--output", "json"))
 
 
-def test_a_run_is_watched_described_and_explained_while_it_goes_on(
+def test_a_run_is_watched_described_and_explained_while_it_is_active(
     bench: Workbench, work: Path
 ) -> None:
     here = ("--work", work)
@@ -99,7 +99,7 @@ def test_what_is_not_there_is_said_with_what_is(tmp_path: Path) -> None:
     gone = command("top", "--work", tmp_path / "nowhere")
     assert gone.status == 2
     assert gone.err == (
-        f"shoal: no coordinator\n  no run with the work folder {tmp_path}/nowhere goes on\n"
+        f"shoal: no coordinator\n  no active run has the work folder {tmp_path}/nowhere\n"
     )
     away = command("why", "job", "--coordinator", f"unix:{tmp_path}/none")
     assert away.status == 1

@@ -107,7 +107,7 @@ async def test_a_child_that_never_works_is_given_up_with_its_last_words(
         "device broken ended 3 times in a row within 10 s of its start, last: exited with status "
         f"1; see {tmp_path}/broken.log, which ends so:",
         *["no such bus"] * 3,
-        "Results that were written stand; the next run goes on with what is missing.",
+        "Results that were written are kept; the next run continues with what is missing.",
     ]
 
 

@@ -29,7 +29,7 @@ async def test_inputs_go_to_a_coordinator_and_results_come_back(
     first = await carry("pvc://lines/in", target, access)
     assert first == Copied(files=4, bytes=total, skipped=0)
     assert read(tmp_path / "volume/jobs/ocr-1/in") == files
-    # The second time, with the scheme left away, all of it stands.
+    # The second time, with the scheme left away, all of it exists.
     again = await carry("pvc://lines/in", f"{coordinator}/jobs/ocr-1/in", access)
     assert again == Copied(files=4, bytes=total, skipped=4)
 

@@ -143,7 +143,7 @@ async def test_a_job_elsewhere_gets_inputs_as_they_come_and_gives_results_back(
     there = tmp_path / "volume/jobs/camera-1"
     first = fill(tmp_path / "in", 10)
     settings = replace(volume_settings(tmp_path), listen=target)
-    async with serving(settings), feeds.going_on():
+    async with serving(settings), feeds.active():
         await until_there(there / "in", "000.npz")
         results = fill(there / "out", 30, 40)
         await until_there(tmp_path / "out", *results)

@@ -69,7 +69,7 @@ def test_a_job_of_a_bucket_is_run_here_and_its_results_are_put_there(
     assert same(results(s3.folder / "job/out"), expected)
     assert "s3://lines/job/out has 2 files of results" in ran.err
 
-    # Again: nothing is fetched, run or put that stands.
+    # Again: nothing is fetched, run or put that exists.
     again = bench.run("run", remote, "--quiet", "--report", bench.report)
     assert again.status == 0, again.err
     jobs = again.report["jobs"]

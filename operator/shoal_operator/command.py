@@ -30,7 +30,7 @@ from shoal_protocol.arguments import (
 _DESCRIPTION: Final = """\
 Runs the operator: it watches the kinds of shoal.dev, and makes the cluster be as they say. In a pod
 it uses that pod's service account; elsewhere give a kubeconfig. Of several operators one leads, as
-the Lease shoal-operator says. SIGTERM ends it; running jobs go on."""
+the Lease shoal-operator says. SIGTERM ends it; running jobs continue."""
 
 _EPILOG: Final = """\
 Example:

@@ -26,7 +26,7 @@ _MAX_KNOWN: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Reading:
     """What the limits depend on, since when, when the pods were read last, and whether every limit
     was in force then.
     """
@@ -42,7 +42,7 @@ class AgentPods:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._looks: OrderedDict[str, _Look] = OrderedDict()
+        self._readings: OrderedDict[str, _Reading] = OrderedDict()
 
     async def read(self, snapshot: DevicePoolSnapshot) -> tuple[AgentPod, ...]:
         """The pool's pods; none where they need not be read. Raises `ApiError`."""
@@ -50,21 +50,21 @@ class AgentPods:
         if not known:
             return ()
         seen, now = (known, snapshot.agents), asyncio.get_running_loop().time()
-        look = self._looks.pop(pool, None)
-        if look is None or look.seen != seen:
-            look = _Look(seen, now, now - RETRY_SECONDS, settled=False)
-        self._looks[pool] = look
-        while len(self._looks) > _MAX_KNOWN:
-            self._looks.popitem(last=False)
-        settling = not look.settled and now - look.since < SETTLING_SECONDS
-        if not settling and now - look.at < RETRY_SECONDS:
+        reading = self._readings.pop(pool, None)
+        if reading is None or reading.seen != seen:
+            reading = _Reading(seen, now, now - RETRY_SECONDS, settled=False)
+        self._readings[pool] = reading
+        while len(self._readings) > _MAX_KNOWN:
+            self._readings.popitem(last=False)
+        settling = not reading.settled and now - reading.since < SETTLING_SECONDS
+        if not settling and now - reading.at < RETRY_SECONDS:
             return ()
         labels = f"{OWNER_UID}={pool},{AGENTS}"
         listed = self._api.list(POD, namespace_of(snapshot.pool), labels=labels)
         pods = tuple([pod async for each in listed if (pod := agent_pod(each)) is not None])
         in_force = all(pod.limit_in_force_bytes in (None, pod.limit_bytes) for pod in pods)
         settled = in_force and not resizes(replace(snapshot, pods=pods))
-        self._looks[pool] = _Look(seen, look.since, now, settled)
+        self._readings[pool] = _Reading(seen, reading.since, now, settled)
         return pods
 
 

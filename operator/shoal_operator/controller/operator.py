@@ -190,7 +190,7 @@ class _Operator:
 
     async def _wait_for_stop(self) -> None:
         await self._stopping.wait()
-        logger.info("told to stop")
+        logger.info("received a signal to stop")
 
     async def _lost(self) -> None:
         """Stop the workers, whatever they do."""

@@ -22,7 +22,7 @@ INPUTS, OUTPUTS = HERE / "sentences" / "in", HERE / "sentences" / "out"
 def main() -> None:
     make_model = [sys.executable, str(ZOO / "materialise.py"), "minilm_l6", str(HERE / "models")]
     subprocess.run(make_model, check=True, stdout=subprocess.DEVNULL)
-    for folder in (INPUTS, OUTPUTS):  # a job goes on where results stand: begin with none
+    for folder in (INPUTS, OUTPUTS):  # a job continues where results exist: begin with none
         shutil.rmtree(folder, ignore_errors=True)
     INPUTS.mkdir(parents=True)
     tokeniser = packaged_tokeniser()

@@ -25,7 +25,7 @@ WIDTH_STEP_PIXELS = 32
 def main() -> None:
     MODEL.parent.mkdir(exist_ok=True)
     shutil.copyfile(packaged_model(), MODEL)
-    for folder in (INPUTS, OUTPUTS):  # a job goes on where results stand: begin with none
+    for folder in (INPUTS, OUTPUTS):  # a job continues where results exist: begin with none
         shutil.rmtree(folder, ignore_errors=True)
     INPUTS.mkdir(parents=True)
     pictures = sorted(IMAGES.glob("*.png"))

@@ -24,7 +24,7 @@ SIDE_PIXELS = 224
 def main() -> None:
     make_model = [sys.executable, str(ZOO / "materialise.py"), "resnet50", str(HERE / "models")]
     subprocess.run(make_model, check=True, stdout=subprocess.DEVNULL)
-    for folder in (INPUTS, OUTPUTS):  # a job goes on where results stand: begin with none
+    for folder in (INPUTS, OUTPUTS):  # a job continues where results exist: begin with none
         shutil.rmtree(folder, ignore_errors=True)
     INPUTS.mkdir(parents=True)
     for index in range(PICTURES):

@@ -50,7 +50,7 @@ class AsyncModel:
         the result of the first of them is.
 
         An item that fails raises its `ItemFailed`; with `on_error="return"`, that is its result,
-        and the others go on.
+        and the others run.
         """
         check_map(look_ahead, on_error)
         waiting: deque[asyncio.Task[Arrays | ItemFailed]] = deque()

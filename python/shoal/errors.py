@@ -4,7 +4,7 @@ ShoalError
 ├── PoolFailed        the pool cannot start, or cannot continue
 │   └── PoolClosed    it was closed
 ├── ModelFailed       the model cannot be read, cut or placed, or no device can run it
-└── ItemFailed        one item; the others go on
+└── ItemFailed        one item; the others run
 """
 
 

@@ -99,7 +99,7 @@ def up() -> None:
     if standing := places.kept():
         for home in standing:
             home.release()
-        sys.exit("a cluster stands already: `make cluster-down` removes it")
+        sys.exit("a cluster exists already: `make cluster-down` removes it")
     lacks = machine.lacks_for_nodes()
     if lacks:
         raise MachineLacks("A cluster with nodes", lacks)
@@ -127,7 +127,7 @@ def bring(name: str, target: str) -> None:
     for home in standing:
         home.release()
     if not standing:
-        sys.exit("no cluster stands: `make cluster` makes one")
+        sys.exit("no cluster exists: `make cluster` makes one")
     started = time.monotonic()
     image = images.build_image(name, dockerfile=Path("Dockerfile"), context=Path(), target=target)
     nodes = [node for home in standing for node in (home.folder / "nodes").iterdir()]

@@ -1,7 +1,7 @@
 """One hop between two processes: Peer.Push against a bare gRPC stream of raw bytes.
 
 The receiver is a process of its own that serves both. A hop is over when the acknowledgement is
-back: for `Peer.Push` the tensor then stands in the receiver as a checked numpy array; the bare
+back: for `Peer.Push` the receiver then has the tensor as a checked numpy array; the bare
 stream has handed the bytes to its handler, which looks at nothing and answers one byte. The bare
 stream sends large tensors as one message or in messages of 1 MiB, whichever is faster for it.
 

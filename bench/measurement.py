@@ -32,7 +32,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What every bench is told."""
+    """The options of every bench."""
 
     json: Path | None
     quick: bool

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-SECONDS_BETWEEN_LOOKS: Final = 0.02
+SECONDS_BETWEEN_SAMPLES: Final = 0.02
 _PAGE: Final = os.sysconf("SC_PAGESIZE")
 
 
 @contextlib.contextmanager
 def watched(process_ids: Sequence[int]) -> Iterator[list[int]]:
-    """Look at these processes while the body runs; the list is the peak of each, in bytes.
+    """Sample these processes while the body runs; the list is the peak of each, in bytes.
 
     The kernel's own mark would count what a process had when it started, or not, depending on
     whether the process has reset it.
@@ -21,12 +21,12 @@ def watched(process_ids: Sequence[int]) -> Iterator[list[int]]:
     peaks = [0] * len(process_ids)
     ended = threading.Event()
 
-    def look() -> None:
-        while not ended.wait(SECONDS_BETWEEN_LOOKS):
+    def sample() -> None:
+        while not ended.wait(SECONDS_BETWEEN_SAMPLES):
             for index, number in enumerate(process_ids):
                 peaks[index] = max(peaks[index], _resident_bytes(number))
 
-    thread = threading.Thread(target=look, name="resident", daemon=True)
+    thread = threading.Thread(target=sample, name="resident", daemon=True)
     thread.start()
     try:
         yield peaks

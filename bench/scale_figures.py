@@ -20,20 +20,20 @@ class Sample:
     resident_bytes: int
     peak_bytes: int
     buckets: Mapping[float, float]
-    looks: Mapping[str, float]
+    reconciles: Mapping[str, float]
 
 
 def sample(operator: RunningOperator) -> Sample:
     """What the operator's metrics and the kernel say."""
     buckets: dict[float, float] = defaultdict(float)
-    looks: dict[str, float] = defaultdict(float)
+    reconciles: dict[str, float] = defaultdict(float)
     text = operator.ask("/metrics")[1]
     for line in text.splitlines():
         name, _, value = line.rpartition(" ")
         if name.startswith("shoal_operator_reconcile_seconds_bucket"):
             buckets[float(name.partition('le="')[2].partition('"')[0])] += float(value)
         elif name.startswith("shoal_operator_reconcile_seconds_count"):
-            looks[name.partition('kind="')[2].partition('"')[0]] += float(value)
+            reconciles[name.partition('kind="')[2].partition('"')[0]] += float(value)
     status = Path(f"/proc/{operator.process.pid}/status").read_text().splitlines()
     kernel = {line.partition(":")[0]: line.partition(":")[2] for line in status}
     return Sample(
@@ -42,12 +42,12 @@ def sample(operator: RunningOperator) -> Sample:
         resident_bytes=int(kernel["VmRSS"].split()[0]) * 1024,
         peak_bytes=int(kernel["VmHWM"].split()[0]) * 1024,
         buckets=buckets,
-        looks=looks,
+        reconciles=reconciles,
     )
 
 
 def quantile(before: Sample, after: Sample, which: float) -> float:
-    """A quantile of the looks in between, interpolated in its bucket as Prometheus does it."""
+    """A quantile of the reconciles in between, interpolated in its bucket as Prometheus does it."""
     bounds = sorted(after.buckets)
     counts = [after.buckets[bound] - before.buckets.get(bound, 0.0) for bound in bounds]
     rank = which * counts[-1]

@@ -182,9 +182,12 @@ class Bench:
             self._add(f"reconcile p{percent}, against a write of it", took, "s", peer=peer)
         compared = operator.metric("shoal_operator_plan_rate_ratio_count")
         self._add("measured rates compared with plans, per job", compared / jobs, "", peer=1.0)
-        looks = {kind: after.looks[kind] - before.looks.get(kind, 0.0) for kind in after.looks}
-        self._report.note(f"looks: {looks}")
-        self._add("looks at objects per job", sum(looks.values()) / jobs, "")
+        reconciles = {
+            kind: after.reconciles[kind] - before.reconciles.get(kind, 0.0)
+            for kind in after.reconciles
+        }
+        self._report.note(f"reconciles: {reconciles}")
+        self._add("reconciles per job", sum(reconciles.values()) / jobs, "")
         used = after.processor_seconds - before.processor_seconds
         self._add("operator's processor time per job", used / jobs, "s")
         self._add("operator's memory, at most", after.peak_bytes / MIB, "MiB", goal=VALUE <= 256)
@@ -215,15 +218,15 @@ class Bench:
         assert operator.stop() == 0, "it did not end well"
         mark, start = len(self._writes()), time.monotonic()
         second = await self._start()
-        looks = self._size.jobs * 2
+        reconciles = self._size.jobs * 2
         await _until(
             lambda: (
-                sum(sample(second).looks.values()) >= looks
+                sum(sample(second).reconciles.values()) >= reconciles
                 and second.metric("shoal_operator_queue_depth") == 0
             )
         )
         after = sample(second)
-        self._add("restart: everything looked at again", time.monotonic() - start, "s")
+        self._add("restart: everything reconciled again", time.monotonic() - start, "s")
         self._add("restart: processor time", after.processor_seconds, "s")
         writes = self._writes()[mark:]
         self._report.note(what_was_written(writes, 1))
@@ -249,7 +252,7 @@ class Bench:
         )
 
     async def _until_complete(self, jobs: int) -> None:
-        """Until all have ended; what failed is told."""
+        """Until all have ended; what failed is an error."""
 
         def conditions() -> Counter[str]:
             path = '{range .items[*]}{.status.conditions[?(@.status=="True")].type}{"\\n"}{end}'
@@ -278,11 +281,11 @@ class Bench:
 
     async def _size_of_objects(self) -> int:
         kinds = "inferencejobs,placements,partitions,models,devicepools,devices,jobs,deployments"
-        told = await asyncio.to_thread(
+        listed = await asyncio.to_thread(
             self._plane.kubectl,
             *("get", f"{kinds},daemonsets", f"--namespace={NAMESPACE}", "--output=json"),
         )
-        return len(json.dumps(json.loads(told), separators=(",", ":")))
+        return len(json.dumps(json.loads(listed), separators=(",", ":")))
 
 
 async def _until(true: Callable[[], bool]) -> None:

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _run_of(folder: Path) -> Callable[[], tuple[float, float]]:
-    """A run of one item: the seconds until its devices have joined, and until its result stands."""
+    """A run of one item: the seconds until its devices have joined, and until its result exists."""
     inputs, outputs, model = folder / "in", folder / "out", folder / "layers.onnx"
     inputs.mkdir()
     save_layers(model, 1, WIDTH)

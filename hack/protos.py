@@ -1,4 +1,4 @@
-"""Generates the Python code of protos/; with --check, says whether what stands there is current.
+"""Generates the Python code of protos/; with --check, says whether what is there is current.
 
 .venv/bin/python hack/protos.py [--check]
 """
@@ -37,9 +37,9 @@ def outdated() -> list[str]:
     with tempfile.TemporaryDirectory(prefix="shoal-protos-") as folder:
         generate(Path(folder))
         fresh = generated(Path(folder))
-    standing = generated(SOURCES)
-    names = sorted(fresh.keys() | standing.keys())
-    return [name for name in names if fresh.get(name) != standing.get(name)]
+    present = generated(SOURCES)
+    names = sorted(fresh.keys() | present.keys())
+    return [name for name in names if fresh.get(name) != present.get(name)]
 
 
 def generate(target: Path) -> None:

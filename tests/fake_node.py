@@ -30,7 +30,7 @@ BEAT_SECONDS = 5.0
 GRACE_SECONDS = 120
 """How long a control plane is to wait for a beat: they come late from a process that has much else
 to do, on a machine that is busy."""
-LOOK_SECONDS = 0.4
+POLL_SECONDS = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class FakeNode:
 
 
 async def run_nodes(api: Api, nodes: Sequence[FakeNode]) -> None:
-    """Be these nodes until cancelled; one look at the pods serves all of them."""
+    """Be these nodes until cancelled; one list of the pods serves all of them."""
     named = {node.name: node for node in nodes}
     async with asyncio.TaskGroup() as group:
         for node in nodes:
@@ -222,7 +222,7 @@ async def run_nodes(api: Api, nodes: Sequence[FakeNode]) -> None:
                     found = named.get(Raw(document).table("spec").text("nodeName"))
                     if found is not None:
                         found.observe(document, group)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,7 @@
 `graphs/NAME.onnx` holds the graph and every tensor of at most 1 KiB; the larger ones are external
 data in `weights.bin`, which `graphs/NAME.json` says how to make: drawn from a seeded generator, or
 (minilm_l6) read from the file of a published package. The bytes follow from the recipe alone, and
-their sha256 stands in it, so what is made is what was meant, or nothing is made.
+it has their sha256, so what is made is what was meant, or nothing is made.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def _stamp(name: str, recipe: dict[str, Any]) -> str:
 
 
 def _publish(work: Path, target: Path, stamp: Path, wanted: str) -> None:
-    """Rename into place; if another process was first, and made the same, its work stands."""
+    """Rename into place; if another process was first, and made the same, its work stays."""
     for _ in range(3):
         try:
             os.rename(work, target)

@@ -20,7 +20,7 @@ NOTE = "Written by `make generate` from api/shoal_api/kinds; do not edit by hand
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes what stands twice twice."""
+    """Writes what appears twice twice."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def files() -> dict[str, str]:
-    """What is to stand in the repository, by path."""
+    """What the repository is to have, by path."""
     found = {f"docs/{name}": text for name, text in pages().items()}
     for names in KINDS.values():
         found[f"crds/{GROUP}_{names.plural}.yaml"] = f"# {NOTE}\n{as_yaml(names)}"

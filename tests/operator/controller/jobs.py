@@ -40,8 +40,8 @@ def events_of(world: World, name: str) -> dict[str, str]:
     return {each["reason"]: each["type"] for each in found}
 
 
-async def told(world: World, name: str) -> dict[str, str]:
-    """The Events of a job once its end was told; they come after the condition."""
+async def final_events(world: World, name: str) -> dict[str, str]:
+    """The Events of a job once its end was reported; they come after the condition."""
     await world.until("its end is told", lambda: "FinishedJob" in events_of(world, name))
     return events_of(world, name)
 

@@ -58,7 +58,7 @@ def notes_of(world: World, job: str = JOB) -> list[dict[str, Any]]:
     return found
 
 
-def told(world: World, job: str = JOB) -> list[str]:
+def reasons(world: World, job: str = JOB) -> list[str]:
     """Their reasons."""
     return [each["reason"] for each in notes_of(world, job)]
 
@@ -77,7 +77,7 @@ async def test_a_job_is_cut_finer_through_the_death_of_its_operator_and_succeeds
         operator.kill()
     with operating(running, world):
         await world.wait("inferencejob", JOB, "Complete")
-        await world.until("its end is told", lambda: "FinishedJob" in told(world))
+        await world.until("its end is told", lambda: "FinishedJob" in reasons(world))
     finer = status_of(world)["finerCut"]
     assert 2 <= finer["cuts"] <= 1 + len(finer["outgrown"])
     assert "needs" in finer["message"]
@@ -109,14 +109,14 @@ async def test_where_no_finer_cut_is_possible_an_item_fails_by_itself_and_the_ot
     world.apply("InferenceJob", "spoken", **spec)
     with operating(running, world):
         await world.wait("inferencejob", "spoken", "Failed")
-        await world.until("its end is told", lambda: "FinishedJob" in told(world, "spoken"))
+        await world.until("its end is told", lambda: "FinishedJob" in reasons(world, "spoken"))
     status = status_of(world, "spoken")
     assert (status["items"]["succeeded"], status["items"]["failed"]) == (2, 1)
     (failure,) = status["failures"]
     assert failure["input"] == "0.npz"
     assert re.search("^Budget: it .* 16 MiB.* node", failure["reason"]), failure
     assert "it cannot be cut finer" in status["finerCut"]["message"]
-    assert told(world, "spoken").count("CannotCutFiner") == 1
+    assert reasons(world, "spoken").count("CannotCutFiner") == 1
     partition = world.get("partition", "spoken")
     for part in ("seen", "outgrown"):
         assert partition["spec"].get(part) == status["finerCut"].get(part)

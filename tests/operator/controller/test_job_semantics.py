@@ -23,6 +23,7 @@ from controller.jobs import (
     cut_already,
     enrolled,
     events_of,
+    final_events,
     left_of,
     on_terms,
     run_of,
@@ -30,7 +31,6 @@ from controller.jobs import (
     status_of,
     succeeded,
     token_of,
-    told,
     unready,
     until_forgotten,
     workers_of,
@@ -142,7 +142,7 @@ async def test_a_job_that_is_born_suspended_starts_nothing_until_it_is_resumed(
     world.patch("ij", "born", suspend=False)
     world.kubectl("wait", "--for=condition=Suspended=False", "ij/born", "--timeout=60s")
     await world.wait("inferencejob", "born", "Complete")
-    assert await told(world, "born") == {"StartedJob": "Normal", "FinishedJob": "Normal"}
+    assert await final_events(world, "born") == {"StartedJob": "Normal", "FinishedJob": "Normal"}
     job = world.get("inferencejob", "born")
     assert job["status"]["observedGeneration"] == job["metadata"]["generation"] == 2
     row = world.kubectl("get", "ij", "born").splitlines()[1].split()
@@ -187,7 +187,7 @@ async def test_a_job_beyond_its_deadline_fails_and_keeps_what_it_has_finished(wo
     await on_terms(world, "late", priority=7, parallelism=1, active_deadline_seconds=9000)
     world.patch("ij", "late", activeDeadlineSeconds=1)
     await world.wait("inferencejob", "late", "Failed")
-    assert (await told(world, "late"))["FinishedJob"] == "Warning"
+    assert (await final_events(world, "late"))["FinishedJob"] == "Warning"
     failed = world.condition("inferencejob", "late", "Failed")
     assert failed["reason"] == "DeadlineExceeded"
     assert failed["message"] == "the job was active for longer than 1 s"
@@ -281,7 +281,7 @@ async def test_a_finished_job_deletes_itself_and_all_that_was_its_own(world: Wor
     await world.until("it is there", lambda: "brief" in left_of(world, "brief"))
     await world.until("nothing of it is left", lambda: not left_of(world, "brief"))
     assert len(read_results(world.claims / "lines" / "brief")) == ITEMS
-    assert (await told(world, "brief"))["FinishedJob"] == "Normal"
+    assert (await final_events(world, "brief"))["FinishedJob"] == "Normal"
 
 
 async def test_wait_works_for_every_kind_and_ready_is_not_told_of_what_stands_on_a_dead_device(

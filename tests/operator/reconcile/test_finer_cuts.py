@@ -90,7 +90,7 @@ def status_of(cluster: Cluster) -> InferenceJobStatus:
     return job.status
 
 
-def told(cluster: Cluster) -> set[str]:
+def messages(cluster: Cluster) -> set[str]:
     return {message for _, reason, message in cluster.notes if reason == "CutFiner"}
 
 
@@ -106,7 +106,7 @@ def test_a_model_whose_fragment_is_too_large_is_divided_and_its_job_succeeds() -
     assert word(status, "Complete") == "True AllItemsSucceeded"
     assert status.finer_cut is not None
     assert (status.finer_cut.cuts, numbers_of(status.finer_cut)) == (2, [0])
-    assert told(cluster) == {status.finer_cut.message}
+    assert messages(cluster) == {status.finer_cut.message}
     spec = cluster.partitions["job-0"].spec
     assert (spec.max_fragment_size, spec.outgrown) == (64 * MIB, status.finer_cut.outgrown)
     assert set(cluster.partitions) == {"job-0"}

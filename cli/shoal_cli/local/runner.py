@@ -335,7 +335,7 @@ class _Run:
 
     def _take_readings(self) -> None:
         for pool in self._pools:
-            if not pool.jobs:  # a finer cut was refused: what its devices did before stands
+            if not pool.jobs:  # a finer cut was refused: what its devices did before counts
                 continue
             self._devices += pool.device_reports()
             self._timelines += pool.timelines(self._start_time.timestamp())

@@ -111,11 +111,11 @@ def test_a_name_that_somebody_else_has_is_left_alone_and_told(
     running.start().wait_until_leading()
     plane.access.apply(model("m"), namespace=namespace)
 
-    def told() -> bool:
+    def reported() -> bool:
         events = plane.access.get("events", f"--namespace={namespace}")["items"]
         return any(each["reason"] == "NotApplied" for each in events)
 
-    wait_until("it is told", told)
+    wait_until("it is reported", reported)
     [job] = plane.access.get(*jobs)["items"]
     assert "ownerReferences" not in job["metadata"]
 

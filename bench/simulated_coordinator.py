@@ -60,7 +60,7 @@ class SimulatedCoordinator(CoordinatorServicer):
     _runs: dict[str, _Run] = field(default_factory=dict)
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.JobStatus:
-        """Take a job, or go on with one by another plan."""
+        """Take a job, or continue one by another plan."""
         if request.name not in self._runs:
             self.begun[request.name] += 1
         run = self._runs.setdefault(request.name, _Run(request))

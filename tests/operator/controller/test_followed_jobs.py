@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
-    """One of its own, with played nodes."""
+    """One of its own, with fake nodes."""
     with or_skip(ControlPlane) as made:
         yield made
 

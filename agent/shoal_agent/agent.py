@@ -51,6 +51,7 @@ from shoal_protocol.certificate_times import expiration_seconds
 from shoal_protocol.listener import Listener
 from shoal_protocol.services import SessionClient, add_peer_service
 from shoal_protocol.speeds import UNKNOWN_SPEED, report_link, speed_message
+from shoal_protocol.supervision import supervise
 from shoal_protocol.threads import in_thread
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import session_pb2 as pb
@@ -145,9 +146,8 @@ class Agent:
         self._handling.measured(self._speed)
         await self._rehearse()
         connecting = asyncio.create_task(self._stay_connected(), name="session")
-        renewing = asyncio.create_task(self._renew(), name="identity")
-        following = asyncio.create_task(self._follower.run(), name="budget")
-        resting = asyncio.create_task(self._rest(), name="rest")
+        loops = {"identity": self._renew, "rest": self._rest, **self._follower.loops()}
+        beside = [supervise(*each, self.counters.failed, log) for each in loops.items()]
         draining = asyncio.create_task(self._drain.wait(), name="drain")
         try:
             await asyncio.wait((connecting, draining), return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +160,7 @@ class Agent:
                     timeout=self.settings.drain_seconds,
                 )
         finally:
-            background = (connecting, draining, renewing, following, resting)
+            background = (connecting, draining, *beside)
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)

@@ -6,6 +6,7 @@ agents of one machine would yield to one another.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from shoal_agent.memory.pressure import withheld
@@ -49,12 +50,15 @@ class BudgetFollower:
         await self._make_room()
         self._settled.set()
 
-    async def run(self) -> None:
-        """Follow both until it is cancelled."""
-        if not self.settings.exit_with_parent:
-            await asyncio.gather(
-                self._follow_limit(), self._keep_making_room(), self._follow_pressure()
-            )
+    def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What has to run, by name, each until it is cancelled."""
+        if self.settings.exit_with_parent:
+            return {}
+        return {
+            "limit": self._follow_limit,
+            "room": self._keep_making_room,
+            "pressure": self._follow_pressure,
+        }
 
     async def _follow_limit(self) -> None:
         """Have the budget that the limit leaves, never more than the settings say."""

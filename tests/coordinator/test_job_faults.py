@@ -16,7 +16,6 @@ from coordinator.world import World
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch.machine import step
 from shoal_coordinator.server import CoordinatorSettings, serving
-from shoal_coordinator.server.supervision import supervise
 from shoal_coordinator.storage.results import ResultStore
 from shoal_protocol.channels import open_channel
 from shoal_protocol.partition import TensorSpec, document_to_json
@@ -315,19 +314,3 @@ async def test_ticks_that_keep_failing_end_the_process_rather_than_pass_in_silen
     monkeypatch.setattr("shoal_coordinator.server.driver.step", failing)
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(asyncio.shield(world.coordinator.driver.broken), 20)
-
-
-async def test_a_background_task_that_fails_is_counted_and_started_again() -> None:
-    counted: list[str] = []
-    third = asyncio.Event()
-
-    async def task() -> None:
-        if len(counted) == 2:
-            third.set()
-            await asyncio.Event().wait()
-        raise ZeroDivisionError("a bug")
-
-    supervised = supervise("sampler", task, counted.append)
-    await asyncio.wait_for(third.wait(), 10)
-    supervised.cancel()
-    assert counted == ["sampler", "sampler"]

@@ -138,7 +138,7 @@ class Identity:
         while True:
             try:
                 self._renew_at = max(await self._enrol(), time.time() + self._shortest)
-            except EnrolmentFailed as error:
+            except (EnrolmentFailed, OSError) as error:  # no memory for a process, for one
                 if str(error) != self.why:
                     log.warning("not enrolled: %s", error)
                 self.why = str(error)
@@ -158,7 +158,8 @@ class Identity:
         return None
 
     async def _enrol(self) -> float:
-        """One try, in a process of its own; when the result is to be renewed."""
+        """One try, in a process of its own; when the result is to be renewed. Raises
+        `EnrolmentFailed`, `OSError`."""
         with contextlib.suppress(FileNotFoundError):  # the process makes it
             _check_private(self._enrolment.folder)
         try:
@@ -188,9 +189,10 @@ class Identity:
         if process.returncode:
             lines = complaint.decode(errors="replace").strip().splitlines() or ["no reason given"]
             raise EnrolmentFailed(lines[-1])
-        match json.loads(answer):
-            case {"renew_at": float(renew_at)}:
-                return renew_at
+        with contextlib.suppress(ValueError):
+            match json.loads(answer):
+                case {"renew_at": float(renew_at)}:
+                    return renew_at
         raise EnrolmentFailed(f"the step answers {answer[:200]!r}")
 
 

@@ -21,6 +21,7 @@ class Counters:
     fetched_bytes: Counter[str] = field(default_factory=Counter)
     tasks: Counter[str] = field(default_factory=Counter)
     loads: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
     transfers_refused: Counter[str] = field(default_factory=Counter)
     full_queues: Counter[str] = field(default_factory=Counter)
     traffic: Traffic = field(default_factory=Traffic)
@@ -37,6 +38,10 @@ class Counters:
     def moved(self) -> Moved:
         """Activations, inputs and results so far."""
         return Moved(self.transfers, self.sent_bytes + self.received_bytes)
+
+    def failed(self, part: str) -> None:
+        """A background task of that name."""
+        self.failures[part] += 1
 
     def activity(self) -> tuple[int, ...]:
         """Numbers of which one grows with whatever the agent does for others."""

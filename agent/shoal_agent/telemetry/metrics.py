@@ -113,6 +113,7 @@ class AgentCollector(Collector):
             ("tasks", "Tasks answered.", "outcome", counters.tasks),
             ("loads", "Loads answered.", "outcome", counters.loads),
             ("transfers_refused", "Activations refused.", "outcome", counters.transfers_refused),
+            ("failures", "Background tasks that failed.", "part", counters.failures),
             ("full_queues", "Times that a queue was full.", "queue", full_queues),
         ):
             family = CounterMetricFamily(f"shoal_agent_{name}", text, labels=[label])

@@ -30,7 +30,6 @@ from shoal_coordinator.server.roles import Role, Roles
 from shoal_coordinator.server.routes import Relay
 from shoal_coordinator.server.service import CoordinatorService
 from shoal_coordinator.server.sessions import Sessions
-from shoal_coordinator.server.supervision import supervise
 from shoal_coordinator.server.traces import open_traces
 from shoal_coordinator.storage.job_records import Ledger
 from shoal_coordinator.storage.scrubber import Scrubber
@@ -58,6 +57,7 @@ from shoal_protocol.services import (
     FrameContext,
     add_session_service,
 )
+from shoal_protocol.supervision import supervise
 from shoal_protocol.units import nanoseconds
 from shoal_protocol.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from shoal_protocol.v1.files_pb2_grpc import add_FilesServicer_to_server
@@ -198,7 +198,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
             ("statistics", jobs.record_statistics),
             ("placements", placements.expire),
         ):
-            stack.callback(supervise(name, task, metrics.count_failure).cancel)
+            stack.callback(supervise(name, task, metrics.count_failure, logger).cancel)
         jobs.resume()
         logger.info("listening on %s", settings.listen)
         yield Coordinator(driver, jobs, sessions, port, url)

@@ -25,7 +25,7 @@ from shoal_agent.enrolment.identity import Identity
 from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_protocol.channels import open_channel
 from shoal_protocol.pki import enrolment as service
-from shoal_protocol.pki.authority import DEVICE_LIFETIME, Authority, expiry, is_issued_by
+from shoal_protocol.pki.authority import Authority, expiry, is_issued_by
 from shoal_protocol.services import SessionClient
 from shoal_protocol.v1.enrolment_pb2 import EnrolRequest, EnrolResponse
 from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
@@ -45,16 +45,6 @@ def csr(name: str, key: ec.EllipticCurvePrivateKey | None = None) -> bytes:
     builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
     signed = builder.sign(key or ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
     return signed.public_bytes(serialization.Encoding.DER)
-
-
-@pytest.fixture
-async def operator(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Operator]:
-    """Its certificates last for the parameter, if there is one."""
-    operator = Operator(tmp_path, lifetime=getattr(request, "param", DEVICE_LIFETIME))
-    operator.pools["default"] = Authority.make("shelf", datetime.now(UTC))
-    operator.grant("token-of-pi-4", "pi-4")
-    async with operator.serving():
-        yield operator
 
 
 async def ask(operator: Operator, token: str, request: bytes) -> EnrolResponse:

@@ -7,21 +7,25 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Final
 
-logger = logging.getLogger(__name__)
-
 FIRST_SECONDS: Final = 0.1
 LONGEST_SECONDS: Final = 30.0
 
 
 def supervise(
-    name: str, task: Callable[[], Awaitable[None]], count_failure: Callable[[str], None]
+    name: str,
+    task: Callable[[], Awaitable[None]],
+    count_failure: Callable[[str], None],
+    logger: logging.Logger,
 ) -> asyncio.Task[None]:
     """Run `task` until the returned one is cancelled. `count_failure` gets the name each time."""
-    return asyncio.create_task(_run(name, task, count_failure), name=name)
+    return asyncio.create_task(_run(name, task, count_failure, logger), name=name)
 
 
 async def _run(
-    name: str, task: Callable[[], Awaitable[None]], count_failure: Callable[[str], None]
+    name: str,
+    task: Callable[[], Awaitable[None]],
+    count_failure: Callable[[str], None],
+    logger: logging.Logger,
 ) -> None:
     delay = FIRST_SECONDS
     while True:

@@ -15,9 +15,18 @@ from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import AF_INET, AF_INET6, AF_UNIX, IPPROTO_IPV6, IPV6_V6ONLY, has_dualstack_ipv6
+from socket import (
+    AF_INET,
+    AF_INET6,
+    AF_UNIX,
+    IPPROTO_IPV6,
+    IPV6_V6ONLY,
+    SHUT_RDWR,
+    has_dualstack_ipv6,
+    socket,
+)
 from socketserver import TCPServer
-from threading import BoundedSemaphore, Thread
+from threading import BoundedSemaphore, Lock, Thread
 from time import monotonic, sleep
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -35,6 +44,12 @@ UNIX: Final = "unix:"
 WAIT_SECONDS: Final = 25.0
 WAITING: Final = 8
 """Requests that wait at the same time; others are answered at once."""
+SCRAPES: Final = 8
+"""At the same time, each of which reads disks; others are refused, so that probes are answered."""
+CONNECTIONS: Final = 32
+"""At the same time. Of more, the oldest is cut: a probe must not find all places taken."""
+OPEN_SECONDS: Final = 30.0
+"""After which a connection is cut, unless it waits."""
 _POLL_SECONDS: Final = 0.1
 Readiness = Callable[[], str | None]
 """None when all is well, else the reason why not. Called from the server's threads."""
@@ -94,9 +109,16 @@ class ExpositionServer(ThreadingHTTPServer):
         self._path = Path(host.removeprefix(UNIX)) if host.startswith(UNIX) else None
         waiting = BoundedSemaphore(WAITING)
         handler = partial(_Handler, readiness, liveness, registry, waiting)
+        self.scrapes = BoundedSemaphore(SCRAPES)
+        self._places = BoundedSemaphore(CONNECTIONS)
+        self._open: dict[socket, float] = {}  # what may be cut, and since when; the oldest first
+        self._lock = Lock()
         if self._path is None:
             address = "::" if host == ANY and has_dualstack_ipv6() else host
             self.address_family = AF_INET6 if ":" in address else AF_INET
+            # Of a burst of connections none is to wait for its second try, a second later. At a
+            # Unix socket there are no strangers, and a short queue shows a process that hangs.
+            self.request_queue_size = 128
             super().__init__((address, port), handler)
         else:
             self.address_family = AF_UNIX
@@ -132,6 +154,40 @@ class ExpositionServer(ThreadingHTTPServer):
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own, one for each place."""
+        free = self._places.acquire(blocking=False)
+        while not free:
+            self._cut_older_than(0.0)
+            free = self._places.acquire(timeout=_POLL_SECONDS)
+        with self._lock:
+            self._open[request] = monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """The end of each connection, whatever became of it."""
+        self.spare(request)
+        super().shutdown_request(request)
+        self._places.release()
+
+    def service_actions(self) -> None:
+        """Called several times a second."""
+        self._cut_older_than(OPEN_SECONDS)
+
+    def spare(self, request: Any) -> None:
+        """From now on it is not cut."""
+        with self._lock:
+            self._open.pop(request, None)
+
+    def _cut_older_than(self, seconds: float) -> None:
+        """The oldest connection, if it is so old. Its thread then reads, or writes, no more."""
+        with self._lock:
+            oldest = next(iter(self._open), None)
+            if oldest is not None and monotonic() - self._open[oldest] >= seconds:
+                del self._open[oldest]
+                with suppress(OSError):  # the client was faster
+                    oldest.shutdown(SHUT_RDWR)
+
     def server_bind(self) -> None:
         """HTTPServer's own asks the resolver for the host's full name, which may take seconds."""
         if self.address_family == AF_INET6:
@@ -145,6 +201,7 @@ class ExpositionServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    server: ExpositionServer
     timeout = 5.0
     server_version = "shoal"
     sys_version = ""
@@ -167,8 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
         asked = urlsplit(self.path)
         match asked.path:
             case "/metrics":
-                encoder, content_type = choose_encoder(self.headers.get("Accept", ""))
-                self._answer(HTTPStatus.OK, encoder(self._registry), content_type)
+                self._measure()
             case "/healthz":
                 if asked.query == "wait":
                     self._wait_until_ready()
@@ -178,10 +234,22 @@ class _Handler(BaseHTTPRequestHandler):
             case _:
                 self._answer(HTTPStatus.NOT_FOUND, b"try /metrics, /healthz or /readyz\n")
 
+    def _measure(self) -> None:
+        if not self.server.scrapes.acquire(blocking=False):
+            self._judge("too many scrapes at the same time")
+            return
+        try:
+            encoder, content_type = choose_encoder(self.headers.get("Accept", ""))
+            body = encoder(self._registry)
+        finally:
+            self.server.scrapes.release()
+        self._answer(HTTPStatus.OK, body, content_type)
+
     def _wait_until_ready(self) -> None:
         if not self._waiting.acquire(blocking=False):
             return
         try:
+            self.server.spare(self.connection)
             end = monotonic() + WAIT_SECONDS
             while self._liveness() is None and self._readiness() and monotonic() < end:
                 sleep(_POLL_SECONDS)

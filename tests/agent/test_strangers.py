@@ -1,6 +1,7 @@
 """An agent's own port over TLS: who may use it, and who holds it up without any right."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from certificates import Pki
 from coordinator.world import refusal
 from shoal_protocol.channels import open_channel
+from shoal_protocol.exposition import CONNECTIONS
 from shoal_protocol.services import FileStream, PeerClient
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 from strangers import context_of, crowd, descriptors, handshakes, settled
@@ -33,6 +35,11 @@ class Secured:
     @property
     def port(self) -> int:
         return int(self.device.hello.address.rpartition(":")[2])
+
+    @property
+    def metrics_port(self) -> int:
+        (port,) = re.findall(r"metrics at \S+:(\d+)/metrics", self.agent.errors.read_text())
+        return int(port)
 
     def channel(self, *names: str) -> grpc.aio.Channel:
         own = self.pki.issue(names[0]) if len(names) == 1 else self.pki.issue_for(*names)
@@ -54,7 +61,7 @@ async def secured(folder: Path, start_agent: StartAgent) -> AsyncIterator[Secure
         "pi-4",
         *("--coordinator", f"127.0.0.1:{port}", "--listen", "127.0.0.1:0"),
         *("--tls-ca", str(own.ca), "--tls-certificate", str(own.certificate)),
-        *("--tls-key", str(own.key)),
+        *("--tls-key", str(own.key), "--metrics-address", "127.0.0.1:0"),
     )
     device = await coordinator.device()
     reply = await device.load(fragment.digest, fragment.resident_bytes)
@@ -115,3 +122,20 @@ async def test_strangers_do_not_disturb_an_agents_session(
     assert await settled(process.pid, before + 2) <= before + 2
     async with secured.channel("nano") as channel:
         assert await read(secured.fetch(channel)) > 4 << 20
+
+
+async def test_strangers_find_few_places_at_the_port_of_the_metrics_and_probes_one(
+    secured: Secured,
+) -> None:
+    process, port = secured.agent.process, secured.metrics_port
+    before = descriptors(process.pid)
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(200)]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+    assert (await reader.read()).endswith(b"\r\n\r\nok\n")
+    assert descriptors(process.pid) <= before + CONNECTIONS
+    for _, each in [*silent, (reader, writer)]:
+        each.close()
+    assert await crowd(port, context_of(None, secured.pki.ca), 200) > 100
+    assert await settled(process.pid, before) <= before
+    assert not secured.device.gone.is_set()

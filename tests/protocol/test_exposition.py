@@ -2,16 +2,22 @@
 
 import http.client
 import socket
+from collections import Counter as Counted
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import cycle
 from pathlib import Path
-from threading import Event, get_ident
+from threading import Event, active_count, get_ident
 from time import sleep
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from shoal_protocol import exposition
 from shoal_protocol.exposition import ExpositionServer
@@ -121,6 +127,92 @@ def test_a_client_that_says_nothing_holds_nothing_up() -> None:
         assert get(f"{server.url}/healthz")[0] == 200
     for connection in silent:
         connection.close()
+
+
+@contextmanager
+def connected(server: ExpositionServer, number: int) -> Iterator[list[socket.socket]]:
+    """So many connections that say nothing."""
+    with ExitStack() as stack:
+        address = (server.host, server.port)
+        yield [stack.enter_context(socket.create_connection(address)) for _ in range(number)]
+
+
+def is_cut(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def drip(connection: socket.socket) -> None:
+    for byte in cycle(b"GET /healthz HTTP/1.0\r\nX: "):
+        connection.sendall(bytes([byte]))
+        sleep(0.02)
+
+
+def test_of_too_many_connections_the_oldest_gives_way_to_whoever_comes() -> None:
+    many, before = exposition.CONNECTIONS, active_count()
+    with ExpositionServer(lambda: None) as server, connected(server, 10 * many) as silent:
+        assert get(f"{server.url}/healthz") == (200, "ok\n")
+        assert active_count() - before < 2 * many
+        assert all(is_cut(connection) for connection in silent[: 9 * many])
+
+
+def test_a_request_that_waits_gives_way_to_nobody() -> None:
+    waits, ready = Event(), Event()
+
+    def readiness() -> str | None:
+        waits.set()
+        return None if ready.is_set() else "not yet"
+
+    with ExpositionServer(readiness) as server, ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(get, f"{server.url}/healthz?wait")
+        waits.wait()
+        with connected(server, 2 * exposition.CONNECTIONS) as silent:
+            assert is_cut(silent[0])
+            ready.set()
+            assert waiter.result() == (200, "ok\n")
+
+
+def test_a_client_that_sends_a_byte_now_and_then_is_cut_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exposition, "OPEN_SECONDS", 0.5)
+    with ExpositionServer(lambda: None) as server, connected(server, 1) as (connection,):
+        with pytest.raises(ConnectionError):
+            drip(connection)
+        assert get(f"{server.url}/healthz") == (200, "ok\n")
+
+
+class Stuck(Collector):
+    """Reads a disk that does not answer until it is told to."""
+
+    def __init__(self) -> None:
+        self.answers = Event()
+
+    def collect(self) -> Iterator[Metric]:
+        self.answers.wait()
+        return iter(())
+
+
+def test_scrapes_that_are_stuck_do_not_keep_a_probe_from_its_answer() -> None:
+    registry, stuck = CollectorRegistry(auto_describe=False), Stuck()
+    stuck.answers.set()
+    registry.register(stuck)
+    stuck.answers.clear()
+    many = 2 * exposition.CONNECTIONS
+    with (
+        ExpositionServer(lambda: None, registry=registry) as server,
+        ThreadPoolExecutor(many) as pool,
+    ):
+        scrapes = [pool.submit(get, f"{server.url}/metrics") for _ in range(many)]
+        while sum(scrape.done() for scrape in scrapes) < many - exposition.SCRAPES:
+            sleep(0.01)
+        assert get(f"{server.url}/healthz") == (200, "ok\n")
+        refused = [scrape.result()[0] for scrape in scrapes if scrape.done()]
+        assert refused == [503] * (many - exposition.SCRAPES)
+        stuck.answers.set()
+        assert Counted(scrape.result()[0] for scrape in scrapes)[200] == exposition.SCRAPES
 
 
 def test_it_is_reachable_on_loopback_only_unless_told_otherwise() -> None:

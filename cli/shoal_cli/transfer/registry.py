@@ -22,8 +22,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import aiohttp
+from yarl import URL
 
 from shoal_cli.transfer.places import (
     Entry,
@@ -76,7 +78,7 @@ class RegistrySource(Source):
         host = match["host"]
         scheme = "http" if _LOOPBACK.fullmatch(host) else "https"
         self._base = f"{scheme}://{host}/v2/{match['name']}"
-        manifest = await self._manifest(match["digest"] or match["tag"] or "latest", host)
+        manifest = await self._manifest(match["digest"] or match["tag"] or "latest")
         match manifest:
             case {"layers": [_, *_] as layers}:
                 return self._layers(layers)
@@ -111,24 +113,29 @@ class RegistrySource(Source):
         url = f"{self._base}/blobs/{entry.version}"
         # The digest tells the content from another; the server's entity tag need not be the same.
         plain = Entry(name=entry.name, size_bytes=entry.size_bytes)
-        blob = WebPlace(f"{self.address} ({entry.name})", self.session, self._headers, url)
+        address = f"{self.address} ({entry.name})"
+        blob = WebPlace(address, self.session, url=url, get=self._get)
         return blob.read(plain, offset)
 
     async def close(self) -> None:
         await self.session.close()
 
-    async def _manifest(self, reference: str, host: str) -> object:
-        url = f"{self._base}/manifests/{reference}"
+    async def _get(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """With a token, once the registry asks for one, and with a new one when that has ended:
+        between two files, or in the midst of one."""
+        response = await self.session.get(url, headers={**headers, **self._headers})
+        if response.status == 401 and response.url.origin() == url.origin():
+            response.close()
+            self._headers = await self._authorise(response.headers.get("WWW-Authenticate", ""))
+            response = await self.session.get(url, headers={**headers, **self._headers})
+        return response
+
+    async def _manifest(self, reference: str) -> object:
+        url = URL(f"{self._base}/manifests/{reference}")
         accept = {"Accept": ", ".join(_MANIFESTS)}
         with translated(self.address):
             async with asyncio.timeout(ANSWER_SECONDS):
-                response = await self.session.get(url, headers=accept)
-                if response.status == 401:
-                    challenge = response.headers.get("WWW-Authenticate", "")
-                    response.close()
-                    self._headers = await self._authorise(challenge, host)
-                    response = await self.session.get(url, headers={**accept, **self._headers})
-                async with response:
+                async with await self._get(url, accept) as response:
                     if response.status != 200:
                         raise refusal(self.address, response)
                     content = await read_whole(response, _MANIFEST_BYTES, self.address)
@@ -136,10 +143,10 @@ class RegistrySource(Source):
             raise TransferBroken(f"{self.address}: the manifest does not match its digest")
         return self._json(content)
 
-    async def _authorise(self, challenge: str, host: str) -> dict[str, str]:
+    async def _authorise(self, challenge: str) -> dict[str, str]:
         """The headers that a registry wants, by what it answered without them."""
         scheme, _, rest = challenge.partition(" ")
-        login = _login(host, self.environment)
+        login = _login(urlsplit(self._base).netloc, self.environment)
         if scheme.lower() == "basic" and login is not None:
             return {"Authorization": login}
         details = dict(_CHALLENGE.findall(rest))

@@ -16,7 +16,7 @@ import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Final
@@ -155,16 +155,22 @@ def basic(user: str, password: str) -> str:
     return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
+Get = Callable[[URL, Mapping[str, str]], Awaitable[aiohttp.ClientResponse]]
+"""An answer to a request with these headers, and others that the server wants."""
+
+
 @dataclass(slots=True)
 class WebPlace(Source, Target):
     """As a source one file, as a target a folder whose files are written with PUT, each at the
     address with its name added. It cannot be listed, so every file is sent; sending one again
-    replaces it. `headers` go with every request."""
+    replaces it. `headers` go with every request. `get` is how files are asked for where it takes
+    more than that."""
 
     address: str
     session: aiohttp.ClientSession
     headers: Mapping[str, str] = field(default_factory=dict)
     url: str = ""
+    get: Get | None = None
 
     def __post_init__(self) -> None:
         self.url = self.url or self.address
@@ -199,9 +205,11 @@ class WebPlace(Source, Target):
         """An answer that is good. Raises `TransferRefused` or `TransferBroken` for any other."""
         with translated(self.address):
             async with asyncio.timeout(ANSWER_SECONDS):
-                response = await self.session.get(
-                    exact(self.url), headers={**self.headers, **headers}
-                )
+                url, headers = exact(self.url), {**self.headers, **headers}
+                if self.get is None:
+                    response = await self.session.get(url, headers=headers)
+                else:
+                    response = await self.get(url, headers)
             with contextlib.closing(response):
                 if response.status not in (200, 206) and not _is_empty(response):
                     raise refusal(self.address, response)

@@ -5,6 +5,7 @@ import hashlib
 import json
 import socket
 import threading
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from yarl import URL
 
 from cli.local.workbench import MANIFEST, save_model
 from cli.transfer.carrying import LARGE, carry, fill, read
-from cli.transfer.web_server import Web
+from cli.transfer.web_server import Web, serve_web
 from shoal_cli.local.manifests import ManifestErrors, load_manifests
 from shoal_cli.local.remote import download, upload
 from shoal_cli.transfer import web as module
@@ -44,6 +45,50 @@ async def test_a_manifest_and_a_token_may_come_in_several_segments(
     web.segment, web.token = 2000, "let me in"
     await carry(address, "out", access)
     assert read(access.base / "out") == {"model.onnx": b"model"}
+
+
+async def test_a_token_that_ends_between_two_requests_is_asked_for_again(
+    web: Web, access: Access
+) -> None:
+    content, numbers = b"model" * 2000, count()
+    address = serve_artifact(web, content)
+
+    def next_token() -> str:
+        token = f"token {next(numbers)}"
+        web.files["/token"] = json.dumps({"token": token}).encode()
+        return token
+
+    web.token, web.next_token = next_token(), next_token
+    web.breaks, web.break_after = 1, 8000
+    await carry(address, "out", access)
+    assert read(access.base / "out") == {"model.onnx": content}
+    blobs = [wanted for path, wanted in web.asked if "/blobs/" in path]
+    assert blobs == [None, None, "bytes=8000-", "bytes=8000-"]
+
+
+async def test_a_token_that_is_not_accepted_is_asked_for_once(web: Web, access: Access) -> None:
+    source = access.source(serve_artifact(web, b"model"))
+    (entry,) = await source.entries()
+    web.token = "another"  # noqa: S105 - of this test
+    with pytest.raises(TransferRefused, match="the server answers 401 Unauthorized"):
+        await anext(source.read(entry, 0))
+    await source.close()
+    assert [path for path, _ in web.asked].count("/token?service=test") == 1
+
+
+async def test_no_credentials_go_where_another_host_asks_for_them(
+    web: Web, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCI_USERNAME", "me")
+    with serve_web() as other:
+        source = access.source(serve_artifact(web, b"model"))
+        (entry,) = await source.entries()
+        other.token = "another"  # noqa: S105 - of this test
+        web.redirects[f"/v2/models/tiny/blobs/{entry.version}"] = f"{other.url}/blob"
+        with pytest.raises(TransferRefused, match="the server answers 401 Unauthorized"):
+            await anext(source.read(entry, 0))
+        await source.close()
+    assert [path for path, _ in other.asked] == ["/blob"]
 
 
 async def test_an_endless_manifest_is_refused(web: Web, access: Access) -> None:

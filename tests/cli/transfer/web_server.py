@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 
@@ -19,7 +19,8 @@ class Web:
     answered to the next requests in the place of anything else. `ranges` may be switched off.
     What is PUT is in `files` when all of it came. A body comes in segments of `segment` bytes, or
     byte by byte where it drips. Who has no `token` is told where there is
-    one: at `/token`. A `silent` server never answers, and reads no body.
+    one: at `/token`, which is good for one request where there is a `next_token`.
+    A `silent` server never answers, and reads no body.
     """
 
     url: str = ""
@@ -35,6 +36,7 @@ class Web:
     segment: int = 0
     drips: bool = False
     token: str = ""
+    next_token: Callable[[], str] | None = None
     silent: threading.Event | None = None
 
 
@@ -54,6 +56,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.web.token and path != "/token" and not authorised:
             challenge = f'Bearer realm="{self.web.url}/token",service="test"'
             return self._answer(401, b"", {"WWW-Authenticate": challenge})
+        if authorised and self.web.next_token is not None:
+            self.web.token = self.web.next_token()
         if self.web.statuses:
             return self._answer(self.web.statuses.pop(0), b"")
         if path in self.web.redirects:

@@ -224,14 +224,6 @@ class Agent:
         telemetry.fetched_bytes = self.counters.fetched_bytes.total()
         return telemetry
 
-    def open_store(self) -> ActivationStore:
-        """An empty store for a session's activations; what the last one held is gone by now."""
-        store = ActivationStore(
-            self.settings.cache, self._spill_bytes, self.fragments, self.fragments.buffers
-        )
-        self.fragments.spilling.spill = store.spill
-        return store
-
     # ---- inside ------------------------------------------------------------------------------
 
     async def _listen(self) -> Listener | None:
@@ -305,6 +297,7 @@ class Agent:
                     self,
                     SessionClient(channel),
                     settings.telemetry_interval_seconds,
+                    await self._open_store(),
                     address=settings.coordinator,
                 )
 
@@ -336,6 +329,15 @@ class Agent:
             # Half of it is chance: devices that lost one coordinator must not come back as one.
             await asyncio.sleep(delay * (0.5 + random.random() / 2))  # noqa: S311 - no secret
             delay = min(longest, 2 * delay)
+
+    async def _open_store(self) -> ActivationStore:
+        """An empty store for a session's activations; what the last one held is gone by now."""
+        cache, fragments = self.settings.cache, self.fragments
+        store = await in_thread(
+            ActivationStore, cache, self._spill_bytes, fragments, fragments.buffers
+        )
+        fragments.spilling.spill = store.spill
+        return store
 
     async def _rehearse(self) -> None:
         """See `rehearsal`. The coordinator is connected after it, so that this is warm too."""

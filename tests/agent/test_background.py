@@ -1,12 +1,14 @@
-"""What the agent does beside its session goes on after an error of this program."""
+"""What the agent does beside its session goes on after errors, and while the disk stands still."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
+from agent.test_slow_disk import stopped
 from shoal_agent.agent import Agent
 from shoal_agent.settings import parse
 from shoal_agent.telemetry.machine import Machine
@@ -55,3 +57,16 @@ async def test_an_agent_rests_after_an_error(agent: Agent, monkeypatch: pytest.M
     monkeypatch.setattr(PeerLinks, "close_idle", close_idle)
     await asyncio.wait_for(hung_up.wait(), PATIENCE_SECONDS)
     assert agent.counters.failures["rest"] == 1
+
+
+async def test_the_agent_goes_on_while_the_disk_forgets_what_the_last_session_had(
+    agent: Agent, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (left,) = coordinator.devices.values()
+    with stopped(monkeypatch, shutil, "rmtree") as disk:
+        left.down.put_nowait(None)
+        assert await asyncio.to_thread(disk.entered.wait, PATIENCE_SECONDS)
+        assert not disk.leave.is_set()
+        disk.leave.set()
+        device = await coordinator.device()
+    assert device.session > left.session

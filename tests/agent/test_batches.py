@@ -140,6 +140,17 @@ async def test_a_fragment_whose_manifest_says_nothing_of_it_runs_items_one_by_on
     assert fragments.batches.choose(made.digest, [*items]) == [0]
 
 
+async def test_what_may_run_at_once_is_known_from_the_load_and_read_no_more(
+    make: Make, tmp_path: Path
+) -> None:
+    made = write_fragment(tmp_path, dense_model([64, 64]), 8 * MIB, batched=True)
+    fragments, items = make(), inputs(3, 1, 64)
+    await fragments.load(made.digest, 8 * MIB, [])
+    (made.folder / "fragment.json").unlink()
+    await alone(fragments, made, items[0])
+    assert fragments.batches.choose(made.digest, [*items]) == [0, 1, 2]
+
+
 async def test_as_many_items_join_as_the_ledger_has_memory_for_and_it_comes_back(
     make: Make, tmp_path: Path
 ) -> None:

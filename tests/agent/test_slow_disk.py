@@ -16,10 +16,12 @@ import pytest
 from agent.fragment_making import dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
+from shoal_agent.cache import disk as disk_cache
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher
 from shoal_agent.execution.values import Made
 from shoal_agent.memory.residency import Ledger
+from shoal_agent.runtime import opening
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
@@ -105,7 +107,7 @@ async def joined(
     agent: Agent, coordinator: ScriptedCoordinator, folder: Path
 ) -> AsyncIterator[Joined]:
     async with open_channel(f"unix:{folder}/c.sock") as channel:
-        session = Session(agent, SessionClient(channel), None)
+        session = Session(agent, SessionClient(channel), None, agent.open_store())
         running = asyncio.create_task(session.run(lambda: None))
         yield Joined(agent, await coordinator.device())
         session.end("the test is over")
@@ -118,14 +120,14 @@ class StandingStill:
     """A function of the disk that does not return before the test lets it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+        self.function = function
         self.entered = threading.Event()
         self.leave = threading.Event()
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
         self.entered.set()
         assert self.leave.wait(PATIENCE_SECONDS), "nothing else could run meanwhile"
-        return self._function(*arguments)
+        return self.function(*arguments, **options)
 
 
 @contextmanager
@@ -203,6 +205,50 @@ async def test_probes_are_answered_while_a_load_waits_for_activations_to_be_writ
     assert joined.agent.fragments.ledger.reserved == 0
 
 
+@pytest.mark.parametrize("name", ["description", "unplanned_inputs"])
+async def test_probes_are_answered_while_a_manifest_is_read(
+    joined: Joined, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([64, 512]), unknown_sizes=True)
+    with stopped(monkeypatch, opening, name) as disk:
+        loading = asyncio.create_task(joined.device.load(fragment.digest, 8 * MIB))
+        await answers_probes_while(joined.device, disk)
+        reply = await loading
+    assert reply.HasField("loaded"), reply
+
+
+@pytest.mark.parametrize("name", ["has_room", "count_prepared"])
+async def test_probes_are_answered_while_the_disk_is_measured_for_what_is_prepared(
+    joined: Joined, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([512] * 9))
+    with stopped(monkeypatch, joined.agent.fragments.cache, name) as disk:
+        loading = asyncio.create_task(joined.device.load(fragment.digest, BUDGET))
+        await answers_probes_while(joined.device, disk)
+        reply = await loading
+    assert reply.HasField("loaded"), reply
+
+
+async def test_the_cache_is_read_while_the_files_of_a_fetched_fragment_are_looked_at(
+    joined: Joined, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([64, 512]))
+    with stopped(monkeypatch, disk_cache, "_inodes") as disk:
+        ways = iter([disk.function])  # to make room for it, before it is here
+
+        def inodes(*arguments: Any) -> Any:
+            return next(ways, disk)(*arguments)
+
+        monkeypatch.setattr(disk_cache, "_inodes", inodes)
+        loading = asyncio.create_task(joined.device.load(fragment.digest, BUDGET))
+        assert await asyncio.to_thread(disk.entered.wait, PATIENCE_SECONDS)
+        assert joined.agent.fragments.cache.cached() == {}
+        disk.leave.set()
+        reply = await loading
+    assert reply.HasField("loaded"), reply
+    assert fragment.digest in joined.agent.fragments.cache
+
+
 async def test_what_is_dropped_while_it_is_written_leaves_nothing_behind(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
@@ -250,7 +296,7 @@ async def test_instructions_are_not_read_while_the_outbox_is_full(
     monkeypatch.setattr(control, "Outbox", Unread)
     monkeypatch.setattr(pacing, "UNSENT_MESSAGES", 8)
     async with open_channel(f"unix:{folder}/c.sock") as channel:
-        session = Session(agent, SessionClient(channel), None)
+        session = Session(agent, SessionClient(channel), None, agent.open_store())
         running = asyncio.create_task(session.run(lambda: None))
         device = await coordinator.device()
         for nonce in range(500):

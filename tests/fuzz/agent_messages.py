@@ -66,7 +66,8 @@ async def _converse(
     async with asyncio.timeout(HANG_SECONDS):
         await device.fragments.load(_fragment().digest, NEED, [])
         with contextlib.suppress(SessionBroken):
-            await Session(device, cast(SessionClient, client), 60).run(lambda: None)
+            session = Session(device, cast(SessionClient, client), 60, device.open_store())
+            await session.run(lambda: None)
     device.fragments.buffers.give_back()
     assert not device.fragments.ledger.reserved, "what a session had is returned"
     return client.replies

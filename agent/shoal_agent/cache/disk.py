@@ -317,10 +317,9 @@ class FragmentCache:
                 shutil.rmtree(folder)
             part.rename(folder)
         sync_folder(self.folder)
-        stamps = _stamps(folder, manifest)
+        stamps, shared = _stamps(folder, manifest), _inodes(folder, manifest.files)
         with self._memory:
             self._clock += 1
-            shared = _inodes(folder, manifest.files)
             self._entries[manifest.digest] = _Entry(manifest, stamps, self._clock, shared)
             self._expected.pop(manifest.digest, None)
         return folder

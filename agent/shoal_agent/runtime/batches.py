@@ -16,19 +16,16 @@ agent rests, and before a run that is measured.
 import asyncio
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
 from shoal_agent.execution.joining import Counted, NotSplit, join, likeness, split
 from shoal_agent.memory.residency import Ledger, short
-from shoal_agent.runtime.described import description
 from shoal_agent.runtime.failures import Exceeded, OutOfBudget, RuntimeFailed, Terminated
 from shoal_agent.runtime.inputs import InputMismatch
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.runtime.results import RunResult
 from shoal_agent.telemetry.logs import log
-from shoal_protocol.manifest import FragmentDamaged
 from shoal_protocol.tensors import Array
 
 _KNOWN: Final = 512
@@ -73,16 +70,14 @@ class Batches:
         ledger: Ledger,
         processor: Processor,
         runtime: Runtime,
-        folder: Callable[[str], Path],
         make_room: Callable[[int], int],
         end_move: Callable[[int], None],
     ) -> None:
-        """`folder` is where a fragment is; `make_room` frees what waits for activations, if less
-        than so much is free; `end_move` returns moving bytes to the ledger."""
+        """`make_room` frees what waits for activations, if less than so much is free; `end_move`
+        returns moving bytes to the ledger."""
         self._ledger = ledger
         self._processor = processor
         self._runtime = runtime
-        self._folder = folder
         self._make_room = make_room
         self._end_move = end_move
         self._fragments: dict[str, _Fragment | None] = {}
@@ -91,9 +86,13 @@ class Batches:
         self._unused = asyncio.Event()
         self._returning: asyncio.Task[None] | None = None
 
+    def opened(self, digest: str, manifest: Mapping[str, object]) -> None:
+        """The fragment can run, until it is forgotten; this is its manifest."""
+        self._fragments[digest] = _described(manifest)
+
     def note(self, digest: str, tensors: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         """An item has run alone: others like it may run together."""
-        fragment = self._fragment(digest)
+        fragment = self._fragments.get(digest)
         if fragment is None:
             return
         like = likeness(tensors, fragment.counted)
@@ -110,7 +109,7 @@ class Batches:
         """Which of these items are to run at once: the first, and those like it, as many as there
         is memory for. Where that are several, each must be `settled`; None is an item that is gone.
         """
-        fragment, first = self._fragment(digest), items[0]
+        fragment, first = self._fragments.get(digest), items[0]
         if fragment is None or first is None:
             return [0]
         like = likeness(first, fragment.counted)
@@ -139,7 +138,7 @@ class Batches:
     async def run(self, digest: str, items: Sequence[Mapping[str, Array]]) -> list[RunResult]:
         """What each gives, and its part of the time. Raises as a run of one item does; then none of
         them has run."""
-        fragment = self._fragment(digest)
+        fragment = self._fragments.get(digest)
         assert fragment is not None, "these were chosen"
         alone = fragment.alone[likeness(items[0], fragment.counted)]
         try:
@@ -183,7 +182,7 @@ class Batches:
             self._unused.set()
 
     def forget(self, digest: str) -> None:
-        """The fragment is not open any more, or runs in other terms."""
+        """The fragment is not open any more."""
         self._fragments.pop(digest, None)
 
     def take_back(self) -> None:
@@ -212,14 +211,6 @@ class Batches:
 
     def _returned(self, _: asyncio.Task[None]) -> None:
         self._returning = None
-
-    def _fragment(self, digest: str) -> _Fragment | None:
-        if digest not in self._fragments:
-            try:
-                self._fragments[digest] = _described(description(self._folder(digest)))
-            except (FragmentDamaged, OSError):
-                return None
-        return self._fragments[digest]
 
 
 def _described(manifest: Mapping[str, object]) -> _Fragment | None:

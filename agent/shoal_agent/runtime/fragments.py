@@ -74,7 +74,7 @@ class Fragments:
         self.opening = Opening(cache, fetcher, preparation, runtime, processor, ledger)
         self.buffers = Buffers(ledger, MAPPED_FROM_BYTES, trim)
         make_room = self.buffers.make_room
-        self.batches = Batches(ledger, processor, runtime, cache.path, make_room, self.end_move)
+        self.batches = Batches(ledger, processor, runtime, make_room, self.end_move)
         self._turn = asyncio.Lock()
         self._loading: dict[str, asyncio.Event] = {}
         self._evicting: set[asyncio.Task[None]] = set()
@@ -126,6 +126,7 @@ class Fragments:
         if digest not in self.ledger.resident:
             have = self.ledger.free_for_fragments
             raise OverBudget(need_bytes, have, f"{short(digest)} was given up while it was loaded")
+        self.batches.opened(digest, opened.manifest)
         seconds, processor_seconds = perf_counter() - started, process_time() - used
         self._counters.load.observe(seconds)
         resident_bytes = self.ledger.resident[digest]

@@ -48,6 +48,7 @@ class Opened:
     granted: Bytes
     curve: tuple[Point, ...]
     taken: Bytes | None
+    manifest: Mapping[str, object]
 
     @property
     def least(self) -> Bytes | None:
@@ -108,8 +109,9 @@ class Opening:
         """Raises `OverBudget`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,
         `RuntimeFailed`, `OSError`."""
         fetched_bytes, folder = await self._fetched(digest, sources)
-        if description(folder).get(UNKNOWN_SIZES) is True:
-            self._unknown[digest] = unplanned_inputs(folder)
+        manifest = await asyncio.to_thread(description, folder)
+        if manifest.get(UNKNOWN_SIZES) is True:
+            self._unknown[digest] = await asyncio.to_thread(unplanned_inputs, folder)
         granted, number, as_cut = Bytes(granted_bytes), 1, False
         while True:
             curve, trial = await self._open(digest, folder, granted, number, as_cut=as_cut)
@@ -121,7 +123,11 @@ class Opening:
             if trial is None or trial.taken <= room:
                 taken = None if trial is None else trial.taken
                 return Opened(
-                    fetched_bytes=fetched_bytes, granted=granted, curve=curve, taken=taken
+                    fetched_bytes=fetched_bytes,
+                    granted=granted,
+                    curve=curve,
+                    taken=taken,
+                    manifest=manifest,
                 )
             if not trial.prepared:
                 least = _least(curve)

@@ -57,6 +57,7 @@ from shoal_agent.telemetry.logs import log
 from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.manifest import BLOCKS, MODEL, is_shared, weight_files
 from shoal_protocol.preparing import LEAST_WEIGHT_FACTOR, PROCESS_BYTES, WORTH_PREPARING_BYTES
+from shoal_protocol.threads import in_thread
 from shoal_protocol.units import format_bytes
 
 _WHOLE: Final = "whole"
@@ -234,7 +235,7 @@ class Preparation:
         if (
             form.saved
             and limit_bytes >= min(form.saving_bytes)
-            and self._cache.has_room(disk_bytes)
+            and await asyncio.to_thread(self._cache.has_room, disk_bytes)
         ):
             outcome = await self._save(digest, fragment, form, limit_bytes, disk_bytes)
             if outcome.end is _End.DONE:
@@ -260,7 +261,7 @@ class Preparation:
             outcome = await self._run_child(form, limit_bytes, disk_bytes, part)
             if outcome.end is _End.DONE:
                 await asyncio.to_thread(_admit, part, folder)
-                self._cache.count_prepared(digest)
+                await in_thread(self._cache.count_prepared, digest)
             return outcome
         except OSError as error:
             return _Outcome(_End.FAILED, str(error))

@@ -65,7 +65,6 @@ class Device(Protocol):
 
     def hello(self) -> pb.Hello: ...
     def telemetry(self) -> pb.Telemetry: ...
-    def open_store(self) -> ActivationStore: ...
 
 
 class Session:
@@ -76,10 +75,11 @@ class Session:
         device: Device,
         client: SessionClient,
         interval_seconds: float | None,
+        store: ActivationStore,
         *,
         address: str = "",
     ) -> None:
-        """`address` is the coordinator's, for the local link that may be there."""
+        """`store` is empty; `address` the coordinator's, for the local link that may be there."""
         self._device = device
         self._client = client
         self._address = address
@@ -96,9 +96,7 @@ class Session:
         """To the coordinator and back, as the last ping saw it."""
         self.number = 0
         self._opened = self.last_contact = perf_counter()
-        self.tasks = Tasks(
-            device.name, device.fragments, device.open_store(), self, device.counters
-        )
+        self.tasks = Tasks(device.name, device.fragments, store, self, device.counters)
         self._inline_inputs = InlineInputs(device.name, lambda: self.tasks, device.counters)
 
     # ---- life --------------------------------------------------------------------------------

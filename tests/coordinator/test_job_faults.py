@@ -283,6 +283,46 @@ async def test_an_error_while_results_are_written_fails_the_job(
     assert "ZeroDivisionError" in last.message
 
 
+async def test_an_error_while_the_end_of_a_job_is_worked_out_fails_the_job(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    world.inputs(3)
+    async with connected(world.device("a")):
+        with monkeypatch.context() as patch:
+            patch.setattr("shoal_coordinator.server.lives.run_end", broken)
+            await world.submit()
+            last = await asyncio.wait_for(world.ended(), 60)
+        assert (last.state, last.reason) == (api.JobStatus.FAILED, "CoordinatorFailed")
+        assert "ZeroDivisionError" in last.message
+        await world.submit()
+        again = await world.ended()
+    assert (again.state, again.resumed) == (api.JobStatus.COMPLETE, 3)
+
+
+@pytest.mark.parametrize("observer", ["traces.job_ended", "timeline.end"])
+async def test_an_error_in_what_only_observes_a_job_does_not_keep_it_from_ending(
+    world: World, monkeypatch: pytest.MonkeyPatch, observer: str
+) -> None:
+    raised: list[str] = []
+
+    def broken(*_: object) -> None:
+        raised.append(observer)
+        raise ZeroDivisionError("a bug")
+
+    world.inputs(3)
+    part, method = observer.split(".")
+    monkeypatch.setattr(getattr(world.coordinator.driver, part), method, broken)
+    async with connected(world.device("a")):
+        await world.submit()
+        last = await asyncio.wait_for(world.ended(), 60)
+    assert raised == [observer]
+    assert last.succeeded == 3
+    await world.stub.RemoveJob(api.RemoveJobRequest(name="job"), timeout=60)
+
+
 async def test_an_error_about_a_message_ends_that_devices_session(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,11 +198,11 @@ class Driver:
     def _job_ended(self, name: str) -> None:
         if name in self._dispatched:
             self._dispatched.discard(name)
-            if not self._dispatched:
-                self.timeline.end(self._now())
-            self.traces.job_ended(name)
             for on_ended in self.on_job_ended:
                 on_ended(name)
+            self.traces.job_ended(name)  # who only observes comes last: the end waits for nobody
+            if not self._dispatched:
+                self.timeline.end(self._now())
 
     @staticmethod
     def _now() -> Nanoseconds:

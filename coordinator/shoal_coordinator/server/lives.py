@@ -14,7 +14,7 @@ from shoal_coordinator.dispatch.state import JobPhase
 from shoal_coordinator.jobs import effects as do
 from shoal_coordinator.jobs import events as ev
 from shoal_coordinator.jobs.state import Job, Phase
-from shoal_coordinator.jobs.values import NOTHING, End, Outcome, Tally
+from shoal_coordinator.jobs.values import End, Outcome, Tally
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.followed_runs import open_followed_run
@@ -112,10 +112,9 @@ class Life:
 
     def tally(self) -> Tally:
         """The statistics of the run under way, or of the last one."""
-        if self.job.phase not in {Phase.RUNNING, Phase.WITHDRAWING}:
+        if (view := self.view()) is None:
             return self.job.run
-        view = self.view()
-        return NOTHING if view is None else run_tally(view, Nanoseconds(monotonic_ns()), time())
+        return run_tally(view, Nanoseconds(monotonic_ns()), time())
 
     def status(self) -> pb.JobStatus:
         """The job's status; that it has ended is shown when its end is recorded."""
@@ -218,14 +217,25 @@ class Life:
                 self._driver.contain("results", error, self.job.name, None)
 
     def work_ended(self) -> ev.WorkEnded:
+        try:
+            return self._work_ended()
+        except Exception as error:
+            logger.exception("job %s", self.job.name)
+            message = f"the coordinator failed while it worked out the job's end: {error!r}"
+            return self._broken_off(message)
+
+    def _work_ended(self) -> ev.WorkEnded:
         name, view = self.job.name, self.view()
         if view is None or self.run is None:
-            end = _failed("CoordinatorFailed", "the dispatcher has lost the job")
-            return ev.WorkEnded(job=name, end=end, whole=False, tally=NOTHING)
+            return self._broken_off("the dispatcher has lost the job")
         self.counts = job_status(view, self.run.place, self.run.earlier)
         end = run_end(view, self.counts, follows=self.run.follows)
         whole = view.phase is JobPhase.COMPLETE
         return ev.WorkEnded(job=name, end=end, whole=whole, tally=self.tally())
+
+    def _broken_off(self, message: str) -> ev.WorkEnded:
+        end = _failed("CoordinatorFailed", message)
+        return ev.WorkEnded(job=self.job.name, end=end, whole=False, tally=self.job.run)
 
     async def close(self, *, complete: bool) -> ev.Closed:
         name, run, self.run = self.job.name, self.run, None

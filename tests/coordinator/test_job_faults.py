@@ -114,68 +114,6 @@ async def test_tasks_that_finish_after_their_job_was_cancelled_leave_the_device_
     world.check_results(rows)
 
 
-async def test_statistics_add_up_over_suspending_and_resuming(world: World) -> None:
-    rows = world.inputs(*(1 for _ in range(6)))
-    gate = asyncio.Semaphore(0)
-    async with connected(world.device("a", gate=gate)):
-        await world.submit(parallelism=1)
-        for _ in range(7):
-            gate.release()
-        await world.until(lambda status: status.succeeded == 2)
-        before = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=60)
-    async with connected(world.device("b")):
-        await world.submit()
-        last = await world.ended()
-    assert (last.state, last.resumed, last.succeeded) == (api.JobStatus.COMPLETE, 2, 6)
-    assert last.started_seconds == pytest.approx(before.started_seconds)
-    assert last.seconds > before.seconds > 0
-    assert last.items_per_second == pytest.approx(6 / last.seconds)
-    tasks = sum(getattr(last.tier_hits, name) for name in ("resident", "cached", "idle", "evict"))
-    assert tasks >= 18
-    assert [stage.finished for stage in last.stages][1:] == [6, 6]
-    await world.submit()
-    again = await world.ended()
-    assert again.state == api.JobStatus.COMPLETE
-    assert (again.seconds, again.tier_hits) == (last.seconds, last.tier_hits)
-    world.check_results(rows)
-
-
-async def test_statistics_add_up_over_a_restart_of_the_coordinator(tmp_path: Path) -> None:
-    document = put_model(tmp_path / "store")
-    target = f"unix:{tmp_path}/s"
-    settings = CoordinatorSettings(
-        listen=target, store=tmp_path / "store", state=tmp_path / "state"
-    )
-    gate = asyncio.Semaphore(0)
-    async with running(tmp_path, settings, document) as world:
-        world.inputs(*(1 for _ in range(6)))
-        async with connected(world.device("a", gate=gate)):
-            await world.submit(parallelism=1)
-            for _ in range(7):
-                gate.release()
-            await world.until(lambda status: status.succeeded == 2)
-            (before,) = [each async for each in world.stub.ListJobs(api.ListJobsRequest())]
-    async with running(tmp_path, settings, document) as world, connected(world.device("a")):
-        last = await world.ended()
-    assert (last.state, last.resumed, last.succeeded) == (api.JobStatus.COMPLETE, 2, 6)
-    assert last.started_seconds == pytest.approx(before.started_seconds)
-    assert last.seconds > before.seconds
-    assert [stage.finished for stage in last.stages][1:] == [6, 6]
-    assert last.items_per_second == pytest.approx(6 / last.seconds)
-
-
-async def test_statistics_begin_anew_when_results_are_deleted(world: World) -> None:
-    world.inputs(2)
-    async with connected(world.device("a")):
-        await world.submit()
-        first = await world.ended()
-        (world.folder / "out/000.npz").unlink()
-        await world.submit()
-        second = await world.ended()
-    assert [stage.finished for stage in second.stages] == [2, 2, 2]
-    assert second.started_seconds > first.started_seconds
-
-
 @contextlib.asynccontextmanager
 async def running(
     folder: Path, settings: CoordinatorSettings, document: Any

@@ -232,7 +232,7 @@ def test_the_ledger_stores_requests_epochs_and_statistics(tmp_path: Path) -> Non
     ledger.put(JobRecord(name="b", epoch=1, request=request))
     ended = api.JobStatus(name="b", state=api.JobStatus.FAILED, message="no", failed=3)
     tally = Tally(stored=3, seconds=1.5, started_seconds=1.75e9, tier_hits=(1, 2, 0, 0))
-    ledger.put(JobRecord(name="b", epoch=2, status=ended, work="w"))
+    ledger.put(JobRecord(name="b", epoch=2, status=ended, work="w", results="r"))
     ledger.put_tally("b", tally)
     (tmp_path / "jobs" / "a.tally").write_text('{"stored": "many"}')
     (tmp_path / "jobs" / "torn.json").write_text('{"version": 1, "na')
@@ -243,6 +243,6 @@ def test_the_ledger_stores_requests_epochs_and_statistics(tmp_path: Path) -> Non
     ledger = Ledger(tmp_path)
     assert ledger.load() == {
         "a": JobRecord(name="a", epoch=5, request=request, submitted_seconds=1.75e9),
-        "b": JobRecord(name="b", epoch=2, status=ended, work="w", tally=tally),
+        "b": JobRecord(name="b", epoch=2, status=ended, work="w", results="r", tally=tally),
     }
     ledger.close()

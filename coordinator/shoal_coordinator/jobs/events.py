@@ -21,6 +21,7 @@ class Found(_OfJob):
     epoch: int
     submission: Submission | None = None
     work: str | None = None
+    results: str = ""
     end: End | None = None
     submitted_seconds: float
     tally: Tally = NOTHING

@@ -26,7 +26,7 @@ def _life(event: ev.Found) -> Job:
     return Job(
         name=event.job,
         epoch=event.epoch,
-        submission=event.submission or Submission(work=event.work or ""),
+        submission=event.submission or Submission(work=event.work or "", results=event.results),
         submitted_seconds=event.submitted_seconds,
         past=event.tally,
     )

@@ -94,7 +94,6 @@ def _begin(state: State, request: ev.Submitted, known: Job | None) -> None:
         state.refuse(request.caller, Refusal.FULL, f"{state.maximum_jobs} jobs run already")
         return
     name, submission = request.job, request.submission
-    continues = known is not None and known.submission.work == submission.work
     job = Job(
         name=name,
         epoch=max(submission.plan.number, state.epochs.get(name, 0) + 1),
@@ -103,8 +102,9 @@ def _begin(state: State, request: ev.Submitted, known: Job | None) -> None:
         callers=[request.caller],
         earlier=known,
     )
-    if known is not None and continues:
-        job.past = known.tally
+    if known is not None and submission.continues(known.submission):
+        same_stages = submission.work == known.submission.work
+        job.past = known.tally if same_stages else replace(known.tally, finished=())
         job.after_completion = known.end is not None and known.end.outcome is Outcome.COMPLETE
     state.jobs.pop(name, None)
     state.jobs[name] = job

@@ -47,15 +47,21 @@ class Retry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """`work` is a digest of everything that never changes: model, folders, mode, policy. `follows`:
-    it takes inputs as they come. `final_cut`: the model can be cut no finer."""
+    """`work` is a digest of everything that never changes: model, folders, mode, policy. `results`
+    is one of what the results depend on: not how the model is cut; empty where nobody recorded it.
+    `follows`: it takes inputs as they come. `final_cut`: the model can be cut no finer."""
 
     work: str
+    results: str = ""
     follows: bool = False
     final_cut: bool = False
     plan: Plan = Plan()
     terms: Terms = Terms()
     retry: Retry = Retry()
+
+    def continues(self, earlier: "Submission") -> bool:
+        """Whether it goes on with the results of an earlier one."""
+        return self.work == earlier.work or (self.results == earlier.results != "")
 
     @property
     def takes_more(self) -> bool:

@@ -288,7 +288,7 @@ class Jobs:
     def _found_job(self, record: JobRecord) -> ev.Found:
         submission, missing, work = None, "", record.work
         if record.request is not None and record.status is not None:
-            submission = submission_as(work, record.request)
+            submission = submission_as(work, record.request, record.results)
         elif record.request is not None:
             document, missing = self.checked(record.request)
             submission = submission_of(record.request, document)
@@ -301,6 +301,7 @@ class Jobs:
             epoch=record.epoch,
             submission=submission,
             work=work,
+            results=record.results,
             end=None if record.status is None else end_of(record.status),
             submitted_seconds=time()
             if record.submitted_seconds is None

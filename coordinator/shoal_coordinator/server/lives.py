@@ -146,6 +146,7 @@ class Life:
             request=request,
             status=status,
             work=effect.submission.work,
+            results=effect.submission.results,
             submitted_seconds=effect.submitted_seconds,
             tally=effect.tally,
         )

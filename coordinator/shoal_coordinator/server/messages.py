@@ -51,11 +51,14 @@ def submission_of(request: pb.SubmitJobRequest, document: PartitionDocument) -> 
     content = [document.model_digest, [each.digest for each in document.fragments], edges]
     text = json.dumps(content).encode() + rest.SerializeToString(deterministic=True)
     work = hashlib.sha256(text).hexdigest()
-    return submission_as(work, request)
+    folders = [request.inputs_uri, request.outputs_uri]
+    facts = [document.model_digest, *folders, request.follow, request.lossy]
+    results = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return submission_as(work, request, results)
 
 
-def submission_as(work: str, request: pb.SubmitJobRequest) -> Submission:
-    """A request of which `work` is known."""
+def submission_as(work: str, request: pb.SubmitJobRequest, results: str = "") -> Submission:
+    """A request of which `work` and `results` are known."""
     plan = Plan(
         number=request.epoch,
         stages=tuple(tuple(each.devices) for each in request.stages),
@@ -65,6 +68,7 @@ def submission_as(work: str, request: pb.SubmitJobRequest) -> Submission:
     )
     return Submission(
         work=work,
+        results=results,
         follows=request.follow,
         final_cut=request.final_cut,
         plan=plan,

@@ -31,16 +31,17 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A job: its `request` until it is complete, its `status` and the digest of its `work` once it
-    has ended, none of them when it was removed. `submitted_seconds` is when, since 1970 by the wall
-    clock, which is the only one that two coordinators share; None where nobody recorded it.
-    `crashes` is what `CrashCount` found."""
+    """A job: its `request` until it is complete, its `status` and the digests of its `work` and its
+    `results` once it has ended, none of them when it was removed. `submitted_seconds` is when,
+    since 1970 by the wall clock, which is the only one that two coordinators share; None where
+    nobody recorded it. `crashes` is what `CrashCount` found."""
 
     name: str
     epoch: int
     request: SubmitJobRequest | None = None
     status: JobStatus | None = None
     work: str = ""
+    results: str = ""
     submitted_seconds: float | None = None
     tally: Tally = NOTHING
     crashes: int = 0
@@ -146,6 +147,8 @@ class Ledger:
             document["request"] = json_format.MessageToDict(record.request)
         if record.work:
             document["work"] = record.work
+        if record.results:
+            document["results"] = record.results
         if record.submitted_seconds is not None:
             document["submitted_seconds"] = record.submitted_seconds
         if record.status is not None:
@@ -225,6 +228,7 @@ def _parse(content: bytes, tally: Tally, crashes: int) -> JobRecord:
                 request=request,
                 status=status,
                 work=str(rest.get("work", "")),
+                results=str(rest.get("results", "")),
                 submitted_seconds=submitted if isinstance(submitted, float) else None,
                 tally=tally,
                 crashes=crashes,

@@ -67,8 +67,8 @@ class CheckedWorld:
         return self.disk.arrived.get(work, 0) if work.startswith(FOLLOWS) else ITEMS
 
     def work(self, name: str) -> str:
-        """The work of the job's present life."""
-        return self.state.jobs[name].submission.work
+        """The work of the job's present life, however its model is cut."""
+        return self.state.jobs[name].submission.results
 
     def _works(self, name: str) -> set[str]:
         return {work for work in self.disk.results if work.startswith(name)}
@@ -109,8 +109,8 @@ class CheckedWorld:
             self.lives[job] = self.notified[job] = job.end
             self.ended_at[job] = self.steps
         earlier = job.earlier
-        if earlier is not None and earlier.submission.work != job.submission.work:
-            self.cut_short.add(job.submission.work)
+        if earlier is not None and earlier.submission.results != job.submission.results:
+            self.cut_short.add(job.submission.results)
         elif earlier is not None and earlier.end == COMPLETE:
             ended_at = self.ended_at.get(earlier, self.steps)
             if job.submitted_seconds < ended_at:
@@ -125,17 +125,17 @@ class CheckedWorld:
             raise self.wrong(f"{job.name} has ended without an end")
         record, there = (
             self.disk.records.get(job.name),
-            self.disk.results.get(job.submission.work, 0),
+            self.disk.results.get(job.submission.results, 0),
         )
         if job.recorded_end and (record is None or record.end != job.end):
             raise self.wrong(f"the end of {job.name} is not on the disk")
-        if job.end.outcome is Outcome.COMPLETE and there < self.items(job.submission.work):
+        if job.end.outcome is Outcome.COMPLETE and there < self.items(job.submission.results):
             raise self.wrong(f"{job.name} is complete without all its results")
         followed = job.name == FOLLOWS and not job.submission.terms.end
         if job.end.outcome is Outcome.COMPLETE and followed:
             raise self.wrong(f"{job.name} is complete, and nobody has ended its following")
         stored = job.tally.stored
-        exact = job.submission.work not in self.cut_short
+        exact = job.submission.results not in self.cut_short
         if stored > there or (stored < there and exact):
             raise self.wrong(f"{job.name} counts {stored} of {there} items")
 

@@ -87,9 +87,11 @@ class World(CheckedWorld):
 
     def _submission(self, name: str) -> Submission:
         other = self.unlucky(0.1)
+        work, cut = f"{name} {other}", self.chance.random() < 0.2
         operator = self.chance.choice(("x", "y"))
         return Submission(
-            work=f"{name} {other}",
+            work=f"{work} {cut}",
+            results=work,
             follows=name == FOLLOWS,
             plan=Plan(number=self.chance.randrange(1, 5), stages=((operator,),)),
             terms=Terms(
@@ -135,9 +137,8 @@ class World(CheckedWorld):
         elif not self.calm:
             self.disk.arrived[self.work(name)] = self.items(self.work(name)) + 1
         elif not self.state.jobs[name].submission.terms.end and not self.enders:
-            self._submit(
-                name, Submission(work=self.work(name), follows=True, terms=Terms(end=True))
-            )
+            present = self.state.jobs[name].submission
+            self._submit(name, replace(present, terms=Terms(end=True)))
 
     def _find_no_room(self, name: str) -> None:
         """A result of a job cannot be stored: nothing more of it may be computed."""
@@ -168,7 +169,7 @@ class World(CheckedWorld):
                 write()
         self.calm = calm
         unrecorded = (job for job in self.state.jobs.values() if not self._is_recorded(job))
-        self.cut_short |= {job.submission.work for job in unrecorded}
+        self.cut_short |= {job.submission.results for job in unrecorded}
         self.cut_short |= {self.work(name) for name in self.runs}
         for name in self.state.removing:
             self.cut_short |= self._works(name)
@@ -182,6 +183,7 @@ class World(CheckedWorld):
                     epoch=record.epoch,
                     submission=record.submission,
                     work=None if record.submission is None else record.submission.work,
+                    results="" if record.submission is None else record.submission.results,
                     end=record.end,
                     submitted_seconds=record.submitted_seconds,
                     tally=record.tally,

@@ -1,0 +1,115 @@
+"""The statistics of a job add up over all its runs, as long as its results stand."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.scripted import ScriptedDevice, connected, whole_model
+from coordinator.world import World, running_world
+from shoal_protocol.partition import MODEL, Edge, PartitionDocument, document_to_json
+from shoal_protocol.v1 import coordinator_pb2 as api
+
+
+async def test_statistics_add_up_over_suspending_and_resuming(world: World) -> None:
+    rows = world.inputs(*(1 for _ in range(6)))
+    gate = asyncio.Semaphore(0)
+    async with connected(world.device("a", gate=gate)):
+        await world.submit(parallelism=1)
+        for _ in range(7):
+            gate.release()
+        await world.until(lambda status: status.succeeded == 2)
+        before = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=60)
+    async with connected(world.device("b")):
+        await world.submit()
+        last = await world.ended()
+    assert (last.state, last.resumed, last.succeeded) == (api.JobStatus.COMPLETE, 2, 6)
+    assert last.started_seconds == before.started_seconds
+    assert last.seconds > before.seconds > 0
+    assert last.items_per_second == pytest.approx(6 / last.seconds)
+    tasks = sum(getattr(last.tier_hits, name) for name in ("resident", "cached", "idle", "evict"))
+    assert tasks >= 18
+    assert [stage.finished for stage in last.stages][1:] == [6, 6]
+    await world.submit()
+    again = await world.ended()
+    assert again.state == api.JobStatus.COMPLETE
+    assert (again.seconds, again.tier_hits) == (last.seconds, last.tier_hits)
+    world.check_results(rows)
+
+
+async def test_statistics_add_up_over_a_restart_of_the_coordinator(tmp_path: Path) -> None:
+    gate = asyncio.Semaphore(0)
+    async with running_world(tmp_path) as world:
+        world.inputs(*(1 for _ in range(6)))
+        async with connected(world.device("a", gate=gate)):
+            await world.submit(parallelism=1)
+            for _ in range(7):
+                gate.release()
+            await world.until(lambda status: status.succeeded == 2)
+            (before,) = [each async for each in world.stub.ListJobs(api.ListJobsRequest())]
+    async with running_world(tmp_path) as world, connected(world.device("a")):
+        last = await world.ended()
+    assert (last.state, last.resumed, last.succeeded) == (api.JobStatus.COMPLETE, 2, 6)
+    assert last.started_seconds < before.started_seconds + before.seconds
+    assert last.seconds > before.seconds
+    assert [stage.finished for stage in last.stages][1:] == [6, 6]
+    assert last.items_per_second == pytest.approx(6 / last.seconds)
+
+
+def in_one_piece(document: PartitionDocument) -> PartitionDocument:
+    """The coarsest cut of the model: one fragment computes all of it."""
+    first = replace(document.fragments[0], inputs=document.inputs, outputs=document.outputs)
+    edges = (
+        Edge(producer=MODEL, consumer=0, tensors=("x",), bytes_per_item=None),
+        Edge(producer=0, consumer=MODEL, tensors=("early", "y"), bytes_per_item=None),
+    )
+    return replace(document, fragments=(first,), edges=edges)
+
+
+async def test_statistics_add_up_over_a_finer_cut_and_count_tasks_of_its_stages_only(
+    world: World,
+) -> None:
+    rows = world.inputs(*(1 for _ in range(6)))
+    coarse = in_one_piece(world.document)
+    gate = asyncio.Semaphore(2)
+    whole = ScriptedDevice(
+        world.target, "a", coarse, stages=(lambda t: whole_model(t["x"]),), gate=gate
+    )
+    async with connected(whole):
+        await world.submit(parallelism=1, partition=document_to_json(coarse).encode())
+        await world.until(lambda status: status.succeeded == 2)
+        before = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=60)
+    async with connected(world.device("b")):
+        await world.submit()
+        last = await world.ended()
+    assert (last.state, last.resumed, last.succeeded) == (api.JobStatus.COMPLETE, 2, 6)
+    assert last.started_seconds == before.started_seconds
+    assert last.seconds > before.seconds > 0
+    assert last.items_per_second == pytest.approx(6 / last.seconds)
+    assert [stage.finished for stage in last.stages] == [4, 4, 4]
+    world.check_results(rows)
+
+
+async def test_statistics_begin_anew_where_results_go_elsewhere(world: World) -> None:
+    world.inputs(2)
+    async with connected(world.device("a")):
+        await world.submit()
+        first = await world.ended()
+        await world.submit(outputs_uri=f"{world.folder}/elsewhere")
+        second = await world.ended()
+    assert second.resumed == 0
+    assert [stage.finished for stage in second.stages] == [2, 2, 2]
+    assert second.started_seconds > first.started_seconds
+
+
+async def test_statistics_begin_anew_when_results_are_deleted(world: World) -> None:
+    world.inputs(2)
+    async with connected(world.device("a")):
+        await world.submit()
+        first = await world.ended()
+        (world.folder / "out/000.npz").unlink()
+        await world.submit()
+        second = await world.ended()
+    assert [stage.finished for stage in second.stages] == [2, 2, 2]
+    assert second.started_seconds > first.started_seconds

@@ -1,13 +1,18 @@
 """The statistics of a job add up over all its runs, as long as its results stand."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
+from time import sleep
 
 import pytest
 
 from coordinator.scripted import ScriptedDevice, connected, whole_model
 from coordinator.world import World, running_world
+from shoal_coordinator.jobs.state import Phase
+from shoal_coordinator.storage.results import ResultStore
 from shoal_protocol.partition import MODEL, Edge, PartitionDocument, document_to_json
 from shoal_protocol.v1 import coordinator_pb2 as api
 
@@ -54,6 +59,58 @@ async def test_statistics_add_up_over_a_restart_of_the_coordinator(tmp_path: Pat
     assert last.started_seconds < before.started_seconds + before.seconds
     assert last.seconds > before.seconds
     assert [stage.finished for stage in last.stages][1:] == [6, 6]
+    assert last.items_per_second == pytest.approx(6 / last.seconds)
+
+
+def storing_waits(monkeypatch: pytest.MonkeyPatch, until: Callable[[], bool]) -> Event:
+    """Results become durable only then, as on a slow disk; the event is set when some wait."""
+    waiting = Event()
+    finish = ResultStore.finish
+
+    def slowly(store: ResultStore, items: list[int]) -> dict[int, str]:
+        waiting.set()
+        while not until():
+            sleep(0.01)
+        return finish(store, items)
+
+    monkeypatch.setattr(ResultStore, "finish", slowly)
+    return waiting
+
+
+async def test_an_item_that_is_stored_after_its_job_was_suspended_is_counted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = world.inputs(*(1 for _ in range(6)))
+    jobs = world.coordinator.jobs
+    async with connected(world.device("a")):
+        with monkeypatch.context() as patch:
+            waiting = storing_waits(patch, lambda: jobs.get("job").job.phase is not Phase.RUNNING)
+            await world.submit(parallelism=1)
+            await asyncio.to_thread(waiting.wait, 60)
+            before = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=60)
+        await world.submit()
+        last = await world.ended()
+    assert (before.state, before.succeeded) == (api.JobStatus.CANCELLED, 1)
+    assert before.items_per_second == pytest.approx(1 / before.seconds)
+    assert (last.state, last.resumed, last.succeeded) == (api.JobStatus.COMPLETE, 1, 6)
+    assert last.items_per_second == pytest.approx(6 / last.seconds)
+    world.check_results(rows)
+
+
+async def test_an_item_that_is_stored_while_the_coordinator_stops_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        async with running_world(tmp_path) as world:
+            world.inputs(*(1 for _ in range(6)))
+            jobs = world.coordinator.jobs
+            waiting = storing_waits(patch, lambda: jobs.closed)
+            async with connected(world.device("a")):
+                await world.submit(parallelism=1)
+                await asyncio.to_thread(waiting.wait, 60)
+    async with running_world(tmp_path) as world, connected(world.device("a")):
+        last = await world.ended()
+    assert (last.state, last.resumed, last.succeeded) == (api.JobStatus.COMPLETE, 1, 6)
     assert last.items_per_second == pytest.approx(6 / last.seconds)
 
 

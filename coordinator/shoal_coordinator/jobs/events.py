@@ -101,8 +101,10 @@ class WorkEnded(_OfJob):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed(_OfJob):
-    """Answers `Close`; `problem` says why the results could not be completed."""
+    """Answers `Close`: the run has `stored` so many items, some perhaps after its work had ended.
+    `problem` says why the results could not be completed."""
 
+    stored: int
     problem: str | None = None
 
 

@@ -42,6 +42,7 @@ Invariants, which the simulation checks at every step:
 The parts: `requests` (what clients ask), `records` (what is durable), and here a run's own course.
 """
 
+from dataclasses import replace
 from typing import assert_never
 
 from shoal_coordinator.jobs import effects as do
@@ -104,11 +105,8 @@ def _advance(
             _end(state, job, job.stop or event.end)
         case ev.WorkEnded():
             _work_ended(state, job, event)
-        case ev.Closed(problem=str(problem)) if job.phase is Phase.COMPLETING:
-            _end(state, job, job.stop or _failed("ResultsUnwritten", problem))
         case ev.Closed():
-            assert job.end is not None, "it was decided when the run began to close"
-            _end(state, job, job.stop or job.end)
+            _closed(state, job, event)
         case _:
             assert_never(event)
 
@@ -136,6 +134,15 @@ def _work_ended(state: State, job: Job, event: ev.WorkEnded) -> None:
         job.stop = None  # a cancellation that came too late
     job.move(Phase.COMPLETING if complete else Phase.CLOSING)
     state.out.append(do.Close(job=job.name, complete=complete))
+
+
+def _closed(state: State, job: Job, event: ev.Closed) -> None:
+    assert job.end is not None, "it was decided when the run began to close"
+    job.run = replace(job.run, stored=event.stored)
+    end = job.end
+    if event.problem is not None and job.phase is Phase.COMPLETING:
+        end = _failed("ResultsUnwritten", event.problem)
+    _end(state, job, job.stop or end)
 
 
 def _end(state: State, job: Job, end: End) -> None:

@@ -228,6 +228,8 @@ class Jobs:
             self._driver.withdraw(run.name, "the coordinator stops")
         closed = (run.close(complete=False) for run in runs)
         await asyncio.gather(*closed, return_exceptions=True)
+        self._feed(self._elapsed())  # once more: items were stored until now
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._writer.shutdown)
         for future, _ in self._callers.values():
             if not future.done():

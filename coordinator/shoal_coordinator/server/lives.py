@@ -112,9 +112,10 @@ class Life:
 
     def tally(self) -> Tally:
         """The statistics of the run under way, or of the last one."""
-        if (view := self.view()) is None:
+        if (view := self.view()) is None or self.run is None:
             return self.job.run
-        return run_tally(view, Nanoseconds(monotonic_ns()), time())
+        tally = run_tally(view, Nanoseconds(monotonic_ns()), time())
+        return replace(tally, stored=self.run.stored)
 
     def status(self) -> pb.JobStatus:
         """The job's status; that it has ended is shown when its end is recorded."""
@@ -243,10 +244,13 @@ class Life:
         assert run is not None, "it was opened"
         self._driver.runs.pop(name, None)
         try:
-            return ev.Closed(job=name, problem=await run.close(complete=complete))
+            problem = await run.close(complete=complete)
         except Exception as error:
             logger.exception("job %s", name)
-            return ev.Closed(job=name, problem=f"the coordinator failed: {error!r}")
+            problem = f"the coordinator failed: {error!r}"
+        if self.counts is not None:
+            self.counts.succeeded = run.earlier.succeeded + run.stored
+        return ev.Closed(job=name, stored=run.stored, problem=problem)
 
 
 def _is_complete(end: End | None) -> bool:

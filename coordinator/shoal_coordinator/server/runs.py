@@ -89,6 +89,8 @@ class JobRun(Run):
         self.completed = results.completed()
         """The items whose results existed when the run began."""
         self.earlier = Earlier(succeeded=len(self.completed))
+        self.stored = 0
+        """Items of which this run has made the results durable."""
         self.first = 0
         """Items before this one have ended."""
         self.follows = False
@@ -282,6 +284,7 @@ class JobRun(Run):
             self._forget(item)
         stored = tuple([item for item in items if item not in problems])
         if stored:
+            self.stored += len(stored)
             feed(ev.ItemsStored(at=at, job=self.name, items=stored))
         # Otherwise the items are sound: they run again with the next run.
         for item, problem in {} if self._results.unwritable else problems.items():

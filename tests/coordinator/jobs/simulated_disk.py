@@ -15,6 +15,8 @@ class Run:
     dispatched: bool = False
     closing: bool = False
     ending: bool = False
+    storing: int = 0
+    """Items whose results are durable only when the run is closed."""
     tally: Tally = NOTHING
 
 

@@ -153,6 +153,8 @@ class World(CheckedWorld):
         run = self.runs[name]
         run.dispatched = False
         whole = end in (COMPLETE, ITEMS_FAILED)
+        if not whole and self.results(name) < self.items(self.work(name)):
+            run.storing = self.chance.randrange(2)
         self._later(ev.WorkEnded(job=name, end=end, whole=whole, tally=run.tally))
 
     def _elapse(self) -> None:
@@ -303,9 +305,12 @@ class World(CheckedWorld):
         self.feed(ev.Opened(job=name, items=items, completed=self.results(name)))
 
     def _close(self, name: str, *, complete: bool) -> None:
-        del self.runs[name]
+        run = self.runs.pop(name)
+        if run.storing:
+            self.disk.results[self.work(name)] = self.results(name) + run.storing
+        stored = run.tally.stored + run.storing
         problem = "disk full" if complete and self.unlucky(0.1) else None
-        self.feed(ev.Closed(job=name, problem=problem))
+        self.feed(ev.Closed(job=name, stored=stored, problem=problem))
 
     def _remove(self, name: str) -> None:
         works = self._works(name)

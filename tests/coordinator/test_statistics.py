@@ -16,6 +16,8 @@ from shoal_coordinator.storage.results import ResultStore
 from shoal_protocol.partition import MODEL, Edge, PartitionDocument, document_to_json
 from shoal_protocol.v1 import coordinator_pb2 as api
 
+TIERS = ("resident", "cached", "idle", "evict")
+
 
 async def test_statistics_add_up_over_suspending_and_resuming(world: World) -> None:
     rows = world.inputs(*(1 for _ in range(6)))
@@ -33,7 +35,7 @@ async def test_statistics_add_up_over_suspending_and_resuming(world: World) -> N
     assert last.started_seconds == before.started_seconds
     assert last.seconds > before.seconds > 0
     assert last.items_per_second == pytest.approx(6 / last.seconds)
-    tasks = sum(getattr(last.tier_hits, name) for name in ("resident", "cached", "idle", "evict"))
+    tasks = sum(getattr(last.tier_hits, tier) for tier in TIERS)
     assert tasks >= 18
     assert [stage.finished for stage in last.stages][1:] == [6, 6]
     await world.submit()
@@ -145,6 +147,32 @@ async def test_statistics_add_up_over_a_finer_cut_and_count_tasks_of_its_stages_
     assert last.seconds > before.seconds > 0
     assert last.items_per_second == pytest.approx(6 / last.seconds)
     assert [stage.finished for stage in last.stages] == [4, 4, 4]
+    world.check_results(rows)
+
+
+async def test_statistics_add_up_over_a_newer_plan_in_one_run(world: World) -> None:
+    rows = world.inputs(*(1 for _ in range(6)))
+    gate = asyncio.Semaphore(7)  # of 18 tasks: two items, and the first stage of a third
+    plans = {
+        name: [api.StagePlacement(devices=[name]) for _ in world.document.fragments]
+        for name in ("a", "b")
+    }
+    first, second = world.device("a", gate=gate), world.device("b")
+    async with connected(first, second):
+        await world.submit(parallelism=1, epoch=1, stages=plans["a"])
+        await world.until(lambda status: status.stages[0].finished == 3)
+        (before,) = [each async for each in world.stub.ListJobs(api.ListJobsRequest())]
+        await world.submit(parallelism=1, epoch=2, stages=plans["b"])
+        last = await world.ended()
+    assert (before.succeeded, len(first.executed), len(second.executed)) == (2, 7, 12)
+    assert (last.state, last.resumed, last.succeeded) == (api.JobStatus.COMPLETE, 0, 6)
+    assert last.plan == 2
+    assert last.seconds > before.seconds > 0
+    assert last.started_seconds < before.started_seconds + before.seconds
+    assert last.items_per_second == pytest.approx(6 / last.seconds)
+    assert [stage.finished for stage in last.stages] == [7, 6, 6]
+    hits = [sum(getattr(s.tier_hits, tier) for tier in TIERS) for s in (before, last)]
+    assert hits[1] == hits[0] + 12, "tasks of the newer plan are added to those of the older"
     world.check_results(rows)
 
 

@@ -44,6 +44,8 @@ SHOWN_FAILURES = 64
 _STORING = 64
 _TRAVELLING = 200
 """So many items may wait on one device for their turn."""
+_OVERTIME_TRIES = 3
+"""So many tasks of a stage may run out of time in a row for each that has finished, and one."""
 
 
 def submit(state: State, event: ev.JobSubmitted) -> None:
@@ -407,6 +409,18 @@ def end_job(state: State, job: Job, failure: ev.Failure | None) -> None:
     while len(state.ended) > state.limits.ended_jobs:
         del state.ended[next(iter(state.ended))]
     state.out.append(ins.FinishJob(job=job.spec.name, failure=failure))
+
+
+def give_up_endless(state: State, task: Task, failure: ev.Failure) -> None:
+    """End a job of which a stage runs out of time again and again and finishes no task: each more
+    would take a device from other jobs for as long as a task may take. Where some have finished,
+    an item counts once: its further tries say nothing of the others."""
+    job, queue, done = task.item.job, task.queue, task.queue.finished
+    queue.overtime += not done or task.item.failures == 1
+    if job.ended_at is None and queue.overtime >= _OVERTIME_TRIES * (1 + done):
+        none = f"none but {done}" if done else "none"
+        message = f"{queue.overtime} tasks ran out of time, and {none} finished: {failure.message}"
+        end_job(state, job, ev.Failure(kind=ev.FailureKind.RUNTIME, message=message))
 
 
 def give_up_impossible(state: State) -> None:

@@ -119,8 +119,8 @@ class StageQueue:
     may be in both, and one that is not READY any more is skipped. `passed` counts items that have
     finished here and not ended. `wanted` is set when a task before it was given: its fragment is
     needed soon. `moved_bytes` is what one task takes or makes at most, where that is known.
-    `overtime` counts tasks that were stopped at their deadline. `served_by` are the devices that
-    served it at the end.
+    `overtime` counts tasks that were stopped at their deadline since one finished. `served_by` are
+    the devices that served it at the end.
     """
 
     job: "Job"

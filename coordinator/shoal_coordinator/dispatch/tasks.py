@@ -12,7 +12,7 @@ from shoal_coordinator.dispatch.assignment import forward
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind, ItemsTravelled, TaskFinished
 from shoal_coordinator.dispatch.fragments import drop_fragment
-from shoal_coordinator.dispatch.jobs import cancel, end_job, fail_item, store
+from shoal_coordinator.dispatch.jobs import cancel, fail_item, give_up_endless, store
 from shoal_coordinator.dispatch.readiness import (
     drop_copies,
     note_orphan,
@@ -41,8 +41,6 @@ from shoal_protocol.units import Nanoseconds
 
 _WAITING_SHARE = 16
 """What waits for the tasks of a deep queue takes at most this part of a device's budget."""
-_OVERTIME_TRIES = 3
-"""So many tasks of a stage may run out of time while none has finished."""
 _NOT_BEGUN = (FailureKind.CANCELLED, FailureKind.DEADLINE, FailureKind.MISSING_ACTIVATION)
 """How a task fails whose inputs do not come: no try of the item, while their task has not ended."""
 _FREE_FAILURES = 2
@@ -113,6 +111,7 @@ def travel_failed(state: State, travelling: Travelling, failure: Failure) -> Non
 
 def _note_success(state: State, queue: StageQueue, device: Device, tasks: int = 1) -> None:
     digest = queue.service.digest
+    queue.overtime = 0
     device.tally.tasks += tasks
     if state.crashes:
         state.crashes.pop(digest, None)
@@ -374,7 +373,7 @@ def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
     if _outgrows_again(state, task, failure) or item.failures > item.job.spec.backoff_limit:
         fail_item(state, item, of_fragment(task.queue, failure))
     if failure.kind is FailureKind.DEADLINE:
-        _give_up_endless(state, task.queue, failure)
+        give_up_endless(state, task, failure)
     if item.ended:
         return
     item.retries += 1
@@ -397,16 +396,6 @@ def _outgrows_again(state: State, task: Task, failure: Failure) -> bool:
 
 def _largest_budget(state: State) -> int:
     return max((tally.budget for tally in state.tallies.values()), default=0)
-
-
-def _give_up_endless(state: State, queue: StageQueue, failure: Failure) -> None:
-    """End a job of which a stage has run out of time again and again and finished no task: each
-    more would take a device from other jobs for as long as a task may take."""
-    job = queue.job
-    queue.overtime += 1
-    if job.ended_at is None and not queue.finished and queue.overtime >= _OVERTIME_TRIES:
-        message = f"{queue.overtime} tasks ran out of time, and none finished: {failure.message}"
-        end_job(state, job, Failure(kind=FailureKind.RUNTIME, message=message))
 
 
 def forwarded(state: State, forwarding: Forwarding) -> None:

@@ -122,7 +122,7 @@ class Jobs:
             request = self._with_folders(request)
         except PathRefused as error:
             raise JobRefused(str(error)) from error
-        document, missing = self.checked_now(request)
+        document, missing = await self.checked_now(request)
         caller, future = self._call(Work(request, document))
         self._feed(
             ev.Submitted(
@@ -140,12 +140,13 @@ class Jobs:
         is durable on return. Raises `JobRefused`."""
         life = self.get(name)
         if life.request is None:
-            complete = life.job.end is not None and life.job.end.outcome is Outcome.COMPLETE
-            known = "is complete: no item of it has failed"
-            if not complete:
-                known = "was recorded by an older version; submit it again"
+            known = "was recorded by an older version; submit it again"
+            if life.job.end is not None and life.job.end.outcome is Outcome.COMPLETE:
+                known = "is complete: no item of it has failed"
             raise JobRefused(f"job {name} {known}", Refusal.COMPLETE)
-        document, missing = self.checked_now(life.request)
+        document, missing = await self.checked_now(life.request)
+        if self.find(name) is not life:
+            raise JobRefused(f"job {name} was submitted anew just now", Refusal.RUNS)
         caller, future = self._call(Work(life.request, document))
         self._feed(
             ev.RetryRequested(
@@ -258,10 +259,10 @@ class Jobs:
                 setattr(whole, field, str(place.absolute()))
         return whole
 
-    def checked_now(self, request: pb.SubmitJobRequest) -> tuple[PartitionDocument, str]:
-        """As `checked`. Raises `JobRefused`."""
+    async def checked_now(self, request: pb.SubmitJobRequest) -> tuple[PartitionDocument, str]:
+        """As `checked`, in a thread. Raises `JobRefused`."""
         try:
-            return self.checked(request)
+            return await asyncio.to_thread(self.checked, request)
         except (DocumentRefused, wire.Malformed) as error:
             raise JobRefused(str(error)) from error
         except OSError as error:

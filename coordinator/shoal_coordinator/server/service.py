@@ -169,7 +169,7 @@ class CoordinatorService(CoordinatorServicer):
             first = await anext(requests, pb.InferRequest())
             if isinstance(first, ItemFrame):
                 raise CallRefused("the first message does not begin a call")
-            document, missing = self._jobs.checked(first.start)
+            document, missing = await asyncio.to_thread(self._jobs.checked, first.start)
             if missing:
                 raise JobRefused(missing, Refusal.LACKING)
             await self._streams.serve(first.start, document, requests, write)
@@ -186,7 +186,7 @@ class CoordinatorService(CoordinatorServicer):
         self, request: pb.PlaceFragmentsRequest, context: _Context
     ) -> pb.PlacedFragments:
         async with self._call(context, Role.CLIENT):
-            document, missing = self._jobs.checked_now(submission_of(request))
+            document, missing = await self._jobs.checked_now(submission_of(request))
             if missing and request.stages:
                 raise JobRefused(missing, Refusal.LACKING)
             return self._placements.place(request, document)

@@ -17,10 +17,9 @@ Garbage collection begins when an upload needs room: then those fragments are re
 uses and that were not used for an hour, longest unused first (the time of a fragment's folder is
 that of its last use). A job that needs a removed fragment has it cut and uploaded again.
 
-Everything here blocks on the disk and may raise `OSError`, except `use`, which takes no lock: the
-event loop calls it. The lock of removals and publications is held in threads only. Two uploads of
-one file, or of one fragment, do not run at the same time (`server.files` and the partial files
-ensure it).
+Everything here blocks on the disk and may raise `OSError`, except `use`, which takes no lock. The
+lock of removals and publications is held in threads only. Two uploads of one file, or of one
+fragment, do not run at the same time (`server.files` and the partial files ensure it).
 """
 
 import logging

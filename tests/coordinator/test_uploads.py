@@ -133,9 +133,10 @@ async def uploaded(folder: Path, seed: int) -> tuple[dict[str, bytes], dict[str,
     """What was published, and what was announced, of a fragment and of an input."""
     chance = random.Random(seed)  # noqa: S311 - a repeatable interleaving, no secret
     digest, files = made_fragment(chance)
-    asyncio.get_running_loop().set_default_executor(LateThreads(chance))
+    threads = LateThreads(chance)
+    asyncio.get_running_loop().set_default_executor(threads)
     volume = Volume(folder)
-    service = FilesService(volume, Roles(clients=frozenset()), lambda job: False)
+    service = FilesService(volume, Roles(clients=frozenset()), lambda job: False, threads)
     announced = {f"fragments/{digest}/{name}": content for name, content in files.items()}
     announced["jobs/job/in/a.npz"] = chance.randbytes(80)
 

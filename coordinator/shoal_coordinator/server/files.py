@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -20,7 +22,7 @@ from shoal_coordinator.storage.volume import StoredFile, Upload, Volume, checked
 from shoal_coordinator.storage.volume_paths import JobPath, PathRefused, parse_path
 from shoal_protocol.digests import hexadecimal
 from shoal_protocol.limits import CallLimiter, Stalled
-from shoal_protocol.threads import in_thread
+from shoal_protocol.threads import in_executor, in_thread
 from shoal_protocol.transfers import (
     PartInUse,
     WrongBytes,
@@ -38,6 +40,9 @@ PIECE_BYTES: Final = 256 << 10
 UPLOADS: Final = 32
 """At once; more wait their turn."""
 DOWNLOADS: Final = 64
+READERS: Final = 4
+"""Whole files that are read for their digests at once. That takes long, so it has threads of its
+own: the others are for what is short."""
 _Context = grpc.aio.ServicerContext[Any, Any]
 _CODES: Final[Mapping[type[Exception], grpc.StatusCode]] = {
     PathRefused: grpc.StatusCode.INVALID_ARGUMENT,
@@ -55,8 +60,15 @@ _CODES: Final[Mapping[type[Exception], grpc.StatusCode]] = {
 class FilesService(FilesServicer):
     """The four calls; for workers and users."""
 
-    def __init__(self, volume: Volume, roles: Roles, refuses: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        volume: Volume,
+        roles: Roles,
+        refuses: Callable[[str], bool],
+        readers: Executor | None = None,
+    ) -> None:
         """`refuses` says of a job's name whether it runs, and its inputs stay as they are."""
+        self._readers = readers or ThreadPoolExecutor(READERS, "files read back")
         self._volume = volume
         self._roles = roles
         self._refuses = refuses
@@ -75,20 +87,18 @@ class FilesService(FilesServicer):
                 raise vol.FileRefused("the first message is not a header")
             path = parse_path(first.header.path)
             async with self._uploads.turn(path.owner):
-                found = await in_thread(
-                    self._volume.begin,
-                    path,
-                    first.header.bytes,
-                    first.header.sha256,
-                    first.header.version,
+                header = first.header
+                found = await in_executor(
+                    self._readers,
+                    partial(self._volume.begin, path, header.bytes, header.sha256, header.version),
                 )
                 if isinstance(found, Upload):
                     if isinstance(path, JobPath) and self._refuses(path.job):
                         raise vol.ContentRefused(
                             f"job {path.job} runs; its inputs stay as they are"
                         )
-                    found = await _take(found, _Sent(requests), context)
-                    logger.info("%s was uploaded, %d bytes", first.header.path, found.size_bytes)
+                    found = await _take(found, _Sent(requests), context, self._readers)
+                    logger.info("%s was uploaded, %d bytes", header.path, found.size_bytes)
             await context.write(pb.PutAnswer(stored=_description(found)))
 
     async def Fetch(  # type: ignore[override]
@@ -125,7 +135,8 @@ class FilesService(FilesServicer):
         await self._roles.require(context, Role.WORKER)
         async with _statuses(context):
             path = parse_path(request.path)
-            return _description(await in_thread(self._volume.describe, path))
+            found = await in_executor(self._readers, partial(self._volume.describe, path))
+            return _description(found)
 
 
 @dataclass(slots=True)
@@ -146,7 +157,7 @@ class _Sent:
                     raise vol.FileRefused("another header before the file has ended")
 
 
-async def _take(upload: Upload, sent: _Sent, context: _Context) -> StoredFile:
+async def _take(upload: Upload, sent: _Sent, context: _Context, readers: Executor) -> StoredFile:
     """Receive an upload from where it broke off, and publish it."""
 
     async def failed(error: OSError) -> NoReturn:
@@ -161,7 +172,8 @@ async def _take(upload: Upload, sent: _Sent, context: _Context) -> StoredFile:
                 raise WrongBytes(f"{upload.path.name} has more than the announced bytes")
         if sent.end is None:
             raise WrongBytes(f"the stream of {upload.path.name} ends without an end message")
-        return await in_thread(upload.finish, checked_digest(sent.end.sha256))
+        finish = partial(upload.finish, checked_digest(sent.end.sha256))
+        return await in_executor(readers, finish)
     finally:
         await in_thread(upload.close)
 

@@ -5,8 +5,9 @@ Two questions, each answered without visiting all devices or all tasks:
 - `place`: a task is ready; which device takes it? The one reserved for it, else the first by rank
   (`servers`), if that has a free slot; else the task waits in its queue.
 - `fill`: a device has a free slot; which task does it take? Of the queues that it serves, the one
-  of the highest priority, then of the job served least, then the latest stage (items are finished
-  before others are begun); in the queue, what is reserved for it first, then the oldest.
+  of the highest priority, then of the job served least (in tasks; one that ran out of time counts
+  as all that would have fitted), then the latest stage (items are finished before others are
+  begun); in the queue, what is reserved for it first, then the oldest.
 
 *Route ahead*: when a task is given, devices are reserved for its consumers, so that the activation
 leaves as soon as it is made. The device that makes it is preferred, since nothing travels then. A

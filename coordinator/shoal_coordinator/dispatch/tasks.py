@@ -240,8 +240,10 @@ def failed(state: State, running: Running, failure: Failure) -> None:
     _stop(state, task)
     if was_ahead and failure.kind in _NOT_BEGUN:
         state.worklist.rerun.append(task)
-    else:
-        _handle_failure(state, running, failure)
+        return
+    if failure.kind is FailureKind.DEADLINE:
+        task.item.job.served += _tasks_in(device, Nanoseconds(state.now - running.since))
+    _handle_failure(state, running, failure)
 
 
 def lost(state: State, task: Task, failure: Failure) -> None:
@@ -322,6 +324,12 @@ def _handle_failure(state: State, running: Running, failure: Failure) -> None:
         case _:
             record_failure(state, device, task.queue.service.digest, failure, free=_FREE_FAILURES)
             _retry(state, task, device, failure)
+
+
+def _tasks_in(device: Device, time: Nanoseconds) -> int:
+    """How many tasks, as they are measured on a device, it could have run in a time."""
+    times = device.work.times.values()
+    return len(times) * time // max(1, sum(times))
 
 
 def _handle_excess(state: State, device: Device, task: Task, failure: Failure) -> None:

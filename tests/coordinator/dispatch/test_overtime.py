@@ -67,3 +67,26 @@ def test_a_job_some_of_whose_items_run_out_of_time_goes_on_with_the_others() -> 
     assert only(table.given, FinishJob).failure is None
     ended = table.state.ended["job"]
     assert (ended.succeeded, ended.failed) == (10, 30)
+
+
+def test_a_job_whose_task_ran_out_of_time_has_its_next_turn_when_an_equal_one_had_as_much() -> None:
+    table = Table()
+    table.join("d1", resident=("a", "b"))
+    table.submit(job(chain("a"), 300, "long", backoff_limit=0))
+    table.submit(job(chain("b"), 300, "short"))
+    turns: list[str] = []
+    failed_at = 0
+    while len(turns) < 150:
+        pending = [one for one in table.all(Execute) if one.instruction in table.state.pending]
+        first, *_ = pending
+        if first.job == "long" and len(turns) > 10 and not failed_at:
+            failed_at = len(turns)
+            table.wait(1000)
+            table.measure("d1")
+            table.fail(first, FailureKind.DEADLINE)
+        else:
+            table.answer(only(table.answer(first, milliseconds=10), FinishItem))
+        turns.append(first.job)
+    after = turns[failed_at + 3 :]  # what the device had already been given comes before
+    assert after[:90] == ["short"] * 90
+    assert "long" in after[90:]

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from shoal_agent.runtime.failures import Stopper
-from shoal_agent.runtime.guard import Guard, others_bytes
+from shoal_agent.runtime.guard import OTHERS_BYTES, Guard
 from shoal_agent.runtime.process_memory import MemoryMeter
 
 MIB = 1 << 20
@@ -27,9 +27,7 @@ def is_stopped(left_bytes: int, within_seconds: float) -> bool:
     return guard.tripped and stopper.stopped
 
 
-@pytest.mark.parametrize(
-    ("left_bytes", "stopped"), [(others_bytes(ROOM_BYTES) // 3, True), (4 * MIB, False)]
-)
+@pytest.mark.parametrize(("left_bytes", "stopped"), [(OTHERS_BYTES // 3, True), (4 * MIB, False)])
 def test_a_run_is_stopped_where_no_more_is_left_than_the_rest_of_the_process_takes(
     left_bytes: int, *, stopped: bool
 ) -> None:

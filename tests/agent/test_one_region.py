@@ -178,8 +178,8 @@ def test_a_trial_that_fails_twice_says_the_most_that_it_took(
     ballast: Ballast, takes: tuple[int, int]
 ) -> None:
     with pytest.raises(Exceeded) as failed:
-        Trials(ballast, *takes).least(planned=50)
-    assert failed.value.peak_bytes == 120
+        Trials(ballast, *(each * MIB for each in takes), beyond=100 * MIB).least(planned=50 * MIB)
+    assert failed.value.peak_bytes == 120 * MIB
     assert not ballast.holds
 
 

@@ -21,7 +21,7 @@ import onnxruntime
 
 from shoal_agent.runtime.arena import region_bytes, reserved
 from shoal_agent.runtime.failures import Exceeded
-from shoal_agent.runtime.guard import others_bytes
+from shoal_agent.runtime.guard import OTHERS_BYTES, kernel_bytes
 from shoal_agent.runtime.process_memory import MemoryMeter, trim
 from shoal_agent.runtime.results import RunResult
 from shoal_protocol.arena_regions import SMALL_REGION_BYTES, TABLE_SHARE
@@ -83,27 +83,28 @@ class Ballast:
         coming_bytes: int,
     ) -> int:
         """The peak of a run within a limit, for which so much is planned, where so much is in use
-        and so much on its way. The arena has what is left without its table and what nodes take
-        beside it. Near the end of that tensors lie otherwise, and take more. So a run that takes
-        more than planned runs once more with all of the arena, as work does; where a node failed,
-        with an eighth of the limit more, since it may have asked for far more than there is. Then
-        the guard stops it, and has a sixteenth of the limit for what a node takes until it does.
-        Raises as the run does."""
-        left_bytes = limit_bytes - used_bytes - coming_bytes - others_bytes(limit_bytes)
+        and so much on its way. The arena has what is left without its table, what nodes take beside
+        it and what the kernel does. Near the end of that tensors lie otherwise, and take more. So a
+        run that takes more than planned runs once more with all of the arena, as work does; where a
+        node failed, with an eighth of the limit more, since it may have asked for far more than
+        there is. Then the guard stops it, and has a sixteenth of the limit for what a node takes
+        until it does. Raises as the run does."""
+        first_bytes = limit_bytes - kernel_bytes(limit_bytes)
+        left_bytes = first_bytes - used_bytes - coming_bytes - OTHERS_BYTES
         left_bytes = max(0, left_bytes - self._region_bytes // TABLE_SHARE)
         left_bytes -= left_bytes // SCRATCH_SHARE
-        first = self._peak_within(left_bytes, lambda: run(limit_bytes))
+        first = self._peak_within(left_bytes, lambda: run(first_bytes))
         if isinstance(first, int) and first <= planned_bytes:
             return first
         self.empty_arena()  # the run that failed held some of it until now
         computed = isinstance(first, int) or first.computed
         more_bytes = self._arena_bytes if computed else left_bytes + limit_bytes // _MORE_SHARE
-        watched_bytes = limit_bytes - coming_bytes - limit_bytes // _GUARDED_SHARE
-        second = self._peak_within(more_bytes, lambda: run(watched_bytes))
+        second_bytes = limit_bytes - coming_bytes - limit_bytes // _GUARDED_SHARE
+        second = self._peak_within(more_bytes, lambda: run(second_bytes))
         if isinstance(first, int):
             return first if isinstance(second, Exceeded) else min(first, second)
         if isinstance(second, Exceeded):
-            raise max(first, second, key=lambda error: error.peak_bytes)
+            raise Exceeded(str(first), max(first.peak_bytes, second.peak_bytes, limit_bytes + 1))
         return second
 
     def _peak_within(self, size_bytes: int, run: Callable[[], RunResult]) -> int | Exceeded:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from shoal_agent.runtime.ballast import SCRATCH_SHARE
 from shoal_agent.runtime.destinations import Placed
 from shoal_agent.runtime.failures import OutOfBudget, exceeded
-from shoal_agent.runtime.guard import READ_BYTES, others_bytes
+from shoal_agent.runtime.guard import OTHERS_BYTES, READ_BYTES, kernel_bytes
 from shoal_agent.runtime.inputs import pages_on_disk
 from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
 from shoal_agent.runtime.process_memory import MemoryMeter
@@ -31,7 +31,7 @@ class Beside:
         self.on_disk = pages_on_disk(feed)
         drop([*weights, *self.on_disk])
         here = meter.used_bytes() + sum(array.nbytes for array in placed.values())
-        self._certain_bytes = here + size_of(self.on_disk)
+        self._certain_bytes = here + size_of(self.on_disk) + OTHERS_BYTES
         self._read_bytes = read_bytes
 
     def held_back(self, arena_bytes: int, limit_bytes: int, *, is_larger: bool) -> int:
@@ -39,16 +39,15 @@ class Beside:
         limit. An item that `is_larger` than those of a trial has a limit that leaves room for the
         arena's tables, and more, and a guard that drops weights. Raises `Exceeded`: that leaves
         nothing."""
-        certain_bytes = self._certain_bytes + others_bytes(limit_bytes)
-        held = arena_bytes - limit_bytes + certain_bytes
+        held = arena_bytes - limit_bytes + self._certain_bytes
         if is_larger:  # no finer cut would help it
             held += min(self._read_bytes, READ_BYTES)
         else:
-            held += self._read_bytes
+            held += self._read_bytes + kernel_bytes(limit_bytes)
             held += arena_bytes // TABLE_SHARE
             held += max(0, arena_bytes - held) // SCRATCH_SHARE
         if held >= arena_bytes:
             reason = "its inputs and outputs, and what else there is, leave nothing"
-            need = max(certain_bytes, limit_bytes + 1)
+            need = max(self._certain_bytes, limit_bytes + 1)
             raise exceeded(OutOfBudget(reason), need, limit_bytes)
         return held

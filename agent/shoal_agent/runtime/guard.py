@@ -15,9 +15,10 @@ _LOOK_SECONDS: Final = 0.001
 _NEAR: Final = 8
 """Weights are dropped when one part in so many of the limit is left: between two looks a node may
 take as much."""
-_OTHERS_BYTES: Final = 768 << 10
-"""Up to 0.3 MiB was measured. And the kernel charges a group 256 KiB ahead on each processor: what
-another one has of it comes back too late."""
+OTHERS_BYTES: Final = 768 << 10
+"""What a run and other threads take besides what is reckoned with: up to 0.3 MiB was measured. And
+the kernel charges a group 256 KiB ahead on each processor: what another one has of it comes back
+too late."""
 _KERNEL_BYTES: Final = 1792 << 10
 _NO_KERNEL_BYTES: Final = 16 << 20
 _KERNEL_SHARE: Final = 32
@@ -26,13 +27,11 @@ READ_BYTES: Final = 4 << 20
 """Of weights that were dropped a run may read so much again before the guard looks."""
 
 
-def others_bytes(limit_bytes: int) -> int:
-    """What a run, other threads and the kernel take besides what is reckoned with. The kernel's own
-    memory for a process is charged to its group: with 87 MiB, full buffers of sockets and tables of
-    pages were 1.7 MiB more at work than in idleness. Small budgets have shown nothing of that: what
-    goes through sockets there is small as well."""
-    above = max(0, limit_bytes - _NO_KERNEL_BYTES)
-    return _OTHERS_BYTES + min(_KERNEL_BYTES, above // _KERNEL_SHARE)
+def kernel_bytes(limit_bytes: int) -> int:
+    """The kernel's own memory for a process is charged to its group: with 87 MiB, full buffers of
+    sockets and tables of pages were 1.7 MiB more at work than in idleness. Small budgets have shown
+    nothing of that: what goes through sockets there is small as well."""
+    return min(_KERNEL_BYTES, max(0, limit_bytes - _NO_KERNEL_BYTES) // _KERNEL_SHARE)
 
 
 class Guard:
@@ -52,7 +51,6 @@ class Guard:
     ) -> None:
         self._meter = meter
         self._limit_bytes = limit_bytes
-        self._others_bytes = others_bytes(limit_bytes)
         self._near_bytes = limit_bytes - limit_bytes // _NEAR
         self._stopper = stopper
         self._weights = weights
@@ -76,7 +74,7 @@ class Guard:
 
     def make_room(self, size_bytes: int) -> None:
         """Ask for what the run takes next outside of the arena. Raises `NoRoomForOutputs`."""
-        size_bytes += self._others_bytes
+        size_bytes += OTHERS_BYTES
         if self._weights and self._meter.used_at_most_bytes() + size_bytes > self._limit_bytes:
             drop(self._weights)
             self.dropped = True
@@ -92,9 +90,7 @@ class Guard:
                 drop(self._weights)
                 self.dropped = True
                 used = self._meter.used_bytes()
-            if (
-                used + self._others_bytes > self._limit_bytes
-            ):  # the kernel kills where it finds no more
+            if used + OTHERS_BYTES > self._limit_bytes:  # the kernel kills where it finds no more
                 self.tripped = True
                 self._stopper.stop()
                 return

@@ -43,7 +43,7 @@ def test_a_run_is_found_by_its_sockets_until_it_ends(tmp_path: Path) -> None:
         assert local_pool(None) == local_pool(tmp_path / "work") == pool
     workspace.sockets.with_name(f"{workspace.sockets.name}-1").symlink_to("has just ended")
     assert running_pools() == []
-    with pytest.raises(NoCoordinator, match="no run with the work folder"):
+    with pytest.raises(NoCoordinator, match="no active run has the work folder"):
         local_pool(tmp_path / "work")
 
 
@@ -80,7 +80,7 @@ def test_the_environment_names_a_coordinator_unless_the_command_does(
     assert run_app(["top"]) == 1
     assert f"coordinator not reached\n  unix:{tmp_path}/none: " in capsys.readouterr().err
     assert run_app(["top", "--work", str(tmp_path)]) == 2
-    assert "no run with the work folder" in capsys.readouterr().err
+    assert "no active run has the work folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

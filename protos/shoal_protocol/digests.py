@@ -5,10 +5,11 @@ One form everywhere in the program: `sha256:` and 64 lower-case hexadecimal digi
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import BinaryIO, Final, NewType
+
+from shoal_protocol.page_cache import cache_in_small_pages
 
 Digest = NewType("Digest", str)
 """`sha256:` and 64 hexadecimal digits."""
@@ -64,13 +65,6 @@ def digest_of_mapped(file: BinaryIO) -> Digest:
     """The same of a file that devices map. Raises `OSError`."""
     cache_in_small_pages(file)
     return digest_of_file(file)
-
-
-def cache_in_small_pages(file: BinaryIO) -> None:
-    """Have the kernel read nothing ahead of what is read of an open file. What it reads ahead, it
-    caches in large pieces, and a whole piece comes into the memory of a process that touches a page
-    of it in a mapping: a row of a table brings 1 MiB and more."""
-    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def digest_of_model(model: Digest, external: Mapping[str, Digest]) -> Digest:

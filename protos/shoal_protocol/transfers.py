@@ -22,6 +22,7 @@ import grpc
 from shoal_protocol.digests import Digest, digest_of_mapped
 from shoal_protocol.durable_files import NO_LOCKS, sync_folder
 from shoal_protocol.limits import Stalled, StallWatch
+from shoal_protocol.page_cache import WRITTEN_BYTES, uncache
 from shoal_protocol.threads import in_thread
 
 STALL_SECONDS: Final = 30.0
@@ -45,12 +46,16 @@ class PartialFile:
     """A file on its way. `open`, then `append` until `size_bytes`, `verify`, perhaps `publish`; in
     any case `close`. Methods block."""
 
-    def __init__(self, path: Path, size_bytes: int, name: str | None = None) -> None:
-        """`name` is what messages call the file; by default the name in `path`."""
+    def __init__(
+        self, path: Path, size_bytes: int, name: str | None = None, *, cached: bool = True
+    ) -> None:
+        """`name` is what messages call the file; by default the name in `path`. Where it is not
+        to be `cached`, what is written leaves memory soon."""
         self.path = path
         self.size_bytes = size_bytes
         self.name = name or path.name
         self.offset = 0
+        self._cached = cached
         self._descriptor: int | None = None
 
     def open(self) -> int:
@@ -102,7 +107,10 @@ class PartialFile:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self.offset)
             raise
-        self.offset += len(piece)
+        written, self.offset = self.offset, self.offset + len(piece)
+        if not self._cached and written // WRITTEN_BYTES < self.offset // WRITTEN_BYTES:
+            os.fdatasync(self._descriptor)  # what is not written back cannot leave
+            uncache(self._descriptor, self.offset)
 
     def check_complete(self) -> None:
         """Raise `WrongBytes` where bytes are missing."""

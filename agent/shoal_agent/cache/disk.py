@@ -36,7 +36,6 @@ from typing import BinaryIO, Final
 from shoal_agent.memory.residency import NoRoom
 from shoal_protocol.digests import (
     Digest,
-    cache_in_small_pages,
     digest_of_mapped,
     hexadecimal,
     is_digest,
@@ -44,6 +43,7 @@ from shoal_protocol.digests import (
 from shoal_protocol.durable_files import is_transient, open_regular, sync_folder
 from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
 from shoal_protocol.manifest import MANIFEST, FragmentDamaged, Manifest, is_shared
+from shoal_protocol.page_cache import cache_in_small_pages, uncache
 from shoal_protocol.shared_files import SharedFiles
 from shoal_protocol.units import format_bytes
 
@@ -362,7 +362,7 @@ class FragmentCache:
             if folder.suffix == _PART and is_digest(f"sha256:{folder.stem}"):
                 continue  # a fetch may resume it
             if is_digest(digest) and self._store.has(digest):
-                _drop_cached_pages(folder)
+                drop_cached_pages(folder)
                 self._clock += 1
                 manifest = self._store.manifest(digest)
                 self._entries[digest] = _Entry(
@@ -388,7 +388,7 @@ def _inodes(folder: Path, names: Iterable[str]) -> dict[int, int]:
     return found
 
 
-def _drop_cached_pages(folder: Path) -> None:
+def drop_cached_pages(folder: Path) -> None:
     """Have the kernel drop a folder's files from its page cache, which earlier processes filled.
 
     Pages stay charged to the control group that brought them there, which may be gone. This
@@ -396,7 +396,7 @@ def _drop_cached_pages(folder: Path) -> None:
     """
     for path in folder.rglob("*"):
         with suppress(OSError), open_regular(path) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            uncache(file.fileno())
 
 
 def _prepared_bytes(folder: Path) -> int:

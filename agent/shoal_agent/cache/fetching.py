@@ -222,7 +222,7 @@ class _Transfer:
         async def arrived(count: int) -> None:
             await self._arrived(source, count)
 
-        part = PartialFile(path, entry.size_bytes)
+        part = PartialFile(path, entry.size_bytes, cached=False)
         try:
             await in_thread(part.open)
             await receive(part, read, arrived, self._make_room)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter, process_time
 
-from shoal_agent.cache.disk import FragmentCache
+from shoal_agent.cache.disk import FragmentCache, drop_cached_pages
 from shoal_agent.cache.fetching import Fetched, Fetcher, Source
 from shoal_agent.memory.allocation import Share, urgency_of
 from shoal_agent.memory.residency import (
@@ -45,6 +45,7 @@ from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.buffers import Buffers, nothing_arrives
 from shoal_protocol.frame_sizes import FETCH_BYTES, MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
+from shoal_protocol.threads import in_thread
 from shoal_protocol.units import Bytes, format_apart, format_bytes
 
 
@@ -167,7 +168,9 @@ class Fragments:
             reason = f"{short(digest)} is not fetched now: needs {need} on its way, have {have}"
             raise OverBudget(FETCH_BYTES, self.ledger.free, reason)
         try:
-            return await self._fetcher.ensure(digest, sources)
+            fetched = await self._fetcher.ensure(digest, sources)
+            await in_thread(drop_cached_pages, self.cache.path(digest))
+            return fetched
         finally:
             self.end_move(FETCH_BYTES)
 

@@ -16,16 +16,11 @@ import contextlib
 import mmap
 import os
 import re
-import sys
 from collections.abc import Iterable
 from typing import Final
 
-from shoal_agent.runtime.mapped_pages import PageRange, drop
+from shoal_agent.runtime.mapped_pages import PageRange, are_resident, drop
 
-_ENTRY_BYTES: Final = 8
-_TOP_BYTE: Final = _ENTRY_BYTES - 1 if sys.byteorder == "little" else 0
-_IS_RESIDENT: Final = bytes(top & 0xA0 == 0xA0 for top in range(256))
-"""By the top byte of an entry in the kernel's pagemap: bit 63, in memory; bit 61, of a file."""
 _TABLES_OF_LINEAR_ALGEBRA: Final = re.compile(
     r"^([0-9a-f]+)-([0-9a-f]+) rw-p .*/lib(?:\w*openblas|gfortran|quadmath)[^/]*$", re.MULTILINE
 )
@@ -48,7 +43,7 @@ class LibraryPages:
         drop(self._ranges)
 
     def _resident_pages(self, pages: PageRange) -> int:
-        return _are_resident(self._pagemap, pages).count(1)
+        return are_resident(self._pagemap, pages).count(1)
 
 
 def drop_unused_tables() -> None:
@@ -68,17 +63,10 @@ def _clean_pages(ranges: Iterable[PageRange]) -> list[PageRange]:
     clean = []
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
         for pages in ranges:
-            for run in re.finditer(b"\x01+", _are_resident(pagemap.fileno(), pages)):
+            for run in re.finditer(b"\x01+", are_resident(pagemap.fileno(), pages)):
                 start, end = (pages.start + index * mmap.PAGESIZE for index in run.span())
                 clean.append(PageRange(start, end))
     return clean
-
-
-def _are_resident(pagemap: int, pages: PageRange) -> bytes:
-    """For each page 1 if it is in memory and of a file."""
-    count, first = pages.size // mmap.PAGESIZE, pages.start // mmap.PAGESIZE
-    entries = os.pread(pagemap, count * _ENTRY_BYTES, first * _ENTRY_BYTES)
-    return entries[_TOP_BYTE::_ENTRY_BYTES].translate(_IS_RESIDENT)
 
 
 def _merged(ranges: Iterable[PageRange]) -> list[PageRange]:

@@ -11,6 +11,7 @@ ONNX Runtime writes to no weights that it has mapped (a test sees to that).
 import ctypes
 import mmap
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
-from shoal_protocol.digests import cache_in_small_pages
+from shoal_protocol.page_cache import cache_in_small_pages, uncache
 
 READ_AHEAD_BYTES: Final = 8 << 20
 """What the kernel may hold for a process that reads a file in huge pages: those that it reads ahead
@@ -34,6 +35,10 @@ _REQUEST_BYTES: Final = 128 << 10
 """The kernel cuts longer ones to what a disk takes at once, which is no less than that."""
 _SAMPLES: Final = 4
 _MADV_DONTNEED: Final = 4
+_ENTRY_BYTES: Final = 8
+_TOP_BYTE: Final = _ENTRY_BYTES - 1 if sys.byteorder == "little" else 0
+_IS_RESIDENT: Final = bytes(top & 0xA0 == 0xA0 for top in range(256))
+"""By the top byte of an entry in the kernel's pagemap: bit 63, in memory; bit 61, of a file."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -173,7 +178,7 @@ def read_in_small_pages(path: Path) -> None:
     """Bring a file into the page cache in the smallest pages: with one that is read, the kernel
     maps as much as it has cached in one piece. Raises `OSError`."""
     with path.open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        uncache(file.fileno())
         cache_in_small_pages(file)
         while file.read(_PIECE_BYTES):
             pass
@@ -186,7 +191,7 @@ def read_in_huge_pages(path: Path) -> None:
     if size < HUGE_PAGE_BYTES:
         return
     with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        uncache(file.fileno())
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             mapped.madvise(_MADV_HUGEPAGE)
             for start in range(0, size, HUGE_PAGE_BYTES):
@@ -204,6 +209,26 @@ def are_cold(ranges: Sequence[PageRange]) -> bool:
             if not present.value:
                 return True
     return False
+
+
+def are_resident(pagemap: int, pages: PageRange) -> bytes:
+    """For each page 1 if it is in this process's memory and of a file; `pagemap` is the open file
+    of /proc. Raises `OSError`."""
+    count, first = pages.size // mmap.PAGESIZE, pages.start // mmap.PAGESIZE
+    entries = os.pread(pagemap, count * _ENTRY_BYTES, first * _ENTRY_BYTES)
+    return entries[_TOP_BYTE::_ENTRY_BYTES].translate(_IS_RESIDENT)
+
+
+def unused_parts(ranges: Iterable[PageRange]) -> list[PageRange]:
+    """What of mapped files is not in this process's memory for the most, in parts of 1 MiB. Raises
+    `OSError` where the kernel does not say."""
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        return [
+            part
+            for each in ranges
+            for part in _pieces(each, _PIECE_BYTES)
+            if 2 * mmap.PAGESIZE * are_resident(pagemap.fileno(), part).count(1) < part.size
+        ]
 
 
 def whole_pages(start: int, size: int) -> PageRange:

@@ -350,6 +350,8 @@ class Runtime:
             return curve, Tried(reason=str(error))
         finally:
             self.shrink()
+        if isinstance(fragment, WholeFragment):
+            fragment.uncache_unused(folder, limit_bytes - peak)
         return curve, Tried(
             taken_bytes=peak - before, fixed_bytes=fixed, input_bytes=size, prepared=is_prepared
         )

@@ -1,6 +1,7 @@
 """A fragment that runs as one session."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,13 +9,19 @@ from typing import Final
 
 import onnxruntime
 
+from shoal_agent.cache.disk import drop_cached_pages
 from shoal_agent.runtime.described import runs_in_order
 from shoal_agent.runtime.destinations import Destinations, Placed
 from shoal_agent.runtime.external_data import table_bytes
 from shoal_agent.runtime.failures import OutOfBudget, Stopper, Terminated, failure_of
 from shoal_agent.runtime.guard import READ_BYTES
 from shoal_agent.runtime.inputs import input_spec
-from shoal_agent.runtime.mapped_pages import PageRange, size_of
+from shoal_agent.runtime.mapped_pages import (
+    PageRange,
+    read_nothing_ahead,
+    size_of,
+    unused_parts,
+)
 from shoal_agent.runtime.open_block import as_value, run_bound
 from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.process_memory import clean_pages
@@ -144,6 +151,16 @@ class WholeFragment:
         size = size_of(self.weight_pages())
         tables = min(size, self.table_bytes)
         return size - tables + min(tables, READ_BYTES)
+
+    def uncache_unused(self, folder: Path, room_bytes: int) -> None:
+        """After a trial: what that has not used of the weights, such as most rows of a table, is to
+        leave memory where there is no room for it, and to be read page by page from then on. Else
+        the kernel would make room for it, and for what it reads ahead, with what is in use."""
+        with suppress(OSError):  # a hardened container
+            unused = unused_parts(self.weight_pages())
+            if size_of(unused) > room_bytes:
+                read_nothing_ahead(unused)
+                drop_cached_pages(folder)
 
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped."""

@@ -4,8 +4,8 @@ Over TLS only devices and coordinators may call; clients and workers are refused
 of their certificates.
 """
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, BinaryIO, Final
 
 import grpc
 
@@ -23,6 +23,7 @@ from shoal_protocol.frames import MalformedFrame
 from shoal_protocol.identities import RESERVED
 from shoal_protocol.limits import CallLimiter, Stalled, StallWatch, TooManyCalls, end_stalled
 from shoal_protocol.manifest import is_file_name
+from shoal_protocol.page_cache import cache_in_small_pages, uncache
 from shoal_protocol.services import FileContext, FrameContext
 from shoal_protocol.threads import in_thread
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
@@ -102,12 +103,20 @@ class Peers:
             if request.offset > size:
                 reason = f"{request.file} has {size} bytes"
                 await context.abort(grpc.StatusCode.OUT_OF_RANGE, reason)
-            watch, frames = StallWatch(), file_frames(file, request, size)
+            watch, frames = StallWatch(), _uncached(file, file_frames(file, request, size))
             while (frame := await in_thread(next, frames, None)) is not None:
                 await self._uplink.depart(len(frame))
                 await watch.wait(context.write(frame))
                 watch.progress(len(frame))
                 self._counters.sent_bytes += len(frame)
+
+
+def _uncached(file: BinaryIO, frames: Iterator[bytes]) -> Iterator[bytes]:
+    """Frames that are read of a file, which take no memory of this device then."""
+    cache_in_small_pages(file)
+    for frame in frames:
+        uncache(file.fileno(), file.tell())
+        yield frame
 
 
 async def _require_device(context: grpc.aio.ServicerContext[Any, Any]) -> None:

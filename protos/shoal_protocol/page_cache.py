@@ -5,8 +5,9 @@ may take what is mapped and in use first."""
 import os
 from typing import BinaryIO, Final
 
-WRITTEN_BYTES: Final = 4 << 20
-"""What is written of a file before it leaves memory for the disk, where it is not to stay."""
+PASSING_BYTES: Final = 4 << 20
+"""Of a file that passes through a device: what of it may be in memory. Larger than the largest
+pages in which the kernel caches files."""
 
 
 def cache_in_small_pages(file: BinaryIO) -> None:
@@ -16,7 +17,8 @@ def cache_in_small_pages(file: BinaryIO) -> None:
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
 
 
-def uncache(descriptor: int, size_bytes: int = 0) -> None:
-    """Have the kernel drop the first bytes of an open file (0: all), but for pages that are mapped
-    or not written to the disk yet. Raises `OSError`."""
-    os.posix_fadvise(descriptor, 0, size_bytes, os.POSIX_FADV_DONTNEED)
+def uncache(descriptor: int, start: int = 0, size_bytes: int = 0) -> None:
+    """Have the kernel drop so many bytes of an open file from one on (0: all that follow), but for
+    pages that are mapped or not written to the disk yet. It looks at each page of these that it
+    has. Raises `OSError`."""
+    os.posix_fadvise(descriptor, start, size_bytes, os.POSIX_FADV_DONTNEED)

@@ -22,7 +22,7 @@ import grpc
 from shoal_protocol.digests import Digest, digest_of_mapped
 from shoal_protocol.durable_files import NO_LOCKS, sync_folder
 from shoal_protocol.limits import Stalled, StallWatch
-from shoal_protocol.page_cache import WRITTEN_BYTES, uncache
+from shoal_protocol.page_cache import PASSING_BYTES, uncache
 from shoal_protocol.threads import in_thread
 
 STALL_SECONDS: Final = 30.0
@@ -103,14 +103,15 @@ class PartialFile:
         try:
             while view:
                 view = view[os.write(self._descriptor, view) :]
+            end = self.offset + len(piece)
+            if not self._cached and self.offset // PASSING_BYTES < end // PASSING_BYTES:
+                os.fdatasync(self._descriptor)  # what is not written back cannot leave
+                uncache(self._descriptor, 0, end)
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self.offset)
             raise
-        written, self.offset = self.offset, self.offset + len(piece)
-        if not self._cached and written // WRITTEN_BYTES < self.offset // WRITTEN_BYTES:
-            os.fdatasync(self._descriptor)  # what is not written back cannot leave
-            uncache(self._descriptor, self.offset)
+        self.offset = end
 
     def check_complete(self) -> None:
         """Raise `WrongBytes` where bytes are missing."""

@@ -23,7 +23,7 @@ from shoal_protocol.frames import MalformedFrame
 from shoal_protocol.identities import RESERVED
 from shoal_protocol.limits import CallLimiter, Stalled, StallWatch, TooManyCalls, end_stalled
 from shoal_protocol.manifest import is_file_name
-from shoal_protocol.page_cache import cache_in_small_pages, uncache
+from shoal_protocol.page_cache import PASSING_BYTES, cache_in_small_pages, uncache
 from shoal_protocol.services import FileContext, FrameContext
 from shoal_protocol.threads import in_thread
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
@@ -115,7 +115,9 @@ def _uncached(file: BinaryIO, frames: Iterator[bytes]) -> Iterator[bytes]:
     """Frames that are read of a file, which take no memory of this device then."""
     cache_in_small_pages(file)
     for frame in frames:
-        uncache(file.fileno(), file.tell())
+        end = file.tell()
+        start = max(0, end - PASSING_BYTES)  # large pages go when all of them has been sent
+        uncache(file.fileno(), start, end - start)
         yield frame
 
 

@@ -376,3 +376,12 @@ def vocabulary(width: int = 256) -> onnx.ModelProto:
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
     opset = helper.make_opsetid("", 17)
     return helper.make_model(graph, opset_imports=[opset], ir_version=9)
+
+
+DENSE = Made(
+    text="agraph (float[1, 1000] x) => (float[1, 3000] y) {\n  t = MatMul (x, W)\n"
+    "  y = Relu (t)\n}",
+    weights={"W": weight(1000, 3000)},
+    shapes={"x": (1, 1000)},
+)
+"""Almost all of it is one layer of 11.4 MiB."""

@@ -60,6 +60,8 @@ class Parting:
         self._taken = {*graph.sparse, *graph.weights, *(each.name for each in graph.inputs)}
         self._names: set[str] = set()
         self._parts: dict[tuple[str, int, int, int, int], str] = {}
+        self._integers: dict[tuple[int, ...], str] = {}
+        self._joined: dict[tuple[str, ...], str] = {}
         for node in all_nodes(graph.nodes):
             self._taken.update((*node.input, *node.output))
             self._names.add(node.name)
@@ -161,11 +163,21 @@ class Parting:
         return [int(each) for each in numpy_helper.to_array(weight.loaded()).reshape(-1)]
 
     def add_integers(self, name: str, values: Sequence[int]) -> str:
-        """The name of a new initializer."""
-        name = self.fresh(name)
+        """The name of an initializer with these values: `name`, or of one that was added before."""
+        if (known := self._integers.get(tuple(values))) is not None:
+            return known
+        name = self._integers[tuple(values)] = self.fresh(name)
         tensor = numpy_helper.from_array(np.array(values, np.int64), name)
         self.weights[name] = Weight(tensor, None)
         return name
+
+    def joined(self, name: str, sizes: tuple[str, ...]) -> tuple[str, list[onnx.NodeProto]]:
+        """The name of a shape, these sizes one after the other, and the node that makes it, unless
+        one does already: most parts of a layer have the same shape."""
+        if (known := self._joined.get(sizes)) is not None:
+            return known, []
+        name = self._joined[sizes] = self.fresh(name)
+        return name, [onnx.helper.make_node("Concat", sizes, [name], axis=0)]
 
     def name(self, node: onnx.NodeProto, number: int) -> str:
         """A name for a part of a node."""

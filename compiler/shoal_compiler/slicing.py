@@ -187,15 +187,15 @@ def _leading_sizes(
 
 def _reshape(
     parting: Parting, reshaping: _Reshaping, output: str, number: int, channels: int
-) -> tuple[onnx.NodeProto, onnx.NodeProto]:
-    """The nodes that reshape a part's output."""
+) -> list[onnx.NodeProto]:
+    """The node that reshapes a part's output, after the one that makes the shape."""
     node = deepcopy(reshaping.node)
     node.name = parting.name(node, number)
     last = parting.add_integers(f"{output}.channels", [channels])
-    node.input[0], node.input[1] = output, parting.fresh(f"{output}.shape")
+    node.input[0] = output
+    node.input[1], makers = parting.joined(f"{output}.shape", (*reshaping.sizes, last))
     node.output[0] = parting.fresh(f"{output}.reshaped")
-    sizes = [*reshaping.sizes, last]
-    return onnx.helper.make_node("Concat", sizes, [node.input[1]], axis=0), node
+    return [*makers, node]
 
 
 def _in_parts(

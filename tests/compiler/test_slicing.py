@@ -154,6 +154,29 @@ def test_parts_are_whole_steps_of_the_kernels_where_they_can_be(tmp_path: Path) 
     assert columns[0] % CHANNELS == 0
 
 
+def test_parts_of_one_shape_are_reshaped_to_one_that_is_made_once(tmp_path: Path) -> None:
+    """Nodes that make shapes are in the first fragment, and each costs memory there."""
+    nodes, reads, weights = list[onnx.NodeProto](), "x", dict[str, Shape]()
+    for layer, gives in enumerate(("t", "y")):
+        rows, whole = f"rows {layer}", f"shape {layer}"
+        nodes += [
+            helper.make_node("Shape", ["x"], [rows], start=0, end=1),
+            helper.make_node("Concat", [rows, "channels"], [whole], axis=0),
+            helper.make_node("MatMul", [reads, f"w{layer}"], [f"flat {layer}"]),
+            helper.make_node("Reshape", [f"flat {layer}", whole], [gives]),
+        ]
+        reads, weights[f"w{layer}"] = gives, (200, 200)
+    made = model(nodes, (3, 200), weights)
+    made.graph.initializer.append(numpy_helper.from_array(np.array([200]), "channels"))
+    profile = profiled(made, tmp_path)
+    shapes = [each for each in profile.nodes if each.label.endswith("(Concat)")]
+    shapes = [each for each in shapes if each.role is Role.SHAPE]
+    parts = [each for each in profile.nodes if each.label.endswith("(MatMul)")]
+    assert len(parts) == 2 * 7
+    assert len(shapes) == 2 * 2, "all parts of a layer but the last have as many channels"
+    cut_everywhere(tmp_path, profile, np.ones((3, 200), np.float32))
+
+
 def test_a_model_is_parted_more_finely_as_long_as_that_makes_a_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import prod
+from math import inf, prod
 from typing import TYPE_CHECKING, Final
 
 from shoal_cli.local.cut_orders import CutOrder
@@ -38,7 +38,12 @@ _OUTGROWN: Final = "fragments for them took more than the devices have"
 
 
 class PreparationRefused(Exception):
-    """The model cannot be cut as asked; the text says why and what would do."""
+    """The model cannot be cut as asked; the text says why and what would do. `need_bytes`: the
+    smallest limit that some cut keeps, where a limit is too low."""
+
+    def __init__(self, reason: str, need_bytes: int | None = None) -> None:
+        super().__init__(reason)
+        self.need_bytes = need_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +208,7 @@ def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
         if not isinstance(cuts, Refusal):
             return cuts
         refused = cuts
-    raise PreparationRefused(f"{order.name}: {refused.reason}{todo}")
+    raise PreparationRefused(f"{order.name}: {refused.reason}{todo}", refused.need_bytes)
 
 
 def suit_inputs(
@@ -277,13 +282,16 @@ def _suited_to(order: CutOrder, model: "Source", inputs: InputSet, envelope: Sha
 
 
 def _in_parts(model: "Source", suit: Callable[["Source"], Suited]) -> Suited:
-    """What suits, with the largest layers in as many parts as that takes."""
+    """What suits, with the largest layers in as many parts as that takes. What refuses all is the
+    last one's reason, or one that needs less: nodes cost memory too."""
+    refusals: list[PreparationRefused] = []
     for sliced in model.slicings():
         try:
             return suit(sliced)
         except PreparationRefused as error:
-            refusal = error
-    raise refusal
+            refusals.insert(0, error)
+    need = refusals[0].need_bytes
+    raise refusals[0] if need is None else min(refusals, key=lambda each: each.need_bytes or inf)
 
 
 def _with_values(profile: Profile, inputs: InputSet) -> Profile:

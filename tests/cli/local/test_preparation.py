@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
-from chaining import run_chained, run_whole
-from made_models import Made, deep, weight
+from cli.local.workbench import cut_within
+from made_models import DENSE, Made, deep
 from shoal_cli.local import cut_search, preparation
 from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.cut_search import PreparationRefused
@@ -36,20 +35,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return deep().save(tmp_path_factory.mktemp("model"))
 
 
-def cut(model: Path, folder: Path, *budgets_mib: int, pinned: bool = False) -> PartitionDocument:
-    devices = tuple(
-        PoolDevice(name=f"d{number}", budget_bytes=Bytes(size * MIB))
-        for number, size in enumerate(budgets_mib)
-    )
-    order = CutOrder(name="deep", model="deep", path=model, devices=devices, pinned=pinned)
-    cut_into_store(order, folder, lambda done, total: None)
-    return document_from_json(partition_path(folder, "deep").read_bytes())
-
-
 def test_a_model_that_one_device_cannot_hold_runs_there_whole_in_blocks(
     model: Path, tmp_path: Path
 ) -> None:
-    document = cut(model, tmp_path, 16)
+    document = cut_within(model, tmp_path, 16)
     (fragment,) = document.fragments
     assert fragment.least_bytes <= 16 * MIB < fragment.resident_bytes
     stored = list(tmp_path.glob("fragments/*/fragment.json"))
@@ -59,7 +48,7 @@ def test_a_model_that_one_device_cannot_hold_runs_there_whole_in_blocks(
 def test_a_model_that_the_devices_can_hold_together_is_cut_so_that_they_do(
     model: Path, tmp_path: Path
 ) -> None:
-    document = cut(model, tmp_path, 16, 16, 16)
+    document = cut_within(model, tmp_path, 16, 16, 16)
     assert 1 < len(document.fragments) <= 3
     assert all(each.resident_bytes <= 16 * MIB for each in document.fragments)
 
@@ -67,7 +56,7 @@ def test_a_model_that_the_devices_can_hold_together_is_cut_so_that_they_do(
 def test_fragments_that_are_tied_to_devices_stay_as_fine_as_the_budget_asks(
     model: Path, tmp_path: Path
 ) -> None:
-    assert len(cut(model, tmp_path, 16, pinned=True).fragments) > 1
+    assert len(cut_within(model, tmp_path, 16, pinned=True).fragments) > 1
 
 
 def test_a_cut_that_was_chosen_is_used_again_until_the_devices_change(
@@ -223,41 +212,6 @@ def test_what_cannot_be_divided_is_refused_with_its_need(model: Path, tmp_path: 
         divided(model, tmp_path, *([0] * 64))
 
 
-def test_a_layer_that_is_larger_than_every_budget_is_held_in_parts(tmp_path: Path) -> None:
-    path = DENSE.save(tmp_path)
-    store = tmp_path / "store"
-
-    def cut_within(mib: int) -> PartitionDocument:
-        return cut(path, store, mib)
-
-    assert len(cut_within(24).fragments) == 1
-    document = cut_within(8)
-    assert all(each.least_bytes <= 8 * MIB for each in document.fragments)
-    feeds = DENSE.inputs()
-    want = run_whole(path, feeds)["y"].astype(np.float32)
-    got = run_chained(store, document, feeds)["y"].astype(np.float32)
-    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
-    with pytest.raises(PreparationRefused, match=r"node .+\.\d+ \(MatMul\) needs .* by itself"):
-        cut_within(2)
-
-
-def test_a_layer_of_four_bits_is_held_in_as_small_parts_as_its_numbers_ask_for(
-    tmp_path: Path,
-) -> None:
-    """In parts of 1 MiB, each would be made 8 MiB of numbers."""
-    model = FOUR_BITS.proto()
-    model.opset_import.add(domain="com.microsoft", version=1)
-    model.graph.node[0].domain = "com.microsoft"
-    path = tmp_path / "model.onnx"
-    onnx.save(model, path)
-    document = cut(path, tmp_path / "store", 10)
-    assert all(each.least_bytes <= 10 * MIB for each in document.fragments)
-    feeds = FOUR_BITS.inputs()
-    got = run_chained(tmp_path / "store", document, feeds)["y"].astype(np.float32)
-    want = run_whole(path, feeds)["y"].astype(np.float32)
-    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
-
-
 def test_a_cut_of_a_layer_in_parts_is_divided_in_the_same_parts(tmp_path: Path) -> None:
     devices = (PoolDevice(name="d", budget_bytes=Bytes(8 * MIB)),)
     path = DENSE.save(tmp_path)
@@ -266,26 +220,6 @@ def test_a_cut_of_a_layer_in_parts_is_divided_in_the_same_parts(tmp_path: Path) 
     whole = divide_anew(order, tmp_path)
     assert divide_anew(order, tmp_path, 0) == elsewhere
     assert len(elsewhere.fragments) == len(whole.fragments) + 1
-
-
-DENSE = Made(
-    text="agraph (float[1, 1000] x) => (float[1, 3000] y) {\n  t = MatMul (x, W)\n"
-    "  y = Relu (t)\n}",
-    weights={"W": weight(1000, 3000)},
-    shapes={"x": (1, 1000)},
-)
-"""Almost all of it is one layer of 11.4 MiB."""
-
-
-FOUR_BITS = Made(
-    text="""g (float[1, 512] x) => (float[1, 8192] y) {
-        t = MatMulNBits<K = 512, N = 8192, bits = 4, block_size = 32>(x, W, s) y = Relu(t) }""",
-    weights={
-        "W": np.random.default_rng(0).integers(0, 255, (8192, 16, 16)).astype(np.uint8),
-        "s": np.full(8192 * 16, 0.01, np.float32),
-    },
-    shapes={"x": (1, 512)},
-)
 
 
 WIDE = Made(

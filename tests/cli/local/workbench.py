@@ -17,7 +17,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from shoal_cli.commands.app import run_app
+from shoal_cli.local.cut_orders import CutOrder
+from shoal_cli.local.preparation import cut_into_store, partition_path
+from shoal_planner.devices import PoolDevice
+from shoal_protocol.partition import PartitionDocument, document_from_json
+from shoal_protocol.units import Bytes
 
+MIB = 1 << 20
 LAYERS = 6
 WIDTH = 256
 
@@ -201,3 +207,16 @@ def assert_results_are_the_whole_models(bench: Workbench) -> None:
             expected = whole[0] if array.ndim == 2 else np.stack(whole)
             assert outputs.files == ["y"]
             np.testing.assert_allclose(outputs["y"], expected, rtol=0, atol=1e-5)
+
+
+def cut_within(
+    model: Path, folder: Path, *budgets_mib: int, pinned: bool = False
+) -> PartitionDocument:
+    """What a model is cut into for devices with these budgets."""
+    devices = tuple(
+        PoolDevice(name=f"d{number}", budget_bytes=Bytes(size * MIB))
+        for number, size in enumerate(budgets_mib)
+    )
+    order = CutOrder(name="deep", model="deep", path=model, devices=devices, pinned=pinned)
+    cut_into_store(order, folder, lambda done, total: None)
+    return document_from_json(partition_path(folder, "deep").read_bytes())

@@ -2,14 +2,16 @@
 answered."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agent.conftest import Joined
 from agent.fragment_making import MadeFragment, dense_model, write_fragment
-from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
+from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 from shoal_protocol.frames import Frame
 from shoal_protocol.tensors import Array
 from shoal_protocol.v1 import session_pb2 as pb
@@ -204,6 +206,54 @@ async def test_items_that_a_broken_link_may_have_lost_are_reported(
     assert (await asyncio.wait_for(lost, 10)).failure.code == pb.UNREACHABLE
     never = await one.send_item(ENTRY, 2, {"x": X})
     assert (await asyncio.wait_for(never, 10)).failure.code == pb.UNREACHABLE
+
+
+def sockets(pid: int) -> int:
+    """How many a process has open."""
+    files = list(Path(f"/proc/{pid}/fd").iterdir())
+    return sum(os.readlink(file).startswith("socket:") for file in files)
+
+
+async def test_items_that_have_arrived_are_not_reported_when_a_resting_device_hangs_up(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    joined = await join("one")
+    one, process = joined.device, joined.agent.process
+    await one.load(fragments[0].digest, fragments[0].resident_bytes)
+    two = await prepared(join, fragments[0], "two")
+    before = sockets(process.pid)
+    await planned(two, leg(fragments[0], ticket=MIDDLE))
+    to_two = {"device": "two", "address": two.hello.address, "next_ticket": MIDDLE}
+    await planned(one, leg(fragments[0], sends=["x"], **to_two))
+    reported = [await one.send_item(ENTRY, number, {"x": X}) for number in range(3)]
+    for _ in reported:
+        await two.item()
+    assert sockets(process.pid) > before
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while sockets(process.pid) > before:
+            await asyncio.sleep(0.05)
+    await planned(one, leg(fragments[0]))  # what was said before has come
+    assert not any(each.done() for each in reported)
+
+
+async def test_no_more_items_are_reported_than_may_have_been_under_way(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    one = await prepared(join, fragments[0], "one")
+    peer = await join("two")
+    await peer.device.load(fragments[0].digest, fragments[0].resident_bytes)
+    await planned(peer.device, leg(fragments[0], ticket=MIDDLE))
+    to_two = {"device": "two", "address": peer.device.hello.address, "next_ticket": MIDDLE}
+    await planned(one, leg(fragments[0], sends=["x"], **to_two))
+    sent: list[asyncio.Future[pb.Reply]] = []
+    for first in range(0, 20 * 32, 32):
+        sent += await one.send_items(ENTRY, [(first + each, {"x": X}) for each in range(32)])
+        for _ in range(32):
+            await peer.device.item()
+    await peer.agent.kill()
+    never = await one.send_item(ENTRY, len(sent), {"x": X})
+    assert (await asyncio.wait_for(never, 10)).failure.code == pb.UNREACHABLE
+    assert 0 < sum(each.done() for each in sent) <= 256
 
 
 async def test_an_item_whose_sizes_lie_ends_the_stream_and_nothing_else(

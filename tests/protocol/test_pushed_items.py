@@ -88,6 +88,24 @@ async def test_a_message_of_items_stays_small() -> None:
     assert len(items.taken) == 20
 
 
+async def test_what_was_pushed_has_arrived_when_what_left_behind_it_is_acknowledged() -> None:
+    items = Items()
+    pipe, near, _, far = joined(items)
+    async with serving(near, far):
+        for number in range(3):
+            near.push(item(number), Left())
+        assert (near.pushed.number, near.pushed.arrived) == (3, 0)
+        await near.send(outbound())
+        assert near.pushed.arrived == 3
+        near.push(item(3), Left())
+        await near.confirm()
+        assert near.pushed.arrived == 4
+        written = len(pipe.written)
+        await near.confirm()
+        assert len(pipe.written) == written, "there was nothing to ask"
+        assert len(items.taken) == 4
+
+
 async def test_what_waits_is_let_go_when_the_link_ends() -> None:
     left, reasons = Left(), list[str]()
     pipe, near, _, far = joined(Items())

@@ -46,7 +46,7 @@ deadline of its own."""
 _STEPS: Final = 64
 _KNOWN_FRAGMENTS: Final = 1024
 _PUSHED: Final = 256
-"""Frames that a link may lose when it breaks: more are not under way."""
+"""Frames, and items, that a link may lose when it breaks: more are not under way."""
 _PUSHED_SECONDS: Final = 60.0
 """What left earlier has arrived, or the coordinator has given it up."""
 
@@ -100,7 +100,7 @@ class Itineraries:
         self._counters = counters
         self._turn = turn
         self._legs: Legs[_Brought] = Legs()
-        self._pushed: dict[BulkLink, deque[tuple[Sequence[int], float]]] = {}
+        self._pushed: dict[BulkLink, deque[tuple[int, Sequence[int], float]]] = {}
         self._unsent = 0
         self._running_since: float | None = None
         self._pump: asyncio.Task[None] | None = None
@@ -325,13 +325,17 @@ class Itineraries:
         if (pushed := self._pushed.get(way)) is None:
             pushed = self._pushed[way] = deque(maxlen=_PUSHED)
             way.on_end(partial(self._way_ended, way))
-        pushed.append((instructions, perf_counter()))
+        pushed.append((way.pushed.number, instructions, perf_counter()))
 
     def _way_ended(self, way: BulkLink, reason: str) -> None:
         oldest = perf_counter() - _PUSHED_SECONDS
-        for instructions, at in self._pushed.pop(way):
-            if at > oldest:
-                self._fail_all(instructions, failure(pb.UNREACHABLE, reason))
+        lost = [
+            instruction
+            for number, instructions, at in self._pushed.pop(way)
+            if at > oldest and number > way.pushed.arrived
+            for instruction in instructions
+        ]
+        self._fail_all(lost[-_PUSHED:], failure(pb.UNREACHABLE, reason))
 
     def _fail_all(self, instructions: Iterable[int], what: pb.Failure) -> None:
         for instruction in instructions:

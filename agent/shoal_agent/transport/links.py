@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Final
 
 import grpc
@@ -16,6 +17,8 @@ from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 MAXIMUM_LINKS: Final = 128
 """Beyond these, the one that was used longest ago is closed for a new one."""
+_CONFIRM_SECONDS: Final = 5.0
+"""How long a peer may take to say what has arrived, before one hangs up."""
 
 
 class PeerLink:
@@ -81,6 +84,14 @@ class PeerLink:
         """Give up what is on its way; what is sent later goes over another stream."""
         if self._bulk is not None:
             self._bulk.end(reason)
+
+    async def hang_up(self) -> None:
+        """Close it, when what nobody acknowledges has arrived: else that would count as lost."""
+        if self.bulk is not None:
+            with suppress(Undelivered, TimeoutError):
+                async with asyncio.timeout(_CONFIRM_SECONDS):
+                    await self.bulk.confirm()
+        await self.close()
 
     async def close(self) -> None:
         """Close the stream and the connection, for good."""
@@ -169,6 +180,6 @@ class PeerLinks:
         self._close(idle)
 
     def _close(self, key: tuple[str, str]) -> None:
-        closing = asyncio.create_task(self._links.pop(key).close())
+        closing = asyncio.create_task(self._links.pop(key).hang_up())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

@@ -9,8 +9,8 @@ for the writer. It writes itself where nothing of this end is under way: acknowl
 then the other end has none to write.
 
 Everything is bounded. `WAITING_TRANSFERS` may wait for the writer; who sends more waits for room.
-A link ends when one write, or the acknowledgement of a transfer, takes longer than `STEP_SECONDS`,
-and when the other side leaves `UNREAD_ANSWERS` acknowledgements unread.
+A link ends when one write takes longer than `STEP_SECONDS`, and when the other side leaves
+`UNREAD_ANSWERS` acknowledgements unread; a transfer fails that is not acknowledged in that time.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ class BulkLink:
         self._room = asyncio.Event()
         self._waiting: deque[Outgoing] = deque()
         self._answers: deque[Frame] = deque()
-        self._pushed = UnansweredFrames()
+        self.pushed = UnansweredFrames()
         self._answers_together = _LOCAL_ANSWERS if transport.local else FRAMES_TOGETHER
         self._unanswered: dict[int, Outgoing] = {}
         self._writer: eager.Running[None] | None = None
@@ -129,7 +129,7 @@ class BulkLink:
         self._unanswered.clear()
         self._waiting.clear()
         self._answers.clear()
-        self._pushed.drop()
+        self.pushed.drop()
         self._full = False
         self._room.set()
         if self._watch is not None:
@@ -210,8 +210,13 @@ class BulkLink:
         never will. Whoever calls bounds how many wait. Raises `Undelivered`."""
         if self.broken is not None:
             raise Undelivered(self.broken)
-        self._pushed.append(Unanswered(frame, left))
+        self.pushed.append(Unanswered(frame, left))
         self._wake()
+
+    async def confirm(self) -> None:
+        """Learn that all that was pushed has arrived. Raises `Undelivered`."""
+        if self.pushed.arrived < self.pushed.number:
+            await self.ping()
 
     def on_end(self, act: Callable[[str], None]) -> None:
         """Have it called with the reason when the link has ended."""
@@ -247,7 +252,7 @@ class BulkLink:
             self._writing = True
             # What is alone leaves at once; where more is under way, the next of this turn join it.
             alone = not (self._left_at_once or self._unanswered)
-            alone = alone and len(self._waiting) + len(self._answers) + len(self._pushed) == 1
+            alone = alone and len(self._waiting) + len(self._answers) + len(self.pushed) == 1
             work = self._write_all()
             self._writer = eager.start(work) if alone else eager.Running(work, None)
             if alone and not self._unanswered:
@@ -261,9 +266,9 @@ class BulkLink:
 
     async def _write_all(self) -> None:
         try:
-            while self._answers or self._pushed or self._waiting:
+            while self._answers or self.pushed or self._waiting:
                 # Whatever is small leaves as one message.
-                if self._answers or self._pushed or self._waiting[0].size <= _SMALL_BYTES:
+                if self._answers or self.pushed or self._waiting[0].size <= _SMALL_BYTES:
                     await self._write_together()
                 elif (outgoing := self._next()) is not None:
                     # What is yet to come may wait for it as only a task can.
@@ -283,8 +288,8 @@ class BulkLink:
             await self._pace.turn(busy=bool(self._unanswered))
         frames = self._take_answers() if self._answers else []
         pushed: list[Unanswered] = []
-        if self._pushed:
-            pushed = self._pushed.take(FRAMES_TOGETHER - len(frames), _PUSHED_BYTES)
+        if self.pushed:
+            pushed = self.pushed.take(FRAMES_TOGETHER - len(frames), _PUSHED_BYTES)
             frames += [each.frame for each in pushed]
         transfers = self._join(frames, pushed) if self._waiting else []
         if self._pace is not None:
@@ -343,7 +348,7 @@ class BulkLink:
         if outgoing.answered.cancelled():
             return None
         self._unanswered[outgoing.number] = outgoing
-        outgoing.left_at = perf_counter()
+        outgoing.left_at, outgoing.behind = perf_counter(), self.pushed.left
         return outgoing
 
     def _take_answers(self) -> list[Frame]:
@@ -420,9 +425,10 @@ class BulkLink:
                     self._answers.append(answer)
 
     def _take_answer(self, header: FrameHeader) -> None:
-        outgoing = self._unanswered.pop(header.transfer, None)
-        if outgoing is not None and not outgoing.answered.done():
-            outgoing.answered.give(header.acknowledgement)
+        if (outgoing := self._unanswered.pop(header.transfer, None)) is not None:
+            self.pushed.arrived = max(self.pushed.arrived, outgoing.behind)
+            if not outgoing.answered.done():
+                outgoing.answered.give(header.acknowledgement)
 
     async def _acknowledge(self) -> None:
         """Write acknowledgements here where nothing else is under way: a task of its own would cost
@@ -439,5 +445,5 @@ class BulkLink:
                 await self._write(self._take_answers())
             finally:
                 self._writing = False
-            if self._answers or self._pushed or self._waiting:
+            if self._answers or self.pushed or self._waiting:
                 self._wake()

@@ -43,7 +43,8 @@ class OutboundActivation(NamedTuple):
 class Outgoing:
     """A transfer on its way: `frames` that carry `size` bytes; infinite: they are yet to come.
 
-    `left_at` is when its turn came, `written_at` when the last frame was written.
+    `left_at` is when its turn came, `written_at` when the last frame was written; `behind` is how
+    many frames that nobody acknowledges had left before.
     """
 
     number: int
@@ -52,6 +53,7 @@ class Outgoing:
     answered: Prompt[Acknowledgement]
     left_at: float = math.inf
     written_at: float = math.inf
+    behind: int = 0
 
     def fail(self, reason: str) -> None:
         """Nobody will acknowledge it."""
@@ -80,6 +82,16 @@ class Unanswered(NamedTuple):
 class UnansweredFrames(deque[Unanswered]):
     """Those that wait for a link, in order."""
 
+    left = 0
+    """How many have been taken."""
+    arrived = 0
+    """How many the other side has received: it acknowledged what left behind them."""
+
+    @property
+    def number(self) -> int:
+        """How many there have been: that of the newest."""
+        return self.left + len(self)
+
     def take(self, count: int, size: int) -> list[Unanswered]:
         """The next, at most so many with so many bytes; one alone may be larger."""
         taken: list[Unanswered] = []
@@ -88,6 +100,7 @@ class UnansweredFrames(deque[Unanswered]):
             if size < 0 and taken:
                 break
             taken.append(self.popleft())
+        self.left += len(taken)
         return taken
 
     def drop(self) -> None:

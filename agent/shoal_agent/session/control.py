@@ -9,7 +9,7 @@ stream breaks, the session is over, and all its instructions are void.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from functools import partial
 from time import perf_counter
@@ -357,8 +357,8 @@ class Session:
         header, payload = split_frame(execute.input_frame)
         while self.tasks.waits(execute.instruction):
             await asyncio.sleep(_ROOM_SECONDS)
-            with suppress(TransferError):
-                await self._intake().receive(header, Held(payload))
+            with closing(self._intake()) as intake, suppress(TransferError):
+                await intake.receive(header, Held(payload))
                 return
 
     def _cancel(self, cancel: pb.Cancel) -> None:

@@ -158,6 +158,9 @@ class Itineraries:
         except BaseException:
             self._fragments.end_move(count * room)
             raise
+        if self._closed:  # while the payload came
+            self._fragments.end_move(count * room)
+            return
         self._counters.received_bytes += size
         self._counters.transfers += 1
         compute, since, data = tuple(items.compute), perf_counter(), items.layout

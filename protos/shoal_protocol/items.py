@@ -7,9 +7,10 @@ Arrays lie in the frame's payload as they are, and the receiver's arrays are vie
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -41,6 +42,23 @@ _FEW_PIECES: Final = 16
 
 Numbered = tuple[int, Mapping[str, Array]]
 """An item: the number of its instruction, and its tensors."""
+
+
+_Key = TypeVar("_Key")
+
+
+class OfJob(Protocol):
+    """What is known of a job's itineraries."""
+
+    @property
+    def job(self) -> str: ...
+
+
+def to_forget(known: Mapping[_Key, OfJob]) -> _Key:
+    """Of too much that is known: the oldest of the job of which most is. So what is planned for
+    others, again and again, takes nothing from a job that rests."""
+    ((job, _),) = Counter(each.job for each in known.values()).most_common(1)
+    return next(key for key, each in known.items() if each.job == job)
 
 
 class _Place(NamedTuple):

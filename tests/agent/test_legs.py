@@ -1,6 +1,6 @@
 """Items that wait on a device: which of them may run together."""
 
-from shoal_agent.execution.legs import WAITING_ITEMS, Arrived, Leg, Legs
+from shoal_agent.execution.legs import KNOWN_LEGS, WAITING_ITEMS, Arrived, Leg, Legs
 
 _ONE, _OTHER = (
     Leg(
@@ -14,6 +14,33 @@ _ONE, _OTHER = (
     )
     for epoch in (1, 2)
 )
+
+
+def leg(job: str, epoch: int = 1) -> Leg:
+    return _ONE._replace(job=job, epoch=epoch)
+
+
+def test_a_leg_stays_however_often_another_job_plans_anew() -> None:
+    legs: Legs[str] = Legs()
+    legs.plan(b"quiet", leg("quiet"))
+    for number in range(2 * KNOWN_LEGS):
+        legs.plan(b"%d" % number, leg("busy"))
+    assert legs.find(b"quiet") == leg("quiet")
+    assert legs.find(b"%d" % (2 * KNOWN_LEGS - 1)) == leg("busy")
+    assert legs.find(b"0") is None
+    assert legs.known == KNOWN_LEGS
+
+
+def test_legs_of_epochs_that_are_over_go() -> None:
+    legs: Legs[str] = Legs()
+    legs.plan(b"old", leg("job"))
+    legs.plan(b"new", leg("job", 2))
+    legs.plan(b"other", leg("other"))
+    legs.void("job", 2)
+    assert (legs.find(b"old"), legs.find(b"new")) == (None, leg("job", 2))
+    legs.void("job", 3)
+    assert legs.find(b"new") is None
+    assert legs.find(b"other") == leg("other")
 
 
 def waiting(*items: tuple[Leg, bytes]) -> Legs[str]:

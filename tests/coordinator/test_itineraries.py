@@ -33,16 +33,19 @@ class Traveller(ScriptedDevice):
     plans: list[pb.Plan]
     travelled: list[int]
     frames: int
+    over: list[tuple[str, int]]
     together: bool
     held: list[Came]
     answer: Callable[[pb.Plan, Came, dict[str, Array]], bytes]
 
     def begin(self) -> "Traveller":
         self.plans, self.travelled, self.frames, self.answer = [], [], 0, results_of
-        self.together, self.held = False, []
+        self.together, self.held, self.over = False, [], []
         return self
 
     async def _receive(self, message: pb.CoordinatorMessage) -> None:
+        if message.cancel.job:
+            self.over.append((message.cancel.job, message.cancel.epoch))
         if message.WhichOneof("message") == "plan":
             self.plans.append(message.plan)
             await self._reply(message.plan.instruction, planned=pb.Planned())
@@ -113,6 +116,19 @@ async def test_most_items_of_a_light_job_travel(light_world: World) -> None:
     assert len(device.travelled) > ROWS / 2
     assert len(device.travelled) + len(device.executed) / 3 == ROWS
     assert list(device.plans[0].sends) == ["early", "y"]
+
+
+async def test_a_device_learns_that_a_job_with_routes_is_over(light_world: World) -> None:
+    light_world.inputs(ROWS)
+    device = traveller(light_world)
+    async with connected(device):
+        await light_world.submit()
+        epoch = (await light_world.ended()).epoch
+        async with asyncio.timeout(60):
+            while not device.over:
+                await asyncio.sleep(0.01)
+    assert device.plans
+    assert device.over == [("job", epoch + 1)]
 
 
 async def test_results_that_come_together_are_taken_together(light_world: World) -> None:

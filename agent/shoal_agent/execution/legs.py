@@ -10,11 +10,13 @@ Items run in the order in which they came. Those that wait behind one another fo
 have the same layout, may go on together. Their number is bounded; the ledger bounds their bytes.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
 
-KNOWN_LEGS: Final = 256
+from shoal_protocol.items import to_forget
+
+KNOWN_LEGS: Final = 512
 WAITING_ITEMS: Final = 256
 """More than the coordinator has on one device at once."""
 
@@ -54,22 +56,20 @@ class Legs(Generic[Content]):
     """The legs of one session, and the items that wait to run."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, Leg] = OrderedDict()
+        self._known: dict[bytes, Leg] = {}
         self._waiting: deque[Arrived[Content]] = deque()
 
     def plan(self, ticket: bytes, leg: Leg) -> None:
-        """Take items with this ticket from now on. Legs of older epochs of the job go, and of too
-        many the one that was planned first."""
-        old = [
-            known
-            for known, each in self._known.items()
-            if each.job == leg.job and each.epoch < leg.epoch
-        ]
-        for known in old:
-            del self._known[known]
+        """Take items with this ticket from now on; of too many legs one goes (`to_forget`)."""
         self._known[ticket] = leg
         if len(self._known) > KNOWN_LEGS:
-            self._known.popitem(last=False)
+            del self._known[to_forget(self._known)]
+
+    def void(self, job: str, epoch: int) -> None:
+        """Legs of a job below an epoch go."""
+        old = [k for k, each in self._known.items() if each.job == job and each.epoch < epoch]
+        for known in old:
+            del self._known[known]
 
     def find(self, ticket: bytes) -> Leg | None:
         return self._known.get(ticket)
@@ -77,6 +77,10 @@ class Legs(Generic[Content]):
     def room_for(self, count: int) -> bool:
         """Whether so many items more may wait."""
         return len(self._waiting) + count <= WAITING_ITEMS
+
+    @property
+    def known(self) -> int:
+        return len(self._known)
 
     @property
     def waiting(self) -> int:

@@ -134,6 +134,10 @@ class Itineraries:
             reply.planned.SetInParent()
         self._sink.reply(reply)
 
+    def void(self, job: str, epoch: int) -> None:
+        """Legs of a job below an epoch are not needed any more."""
+        self._legs.void(job, epoch)
+
     async def take_items(self, items: Items, payload: Payload) -> None:
         """Take items that come; see `ItemHandler`."""
         leg = self._legs.find(items.ticket)

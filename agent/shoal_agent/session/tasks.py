@@ -139,6 +139,7 @@ class Tasks:
         self._do(self._queue.cancel(instruction))
 
     def void(self, job: str, epoch: int) -> None:
+        self.itineraries.void(job, epoch)
         self._do(self._queue.void(job, epoch))
 
     def unload(self, digest: str) -> None:

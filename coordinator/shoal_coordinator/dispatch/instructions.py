@@ -154,6 +154,15 @@ class Release:
 
 
 @_instruction
+class EndLegs:
+    """A job has ended, in this epoch: its legs are not needed any more. No answer."""
+
+    device: str
+    job: str
+    epoch: int
+
+
+@_instruction
 class PeerLost:
     """Abort transfers from a device to `peer`, which is lost. No answer: the instructions that
     requested the transfers are answered.
@@ -218,6 +227,7 @@ Instruction = (
     | Forward
     | Cancel
     | Release
+    | EndLegs
     | PeerLost
     | Probe
     | Disconnect

@@ -400,8 +400,7 @@ def end_job(state: State, job: Job, failure: ev.Failure | None) -> None:
     for item in list(job.active.values()):
         abandon(state, item)
     job.active.clear()
-    job.routes = ()
-    state.obstructed.pop(job, None)
+    itineraries.end(state, job)
     for queue in job.queues:
         retire_service(state, queue)
     del state.jobs[job.spec.name]

@@ -236,12 +236,12 @@ class Driver:
                 self._plan(order)
             case ins.Cancel():
                 self._cancel(order)
+            case ins.EndLegs():
+                self._send(order.device, self._travels.end(order))
             case ins.PeerLost():
-                lost = pb.PeerLost(device=order.peer)
-                self._send(order.device, pb.CoordinatorMessage(peer_lost=lost))
+                self._send(order.device, pb.CoordinatorMessage(peer_lost={"device": order.peer}))
             case ins.Probe():
-                probe = pb.Probe(nonce=order.session)
-                self._send(order.device, pb.CoordinatorMessage(probe=probe))
+                self._send(order.device, pb.CoordinatorMessage(probe={"nonce": order.session}))
             case ins.Disconnect():
                 if (session := self._sessions.get(order.device)) is not None:
                     session.end(order.reason)
@@ -283,8 +283,8 @@ class Driver:
     def _cancel(self, order: ins.Cancel) -> None:
         self.deliveries.cancel(order.cancelled)
         if not self._travels.void(order.cancelled):
-            cancel = pb.Cancel(instruction=order.cancelled)
-            self._send(order.device, pb.CoordinatorMessage(cancel=cancel))
+            message = pb.CoordinatorMessage(cancel={"instruction": order.cancelled})
+            self._send(order.device, message)
 
     def _plan(self, order: ins.Plan) -> None:
         message = self._travels.leg(order, self._routes, self._now())

@@ -10,7 +10,6 @@ back: what an item costs here is mostly what is done for each message and each e
 
 import hmac
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from shoal_coordinator.server.timeline import Timeline
 from shoal_protocol.bulk.link import Undelivered
 from shoal_protocol.bulk.transport import Payload
 from shoal_protocol.frames import MalformedFrame
-from shoal_protocol.items import TICKET_BYTES, Numbered, alike, items_frame, read_layout
+from shoal_protocol.items import TICKET_BYTES, Numbered, alike, items_frame, read_layout, to_forget
 from shoal_protocol.tensors import Array, UnsupportedTensor
 from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
@@ -48,6 +47,7 @@ class _Route:
     """Tickets by the stage that an item enters with them, that of the results behind the last; and
     layouts of results that were checked."""
 
+    job: str
     tickets: dict[int, bytes] = field(default_factory=dict)
     checked: set[bytes] = field(default_factory=set)
 
@@ -77,7 +77,7 @@ class Travels:
         self._timeline = timeline
         self._metrics = metrics
         self._answered = answered
-        self._routes: OrderedDict[int, _Route] = OrderedDict()
+        self._routes: dict[int, _Route] = {}
         self._under_way: dict[int, ins.Travel] = {}
         self._entered: dict[int, list[ins.Travel]] = {}
 
@@ -88,9 +88,9 @@ class Travels:
         if (run := self._runs.get(order.job)) is None:
             return None
         run.look_ahead()
-        route = self._routes.setdefault(order.route, _Route())
+        route = self._routes.setdefault(order.route, _Route(order.job))
         if len(self._routes) > _KNOWN_ROUTES:
-            self._routes.popitem(last=False)
+            del self._routes[to_forget(self._routes)]
         first, last = order.stages
         message = pb.CoordinatorMessage()
         plan = message.plan
@@ -104,6 +104,12 @@ class Travels:
                 return None
             plan.address = found.target
         return message
+
+    def end(self, order: ins.EndLegs) -> pb.CoordinatorMessage:
+        """A job has ended, and with it its routes; what a device is told."""
+        for number in [number for number, each in self._routes.items() if each.job == order.job]:
+            del self._routes[number]
+        return pb.CoordinatorMessage(cancel={"job": order.job, "epoch": order.epoch + 1})
 
     def enter(self, order: ins.Travel) -> None:
         """An item is to travel. It leaves with the others that enter before `depart`."""

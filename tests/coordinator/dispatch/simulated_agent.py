@@ -32,7 +32,7 @@ from shoal_protocol.units import Bytes, Nanoseconds
 class Agent(ItemLink):
     """What the device does with its instructions."""
 
-    def _obey(self, instruction: give.Instruction, session: int) -> None:  # noqa: C901
+    def _obey(self, instruction: give.Instruction, session: int) -> None:  # noqa: C901, PLR0912
         match instruction:
             case give.Load():
                 self._load(session, instruction)
@@ -50,6 +50,8 @@ class Agent(ItemLink):
                 self._carry_out(self.queue.cancel(number))
             case give.Plan():
                 self._plan(session, instruction)
+            case give.EndLegs(job=job, epoch=epoch):
+                self._void(job, epoch + 1)
             case give.PeerLost(peer=peer):
                 self._gone[peer] = max(self._tickets, default=-1)
                 for give_up in self._stuck.pop(peer, ()):

@@ -36,7 +36,7 @@ class ItemLink(Link):
         stages = self.world.specs[plan.job].stages
         first, last = plan.stages
         missing = [each.digest for each in stages[first:last] if each.digest not in self._resident]
-        self._carry_out(self.queue.void(plan.job, plan.epoch))
+        self._void(plan.job, plan.epoch)
         if missing or self.world.unlucky(self.world.trouble.load):
             self._fail(session, plan.instruction, FailureKind.NOT_RESIDENT, "no leg of mine")
             return
@@ -51,6 +51,10 @@ class ItemLink(Link):
         )
         self.legs.plan(ticket(plan.route, first), leg)
         self._answer(session, LegPlanned(at=Nanoseconds(0), instruction=plan.instruction))
+
+    def _void(self, job: str, epoch: int) -> None:
+        self.legs.void(job, epoch)
+        self._carry_out(self.queue.void(job, epoch))
 
     @property
     def _resident(self) -> dict[str, int]:

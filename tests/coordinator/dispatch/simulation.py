@@ -113,6 +113,8 @@ def _check_nothing_left(world: World) -> None:
         held = [key for key in agent.queue._held if not _may_stay(world, key)]
         if agent.connected and not agent.hung and (held or agent.legs.waiting):
             raise world.wrong(f"{agent.name} still holds {held}")
+        if agent.connected and not agent.hung and agent.legs.known:
+            raise world.wrong(f"{agent.name} still knows legs of jobs that have ended")
 
 
 def _may_stay(world: World, key: execution.Key) -> bool:

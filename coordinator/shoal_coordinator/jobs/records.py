@@ -135,7 +135,7 @@ def _forget_old(state: State) -> None:
             del state.jobs[job.name]
     gone = [name for name in state.epochs if name not in state.jobs and name not in state.removing]
     for name in gone[: -state.shown_ended]:
-        del state.epochs[name]
+        state.forgotten = max(state.forgotten, state.epochs.pop(name))
         state.out.append(do.Forget(job=name))
 
 

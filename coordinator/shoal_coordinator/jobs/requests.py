@@ -96,7 +96,7 @@ def _begin(state: State, request: ev.Submitted, known: Job | None) -> None:
     name, submission = request.job, request.submission
     job = Job(
         name=name,
-        epoch=max(submission.plan.number, state.epochs.get(name, 0) + 1),
+        epoch=max(submission.plan.number, state.epochs.get(name, state.forgotten) + 1),
         submission=submission,
         submitted_seconds=request.at_seconds,
         callers=[request.caller],

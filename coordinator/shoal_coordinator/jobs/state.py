@@ -96,14 +96,16 @@ class Job:
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """`epochs` are the newest by name, also of jobs that were removed; `requests` wait for their
-    turn; `removing` maps names to the callers who wait for the removal of their files.
+    """`epochs` are the newest by name, also of jobs that were removed; `forgotten` is the highest
+    of those that are not known any more; `requests` wait for their turn; `removing` maps names to
+    the callers who wait for the removal of their files.
     """
 
     maximum_jobs: int
     shown_ended: int
     jobs: dict[str, Job] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
+    forgotten: int = 0
     requests: dict[str, deque[ev.Request]] = field(default_factory=dict)
     removing: dict[str, int] = field(default_factory=dict)
     out: list[do.Effect] = field(default_factory=list)

@@ -229,6 +229,10 @@ class Wire:
         await self.closed.wait()
         yield ()
 
+    def heard(self) -> int | None:
+        """Nobody asks."""
+        return None
+
     async def write(self, frames: Sequence[Frame]) -> None:
         message = join_frames([bytes(frame) for frame in frames])
         await self.flows.wait()

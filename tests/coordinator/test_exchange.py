@@ -62,6 +62,10 @@ class Wire:
         hub.links[device] = self.link
         self.serving = asyncio.create_task(self.link.run())
 
+    def heard(self) -> int | None:
+        """Nobody asks."""
+        return None
+
     async def write(self, frames: Sequence[Frame]) -> None:
         await self.flows.wait()
         for frame in frames:

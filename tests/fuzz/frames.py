@@ -182,6 +182,10 @@ class _OneMessage:
     async def received(self) -> AsyncIterator[Iterable[Received]]:
         yield read_message(self._data)
 
+    def heard(self) -> int | None:
+        """Nobody asks."""
+        return None
+
     async def write(self, frames: Sequence[Frame]) -> None:
         for frame in frames:
             split_frame(bytes(frame))

@@ -57,6 +57,10 @@ class Pipe:
         while (message := await self.incoming.get()) is not None:
             yield read_message(message)
 
+    def heard(self) -> int | None:
+        """Nobody asks."""
+        return None
+
     async def write(self, frames: Sequence[Frame]) -> None:
         message = join_frames([bytes(frame) for frame in frames])
         await self.flows.wait()

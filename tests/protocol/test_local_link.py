@@ -4,6 +4,7 @@ import asyncio
 import gc
 import socket
 import struct
+import time
 import weakref
 from contextlib import suppress
 
@@ -272,6 +273,56 @@ async def test_a_peer_that_never_reads_is_given_up_and_holds_a_bounded_amount(
             await asyncio.wait_for(link.send(outbound(size=8 << 20)), 10)
         assert "does not read" in await asyncio.wait_for(running, 10)
     far.close()
+
+
+@pytest.mark.parametrize("sent", [1_000, 1_200_000])
+async def test_a_peer_that_stops_within_a_transfer_gives_back_what_was_granted_for_it(
+    monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    """It drips within the first frame, or within another."""
+    monkeypatch.setattr(bulk_link, "STEP_SECONDS", 0.2)
+    near, far = raw_pair()
+    taker = Taker()
+    intake = Intake(taker)
+    whole = b"".join(map(on_the_wire, frames_of(outbound(size=3 << 20), 1)))
+
+    async def send() -> None:
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(near, whole[:sent])
+        for at in range(sent, sent + 1_000):
+            await loop.sock_sendall(near, whole[at : at + 1])
+            await asyncio.sleep(0.05)
+
+    sending = asyncio.create_task(send())
+    reason = await asyncio.wait_for(BulkLink(LocalTransport(far), intake).run(), 10)
+    intake.close()
+    assert "stopped within a transfer" in reason
+    assert [buffer.abandoned for buffer in taker.buffers] == [True]
+    sending.cancel()
+    near.close()
+
+
+async def test_a_peer_is_not_to_blame_while_what_it_has_sent_is_being_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk_link, "STEP_SECONDS", 0.1)
+
+    class Slow(Memory):
+        def settle(self) -> None:
+            super().settle()
+            time.sleep(0.3)
+
+    near, far = raw_pair()
+    taker = Taker(blocks=True)
+    monkeypatch.setattr(taker, "admit", lambda *_: Slow(blocks=True))
+    (frame,) = frames_of(outbound(size=2 * DISK_PIECE_BYTES), 1)
+    async with serving(BulkLink(LocalTransport(far), Intake(taker))) as (running,):
+        await asyncio.get_running_loop().sock_sendall(near, on_the_wire(frame))
+        async with asyncio.timeout(10):
+            while not taker.taken:
+                await asyncio.sleep(0.01)
+        assert not running.done()
+    near.close()
 
 
 async def test_a_peer_that_floods_leaves_the_event_loop_to_others() -> None:

@@ -132,6 +132,10 @@ class Answering:
         while True:
             yield read_message(await self._answers.get())
 
+    def heard(self) -> int | None:
+        """Nobody asks."""
+        return None
+
     async def write(self, frames: Sequence[Frame]) -> None:
         headers = [pb.FrameHeader.FromString(frame.header) for frame in frames]
         self.written.append(headers)

@@ -92,6 +92,10 @@ class _ShapedTransport:
         """Those of the transport: the other side slows its own down."""
         return self._transport.received()
 
+    def heard(self) -> int | None:
+        """As of the transport."""
+        return self._transport.heard()
+
     async def write(self, frames: Sequence[Frame]) -> None:
         """Returns when the frames have left. Raises what delivering an earlier one raised."""
         await self._room.acquire()

@@ -9,8 +9,9 @@ for the writer. It writes itself where nothing of this end is under way: acknowl
 then the other end has none to write.
 
 Everything is bounded. `WAITING_TRANSFERS` may wait for the writer; who sends more waits for room.
-A link ends when one write takes longer than `STEP_SECONDS`, and when the other side leaves
-`UNREAD_ANSWERS` acknowledgements unread; a transfer fails that is not acknowledged in that time.
+A link ends when one write takes longer than `STEP_SECONDS`, when the other side stops for so long
+within a transfer, and when it leaves `UNREAD_ANSWERS` acknowledgements unread; a transfer fails
+that is not acknowledged in that time.
 """
 
 import asyncio
@@ -30,17 +31,15 @@ from shoal_protocol.bulk.outgoing import (
 )
 from shoal_protocol.bulk.outgoing import Outgoing as Outgoing  # noqa: PLC0414 (as well)
 from shoal_protocol.bulk.outgoing import Traffic as Traffic  # noqa: PLC0414 (as well)
-from shoal_protocol.bulk.outgoing import Unanswered, UnansweredFrames
+from shoal_protocol.bulk.outgoing import Unanswered, UnansweredFrames, encode
 from shoal_protocol.bulk.outgoing import Undelivered as Undelivered  # noqa: PLC0414 (as well)
 from shoal_protocol.bulk.sources import Frames, read_in_thread
+from shoal_protocol.bulk.standstill import LOOKS, Standstill
 from shoal_protocol.bulk.transport import Received, Transport, TransportBroken
 from shoal_protocol.codecs import LinkCodec
-from shoal_protocol.frame_sizes import DISK_PIECE_BYTES
 from shoal_protocol.frames import FRAMES_TOGETHER, Frame, MalformedFrame, acknowledgement, ping
 from shoal_protocol.pacing import LONGEST_SECONDS, Pace
-from shoal_protocol.tensors import EncodedActivation, encode_activation
-from shoal_protocol.threads import in_thread
-from shoal_protocol.v1.tensors_pb2 import NONE, Acknowledgement, FrameHeader
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FrameHeader
 
 WAITING_TRANSFERS: Final = 64
 UNREAD_ANSWERS: Final = 4096
@@ -57,7 +56,6 @@ _PUSHED_BYTES: Final = 256 << 10
 _LOCAL_ANSWERS: Final = 8
 """Acknowledgements that leave together where a write costs little: a sender that waits for them
 continues while the rest of what came with them is still being taken."""
-_ENCODE_IN_THREAD_FROM_BYTES: Final = 64 << 10
 
 
 class BulkLink:
@@ -93,6 +91,7 @@ class BulkLink:
         self._writer: eager.Running[None] | None = None
         self._writing = self._left_at_once = self._items_came = self._full = False
         self._writing_since = math.inf
+        self._coming = Standstill(transport)
         self._watch: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
@@ -140,7 +139,9 @@ class BulkLink:
     async def send(self, outbound: OutboundActivation) -> int:
         """Deliver; the bytes that it took on the wire. Raises `Undelivered`,
         `UnsupportedTensor`."""
-        encoded, settle = await self._encode(outbound), outbound.settle
+        codec = None if self._transport.local or self._codec.fast else self._codec
+        encoded = await encode(outbound, codec, self._transport.frame_bytes)
+        settle = outbound.settle
 
         def frames_from_disk(number: int) -> AsyncIterator[Frame]:
             assert settle is not None, "it is on disk"
@@ -221,29 +222,6 @@ class BulkLink:
     def on_end(self, act: Callable[[str], None]) -> None:
         """Have it called with the reason when the link has ended."""
         self._ended.add_done_callback(lambda ended: act(ended.result()))
-
-    async def _encode(self, outbound: OutboundActivation) -> EncodedActivation:
-        fast = self._transport.local or self._codec.fast
-        frame_bytes = self._transport.frame_bytes if outbound.settle is None else DISK_PIECE_BYTES
-        encode = partial(
-            encode_activation,
-            outbound.key,
-            outbound.device,
-            outbound.tensors,
-            transfer=0,
-            codec=NONE if fast else self._codec,
-            lossy=outbound.lossy,
-            bfloat16=outbound.bfloat16,
-            frame_bytes=frame_bytes,
-        )
-        size, text = 0, False
-        for tensor in outbound.tensors.values():
-            size += tensor.nbytes
-            text = text or tensor.dtype.kind in "OU"
-        quick = (fast and not text) or size < _ENCODE_IN_THREAD_FROM_BYTES
-        encoded = encode() if quick and outbound.settle is None else await in_thread(encode)
-        encoded.header.activation.ticket = outbound.ticket
-        return encoded
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -366,7 +344,7 @@ class BulkLink:
 
     def _watch_progress(self) -> None:
         if self.broken is None:
-            self._watch = self._loop.call_later(STEP_SECONDS / 4, self._check_progress)
+            self._watch = self._loop.call_later(STEP_SECONDS / LOOKS, self._check_progress)
 
     def _check_progress(self) -> None:
         """End a link that has stalled; again later, while something is under way."""
@@ -375,11 +353,14 @@ class BulkLink:
         if self._writing_since < overdue:
             self.end(f"the other side does not read: no progress within {STEP_SECONDS:g} s")
             return
+        if self._coming.look():
+            self.end(f"the other side has stopped within a transfer for {STEP_SECONDS:g} s")
+            return
         for number, outgoing in list(self._unanswered.items()):
             if outgoing.written_at < overdue:
                 del self._unanswered[number]
                 outgoing.fail(f"no acknowledgement within {STEP_SECONDS:g} s")
-        if self._writing or self._unanswered:
+        if self._writing or self._unanswered or self._coming.within:
             self._watch_progress()
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -404,6 +385,9 @@ class BulkLink:
     async def _handle(self, frame: Received) -> None:
         header = frame.header
         self._traffic.received_bytes += frame.size
+        self._coming.within = True
+        if self._watch is None:
+            self._watch_progress()
         match header.WhichOneof("kind"):
             case "acknowledgement":
                 self._take_answer(header)
@@ -423,6 +407,7 @@ class BulkLink:
             case _:
                 if (answer := await self._handler.take(header, frame.payload)) is not None:
                     self._answers.append(answer)
+        self._coming.within = not header.last
 
     def _take_answer(self, header: FrameHeader) -> None:
         if (outgoing := self._unanswered.pop(header.transfer, None)) is not None:

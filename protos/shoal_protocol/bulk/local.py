@@ -114,6 +114,7 @@ class LocalTransport:
         self._start = self._end = 0
         self._unread = 0
         """Bytes of the last payload that nobody has taken."""
+        self._heard_bytes = 0
 
     @property
     def is_abandoned(self) -> bool:
@@ -138,6 +139,10 @@ class LocalTransport:
                 yield self._at_hand()
             if not await self._fill():
                 return
+
+    def heard(self) -> int | None:
+        """See `Transport.heard`."""
+        return self._heard_bytes if self._reading.waiting else None
 
     async def write(self, frames: Sequence[Frame]) -> None:
         """See `Transport.write`. After one that was cancelled within a frame, every other raises
@@ -237,6 +242,7 @@ class LocalTransport:
         into = self._buffer[self._end :]
         count = await self._reading.do(partial(self._socket.recv_into, into))
         self._end += count
+        self._heard_bytes += count
         if not count and (self._end or self._unread):
             raise TransportBroken("the stream ended within a frame")
         return count > 0
@@ -260,6 +266,7 @@ class LocalTransport:
             if not count:
                 raise TransportBroken("the stream ended within a frame")
             self._unread -= count
+            self._heard_bytes += count
             remaining = _after(remaining, count)
 
     def _receive_now(self, targets: Sequence[memoryview]) -> int:

@@ -5,13 +5,19 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 from shoal_protocol.bulk.sources import Frames
+from shoal_protocol.codecs import LinkCodec
 from shoal_protocol.eager import Prompt
+from shoal_protocol.frame_sizes import DISK_PIECE_BYTES
 from shoal_protocol.frames import Frame
-from shoal_protocol.tensors import ActivationKey, Array
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement
+from shoal_protocol.tensors import ActivationKey, Array, EncodedActivation, encode_activation
+from shoal_protocol.threads import in_thread
+from shoal_protocol.v1.tensors_pb2 import NONE, Acknowledgement
+
+_ENCODE_IN_THREAD_FROM_BYTES: Final = 64 << 10
 
 
 class Undelivered(Exception):
@@ -37,6 +43,33 @@ class OutboundActivation(NamedTuple):
     bfloat16: frozenset[str] = frozenset()
     ticket: bytes = b""
     settle: Callable[[], None] | None = None
+
+
+async def encode(
+    outbound: OutboundActivation, codec: LinkCodec | None, frame_bytes: int
+) -> EncodedActivation:
+    """What is sent of an activation, in frames of at most so many bytes; without a codec, where
+    bytes cost less than coding. Raises `UnsupportedTensor`."""
+    on_disk = outbound.settle is not None
+    work = partial(
+        encode_activation,
+        outbound.key,
+        outbound.device,
+        outbound.tensors,
+        transfer=0,
+        codec=NONE if codec is None else codec,
+        lossy=outbound.lossy,
+        bfloat16=outbound.bfloat16,
+        frame_bytes=DISK_PIECE_BYTES if on_disk else frame_bytes,
+    )
+    size, text = 0, False
+    for tensor in outbound.tensors.values():
+        size += tensor.nbytes
+        text = text or tensor.dtype.kind in "OU"
+    quick = (codec is None and not text) or size < _ENCODE_IN_THREAD_FROM_BYTES
+    encoded = work() if quick and not on_disk else await in_thread(work)
+    encoded.header.activation.ticket = outbound.ticket
+    return encoded
 
 
 @dataclass(slots=True, eq=False)

@@ -35,6 +35,11 @@ class SocketCalls:
             self._add(self._number, self._ready)
         return made
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a call is to be made when the socket is ready for it."""
+        return self._call is not None
+
     def close(self) -> None:
         self._closed = True
         self._call = None

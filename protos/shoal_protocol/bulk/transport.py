@@ -87,6 +87,10 @@ class Transport(Protocol):
         before the next one is asked for. Raises `TransportBroken`, `MalformedFrame`."""
         ...
 
+    def heard(self) -> int | None:
+        """How many bytes have come so far, while a read waits for more; None: none does."""
+        ...
+
     async def write(self, frames: Sequence[Frame]) -> None:
         """Returns when there is room for the next frames. Raises `TransportBroken`."""
         ...
@@ -134,6 +138,8 @@ class GrpcTransport:
         self._incoming = incoming
         self._write = write
         self._cancel = cancel
+        self._heard_bytes = 0
+        self._waits = False
 
     @classmethod
     def of_call(cls, call: FrameStream) -> "GrpcTransport":
@@ -143,10 +149,18 @@ class GrpcTransport:
     async def received(self) -> AsyncIterator[Iterable[Received]]:
         """See `Transport.received`: the frames of one message at a time."""
         try:
+            self._waits = True
             async for message in self._incoming:
+                self._waits = False
+                self._heard_bytes += len(message)
                 yield read_message(message)
+                self._waits = True
         except STREAM_ERRORS as error:
             raise TransportBroken(describe(error)) from error
+
+    def heard(self) -> int | None:
+        """See `Transport.heard`."""
+        return self._heard_bytes if self._waits else None
 
     async def write(self, frames: Sequence[Frame]) -> None:
         """See `Transport.write`: all frames in one message of gRPC."""

@@ -22,6 +22,8 @@ FRAME = items_frame(TICKET, (), [(1, {"x": np.zeros(4, np.float32)})])
 class Session:
     """Keeps what items are answered with (an `ItemSink`)."""
 
+    full = False
+
     def __init__(self) -> None:
         self.replies: list[pb.Reply] = []
 
@@ -55,17 +57,37 @@ class Slow:
         raise AssertionError("an item is read whole")
 
 
-async def test_an_item_that_comes_while_its_session_ends_leaves_no_room_taken(
-    make: Callable[..., Fragments],
-) -> None:
-    fragments, session = make(), Session()
+def planned(fragments: Fragments, session: Session) -> Itineraries:
+    """With a leg for the frame."""
     fragments.ledger.resident = {DIGEST: Bytes(1)}
     itineraries = Itineraries(
         fragments, lambda job, epoch: False, session, Counters(), asyncio.Lock()
     )
     step = pb.Step(digest=DIGEST, inputs=["x"])
     itineraries.plan(pb.Plan(job="job", ticket=TICKET, steps=[step], next_ticket=TICKET))
-    assert session.replies[0].HasField("planned")
+    assert session.replies.pop().HasField("planned")
+    return itineraries
+
+
+async def test_a_flood_of_items_without_room_leaves_a_bounded_number_of_answers(
+    make: Callable[..., Fragments],
+) -> None:
+    session = Session()
+    itineraries = planned(make(), session)
+    itineraries.drain()
+    items = FrameHeader.FromString(FRAME.header).items
+    await itineraries.take_items(items, Slow())
+    assert session.replies.pop().failure.code == pb.CANCELLED
+    session.full = True  # the coordinator gives up what it hears nothing of
+    await itineraries.take_items(items, Slow())
+    assert not session.replies
+
+
+async def test_an_item_that_comes_while_its_session_ends_leaves_no_room_taken(
+    make: Callable[..., Fragments],
+) -> None:
+    fragments = make()
+    itineraries = planned(fragments, Session())
     payload, items = Slow(), FrameHeader.FromString(FRAME.header).items
     taking = asyncio.create_task(itineraries.take_items(items, payload))
     await payload.asked.wait()

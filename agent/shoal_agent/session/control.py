@@ -181,6 +181,11 @@ class Session:
             raise Undelivered(f"the coordinator has lost {device}")
         return self._device.links.link(device, address).open() if device else self._bulk
 
+    @property
+    def full(self) -> bool:
+        """Whether so much is unsent that what can do without an answer gets none."""
+        return self._outbox.full
+
     def reply(self, reply: pb.Reply) -> None:
         self._outbox.put(pb.AgentMessage(reply=reply))
 
@@ -257,10 +262,8 @@ class Session:
             await asyncio.sleep(interval_seconds)
 
     async def _probe(self, bulk: BulkLink) -> None:
-        def idle() -> bool:
-            return self.tasks.idle and not self._work
-
-        await probe_idle(bulk, self._neighbours, self._device.link_meters, idle)
+        meters = self._device.link_meters
+        await probe_idle(bulk, self._neighbours, meters, lambda: self.tasks.idle and not self._work)
 
     def _send_telemetry(self) -> None:
         """Send the present readings, unless the outbox is full; the last ones make the sums of a

@@ -54,6 +54,8 @@ _PUSHED_SECONDS: Final = 60.0
 class ItemSink(Protocol):
     """Takes what items send: the session."""
 
+    @property
+    def full(self) -> bool: ...
     def way(self, device: str, address: str) -> BulkLink: ...
     def reply(self, reply: pb.Reply) -> None: ...
     def fail(self, error: BaseException) -> None: ...
@@ -349,7 +351,8 @@ class Itineraries:
             self._fail(instruction, what)
 
     def _fail(self, instruction: int, what: pb.Failure) -> None:
-        if not self._closed:
+        # Peers say how many there are: beyond a bound nothing is said, and they are given up.
+        if not (self._closed or self._sink.full):
             self._counters.tasks[pb.FailureCode.Name(what.code).lower()] += 1
             self._sink.reply(pb.Reply(instruction=instruction, failure=what))
 

@@ -4,13 +4,16 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from pool import Pool, cut, read_results, running_pool, write_items
 
+from made_models import TOPOLOGIES
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from real_models import MODELS, find
 from shoal_protocol.partition import PartitionDocument
@@ -20,6 +23,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
 MODEL = "ppocr_cls"
 ITEMS = 150
+REST_SECONDS = 20
+"""Devices hang up after 4 s, and are given up when nothing comes of them for 9."""
 
 
 @pytest_asyncio.fixture
@@ -76,6 +81,30 @@ async def test_agents_killed_at_random_moments(pool: Pool, tmp_path: Path, seed:
     assert status.state == pb.JobStatus.COMPLETE, status
     assert (status.succeeded, status.failed) == (ITEMS, 0)
     check_results(tmp_path / "out")
+
+
+async def test_the_loss_of_a_device_in_a_flood_of_light_items_takes_no_other_with_it(
+    pool: Pool, tmp_path: Path
+) -> None:
+    """Nor does their rest, in which they hang up on one another."""
+    made, items = TOPOLOGIES["a chain"], 8000
+    document = cut(made.save(tmp_path), pool.store, ("b", "d"), made.shapes)
+    rows = np.stack([made.inputs(item % 50)["x"] for item in range(items)])
+    (tmp_path / "in").mkdir()
+    np.savez(tmp_path / "in" / "0.npz", x=rows)
+    homes = [[name] for name in ("one", "two", "three")]
+    await pool.submit("flood", document, tmp_path / "in", tmp_path / "out", homes=homes)
+    await reach(pool, "flood", items // 2)
+    pool.kill("three")
+    status = await pool.finish("flood")
+    assert (status.succeeded, status.failed) == (items, 0)
+    await pool.ready()
+    silence = time.monotonic() + REST_SECONDS
+    while time.monotonic() < silence:
+        assert {each.state for each in (await pool.devices()).values()} == {pb.DeviceStatus.READY}
+        await asyncio.sleep(0.5)
+    log = pool.workspace.log("coordinator").read_text()
+    assert [log.count(f"device {name} joined") for name in ("one", "two", "three")] == [1, 1, 2]
 
 
 @pytest.mark.minutes

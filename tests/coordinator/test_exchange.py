@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,13 @@ import numpy as np
 import pytest
 
 from coordinator.dispatch.driving import chain, job
+from shoal_coordinator.dispatch.events import InstructionFailed
+from shoal_coordinator.dispatch.instructions import Forward, Travel
 from shoal_coordinator.server import exchange
 from shoal_coordinator.server.deliveries import ByteBudget
 from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
 from shoal_coordinator.server.routes import MAXIMUM_PAIRS, Relay, RelayedPairs, Routes
+from shoal_coordinator.server.wire import answer
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.bulk.link import OutboundActivation, Undelivered
 from shoal_protocol.bulk.transport import Payload, Received, read_message
@@ -289,6 +293,41 @@ def test_pairs_that_are_relayed_are_forgotten_in_time_and_are_bounded() -> None:
     assert pairs.relayed("a", "often", nanoseconds(100))
 
 
+def some_routes(addresses: dict[str, str], relay: Relay = Relay.AUTO) -> Routes:
+    sessions: Any = {
+        name: SimpleNamespace(hello=pb.Hello(address=address), ticket_key=b"")
+        for name, address in addresses.items()
+    }
+    return Routes(sessions, relay, named_peers=True)
+
+
+def test_of_a_way_that_has_failed_the_hop_is_relayed_that_the_device_says() -> None:
+    routes, now = some_routes({name: f"{name}:7400" for name in "abc"}), nanoseconds(0)
+    travel = Travel(
+        instruction=7, device="a", job="j", epoch=1, item=0, route=1, devices=("a", "b", "c")
+    )
+    failed = pb.Reply(instruction=7, failure=pb.Failure(code=pb.UNREACHABLE, message="it broke"))
+    event = answer(failed, travel, "b", now)
+    assert isinstance(event, InstructionFailed)
+    assert event.failure.device == "b"
+    routes.note(travel, event, now)
+    assert (routes.relayed_from("a", now), routes.relayed_from("b", now)) == ([], ["c"])
+
+
+def test_a_device_with_a_new_session_is_tried_directly_again() -> None:
+    routes, now = some_routes({name: f"{name}:7400" for name in "abc"}), nanoseconds(0)
+    forward = Forward(
+        instruction=7, device="a", target="b", job="j", epoch=1, item=0, producer=0, consumer=1
+    )
+    for target in ("b", "c"):
+        order = replace(forward, target=target)
+        failed = pb.Reply(instruction=7, failure=pb.Failure(code=pb.UNREACHABLE))
+        routes.note(order, answer(failed, order, "a", now), now)
+    assert routes.relayed_from("a", now) == ["b", "c"]
+    routes.joined("b")
+    assert routes.relayed_from("a", now) == ["c"]
+
+
 async def test_a_send_ends_with_the_link(hub: ExchangeHub) -> None:
     a = Wire(hub, "a")
     key = ActivationKey(job="job", epoch=1, item=1, producer=0, consumer=1)
@@ -331,11 +370,7 @@ async def test_bytes_in_flight_are_bounded_and_given_in_order() -> None:
 def test_devices_are_told_whom_they_will_send_to_by_a_plan() -> None:
     """Not of themselves, not of those who cannot be reached, and not over links within a host."""
     addresses = {"a": "a:7400", "b": "b:7400", "c": "unix:/c", "d": "", "e": "e:7400"}
-    sessions: Any = {
-        name: SimpleNamespace(hello=pb.Hello(address=address), ticket_key=b"")
-        for name, address in addresses.items()
-    }
-    routes = Routes(sessions, Relay.AUTO, named_peers=True)
+    routes = some_routes(addresses)
     homes = {"first": ("a", "b"), "next": ("b",), "last": ("c", "d", "e")}
     planned = job(chain(*homes, homes=homes))
     sent = dict(routes.introductions(planned, nanoseconds(0)))
@@ -344,5 +379,5 @@ def test_devices_are_told_whom_they_will_send_to_by_a_plan() -> None:
         "a": [pb.Neighbour(device="b", address="b:7400")],
         "b": [pb.Neighbour(device="e", address="e:7400")],
     }
-    always = Routes(sessions, Relay.ALWAYS, named_peers=True)
+    always = some_routes(addresses, Relay.ALWAYS)
     assert not list(always.introductions(planned, nanoseconds(0)))

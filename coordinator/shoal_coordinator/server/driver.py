@@ -287,8 +287,7 @@ class Driver:
             self._send(order.device, message)
 
     def _plan(self, order: ins.Plan) -> None:
-        message = self._travels.leg(order, self._routes, self._now())
-        if message is not None:
+        if (message := self._travels.leg(order, self._routes, self._now())) is not None:
             self._instruct(order, message)
             return
         failure = ev.Failure(kind=ev.FailureKind.UNREACHABLE, message="it is relayed")
@@ -364,6 +363,7 @@ class Driver:
     def joined(self, session: DeviceSession) -> None:
         now = self._now()
         self.timeline.joined(session.device, now)
+        self._routes.joined(session.device)
         self.feed(wire.device_joined(session.hello, session.number, now))
 
     def left(self, session: DeviceSession, reason: str) -> None:
@@ -411,9 +411,9 @@ class Driver:
         if order is None:
             return
         self.deliveries.cancel(reply.instruction)
-        event = wire.answer(reply, order, at)
-        self._routes.note(order, event, at)
         device = session.device
+        event = wire.answer(reply, order, device, at)
+        self._routes.note(order, event, at)
         self.timeline.answered(device, reply, at, idle=not session.unanswered)
         if isinstance(order, ins.Execute):
             self.traces.answered(order, event)

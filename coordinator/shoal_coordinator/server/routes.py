@@ -37,6 +37,10 @@ class RelayedPairs:
         if len(self._until) > MAXIMUM_PAIRS:
             self._until.popitem(last=False)
 
+    def forget(self, device: str) -> None:
+        for pair in [pair for pair in self._until if device in pair]:
+            del self._until[pair]
+
     def relayed(self, source: str, target: str, now: Nanoseconds) -> bool:
         until = self._until.get((source, target))
         if until is None:
@@ -79,6 +83,10 @@ class Routes:
         if self._relayed.relayed(device, target, now):
             return None
         return wire.Address(session.hello.address, session.ticket_key)
+
+    def joined(self, device: str) -> None:
+        """A device has a new session: what kept others from it may have been its last one."""
+        self._relayed.forget(device)
 
     def relayed_from(self, device: str, now: Nanoseconds) -> list[str]:
         """The devices that it could not reach of late."""

@@ -116,9 +116,9 @@ def duration(seconds: float) -> Nanoseconds:
 
 
 def answer(  # noqa: PLR0911 - one for each kind
-    reply: pb.Reply, to: "Answerable", at: Nanoseconds
+    reply: pb.Reply, to: "Answerable", device: str, at: Nanoseconds
 ) -> ev.Event:
-    """The event of a reply to an instruction; a reply of the wrong kind is a failure."""
+    """The event of a device's reply to an instruction; one of the wrong kind is a failure."""
     number = reply.instruction
     match reply.WhichOneof("outcome"), to:
         case "loaded", ins.Load():
@@ -143,7 +143,7 @@ def answer(  # noqa: PLR0911 - one for each kind
             return ev.ActivationForwarded(at=at, instruction=number)
         case "failure", _:
             return ev.InstructionFailed(
-                at=at, instruction=number, failure=failure_of(reply.failure, to.device)
+                at=at, instruction=number, failure=failure_of(reply.failure, device)
             )
         case other, _:
             failure = ev.Failure(

@@ -1,26 +1,34 @@
-"""The room that items take while they come: it is given back, however their session ends."""
+"""The room that items and activations take while they come: it is given back, however their session
+ends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import numpy as np
 
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.session.itineraries import Itineraries
+from shoal_agent.session.tasks import Tasks
 from shoal_agent.telemetry.counters import Counters
-from shoal_protocol.bulk.link import BulkLink
-from shoal_protocol.bulk.transport import Allocate, new_memory
+from shoal_agent.transport.activations import ActivationStore
+from shoal_agent.transport.intake import open_intake
+from shoal_protocol.assembly import ReceivedActivation
+from shoal_protocol.bulk.link import BulkLink, OutboundActivation
+from shoal_protocol.bulk.transport import Allocate, Held, new_memory
+from shoal_protocol.frames import split_frame
 from shoal_protocol.items import items_frame
+from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import session_pb2 as pb
-from shoal_protocol.v1.tensors_pb2 import FrameHeader
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FrameHeader
 
 TICKET, DIGEST = bytes(16), "sha256:" + 64 * "0"
 FRAME = items_frame(TICKET, (), [(1, {"x": np.zeros(4, np.float32)})])
 
 
 class Session:
-    """Keeps what items are answered with (an `ItemSink`)."""
+    """Keeps what items are answered with (a `ReplySink`)."""
 
     full = False
 
@@ -28,6 +36,9 @@ class Session:
         self.replies: list[pb.Reply] = []
 
     def way(self, device: str, address: str) -> BulkLink:
+        raise AssertionError("nothing leaves")
+
+    async def deliver(self, outbound: OutboundActivation, address: str) -> int:
         raise AssertionError("nothing leaves")
 
     def reply(self, reply: pb.Reply) -> None:
@@ -81,6 +92,41 @@ async def test_a_flood_of_items_without_room_leaves_a_bounded_number_of_answers(
     session.full = True  # the coordinator gives up what it hears nothing of
     await itineraries.take_items(items, Slow())
     assert not session.replies
+
+
+async def test_a_session_that_has_ended_takes_no_activation(
+    make: Callable[..., Fragments], tmp_path: Path
+) -> None:
+    fragments = make()
+    store = ActivationStore(tmp_path / "store", 1 << 20, fragments, fragments.buffers)
+    tasks = Tasks("pi-4", fragments, store, Session(), Counters())
+    key = ActivationKey(job="job", epoch=1, item=0, producer=-1, consumer=0)
+    (frame,) = encode_activation(key, "pi-4", {"x": np.zeros(4, np.float32)}, transfer=1)
+    intake = open_intake("pi-4", lambda: tasks, Counters())
+    for right in (Acknowledgement.ACCEPTED, Acknowledgement.BUSY):
+        header, payload = split_frame(frame)
+        answer = await intake.take(header, Held(payload))
+        assert answer is not None
+        assert FrameHeader.FromString(answer.header).acknowledgement.outcome == right
+        tasks.close()
+    ledger = fragments.ledger
+    assert (ledger.moving, store.held_bytes) == (0, 0)
+    assert ledger.reserved == fragments.buffers.holes_bytes, "nothing but what waits for the next"
+
+
+async def test_what_comes_while_its_session_ends_is_not_taken(
+    make: Callable[..., Fragments], tmp_path: Path
+) -> None:
+    fragments = make()
+    store = ActivationStore(tmp_path / "store", 1 << 20, fragments, fragments.buffers)
+    tasks = Tasks("pi-4", fragments, store, Session(), Counters())
+    buffer = tasks.open_buffer(16, 0, 0)
+    tasks.close()
+    key = ActivationKey(job="job", epoch=1, item=0, producer=-1, consumer=0)
+    received = ReceivedActivation(1, key, "pi-4", {"x": np.zeros(4, np.float32)}, 16, 16)
+    assert not tasks.take(received, buffer)
+    buffer.abandon()
+    assert (fragments.ledger.moving, store.held_bytes) == (0, 0)
 
 
 async def test_an_item_that_comes_while_its_session_ends_leaves_no_room_taken(

@@ -158,7 +158,7 @@ class Tasks:
         return self._queue.stale(job, epoch)
 
     def has_room(self, size: int) -> bool:
-        return self._store.has_room(size)
+        return not self._closed and self._store.has_room(size)
 
     def open_buffer(self, memory_bytes: int, scratch_bytes: int, text_bytes: int) -> StoreBuffer:
         return self._store.open_buffer(memory_bytes, scratch_bytes, text_bytes)
@@ -166,7 +166,7 @@ class Tasks:
     def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool:
         """Take an activation that has come whole. False: it is of an older epoch or session."""
         key = received.key
-        if self.stale(key.job, key.epoch) or buffer.store is not self._store:
+        if self._closed or self.stale(key.job, key.epoch) or buffer.store is not self._store:
             return False
         self._store.receive(key, received.tensors, buffer)
         now = Nanoseconds(steady_nanoseconds())

@@ -25,6 +25,7 @@ from shoal_protocol.frame_sizes import DISK_PIECE_BYTES
 from shoal_protocol.frames import Frame, MalformedFrame, TransferError, acknowledgement
 from shoal_protocol.tensors import ActivationKey, Array, encode_activation
 from shoal_protocol.v1 import tensors_pb2 as pb
+from shoal_protocol.v1.tensors_pb2 import FrameHeader
 
 MORE_THAN_THE_KERNEL_TAKES = 4
 """Frames of 1 MiB."""
@@ -212,6 +213,26 @@ async def test_a_header_that_is_larger_than_the_buffer_arrives() -> None:
     assert taker.taken[0].tensors.keys() == tensors.keys()
     assert all((taker.taken[0].tensors[name] == tensors[name]).all() for name in tensors)
     assert taker.taken[1].key.item == 1
+
+
+async def test_a_buffer_that_was_enlarged_for_one_header_does_not_stay() -> None:
+    near, far = pair()
+    large = FrameHeader(message=bytes(500_000)).SerializeToString()
+    held: list[int] = []
+
+    async def read() -> None:
+        async for frames in far.received():
+            held.extend(far._buffer.nbytes for _ in frames)
+
+    reading = asyncio.create_task(read())
+    for frame in (Frame(large), acknowledgement(1), acknowledgement(2)):
+        await near.write([frame])
+        await asyncio.sleep(0.01)
+    near.disconnect()
+    await reading
+    far.disconnect()
+    assert held[0] > len(large) > held[-1]
+    assert len(held) == 3
 
 
 PIECES = st.lists(st.integers(min_value=1, max_value=5000), max_size=30)

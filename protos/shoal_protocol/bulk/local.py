@@ -235,6 +235,7 @@ class LocalTransport:
             self._skip()
         if self._start == self._end:
             self._start = self._end = 0
+            self._need(0)
         elif self._start:
             held = self._end - self._start
             self._buffer[:held] = bytes(self._buffer[self._start : self._end])

@@ -87,6 +87,32 @@ def _product(reads: _Reads) -> Sequence[Dims | None]:
     return [(*np.broadcast_shapes(one[:-2], two[:-2]), one[-2], two[-1])]
 
 
+def _quantised_product(reads: _Reads) -> Sequence[Dims | None]:
+    one = _matrix(reads.dims(0), transposed=reads.integer("transA"))
+    two = _matrix(reads.dims(3), transposed=reads.integer("transB"))
+    return [(one[0], two[1])]
+
+
+def _concatenated(reads: _Reads) -> Sequence[Dims | None]:
+    """Each input has a scale and a zero point behind it."""
+    first, *others = (reads.dims(place) for place in range(2, len(reads.kinds), 3))
+    axis = reads.integer("axis") % len(first)
+    joined = first[axis] + sum(other[axis] for other in others)
+    return [(*first[:axis], joined, *first[axis + 1 :])]
+
+
+def _pooled(reads: _Reads) -> Sequence[Dims | None]:
+    """Every axis but those of items and channels."""
+    items, *sizes = reads.dims(0)
+    if reads.integer("channels_last"):
+        return [(items, *[1] * (len(sizes) - 1), sizes[-1])]
+    return [(items, sizes[0], *[1] * (len(sizes) - 1))]
+
+
+def _chosen(reads: _Reads) -> Sequence[Dims | None]:
+    return [np.broadcast_shapes(reads.dims(0), reads.dims(1), reads.dims(4))]
+
+
 def _embedded(reads: _Reads) -> Sequence[Dims | None]:
     ids = reads.dims(0)
     rows = (*ids, reads.dims(2)[1])
@@ -153,10 +179,11 @@ _OUTPUTS: Final[Mapping[str, tuple[Sequence[int], _Sizes]]] = {
     "SimplifiedLayerNormalization": ((1,), _first),
     "DequantizeLinear": ((1,), _first),
     "QuantizeLinear": ((2,), _first),
-    **dict.fromkeys(("QLinearAveragePool", "QLinearGlobalAveragePool"), ((0,), _nothing)),
-    **dict.fromkeys(("QLinearReduceMean", "NhwcMaxPool"), ((0,), _nothing)),
-    "QLinearConcat": ((2,), _nothing),
-    "QLinearWhere": ((1,), _nothing),
+    "QLinearGlobalAveragePool": ((0,), _pooled),
+    **dict.fromkeys(("NhwcMaxPool", "QLinearAveragePool", "QLinearReduceMean"), ((0,), _nothing)),
+    "QLinearConcat": ((2,), _concatenated),
+    "QLinearWhere": ((1,), _chosen),
+    "QGemm": ((8,), _quantised_product),
     **dict.fromkeys(("FusedMatMul", "TransposeMatMul"), ((0,), _product)),
     "MatMulIntegerToFloat": ((2,), _product),
     **dict.fromkeys(("MatMulBnb4", "MatMulNBits"), ((0,), _columns)),
@@ -172,6 +199,8 @@ _OUTPUTS: Final[Mapping[str, tuple[Sequence[int], _Sizes]]] = {
     "CausalConvWithState": ((0, 0), _nothing),
 }
 """For each output the input that it has its type from (-1: it is not said), and all their sizes."""
+_OTHERWISE: Final = {"QGemm": 1}
+"""Which input that is where the other is not there: the first, but for these."""
 
 
 def outputs_of(
@@ -186,7 +215,8 @@ def outputs_of(
         sizes = ()
     found = {}
     for place, (name, origin) in enumerate(zip(node.output, origins, strict=False)):
-        given = origin if reads.has(origin) else 0  # a cache that begins empty
+        # A cache that begins empty, or a product that is given as numbers.
+        given = origin if reads.has(origin) else _OTHERWISE.get(node.op_type, 0)
         if not name or origin < 0 or not reads.has(given):
             continue
         known = sizes[place] if place < len(sizes) else None

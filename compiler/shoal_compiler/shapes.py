@@ -21,6 +21,7 @@ from onnx.reference import ReferenceEvaluator
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph
 from shoal_compiler.own_operators import outputs_of
+from shoal_compiler.safety import integer_of
 from shoal_compiler.wire import LARGE
 from shoal_planner.profile import Role
 from shoal_protocol.seen_sizes import Sizes
@@ -42,13 +43,18 @@ MAX_EVALUATED: Final = 4096
 """Elements of the largest tensor that is evaluated for its part in a shape."""
 
 # Some of ONNX Runtime's own operators give what an operator of onnx would give, of these of their
-# inputs.
+# inputs. So do some that onnx says are functions, and does not infer a node of.
 _COMPUTED_AS: Final[dict[str, tuple[str, tuple[int, ...]]]] = {
     "DynamicQuantizeLSTM": ("LSTM", tuple(range(8))),
     "DynamicQuantizeMatMul": ("MatMul", (0, 1)),
     "FusedConv": ("Conv", (0, 1, 2)),
     "FusedGemm": ("Gemm", (0, 1, 2)),
+    "GreaterOrEqual": ("Greater", (0, 1)),
+    "GroupNormalization": ("Identity", (0,)),
+    "LessOrEqual": ("Less", (0, 1)),
+    "MeanVarianceNormalization": ("Identity", (0,)),
     "QLinearAdd": ("Add", (0, 3)),
+    "QLinearAveragePool": ("MaxPool", (0,)),
     "QLinearMul": ("Mul", (0, 3)),
 }
 
@@ -237,20 +243,29 @@ class _Concrete:
         node, reads = self.graph.nodes[index], self.graph.reads[index]
         if any(name not in self.types for name in reads):
             return {}
-        types = {name: self.types[name] for name in reads}
-        if node.op_type in _COMPUTED_AS and node.domain == "com.microsoft":
-            node = _as_standard(node)
+        types, alike = {name: self.types[name] for name in reads}, node
+        if node.op_type in _COMPUTED_AS and not integer_of(node, "channels_last", 0):
+            alike = _as_standard(node)
             first = types[node.input[0]].tensor_type.elem_type
-            types = {name: _typed(types[name], first) for name in node.input if name}
+            types = {name: _typed(types[name], first) for name in alike.input if name}
+        found = self._as_onnx_says(alike, types)
+        if found or onnx.defs.has(node.op_type, node.domain):
+            return found
+        return outputs_of(node, [self.types.get(name) for name in node.input])
+
+    def _as_onnx_says(
+        self, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]
+    ) -> Mapping[str, onnx.TypeProto]:
+        """Nothing where it knows no such operator, or nothing of what it gives."""
         version = self.graph.opsets.get(node.domain) or self.graph.opsets.get("ai.onnx")
         if not version or not onnx.defs.has(node.op_type, node.domain):
-            return outputs_of(node, [self.types.get(name) for name in node.input])
+            return {}
         try:
             schema = onnx.defs.get_schema(node.op_type, version, node.domain)
             return onnx.shape_inference.infer_node_outputs(
                 schema,
                 node,
-                types,
+                dict(types),
                 {
                     name: numpy_helper.from_array(self.values[name], name)
                     for name in node.input
@@ -301,6 +316,9 @@ def _as_standard(node: onnx.NodeProto) -> onnx.NodeProto:
     standard, positions = _COMPUTED_AS[node.op_type]
     made = deepcopy(node)
     made.op_type, made.domain = standard, ""
+    known = onnx.defs.get_schema(standard).attributes
+    del made.attribute[:]
+    made.attribute.extend(each for each in node.attribute if each.name in known)
     del made.input[:]
     made.input.extend(node.input[at] for at in positions if at < len(node.input))
     return made

@@ -50,6 +50,18 @@ LENGTHS: dict[str, Values | None] = {
 NO_CACHE = floats(BATCH, 1, 0, 16)
 EXPERTS = {"k": 1, "activation_type": "relu"}
 
+HALF: Values = np.array(0.5, np.float32)
+ZERO: Values = np.array(0, np.uint8)
+IMAGE = numbers(BATCH, 3, 6, 7, kind=np.uint8)
+PRODUCT: dict[str, Values | None] = {
+    "x": numbers(LENGTH, WIDTH, kind=np.uint8),
+    "wxs": HALF,
+    "wxz": ZERO,
+    "w": numbers(7, WIDTH, kind=np.uint8),
+    "ws": HALF,
+    "wz": ZERO,
+}
+
 USED: dict[str, Used] = {
     "Attention": Used(
         {"x": X, "w": floats(WIDTH, 3 * WIDTH), "wb": floats(3 * WIDTH)},
@@ -180,6 +192,28 @@ USED: dict[str, Used] = {
         },
         attributes={"num_heads": HEADS},
     ),
+    "QLinearConcat": Used(
+        {"wys": HALF, "wyz": ZERO, "x": IMAGE, "wxs": HALF, "wxz": ZERO, "k": IMAGE[:, :1]}
+        | {"wks": HALF, "wkz": ZERO},
+        attributes={"axis": 1},
+    ),
+    "QLinearAveragePool": Used(
+        {"x": IMAGE, "wxs": HALF, "wxz": ZERO, "wys": HALF, "wyz": ZERO},
+        attributes={"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 1, 1, 0]},
+    ),
+    "QLinearGlobalAveragePool": Used(
+        {"x": IMAGE, "wxs": HALF, "wxz": ZERO, "wys": HALF, "wyz": ZERO}
+    ),
+    "QLinearGlobalAveragePool, channels last": Used(
+        {"x": IMAGE, "wxs": HALF, "wxz": ZERO, "wys": HALF, "wyz": ZERO},
+        attributes={"channels_last": 1},
+    ),
+    "QLinearWhere": Used(
+        {"c": np.ones((1, 3, 1, 1), bool), "x": IMAGE, "wxs": HALF, "wxz": ZERO, "k": IMAGE[:, :1]}
+        | {"wks": HALF, "wkz": ZERO, "wys": HALF, "wyz": ZERO},
+    ),
+    "QGemm": Used({**PRODUCT, "wb": None, "wys": HALF, "wyz": ZERO}, attributes={"transB": 1}),
+    "QGemm that gives numbers": Used(PRODUCT, attributes={"transB": 1}),
     "MoE": Used(
         {
             "x": floats(6, WIDTH),
@@ -227,6 +261,45 @@ def test_outputs_have_the_type_and_the_sizes_that_are_known(tmp_path: Path, name
         known = profile.tensors[each]
         assert known.spec.dtype == dtype_name(helper.np_dtype_to_tensor_dtype(value.dtype))
         assert known.sizes == value.shape
+
+
+def test_sizes_with_channels_last_are_not_taken_for_others(tmp_path: Path) -> None:
+    model, _ = made("QLinearAveragePool")
+    model.graph.node[0].attribute.append(helper.make_attribute("channels_last", 1))
+    onnx.save(model, tmp_path / "model.onnx")
+    known = profile_model(tmp_path / "model.onnx").tensors["y"]
+    assert (known.spec.dtype, known.sizes) == ("uint8", None)
+
+
+FUNCTIONS: dict[str, tuple[int, dict[str, Any]]] = {
+    "GreaterOrEqual": (12, {}),
+    "LessOrEqual": (15, {}),
+    "MeanVarianceNormalization": (13, {}),
+    "GroupNormalization": (21, {"num_groups": 1}),
+}
+"""Operators of onnx that are functions, for which it has no rule of their own."""
+
+
+@pytest.mark.parametrize("operator", FUNCTIONS)
+def test_sizes_are_known_of_what_functions_of_onnx_give(tmp_path: Path, operator: str) -> None:
+    opset, attributes = FUNCTIONS[operator]
+    image, two = floats(BATCH, 3, 6, 7), operator.endswith("OrEqual")
+    reads = {"x": image} | ({"k": image[:, :1]} if two else {})
+    weights = {"wg": ONES[:3], "wb": ONES[:3]} if attributes else {}
+    node = helper.make_node(operator, [*reads, *weights], ["z"], **attributes)
+    graph = helper.make_graph(
+        [node, helper.make_node("Cast", ["z"], ["y"], to=onnx.TensorProto.INT32)],
+        "g",
+        [helper.make_tensor_value_info(name, 1, each.shape) for name, each in reads.items()],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    known = profile_model(path).tensors
+    assert known["z"].spec.dtype == ("bool" if two else "float")
+    assert known["z"].sizes == known["y"].sizes == run_whole(path, reads)["y"].shape
 
 
 def test_attributes_that_make_no_sense_leave_the_sizes_unknown(tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ class _Profiler:
             tuple(self.shapes.sizes.get(name) if name else None for name in node.input),
             tuple(self.shapes.sizes.get(name) for name in node.output if name),
             tuple(map(self._element_type, node.input)),
+            tuple(self.makers.get(name, "") for name in node.input),
         )
 
     def setting(self, index: int) -> Setting:

@@ -17,12 +17,14 @@ class Unknown(Exception):
 @dataclass(frozen=True, slots=True)
 class Shaped:
     """A node with the sizes of its inputs and outputs; None where unknown or absent. `types` are
-    the elements' types of its inputs, as onnx numbers them."""
+    the elements' types of its inputs, as onnx numbers them, `makers` the operators that give them.
+    """
 
     node: onnx.NodeProto
     inputs: Sequence[Dims | None]
     outputs: Sequence[Dims | None]
     types: Sequence[int] = ()
+    makers: Sequence[str] = ()
 
     def input(self, place: int) -> Dims:
         """An input's sizes. Raises `Unknown`."""
@@ -44,6 +46,10 @@ class Shaped:
         """The type of an input's elements; 0: not known."""
         return self.types[place] if place < len(self.types) else 0
 
+    def follows(self, place: int, operator: str) -> bool:
+        """Whether such an operator gives an input."""
+        return operator in self.makers[place : place + 1]
+
     def integer(self, name: str, default: int = 0) -> int:
         """An attribute that is an integer."""
         return integer_of(self.node, name, default)
@@ -51,6 +57,10 @@ class Shaped:
     def integers(self, name: str) -> list[int] | None:
         """An attribute that is a list of integers."""
         return next((list(each.ints) for each in self.node.attribute if each.name == name), None)
+
+    def text(self, name: str, default: str = "") -> str:
+        """An attribute that is text."""
+        return next((e.s.decode() for e in self.node.attribute if e.name == name), default)
 
     def number(self, name: str) -> float:
         """An attribute that is a number; 0: it is not there."""

@@ -1,0 +1,209 @@
+"""Operators of other kinds: choosing, normalising, sums of several, Einsum, resizing, searching."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Final
+
+from onnx import TensorProto
+
+from shoal_compiler.safety import bits_of
+from shoal_compiler.shaped import Dims, Shaped, Unknown
+from shoal_compiler.workspaces.workspace import FLOAT_BYTES, THREADS, Rule, Workspace, floats
+
+_INDEX_BYTES: Final = 8
+_INTERPOLATED_BYTES: Final = 48
+_SAMPLE_BYTES: Final = 56
+_REGION_BYTES: Final = 40
+_BRANCH_BYTES: Final = 160
+"""What the kernels keep for each value, position or element that the rules below count."""
+
+
+def _where(shaped: Shaped) -> Workspace:
+    """It selects from each operand before it joins the two. Halves are made numbers before."""
+    size = max(FLOAT_BYTES, (bits_of(shaped.type(1)) or 0) // 8)
+    condition = shaped.input(0)
+    chosen = (prod(_joined(condition, shaped.input(place))) for place in (1, 2))
+    return Workspace(tuple(size * each for each in chosen if each))
+
+
+def _joined(one: Dims, two: Dims) -> Dims:
+    longest = max(len(one), len(two))
+    padded = ((1,) * (longest - len(each)) + each for each in (one, two))
+    return tuple(map(max, *padded))
+
+
+def _times_its_output(times: int) -> Rule:
+    """Operators that are made of several nodes."""
+    return lambda shaped: floats(*[prod(shaped.output(0))] * times)
+
+
+def _times_its_input(times: int) -> Rule:
+    return lambda shaped: floats(*[prod(shaped.input(0))] * times)
+
+
+def _only_of_halves(shaped: Shaped) -> Workspace:
+    """There is no kernel for halves: several nodes take its place."""
+    halves = shaped.type(0) == TensorProto.FLOAT16
+    return floats(prod(shaped.output(0))) if halves else Workspace()
+
+
+def _along_an_axis(shaped: Shaped) -> Workspace:
+    """Where that is not the last one, what goes in and what comes out are turned. Halves become
+    numbers in one place, and are worked on in another."""
+    sizes = shaped.output(0)
+    axis = shaped.integer("axis", -1)
+    if (axis + 1) % len(sizes) and prod(sizes[axis % len(sizes) + 1 :]) > 1:
+        return floats(prod(sizes), prod(sizes))
+    return _only_of_halves(shaped)
+
+
+def _of_several(shaped: Shaped) -> Workspace:
+    """Two are joined, and the third with what came of that."""
+    size = max(FLOAT_BYTES, (bits_of(shaped.type(0)) or 0) // 8) * prod(shaped.output(0))
+    return Workspace((size,) * min(2, max(0, len(shaped.node.input) - 2)))
+
+
+def _local_response(shaped: Shaped) -> Workspace:
+    """The squares of one item, with channels more on both sides, and what they come to."""
+    _, channels, *places = sizes = shaped.input(0)
+    return floats(prod(sizes), (channels + shaped.integer("size", 1)) * prod(places))
+
+
+# ---- beside the arena ----------------------------------------------------------------------------
+
+
+def _resize(shaped: Shaped) -> Workspace:
+    """Against aliases, it is resized along one axis after the other. What a cubic one has
+    interpolated along rows is kept, for one channel after the other."""
+    rows, across = shaped.input(0)[:-1], shaped.output(0)[-1]
+    if shaped.integer("antialias"):
+        return floats(prod(rows) * across, prod(shaped.output(0)))
+    if shaped.text("mode") != "cubic":
+        return Workspace()
+    return Workspace(beside_bytes=_INTERPOLATED_BYTES * rows[-1] * across)
+
+
+def _sampled(shaped: Shaped) -> Workspace:
+    """From where each position of one item has its value, if that is between four."""
+    if shaped.text("mode") in ("nearest", "bicubic", "cubic") or len(shaped.output(0)) != 4:
+        return Workspace()
+    return Workspace(beside_bytes=_SAMPLE_BYTES * prod(shaped.output(0)[2:]))
+
+
+def _regions(shaped: Shaped) -> Workspace:
+    """From where a region has its values, for each thread: it may be the whole picture."""
+    samples = prod(shaped.output(0)[2:]) * shaped.integer("sampling_ratio") ** 2
+    samples = samples or prod(shaped.input(0)[2:])
+    return Workspace(beside_bytes=THREADS * _REGION_BYTES * samples)
+
+
+def _grid(shaped: Shaped) -> Workspace:
+    return floats(beside=4 * prod(shaped.output(0)))
+
+
+def _determinant(shaped: Shaped) -> Workspace:
+    return floats(beside=2 * prod(shaped.input(0)[-2:]))
+
+
+def _transform(shaped: Shaped) -> Workspace:
+    """One row at a time; where its length is no power of two, of longer ones."""
+    sizes = shaped.input(0)
+    length = sizes[shaped.integer("axis", 1)]
+    return floats(16 * length if length & (length - 1) else 0, beside=2 * length)
+
+
+def _largest(shaped: Shaped) -> Workspace:
+    """Each thread sorts the positions of a row."""
+    sizes = shaped.input(0)
+    row = sizes[shaped.integer("axis", -1)]
+    threads = min(THREADS, prod(sizes) // max(1, row))
+    return Workspace(beside_bytes=threads * _INDEX_BYTES * row)
+
+
+def _scattered(shaped: Shaped) -> Workspace:
+    """A copy of all positions."""
+    return Workspace(beside_bytes=_INDEX_BYTES * prod(shaped.input(1)))
+
+
+def _not_zero(shaped: Shaped) -> Workspace:
+    """As if none were."""
+    sizes = shaped.input(0)
+    return Workspace(beside_bytes=_INDEX_BYTES * max(1, len(sizes)) * prod(sizes))
+
+
+def _unique(shaped: Shaped) -> Workspace:
+    """As if all were different: a sorted tree of them."""
+    sizes = shaped.input(0)
+    axes = [each.i for each in shaped.node.attribute if each.name == "axis"]
+    number = sizes[axes[0]] if axes else prod(sizes)
+    return Workspace(beside_bytes=_BRANCH_BYTES * number + _INDEX_BYTES * prod(sizes))
+
+
+# ---- Einsum --------------------------------------------------------------------------------------
+
+
+def _einsum(shaped: Shaped) -> Workspace:
+    """Each operand has its axes in the order in which the equation names them; two are multiplied
+    as matrices, of which copies are made where axes are to change places, and of what comes of it,
+    too. As if nothing was let go."""
+    left_side, arrow, result = shaped.text("equation").replace(" ", "").partition("->")
+    terms = left_side.split(",")
+    order = {name: at for at, name in enumerate(dict.fromkeys(left_side.replace(",", "")))}
+    if not arrow:
+        result = "".join(name for name in sorted(order) if left_side.count(name) == 1)
+    sizes: dict[str, int] = {}
+    for place, term in enumerate(terms):
+        if "." in term or len(set(term)) < len(term):
+            raise Unknown
+        sizes |= dict(zip(term, shaped.input(place), strict=True))
+
+    def size(names: Sequence[str]) -> int:
+        return prod(sizes[name] for name in names)
+
+    def sorted_out(names: Sequence[str]) -> list[str]:
+        return sorted(names, key=order.__getitem__)
+
+    taken = [size(term) for term in terms if list(term) != sorted_out(term)]
+    left, made = sorted_out(terms[0]), sorted_out(terms[0])
+    for place, term in enumerate(terms[1:], 1):
+        later = set(result).union(*terms[place + 1 :])
+        both = [name for name in left if name in term]
+        kept, summed = [n for n in both if n in later], [n for n in both if n not in later]
+        alone = [name for name in left if name not in term]
+        other = [name for name in sorted_out(term) if name not in both]
+        if [*kept, *alone, *summed] != left:
+            taken.append(size(left))
+        if alone or [*kept, *summed, *other] != sorted_out(term):
+            taken.append(size(term))
+        made = [*kept, *alone, *other]
+        taken.append(size(made))
+        left = sorted_out(made)
+    if made != list(result):
+        taken.append(size(result))
+    return floats(*taken)
+
+
+RULES: Final[Mapping[str, Rule]] = {
+    "Where": _where,
+    **dict.fromkeys(("HardSwish", "Mish", "Swish"), _times_its_output(1)),
+    "GroupNormalization": _times_its_output(2),
+    "MeanVarianceNormalization": _times_its_output(3),
+    "Bernoulli": _times_its_output(2),
+    **dict.fromkeys(("CenterCropPad", "QLinearAveragePool"), _times_its_input(1)),
+    "SoftmaxCrossEntropyLoss": _times_its_input(3),
+    **dict.fromkeys(("Gelu", "FastGelu", "BiasGelu", "QuickGelu"), _only_of_halves),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _along_an_axis),
+    **dict.fromkeys(("Sum", "Mean", "Max", "Min"), _of_several),
+    "LRN": _local_response,
+    "Resize": _resize,
+    "GridSample": _sampled,
+    "RoiAlign": _regions,
+    "AffineGrid": _grid,
+    "Det": _determinant,
+    "DFT": _transform,
+    "TopK": _largest,
+    "ScatterElements": _scattered,
+    "NonZero": _not_zero,
+    "Unique": _unique,
+    "Einsum": _einsum,
+}

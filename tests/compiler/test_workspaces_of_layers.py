@@ -1,0 +1,206 @@
+"""What layers work in is reckoned with: recurrent and quantised ones, normalisation, and what else
+the runtime has a copy for. No fragment of one node takes more than its estimate, nor much less."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from compiler.test_resident_estimate import MIB
+from compiler.test_workspaces import OWN, Case, reckoned_and_taken
+from made_models import weight
+
+CHANNELS, SIDE = 64, 128
+PICTURE: Final = weight(1, CHANNELS, SIDE, SIDE)
+MATRIX: Final = weight(1024, 1024)
+BYTES: Final = np.ones((1, CHANNELS, SIDE, SIDE), np.uint8)
+AROUND: Final[dict[str, Any]] = {"pads": [1, 1, 1, 1]}
+
+
+def standard(
+    operator: str, inputs: Mapping[str, Any], *outputs: str, sure: bool = True, **attributes: Any
+) -> Case:
+    return Case(operator, inputs, attributes, "", outputs or ("y",), sure)
+
+
+def recurrent(operator: str, *outputs: str, directions: int = 1, **attributes: Any) -> Case:
+    gates, hidden, width = {"LSTM": 4, "GRU": 3, "RNN": 1}[operator], 256, 64
+    inputs = {
+        "x": weight(1024, 8, width),
+        "w": weight(directions, gates * hidden, width),
+        "wr": weight(directions, gates * hidden, hidden),
+    }
+    return standard(operator, inputs, *outputs, hidden_size=hidden, **attributes)
+
+
+def quantised(*kernel: int, **attributes: Any) -> Case:
+    inputs = {
+        "x": BYTES,
+        "wxs": np.float32(0.1),
+        "wxz": np.uint8(1),
+        "w": np.ones(kernel, np.int8),
+        "ws": np.ones(kernel[0], np.float32),
+        "wz": np.zeros(kernel[0], np.int8),
+        "wys": np.float32(0.1),
+        "wyz": np.uint8(1),
+    }
+    return standard("QLinearConv", inputs, **attributes)
+
+
+def product(*left: int, right: npt.NDArray[np.uint8]) -> Case:
+    one, zero = np.float32(1), np.uint8(0)
+    left_side = {"x": np.ones(left, np.uint8), "wxs": one, "wxz": zero}
+    scales = {"ws": one, "wz": zero, "wys": one, "wyz": zero}
+    return standard("QLinearMatMul", {**left_side, "k": right, **scales})
+
+
+def einsum(equation: str, *operands: npt.NDArray[np.float32]) -> Case:
+    return standard("Einsum", dict(zip("abc", operands, strict=False)), equation=equation)
+
+
+def resized(*sizes: float, **attributes: Any) -> Case:
+    scales = np.array([1, 1, *sizes], np.float32)
+    inputs = {"x": PICTURE, "roi": None, "wscales": scales}
+    return standard("Resize", inputs, **attributes)
+
+
+CASES: Final = {
+    "LSTM": recurrent("LSTM"),
+    "LSTM of both directions": recurrent("LSTM", directions=2, direction="bidirectional"),
+    "LSTM that goes backwards": recurrent("LSTM", direction="reverse"),
+    "LSTM of which the last state is asked for": recurrent("LSTM", "", "h"),
+    "GRU": recurrent("GRU"),
+    "GRU of both directions": recurrent("GRU", directions=2, direction="bidirectional"),
+    "RNN of which the last state is asked for": recurrent("RNN", "", "h"),
+    "a quantised convolution": quantised(CHANNELS, CHANNELS, 3, 3, **AROUND),
+    "of groups": quantised(CHANNELS, 16, 3, 3, group=4, **AROUND),
+    "of each channel by itself": quantised(CHANNELS, 1, 3, 3, group=CHANNELS, **AROUND),
+    "of single points": quantised(2 * CHANNELS, CHANNELS, 1, 1),
+    "of every other point": quantised(2 * CHANNELS, CHANNELS, 1, 1, strides=[2, 2]),
+    "a convolution of integers": standard(
+        "ConvInteger", {"x": BYTES, "w": np.ones((CHANNELS, CHANNELS, 3, 3), np.uint8)}, **AROUND
+    ),
+    "a quantised product": product(2048, 512, right=np.ones((512, 2048), np.uint8)),
+    "quantised products": product(4, 1024, 64, right=np.ones((4, 64, 1024), np.uint8)),
+    "quantised pooling": Case(
+        "QLinearAveragePool",
+        {"x": BYTES, "ws": np.float32(1), "wz": np.uint8(0)}
+        | {"wys": np.float32(1), "wyz": np.uint8(0)},
+        {"kernel_shape": [3, 3], **AROUND},
+    ),
+    "Softmax along channels": standard("Softmax", {"x": PICTURE}, axis=1),
+    "Softmax of halves": standard("Softmax", {"x": PICTURE.astype(np.float16)}, axis=-1),
+    "Gelu of halves": standard("Gelu", {"x": MATRIX.astype(np.float16)}, sure=False),
+    "GroupNormalization": standard(
+        "GroupNormalization",
+        {"x": PICTURE, "ws": weight(CHANNELS), "wb": weight(CHANNELS)},
+        num_groups=8,
+    ),
+    "MeanVarianceNormalization": standard("MeanVarianceNormalization", {"x": PICTURE}),
+    "LRN": standard("LRN", {"x": PICTURE}, size=5),
+    "the largest of three": standard("Max", dict.fromkeys("abc", MATRIX)),
+    "the sum of five": standard("Sum", dict.fromkeys("abcde", MATRIX)),
+    "Einsum of matrices": einsum("ij,jk->ik", MATRIX, MATRIX),
+    "Einsum of attention": einsum(
+        "bqhd,bkhd->bhqk", weight(4, 256, 8, 128), weight(4, 256, 8, 128)
+    ),
+    "Einsum that sums up": einsum("bhqk,bkhd->bqhd", weight(4, 8, 256, 256), weight(4, 256, 8, 64)),
+    "Einsum of three": einsum("ij,jk,kl->il", MATRIX, MATRIX, MATRIX),
+    "Einsum of one": einsum("ij->ji", weight(2048, 1024)),
+    "resized by cubes": resized(2, 2, mode="cubic"),
+    "resized against aliases": resized(0.5, 0.5, mode="linear", antialias=1),
+    "sampled": standard("GridSample", {"x": weight(1, 4, 256, 256), "g": weight(1, 512, 512, 2)}),
+    "deformed": standard(
+        "DeformConv",
+        {"x": PICTURE, "w": weight(32, CHANNELS, 3, 3), "o": weight(1, 18, SIDE, SIDE)},
+        **AROUND,
+    ),
+    "sorted": standard("TopK", {"x": weight(1, 1 << 20), "wk": np.array([1 << 20])}, "y", "i"),
+    "scattered": standard(
+        "ScatterElements",
+        {"x": MATRIX, "i": np.tile(np.arange(1024), (1024, 1)), "u": MATRIX},
+        axis=1,
+    ),
+    "a grid": standard(
+        "AffineGrid", {"t": weight(1, 2, 3), "ws": np.array([1, 3, 512, 512])}, sure=False
+    ),
+}
+OFTEN: Final = (
+    "LSTM of both directions",
+    "GRU",
+    "a quantised convolution",
+    "of each channel by itself",
+    "quantised products",
+    "Softmax along channels",
+    "GroupNormalization",
+    "the sum of five",
+    "Einsum that sums up",
+    "scattered",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=() if each in OFTEN else pytest.mark.minutes) for each in CASES],
+)
+def test_what_a_layer_works_in_is_reckoned(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    reckoned, taken = reckoned_and_taken(case.model(), case.item(), tmp_path)
+    assert taken <= reckoned
+    if case.sure:
+        assert reckoned < 1.5 * taken + 4 * MIB
+
+
+def between_quantised(kernel: int, group: int = 1) -> onnx.ModelProto:
+    """A convolution as exporters write quantised ones: of numbers, between two roundings."""
+    chance = np.random.default_rng(0)
+    channels = (CHANNELS, CHANNELS // group, kernel, kernel)
+    weights = {
+        "s": np.float32(0.05),
+        "z": np.uint8(3),
+        "w": chance.integers(-100, 100, channels).astype(np.int8),
+        "ws": np.full(CHANNELS, 0.01, np.float32),
+        "wz": np.zeros(CHANNELS, np.int8),
+    }
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
+        helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"]),
+        helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wd"], axis=0),
+        helper.make_node("Conv", ["xd", "wd"], ["c"], pads=[kernel // 2] * 4, group=group),
+        helper.make_node("QuantizeLinear", ["c", "s", "z"], ["cq"]),
+        helper.make_node("DequantizeLinear", ["cq", "s", "z"], ["cd"]),
+        helper.make_node("ReduceMax", ["cd"], ["y"], axes=[2, 3]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, PICTURE.shape)],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
+    )
+    return helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid(OWN, 1), helper.make_opsetid("", 13)],
+        ir_version=9,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "group"),
+    [
+        (5, 1),
+        pytest.param(3, 1, marks=pytest.mark.minutes),
+        pytest.param(1, 1, marks=pytest.mark.minutes),
+        pytest.param(3, CHANNELS, marks=pytest.mark.minutes),
+    ],
+)
+def test_a_convolution_between_quantised_values_is_reckoned_as_what_becomes_of_it(
+    kernel: int, group: int, tmp_path: Path
+) -> None:
+    reckoned, taken = reckoned_and_taken(between_quantised(kernel, group), {"x": PICTURE}, tmp_path)
+    assert taken <= reckoned < 1.5 * taken + 4 * MIB

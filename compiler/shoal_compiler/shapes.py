@@ -244,20 +244,20 @@ class _Concrete:
         if any(name not in self.types for name in reads):
             return {}
         types, alike = {name: self.types[name] for name in reads}, node
+        version = self.graph.opsets.get(node.domain) or self.graph.opsets.get("ai.onnx")
         if node.op_type in _COMPUTED_AS and not integer_of(node, "channels_last", 0):
-            alike = _as_standard(node)
+            alike, version = _as_standard(node), onnx.defs.onnx_opset_version()
             first = types[node.input[0]].tensor_type.elem_type
             types = {name: _typed(types[name], first) for name in alike.input if name}
-        found = self._as_onnx_says(alike, types)
+        found = self._as_onnx_says(alike, types, version)
         if found or onnx.defs.has(node.op_type, node.domain):
             return found
         return outputs_of(node, [self.types.get(name) for name in node.input])
 
     def _as_onnx_says(
-        self, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]
+        self, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], version: int | None
     ) -> Mapping[str, onnx.TypeProto]:
         """Nothing where it knows no such operator, or nothing of what it gives."""
-        version = self.graph.opsets.get(node.domain) or self.graph.opsets.get("ai.onnx")
         if not version or not onnx.defs.has(node.op_type, node.domain):
             return {}
         try:

@@ -192,6 +192,10 @@ USED: dict[str, Used] = {
         },
         attributes={"num_heads": HEADS},
     ),
+    "QLinearAdd": Used(
+        {"x": IMAGE, "wxs": HALF, "wxz": ZERO, "k": IMAGE[:, :1], "wks": HALF, "wkz": ZERO}
+        | {"wys": HALF, "wyz": ZERO}
+    ),
     "QLinearConcat": Used(
         {"wys": HALF, "wyz": ZERO, "x": IMAGE, "wxs": HALF, "wxz": ZERO, "k": IMAGE[:, :1]}
         | {"wks": HALF, "wkz": ZERO},
@@ -261,6 +265,17 @@ def test_outputs_have_the_type_and_the_sizes_that_are_known(tmp_path: Path, name
         known = profile.tensors[each]
         assert known.spec.dtype == dtype_name(helper.np_dtype_to_tensor_dtype(value.dtype))
         assert known.sizes == value.shape
+
+
+@pytest.mark.parametrize("operator", ["QLinearAdd", "QLinearAveragePool"])
+def test_the_age_of_a_model_does_not_matter_to_them(tmp_path: Path, operator: str) -> None:
+    """Before opset 14 onnx knows no sums of bytes, and before opset 12 no pooling."""
+    model, feeds = made(operator)
+    model.opset_import[0].version = 11
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    known = profile_model(path).tensors["y"]
+    assert (known.spec.dtype, known.sizes) == ("uint8", run_whole(path, feeds)["y"].shape)
 
 
 def test_sizes_with_channels_last_are_not_taken_for_others(tmp_path: Path) -> None:

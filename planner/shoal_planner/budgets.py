@@ -13,6 +13,7 @@ from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.explanation import Table, rate
 from shoal_planner.figures import Rates, predicted
+from shoal_planner.finer_cuts import has_unknown_sizes
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan, duration
 from shoal_planner.placement import plan
@@ -35,11 +36,13 @@ class AtBudget:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherBudgets:
     """Plans at budgets from where all is resident down to the smallest that works; for each of so
-    many devices. `smallest_bytes` hold all fragments at once, `smallest_in_turn_bytes` one."""
+    many devices. `smallest_bytes` hold all fragments at once, `smallest_in_turn_bytes` one.
+    `at_least`: some sizes are unknown, so that more may be needed."""
 
     devices: int
     smallest_bytes: int
     smallest_in_turn_bytes: int
+    at_least: bool
     plans: tuple[AtBudget, ...]
 
 
@@ -61,6 +64,7 @@ def with_other_budgets(
         devices=count,
         smallest_bytes=at_once,
         smallest_in_turn_bytes=min(at_once, in_turn),
+        at_least=has_unknown_sizes(document),
         plans=tuple(plans),
     )
 
@@ -70,7 +74,10 @@ def explain_budgets(others: OtherBudgets) -> Table:
     where = "the device" if others.devices == 1 else f"each of {others.devices} devices"
     at_once, in_turn = others.smallest_bytes, others.smallest_in_turn_bytes
     title = f"Smallest budget that works, cut as it is: {format_upwards(at_once)} on {where}"
-    if in_turn < at_once:
+    if others.at_least:
+        title = f"No smaller budget than {format_upwards(in_turn)} on {where} works; "
+        title += "some sizes are unknown, and more may be needed"
+    elif in_turn < at_once:
         title += f"; {format_upwards(in_turn)} where fragments are loaded in turn"
     numbers = ("budget", "an item takes", "items/s")
     return Table(

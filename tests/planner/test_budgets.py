@@ -1,5 +1,6 @@
 """Other budgets: the smallest that works is the smallest, and the plan is feasible there."""
 
+from dataclasses import replace
 from itertools import accumulate, combinations, pairwise
 
 from hypothesis import given
@@ -96,6 +97,19 @@ def test_a_model_that_needs_all_it_needs_has_one_budget() -> None:
     table = explain_budgets(with_other_budgets(document, [device("a")], Goal(Objective.LATENCY)))
     assert table.title.endswith("20 MiB on the device")
     assert [row[0] for row in table.rows] == ["20 MiB"]
+
+
+def test_no_budget_is_said_to_work_where_sizes_are_unknown() -> None:
+    known = partition([10**8, 10**8], [20 * MIB, 10 * MIB])
+    one, other = known.fragments
+    unknown = replace(known, fragments=(one, replace(other, activation_bytes=None)))
+    others = with_other_budgets(unknown, [device("a")], Goal(Objective.LATENCY))
+    assert others.at_least
+    assert explain_budgets(others).title == (
+        "No smaller budget than 20 MiB on the device works; some sizes are unknown, and more may "
+        "be needed"
+    )
+    assert not with_other_budgets(known, [device("a")], Goal(Objective.LATENCY)).at_least
 
 
 def test_a_budget_that_is_printed_suffices() -> None:

@@ -156,6 +156,18 @@ def test_a_mark_above_the_budget_counts_when_it_grows_and_a_task_each_time() -> 
     assert excesses.highest("a") == 70, "a task took more than telemetry has said"
 
 
+def test_an_excess_is_of_the_budget_that_was_exceeded() -> None:
+    """An agent whose budget became smaller took more before, which was no excess then."""
+    excesses, smaller = Excesses(lambda: 0.0), report(1)
+    larger = pb.Hello(device="a", incarnation=1, budget_bytes=200)
+    excesses.executed(larger, pb.Executed(peak_bytes=150))
+    assert excesses.of("a") is None
+    excesses.executed(smaller, pb.Executed(peak_bytes=110))
+    excesses.executed(smaller, pb.Executed(peak_bytes=105))
+    assert excesses.of("a") == api.BudgetExcess(peak_bytes=110, budget_bytes=100, seconds=0.0)
+    assert excesses.highest("a") == 150
+
+
 async def test_a_device_above_its_budget_is_listed_as_such(world: World) -> None:
     hello = pb.Hello(protocol=PROTOCOL, device="a", budget_bytes=1500)
     device = world.device("a", hello=hello)

@@ -19,16 +19,19 @@ _KNOWN_DEVICES: Final = 10_000
 
 @dataclass(slots=True)
 class _Marks:
-    """Of one life of an agent: the highest measurement, and when one was above which budget."""
+    """Of one life of an agent: the highest measurement, and when one was above which budget, with
+    the highest of those above that budget."""
 
     incarnation: int
     highest: int = 0
     budget: int | None = None
+    above: int = 0
     at: float = 0.0
 
     def note(self, measured: int, budget: int, now: float) -> None:
         self.highest = max(self.highest, measured)
         if measured > budget:
+            self.above = max(measured, self.above if budget == self.budget else 0)
             self.budget, self.at = budget, now
 
 
@@ -61,7 +64,7 @@ class Excesses:
         if known is None or known.budget is None:
             return None
         seconds = self._clock() - known.at
-        return pb.BudgetExcess(peak_bytes=known.highest, budget_bytes=known.budget, seconds=seconds)
+        return pb.BudgetExcess(peak_bytes=known.above, budget_bytes=known.budget, seconds=seconds)
 
     def _of(self, hello: Hello) -> _Marks:
         known = self._marks.pop(hello.device, None)

@@ -126,6 +126,10 @@ CASES: Final = {
         {"x": MATRIX, "i": np.tile(np.arange(1024), (1024, 1)), "u": MATRIX},
         axis=1,
     ),
+    "positions that are not zero": standard("NonZero", {"x": MATRIX}),
+    "what is different": standard("Unique", {"x": np.arange(1 << 18)}, "y", "i", "v", "c"),
+    "rows that are different": standard("Unique", {"x": np.arange(1 << 20).reshape(-1, 4)}, axis=0),
+    "what is kept": standard("Compress", {"x": MATRIX, "c": np.ones(1024, bool)}, axis=0),
     "a grid": standard(
         "AffineGrid", {"t": weight(1, 2, 3), "ws": np.array([1, 3, 512, 512])}, sure=False
     ),
@@ -141,6 +145,7 @@ OFTEN: Final = (
     "the sum of five",
     "Einsum that sums up",
     "scattered",
+    "positions that are not zero",
 )
 
 

@@ -14,7 +14,7 @@ _INDEX_BYTES: Final = 8
 _INTERPOLATED_BYTES: Final = 48
 _SAMPLE_BYTES: Final = 56
 _REGION_BYTES: Final = 40
-_BRANCH_BYTES: Final = 160
+_BRANCH_BYTES: Final = 192
 """What the kernels keep for each value, position or element that the rules below count."""
 
 
@@ -125,10 +125,22 @@ def _scattered(shaped: Shaped) -> Workspace:
     return Workspace(beside_bytes=_INDEX_BYTES * prod(shaped.input(1)))
 
 
+# ---- as much as values may ask for ---------------------------------------------------------------
+
+
+def _given(shaped: Shaped, beside_bytes: int, *most: int) -> Workspace:
+    """With what outputs may take, those whose sizes are not known; as they may leave, there is a
+    copy of each."""
+    pairs = zip(most, shaped.outputs, strict=False)  # of what is asked for
+    unknown = [size for size, known in pairs if known is None]
+    return Workspace(tuple(unknown), max(beside_bytes, sum(unknown)))
+
+
 def _not_zero(shaped: Shaped) -> Workspace:
     """As if none were."""
     sizes = shaped.input(0)
-    return Workspace(beside_bytes=_INDEX_BYTES * max(1, len(sizes)) * prod(sizes))
+    positions = _INDEX_BYTES * max(1, len(sizes)) * prod(sizes)
+    return _given(shaped, positions, positions)
 
 
 def _unique(shaped: Shaped) -> Workspace:
@@ -136,7 +148,17 @@ def _unique(shaped: Shaped) -> Workspace:
     sizes = shaped.input(0)
     axes = [each.i for each in shaped.node.attribute if each.name == "axis"]
     number = sizes[axes[0]] if axes else prod(sizes)
-    return Workspace(beside_bytes=_BRANCH_BYTES * number + _INDEX_BYTES * prod(sizes))
+    tree = _BRANCH_BYTES * number + _INDEX_BYTES * prod(sizes)
+    return _given(shaped, tree, _taken(shaped), *[_INDEX_BYTES * number] * 3)
+
+
+def _compressed(shaped: Shaped) -> Workspace:
+    """As if all was kept."""
+    return _given(shaped, 0, _taken(shaped))
+
+
+def _taken(shaped: Shaped) -> int:
+    return prod(shaped.input(0)) * (bits_of(shaped.type(0)) or 64) // 8
 
 
 # ---- Einsum --------------------------------------------------------------------------------------
@@ -205,5 +227,6 @@ RULES: Final[Mapping[str, Rule]] = {
     "ScatterElements": _scattered,
     "NonZero": _not_zero,
     "Unique": _unique,
+    "Compress": _compressed,
     "Einsum": _einsum,
 }

@@ -109,6 +109,9 @@ CASES: Final = {
     "Einsum of attention": einsum(
         "bqhd,bkhd->bhqk", weight(4, 256, 8, 128), weight(4, 256, 8, 128)
     ),
+    "Einsum of attention to one item": einsum(
+        "bqhd,bkhd->bhqk", weight(1, 512, 8, 64), weight(1, 512, 8, 64)
+    ),
     "Einsum that sums up": einsum("bhqk,bkhd->bqhd", weight(4, 8, 256, 256), weight(4, 256, 8, 64)),
     "Einsum of three": einsum("ij,jk,kl->il", MATRIX, MATRIX, MATRIX),
     "Einsum of one": einsum("ij->ji", weight(2048, 1024)),
@@ -144,6 +147,7 @@ OFTEN: Final = (
     "GroupNormalization",
     "the sum of five",
     "Einsum that sums up",
+    "Einsum of attention to one item",
     "scattered",
     "positions that are not zero",
 )

@@ -1,6 +1,6 @@
 """Operators of other kinds: choosing, normalising, sums of several, Einsum, resizing, searching."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from typing import Final
 
@@ -165,44 +165,44 @@ def _taken(shaped: Shaped) -> int:
 
 
 def _einsum(shaped: Shaped) -> Workspace:
-    """Each operand has its axes in the order in which the equation names them; two are multiplied
-    as matrices, of which copies are made where axes are to change places, and of what comes of it,
-    too. As if nothing was let go."""
+    """Each operand has all axes of the equation, in the order in which they are named there. Two
+    are multiplied as matrices, of which copies are made where axes change places, and of what comes
+    of it, too. An axis of one element counts to the second of them. As if nothing was let go."""
     left_side, arrow, result = shaped.text("equation").replace(" ", "").partition("->")
     terms = left_side.split(",")
-    order = {name: at for at, name in enumerate(dict.fromkeys(left_side.replace(",", "")))}
+    axes = [*dict.fromkeys(left_side.replace(",", ""))]
     if not arrow:
-        result = "".join(name for name in sorted(order) if left_side.count(name) == 1)
-    sizes: dict[str, int] = {}
+        result = "".join(name for name in sorted(axes) if left_side.count(name) == 1)
+    operands = []
     for place, term in enumerate(terms):
         if "." in term or len(set(term)) < len(term):
             raise Unknown
-        sizes |= dict(zip(term, shaped.input(place), strict=True))
-
-    def size(names: Sequence[str]) -> int:
-        return prod(sizes[name] for name in names)
-
-    def sorted_out(names: Sequence[str]) -> list[str]:
-        return sorted(names, key=order.__getitem__)
-
-    taken = [size(term) for term in terms if list(term) != sorted_out(term)]
-    left, made = sorted_out(terms[0]), sorted_out(terms[0])
-    for place, term in enumerate(terms[1:], 1):
+        operands.append(dict(zip(term, shaped.input(place), strict=True)))
+    copied = [
+        prod(each.values())
+        for term, each in zip(terms, operands, strict=True)
+        if [*term] != [name for name in axes if name in each]
+    ]
+    left, made = operands[0], [name for name in axes if name in operands[0]]
+    for place, right in enumerate(operands[1:], 1):
         later = set(result).union(*terms[place + 1 :])
-        both = [name for name in left if name in term]
-        kept, summed = [n for n in both if n in later], [n for n in both if n not in later]
-        alone = [name for name in left if name not in term]
-        other = [name for name in sorted_out(term) if name not in both]
-        if [*kept, *alone, *summed] != left:
-            taken.append(size(left))
-        if alone or [*kept, *summed, *other] != sorted_out(term):
-            taken.append(size(term))
-        made = [*kept, *alone, *other]
-        taken.append(size(made))
-        left = sorted_out(made)
-    if made != list(result):
-        taken.append(size(result))
-    return floats(*taken)
+        summed = [name for name in axes if name in left | right and name not in later]
+        rest = [name for name in axes if name not in summed]
+        both = [name for name in rest if left.get(name, 1) > 1 and right.get(name, 1) > 1]
+        one = [name for name in rest if left.get(name, 1) > 1 and name not in both]
+        other = [name for name in rest if name not in (*both, *one)]
+        if [*both, *one, *summed, *other] != axes:
+            copied.append(prod(left.values()))
+        if [*both, *summed, *other, *one] != axes:
+            copied.append(prod(right.values()))
+        made = [name for name in (*both, *one, *other) if name in left | right]
+        left = {name: max(left.get(name, 1), right.get(name, 1)) for name in made}
+        copied.append(prod(left.values()))
+        if place < len(terms) - 1 and made != [name for name in axes if name in left]:
+            copied.append(prod(left.values()))
+    if made != [*result]:
+        copied.append(prod(left[name] for name in result))
+    return floats(*copied)
 
 
 RULES: Final[Mapping[str, Rule]] = {

@@ -153,6 +153,14 @@ USED: dict[str, Used] = {
             "ws": floats(64, 16),
         }
     ),
+    "FusedConv": Used(
+        {"x": floats(BATCH, 3, 6, 7), "w": floats(4, 3, 3, 3)},
+        attributes={"activation": "Relu", "pads": [1, 1, 0, 0]},
+    ),
+    "FusedGemm": Used(
+        {"x": floats(LENGTH, WIDTH), "w": floats(7, WIDTH), "wb": floats(7)},
+        attributes={"activation": "Relu", "transB": 1},
+    ),
     "FusedMatMul": Used({"x": X, "k": X}, attributes={"transB": 1, "alpha": 0.5}),
     "FusedMatMul, the first transposed": Used({"x": X, "k": X}, attributes={"transA": 1}),
     "FusedMatMul of batches": Used({"x": floats(3, 5, 7), "k": floats(2, 3, 7, 4)}),

@@ -164,8 +164,8 @@ class DeviceState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess:
-    """A device was measured above its budget: its highest peak since its agent started, and how
-    many seconds ago the last such measurement was.
+    """A device was measured above its budget: the highest such measurement since its agent started,
+    and how many seconds ago the last one was.
     """
 
     peak_bytes: Bytes

@@ -1,7 +1,8 @@
 """What the graphs inside a node (of If, Loop, Scan) take in memory while they run.
 
-Within a body nothing is reckoned to be let go: bodies are small beside what is around them. Weights
-count where the graph outside counts them.
+Within a body nothing is reckoned to be let go: bodies are small beside what is around them. What
+its nodes work in counts once, as much as the one that needs the most. Weights count where the graph
+outside counts them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,9 @@ import onnx
 from onnx import helper
 
 from shoal_compiler.safety import all_nodes, bits_of, integer_of, subgraphs
+from shoal_compiler.shaped import Dims, Shaped
 from shoal_compiler.shapes import INFERENCE_FAILS
+from shoal_compiler.workspaces import workspace
 
 TypeOf = Callable[[str], onnx.TypeProto | None]
 """The type of a tensor of the graph outside, with its sizes."""
@@ -45,7 +48,36 @@ def _made_bytes(
         return 0
     handed = {name for inner in body.node if inner.op_type == "Identity" for name in inner.output}
     made: list[onnx.ValueInfoProto] = [*inferred.value_info, *inferred.output]
-    return sum(_bytes(value.type) for value in made if value.name not in handed)
+    types = {each.name: each.type for each in (*graph.input, *made)}
+    types |= {each.name: _type_of_weight(each) for each in body.initializer}
+    working = max((_working_bytes(inner, types) for inner in body.node), default=0)
+    return working + sum(_bytes(value.type) for value in made if value.name not in handed)
+
+
+def _working_bytes(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> int:
+    """What a node works in, in the arena and beside it."""
+    needed = workspace(
+        Shaped(
+            node,
+            tuple(_sizes(types.get(name)) for name in node.input),
+            tuple(_sizes(types.get(name)) for name in node.output if name),
+            tuple(types[name].tensor_type.elem_type if name in types else 0 for name in node.input),
+        )
+    )
+    return sum(needed.arena) + needed.beside_bytes
+
+
+def _type_of_weight(weight: onnx.TensorProto) -> onnx.TypeProto:
+    return helper.make_tensor_type_proto(weight.data_type, list(weight.dims))
+
+
+def _sizes(kind: onnx.TypeProto | None) -> Dims | None:
+    """None where one is not known."""
+    if kind is None or not kind.tensor_type.HasField("shape"):
+        return None
+    axes = kind.tensor_type.shape.dim
+    known = all(axis.HasField("dim_value") for axis in axes)
+    return tuple(axis.dim_value for axis in axes) if known else None
 
 
 def _captured(body: onnx.GraphProto) -> Iterator[str]:

@@ -217,7 +217,7 @@ async def test_probes_are_answered_while_a_manifest_is_read(
     assert reply.HasField("loaded"), reply
 
 
-@pytest.mark.parametrize("name", ["has_room", "count_prepared"])
+@pytest.mark.parametrize("name", ["make_room_to_prepare", "count_prepared"])
 async def test_probes_are_answered_while_the_disk_is_measured_for_what_is_prepared(
     joined: Joined, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

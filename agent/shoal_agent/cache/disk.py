@@ -17,7 +17,9 @@ or unlinks it changes its times, so that the next load of a fragment that has it
 
 The cache is bounded. The least recently used fragments are dropped first; what is resident or in
 use stays. What was prepared of a fragment (`runtime/prepared.py`) is in its folder, counts, and
-goes with it; that of fragments in use goes too where a fetch would not fit otherwise.
+goes with it; that of fragments in use goes too where a fetch would not fit otherwise. For what is
+prepared only such fragments go as nobody has used for `KEPT_SECONDS`: those of a job may take
+turns, and would be fetched for each.
 
 Two locks. `_memory` guards the entries; it is never held over disk work, so the event loop may take
 it: `cached`, `in`, `pin`, `unpin`, `total_bytes`. `_disk` orders what renames and removes
@@ -31,6 +33,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
+from time import monotonic, time
 from typing import BinaryIO, Final
 
 from shoal_agent.memory.residency import NoRoom
@@ -48,6 +51,7 @@ from shoal_protocol.shared_files import SharedFiles
 from shoal_protocol.units import format_bytes
 
 PREPARED_FOLDER: Final = "prepared"
+KEPT_SECONDS: Final = 3600.0
 _PART: Final = ".part"
 
 
@@ -83,11 +87,12 @@ def _disk_bytes(footprints: Iterable[Footprint]) -> int:
 
 @dataclass(slots=True)
 class _Entry:
-    """`verified`: the files' stamps when their bytes were right; None: nobody has read them."""
+    """`verified`: the files' stamps when their bytes were right; None: nobody has read them.
+    `used_at` is a time of `monotonic`."""
 
     manifest: Manifest
     verified: _Stamps | None
-    used_at: int
+    used_at: float
     shared: Mapping[int, int]
     prepared_bytes: int = 0
 
@@ -112,7 +117,6 @@ class FragmentCache:
         self._entries: dict[str, _Entry] = {}
         self._pinned: dict[str, int] = {}
         self._expected: dict[str, Footprint] = {}
-        self._clock = 0
         self.dropped_at_start: list[str] = []
         self._scan()
 
@@ -189,8 +193,7 @@ class FragmentCache:
     def _use(self, digest: str) -> _Entry:
         with self._memory:
             entry = self._entries[digest]
-            self._clock += 1
-            entry.used_at = self._clock
+            entry.used_at = monotonic()
         with suppress(OSError):  # for the order of the next process
             os.utime(self.path(digest))
         return entry
@@ -282,12 +285,27 @@ class FragmentCache:
 
     # ---- what was prepared -------------------------------------------------------------------
 
-    def has_room(self, need_bytes: int) -> bool:
-        """Whether so much fits beside all that is cached or expected: nothing is dropped for it."""
-        with self._memory:
-            total = _disk_bytes(self._footprints())
-        free = shutil.disk_usage(self.folder).free
-        return total + need_bytes <= self.limit_bytes and need_bytes <= free // 2
+    def make_room_to_prepare(self, need_bytes: int) -> int:
+        """Drop fragments that nobody has used for long until so much fits; the room that there is,
+        where that is less: nothing is dropped then."""
+        free = shutil.disk_usage(self.folder).free // 2
+        with self._disk:
+            with self._memory:
+                entries, since = self._entries, monotonic() - KEPT_SECONDS
+                unused = [each for each in self._oldest_first() if entries[each].used_at < since]
+                staying = [entries[each].footprint for each in entries.keys() - unused]
+                have = self.limit_bytes - _disk_bytes([*staying, *self._expected.values()])
+                if (room := max(0, min(have, free))) < need_bytes:
+                    return room
+                gone = []
+                while _disk_bytes(self._footprints()) + need_bytes > self.limit_bytes:
+                    gone.append(unused.pop(0))
+                    del entries[gone[-1]]
+            for each in gone:
+                self._remove(each)
+        if gone:
+            self.shared.collect()
+        return need_bytes
 
     def count_prepared(self, digest: str) -> None:
         """Reckon with what there is now of a fragment that was prepared."""
@@ -319,8 +337,7 @@ class FragmentCache:
         sync_folder(self.folder)
         stamps, shared = _stamps(folder, manifest), _inodes(folder, manifest.files)
         with self._memory:
-            self._clock += 1
-            self._entries[manifest.digest] = _Entry(manifest, stamps, self._clock, shared)
+            self._entries[manifest.digest] = _Entry(manifest, stamps, monotonic(), shared)
             self._expected.pop(manifest.digest, None)
         return folder
 
@@ -363,12 +380,12 @@ class FragmentCache:
                 continue  # a fetch may resume it
             if is_digest(digest) and self._store.has(digest):
                 drop_cached_pages(folder)
-                self._clock += 1
                 manifest = self._store.manifest(digest)
+                unused_seconds = max(0.0, time() - folder.stat().st_mtime)
                 self._entries[digest] = _Entry(
                     manifest,
                     verified=None,
-                    used_at=self._clock,
+                    used_at=monotonic() - unused_seconds,
                     shared=_inodes(folder, manifest.files),
                     prepared_bytes=_prepared_bytes(folder),
                 )

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.memory.residency import short
@@ -58,7 +58,7 @@ from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.manifest import BLOCKS, MODEL, is_shared, weight_files
 from shoal_protocol.preparing import LEAST_WEIGHT_FACTOR, PROCESS_BYTES, WORTH_PREPARING_BYTES
 from shoal_protocol.threads import in_thread
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import format_apart, format_bytes
 
 _WHOLE: Final = "whole"
 _BLOCKS: Final = "blocks"
@@ -71,6 +71,7 @@ read is copied once."""
 _SPARE_BYTES: Final = 4 << 20
 _GRAPH_WORTH: Final = 32
 """What a byte of the graph counts beside one of weights: large ones end the runtime, if any do."""
+_KNOWN: Final = 1024
 _SECONDS: Final = 120.0
 _BYTES_PER_SECOND: Final = 4 << 20
 _REPORT_BYTES: Final = 16 << 10
@@ -88,6 +89,10 @@ _ALLOCATOR: Final = {
     "MALLOC_TRIM_THRESHOLD_": "131072",
 }
 """Freed memory goes back at once: the peak for ResNet-152 is 236 MiB instead of 371."""
+
+
+Known = TypeVar("Known")
+Fact = TypeVar("Fact")
 
 
 class CrashedAtLoad(RuntimeFailed):
@@ -216,9 +221,9 @@ class Preparation:
                 borrowed = max(0, need - granted_bytes)
                 if borrowed and not self._request_move(borrowed):
                     continue
-                self._tried[folder] = need
                 try:
-                    return await self._carry_out(digest, fragment, form, granted_bytes + borrowed)
+                    limit_bytes = granted_bytes + borrowed
+                    return await self._carry_out(digest, folder, form, need, limit_bytes)
                 finally:
                     self._end_move(borrowed)
         log.info(
@@ -229,32 +234,46 @@ class Preparation:
         )
         return False
 
-    async def _carry_out(self, digest: str, fragment: Path, form: _Form, limit_bytes: int) -> bool:
-        """Prepare it within so many bytes, or at least try whether it can be opened."""
+    async def _carry_out(
+        self, digest: str, folder: Path, form: _Form, need_bytes: int, limit_bytes: int
+    ) -> bool:
+        """Prepare it within so many bytes, or at least try whether it can be opened. Where it is
+        not prepared it is not tried again, unless more is there for it than it needed now."""
         disk_bytes = await asyncio.to_thread(form.disk_bytes)
-        if (
-            form.saved
-            and limit_bytes >= min(form.saving_bytes)
-            and await asyncio.to_thread(self._cache.has_room, disk_bytes)
-        ):
-            outcome = await self._save(digest, fragment, form, limit_bytes, disk_bytes)
+        saves, room = form.saved and limit_bytes >= min(form.saving_bytes), 0
+        if saves:
+            room = await in_thread(self._cache.make_room_to_prepare, disk_bytes)
+        if room < disk_bytes:
+            need_bytes = form.trial_bytes
+            if need_bytes <= self._tried.get(folder, 0):
+                return False
+        _remember(self._tried, folder, need_bytes)
+        if saves and room < disk_bytes:
+            log.info(
+                "%s is not prepared: it needs %s on disk, have %s in the cache and in half of what "
+                "the disk has free; raise --cache-size",
+                short(digest),
+                *format_apart(disk_bytes, room),
+            )
+        elif saves:
+            outcome = await self._save(digest, folder, form, limit_bytes, disk_bytes)
             if outcome.end is _End.DONE:
+                del self._tried[folder]
                 return True
             log.info("%s is not prepared: %s", short(digest), outcome.text)
             if outcome.end is _End.FAILED:
                 return False  # the agent, too, will have an error or none, and survive
         outcome = await self._run_child(form, limit_bytes, disk_bytes, None)
         if outcome.end in (_End.CRASHED, _End.LATE):
-            self._crashed[digest] = outcome.text
+            _remember(self._crashed, digest, outcome.text)
             raise CrashedAtLoad(outcome.text)
         if outcome.end is not _End.DONE:
             log.info("%s was not tried to the end: %s", short(digest), outcome.text)
         return False
 
     async def _save(
-        self, digest: str, fragment: Path, form: _Form, limit_bytes: int, disk_bytes: int
+        self, digest: str, folder: Path, form: _Form, limit_bytes: int, disk_bytes: int
     ) -> _Outcome:
-        folder = folder_of(fragment, form.name)
         part = folder.with_suffix(".part")
         try:
             await asyncio.to_thread(_make_empty, part)
@@ -292,7 +311,7 @@ class Preparation:
             verified = self._verified.get(folder)
             count = len(form.weights)
             models = read_prepared(folder, form.name, count, verified, huge_pages=huge_pages)
-            self._verified[folder] = stamps_of(models)
+            _remember(self._verified, folder, stamps_of(models))
         except FileNotFoundError:
             if not folder.exists():
                 return None
@@ -301,7 +320,6 @@ class Preparation:
             log.warning("the prepared form of %s is made anew: %s", short(digest), error)
         else:
             return models
-        self._tried.pop(folder, None)
         shutil.rmtree(folder, ignore_errors=True)
         self._cache.count_prepared(digest)
         return None
@@ -339,6 +357,14 @@ class Preparation:
                 process.kill()
                 await process.wait()
         return _outcome(status, report)
+
+
+def _remember(known: dict[Known, Fact], key: Known, fact: Fact) -> None:
+    """Of so many fragments that nothing grows with those that an agent has ever had; what was
+    forgotten is found out again."""
+    if len(known) >= _KNOWN:
+        known.clear()
+    known[key] = fact
 
 
 def _outcome(status: int, report: bytes) -> _Outcome:

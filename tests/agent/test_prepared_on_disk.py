@@ -1,0 +1,77 @@
+"""The room on disk that prepared forms take: old fragments make it, and a form that had to go is
+made again."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agent.fragment_making import MadeFragment, dense_model, write_fragment
+from agent.test_preparation import MIB, Bench
+from shoal_agent.cache.disk import KEPT_SECONDS
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> MadeFragment:
+    return write_fragment(tmp_path, dense_model([256, 512, 256]), 8 * MIB)
+
+
+def another(folder: Path, seconds_ago: float) -> MadeFragment:
+    """A fragment that was used last so long ago."""
+    made = write_fragment(folder, dense_model([512, 512, 512], seed=1), 8 * MIB)
+    status = made.folder.stat()
+    used = status.st_mtime_ns - int(seconds_ago * 1e9)
+    os.utime(made.folder, ns=(used, used))
+    return made
+
+
+async def test_a_form_that_had_to_go_is_made_again(tmp_path: Path, dense: MadeFragment) -> None:
+    """It went because a fetch needed the room, or with its fragment, which was fetched again."""
+    bench = Bench(tmp_path)
+    assert await bench.prepare(dense) is not None
+    shutil.rmtree(dense.folder / "prepared")
+    assert await bench.prepare(dense) is not None
+
+
+async def test_fragments_that_nobody_has_used_for_long_make_room_for_a_form(
+    tmp_path: Path, dense: MadeFragment
+) -> None:
+    old = another(tmp_path, seconds_ago=KEPT_SECONDS + 60)
+    bench = Bench(tmp_path, cache_bytes=10 * MIB)
+    bench.cache.limit_bytes = bench.cache.total_bytes + 1
+    assert await bench.prepare(dense) is None, "what is left of the cache is too little in any case"
+    assert old.digest in bench.cache
+    bench.cache.limit_bytes = 8 * MIB
+    assert await bench.prepare(dense) is not None
+    assert old.digest not in bench.cache
+    assert bench.cache.total_bytes <= bench.cache.limit_bytes
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+async def test_fragments_that_take_turns_make_no_room_for_a_form(
+    tmp_path: Path, dense: MadeFragment, in_use: bool
+) -> None:
+    """They would have to be fetched again, each time."""
+    other = another(tmp_path, seconds_ago=2 * KEPT_SECONDS if in_use else KEPT_SECONDS / 2)
+    bench = Bench(tmp_path, cache_bytes=8 * MIB)
+    if in_use:
+        bench.cache.pin(other.digest)
+    assert await bench.prepare(dense) is None
+    assert other.digest in bench.cache
+
+
+async def test_a_fragment_is_prepared_when_the_disk_has_room_for_it_again(
+    tmp_path: Path, dense: MadeFragment, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "shoal.agent")
+    bench = Bench(tmp_path, cache_bytes=2 * MIB)
+    assert await bench.prepare(dense) is None
+    (said,) = (each for each in caplog.messages if "is not prepared" in each)
+    assert "on disk, have 0" not in said
+    assert "raise --cache-size" in said
+    caplog.clear()
+    assert await bench.prepare(dense) is None
+    assert caplog.messages == [], "the same was said again"
+    bench.cache.limit_bytes = 1 << 30
+    assert await bench.prepare(dense) is not None

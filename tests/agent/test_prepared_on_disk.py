@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.fragment_making import MadeFragment, dense_model, write_fragment
+from agent.model_families import half_precision
 from agent.test_preparation import MIB, Bench
 from shoal_agent.cache.disk import KEPT_SECONDS
 
@@ -75,3 +76,11 @@ async def test_a_fragment_is_prepared_when_the_disk_has_room_for_it_again(
     assert caplog.messages == [], "the same was said again"
     bench.cache.limit_bytes = 1 << 30
     assert await bench.prepare(dense) is not None
+
+
+async def test_one_large_weight_of_half_precision_is_prepared(tmp_path: Path) -> None:
+    """It is saved as floats, and packed: four times its bytes."""
+    made = write_fragment(tmp_path, half_precision(2048, layers=1), 40 * MIB)
+    prepared = await Bench(tmp_path).prepare(made)
+    assert prepared is not None
+    assert prepared.weights.stat().st_size >= 4 * 8 * MIB

@@ -28,6 +28,8 @@ _ALIGNMENT: Final = 4096
 _CHUNK_BYTES: Final = 1 << 20
 _ROWS_CHUNK_BYTES: Final = 64 << 10
 _PACKED: Final = "prepacked_"
+_HALF: Final = 10
+"""Of the types of tensors in onnx.proto."""
 
 
 def align(folder: Path, model: Model, *, rows: bool) -> None:
@@ -74,6 +76,12 @@ def saved_bytes(model: bytes) -> int:
     }
     copied = (table for table in tables(graph) if table.name in multiplied)
     return sum(map(_size, tensors(graph))) + sum(map(_size, copied))
+
+
+def half_bytes(model: bytes) -> int:
+    """Weights of half precision: they are saved as floats, and packed as such."""
+    halves = (each for each in tensors(Model.FromString(model).graph) if each.data_type == _HALF)
+    return sum(map(_size, halves))
 
 
 def table_bytes(model: bytes) -> int:

@@ -38,10 +38,9 @@ from typing import Final, TypeVar
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.memory.residency import short
 from shoal_agent.runtime import prepare_child
-from shoal_agent.runtime.blocks import Blocks
 from shoal_agent.runtime.described import read_blocks
-from shoal_agent.runtime.external_data import mapped_bytes, saved_bytes
 from shoal_agent.runtime.failures import RuntimeFailed
+from shoal_agent.runtime.forms import IN_BLOCKS, WHOLE, Form, blocks_form, whole_form
 from shoal_agent.runtime.mapped_pages import READ_AHEAD_BYTES
 from shoal_agent.runtime.prepared import (
     Prepared,
@@ -55,25 +54,13 @@ from shoal_agent.runtime.prepared import (
 )
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.durable_files import sync_folder
-from shoal_protocol.manifest import BLOCKS, MODEL, is_shared, weight_files
-from shoal_protocol.preparing import LEAST_WEIGHT_FACTOR, PROCESS_BYTES, WORTH_PREPARING_BYTES
+from shoal_protocol.preparing import WORTH_PREPARING_BYTES
 from shoal_protocol.threads import in_thread
 from shoal_protocol.units import format_apart, format_bytes
 
-_WHOLE: Final = "whole"
-_BLOCKS: Final = "blocks"
-_GRAPH_FACTOR: Final = 12
-"""Memory for a graph while it is optimised, over the size of its file; trees need most."""
-_WEIGHT_FACTORS: Final = (4.25, 2.125, LEAST_WEIGHT_FACTOR)
-"""Memory to save a model, over its weights: half precision is converted, tables that are also
-multiplied are transposed, most others are copied once. As much as can be had is best. What is not
-read is copied once."""
-_SPARE_BYTES: Final = 4 << 20
 _GRAPH_WORTH: Final = 32
 """What a byte of the graph counts beside one of weights: large ones end the runtime, if any do."""
 _KNOWN: Final = 1024
-_SECONDS: Final = 120.0
-_BYTES_PER_SECOND: Final = 4 << 20
 _REPORT_BYTES: Final = 16 << 10
 _CRASHES: Final = (
     signal.SIGSEGV,
@@ -116,52 +103,6 @@ class _Outcome:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
-    """The models to open: a fragment whole, or its blocks."""
-
-    name: str
-    file: Path
-    ranges: tuple[tuple[int, int], ...]
-    model_bytes: int
-    weights: tuple[int, ...]
-    """Bytes of each model's that are read."""
-    unread: tuple[int, ...]
-    """Those of each model's that are not: of tables, whose rows items read."""
-    stored_bytes: int
-    """Those of all weights."""
-    saved: bool
-    """Whether to save it."""
-    results: tuple[str, ...] = ()
-    """What the fragment gives, where the models are its blocks."""
-
-    def of(self, prepared: Prepared) -> object | None:
-        return prepared.whole if self.name == _WHOLE else prepared.blocks
-
-    @property
-    def trial_bytes(self) -> int:
-        return PROCESS_BYTES + _GRAPH_FACTOR * self.model_bytes
-
-    @property
-    def saving_bytes(self) -> tuple[int, ...]:
-        """Memory to prepare one model after the other: what suffices always, often, sometimes."""
-        pairs = tuple(zip(self.weights, self.unread, strict=True))
-        return tuple(
-            self.trial_bytes + max(int(factor * read) + unread for read, unread in pairs)
-            for factor in _WEIGHT_FACTORS
-        )
-
-    def disk_bytes(self) -> int:
-        """Weights as they are, and packed ones, which are a little larger. Raises `OSError`."""
-        graphs = 4 * len(self.weights) * self.model_bytes
-        plain = saved_bytes(self.file.with_name(MODEL).read_bytes())
-        return plain + self.stored_bytes + self.stored_bytes // 4 + graphs + _SPARE_BYTES
-
-    @property
-    def seconds(self) -> float:
-        return _SECONDS + self.stored_bytes / _BYTES_PER_SECOND
-
-
 class Preparation:
     """Prepares fragments, one at a time. `request_move` borrows bytes of the ledger, where it has
     them; `end_move` gives them back."""
@@ -193,10 +134,10 @@ class Preparation:
         if (reason := self._crashed.get(digest)) is not None:
             raise CrashedAtLoad(reason)
         blocks = await asyncio.to_thread(read_blocks, fragment)
-        whole = await asyncio.to_thread(_whole, fragment)
+        whole = await asyncio.to_thread(whole_form, fragment)
         forms = [whole]
         if blocks is not None:
-            forms.append(await asyncio.to_thread(_in_blocks, fragment, blocks))
+            forms.append(await asyncio.to_thread(blocks_form, fragment, blocks))
         in_blocks = blocks is not None and granted_bytes < blocks.resident_bytes
         needed = forms[-1 if in_blocks else 0]
         prepared = await self._find(digest, fragment, forms)
@@ -208,14 +149,14 @@ class Preparation:
             prepared = await self._find(digest, fragment, forms)
         return prepared
 
-    def _is_worth_it(self, form: _Form) -> bool:
+    def _is_worth_it(self, form: Form) -> bool:
         return form.stored_bytes + _GRAPH_WORTH * form.model_bytes >= self._worth_bytes
 
-    async def _made(self, digest: str, fragment: Path, form: _Form, granted_bytes: int) -> bool:
+    async def _made(self, digest: str, fragment: Path, form: Form, granted_bytes: int) -> bool:
         """Prepare it, or at least try it, with as much memory as can be had."""
         folder = folder_of(fragment, form.name)
         async with self._turn:
-            for need in (*(form.saving_bytes if form.saved else ()), form.trial_bytes):
+            for need in await asyncio.to_thread(form.needs):
                 if need <= self._tried.get(folder, 0):
                     return False
                 borrowed = max(0, need - granted_bytes)
@@ -235,12 +176,12 @@ class Preparation:
         return False
 
     async def _carry_out(
-        self, digest: str, folder: Path, form: _Form, need_bytes: int, limit_bytes: int
+        self, digest: str, folder: Path, form: Form, need_bytes: int, limit_bytes: int
     ) -> bool:
         """Prepare it within so many bytes, or at least try whether it can be opened. Where it is
         not prepared it is not tried again, unless more is there for it than it needed now."""
         disk_bytes = await asyncio.to_thread(form.disk_bytes)
-        saves, room = form.saved and limit_bytes >= min(form.saving_bytes), 0
+        saves, room = form.saved and limit_bytes >= form.least_saving_bytes, 0
         if saves:
             room = await in_thread(self._cache.make_room_to_prepare, disk_bytes)
         if room < disk_bytes:
@@ -272,7 +213,7 @@ class Preparation:
         return False
 
     async def _save(
-        self, digest: str, folder: Path, form: _Form, limit_bytes: int, disk_bytes: int
+        self, digest: str, folder: Path, form: Form, limit_bytes: int, disk_bytes: int
     ) -> _Outcome:
         part = folder.with_suffix(".part")
         try:
@@ -287,7 +228,7 @@ class Preparation:
         finally:
             await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
 
-    async def _find(self, digest: str, fragment: Path, forms: Sequence[_Form]) -> Prepared:
+    async def _find(self, digest: str, fragment: Path, forms: Sequence[Form]) -> Prepared:
         """What is on disk and right; it is verified in huge pages where there is room for them."""
         huge = self._request_move(READ_AHEAD_BYTES)
         find = partial(self._find_form, digest, fragment, huge_pages=huge)
@@ -296,14 +237,14 @@ class Preparation:
         finally:
             if huge:
                 self._end_move(READ_AHEAD_BYTES)
-        whole = found[_WHOLE]
+        whole = found[WHOLE]
         return Prepared(
             whole=None if whole is None else whole[0],
-            blocks=found.get(_BLOCKS),
+            blocks=found.get(IN_BLOCKS),
         )
 
     def _find_form(
-        self, digest: str, fragment: Path, form: _Form, *, huge_pages: bool
+        self, digest: str, fragment: Path, form: Form, *, huge_pages: bool
     ) -> tuple[PreparedModel, ...] | None:
         """One form; if it is wrong, it is removed."""
         folder = folder_of(fragment, form.name)
@@ -325,7 +266,7 @@ class Preparation:
         return None
 
     async def _run_child(
-        self, form: _Form, limit_bytes: int, disk_bytes: int, part: Path | None
+        self, form: Form, limit_bytes: int, disk_bytes: int, part: Path | None
     ) -> _Outcome:
         order = prepare_child.Order(
             parent=os.getpid(),
@@ -385,47 +326,6 @@ def _outcome(status: int, report: bytes) -> _Outcome:
     return _Outcome(_End.CRASHED if number in _CRASHES else _End.KILLED, text)
 
 
-def _whole(fragment: Path) -> _Form:
-    return _Form(
-        name=_WHOLE,
-        file=fragment / MODEL,
-        ranges=(),
-        model_bytes=(fragment / MODEL).stat().st_size,
-        weights=(_weights_bytes(fragment),),
-        unread=(0,),
-        stored_bytes=_weights_bytes(fragment),
-        saved=_is_saved(fragment),
-    )
-
-
-def _in_blocks(fragment: Path, source: Blocks) -> _Form:
-    return _Form(
-        name=_BLOCKS,
-        file=fragment / BLOCKS,
-        ranges=tuple((block.model_offset, block.model_bytes) for block in source.blocks),
-        model_bytes=max(block.model_bytes for block in source.blocks),
-        weights=tuple(block.weight_bytes for block in source.blocks),
-        unread=tuple(
-            max(0, mapped_bytes(model) - block.weight_bytes)
-            for block, model in zip(source.blocks, source.models(), strict=True)
-        ),
-        stored_bytes=_weights_bytes(fragment),
-        saved=_is_saved(fragment),
-        results=source.outputs,
-    )
-
-
-def _weights_bytes(fragment: Path) -> int:
-    return sum(each.stat().st_size for each in weight_files(fragment))
-
-
-def _is_saved(fragment: Path) -> bool:
-    """Whether to have a packed copy of the weights: not of what is mostly the weights of other
-    fragments too, which are mapped once for all of them as they are."""
-    own = sum(each.stat().st_size for each in weight_files(fragment) if not is_shared(each.name))
-    return 2 * own >= _weights_bytes(fragment)
-
-
 def _make_empty(part: Path) -> None:
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True, mode=0o700)
@@ -433,7 +333,7 @@ def _make_empty(part: Path) -> None:
 
 def _admit(part: Path, folder: Path) -> None:
     """Give a whole form its final name, durably; forms of other runtimes or processors go."""
-    current = {key(_WHOLE), key(_BLOCKS)}
+    current = {key(WHOLE), key(IN_BLOCKS)}
     for other in folder.parent.iterdir():
         if other.name not in current and other != part:
             shutil.rmtree(other, ignore_errors=True)

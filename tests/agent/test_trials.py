@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,6 +17,11 @@ from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_memory_of_fragments import peak_bytes
 from agent.test_running import edge, task
 from shoal_agent.memory.trials import MOST_TRIALS, Trial, need_of_stopped, next_grant
+from shoal_agent.runtime import onnx_runtime
+from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.onnx_runtime import Runtime
+from shoal_agent.runtime.prepared import NOTHING_PREPARED
+from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -79,6 +85,52 @@ async def test_a_fragment_that_takes_more_than_there_is_as_a_whole_is_loaded_in_
         reply = await run(joined.device, made.digest, 64, item)
         assert reply.WhichOneof("outcome") == "executed", reply
         assert reply.executed.peak_bytes <= 24 * MIB, reply
+
+
+def endless_model() -> onnx.ModelProto:
+    """Multiplies 256 numbers with themselves until their sum is large: ones without an end."""
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [
+            helper.make_node("Mul", ["carried", "x"], ["grown"]),
+            helper.make_node("ReduceSum", ["grown"], ["sum"], keepdims=0),
+            helper.make_node("Less", ["sum", "large"], ["go_on"]),
+        ],
+        "body",
+        [
+            value("round", TensorProto.INT64, []),
+            value("before", TensorProto.BOOL, []),
+            value("carried", TensorProto.FLOAT, [256]),
+        ],
+        [value("go_on", TensorProto.BOOL, []), value("grown", TensorProto.FLOAT, [256])],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["", "begin", "x"], ["y"], name="until large", body=body)],
+        "growing",
+        [value("x", TensorProto.FLOAT, [256])],
+        [value("y", TensorProto.FLOAT, [256])],
+        [
+            numpy_helper.from_array(np.array(1e6, np.float32), "large"),
+            numpy_helper.from_array(np.array(True), "begin"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_trial_that_does_not_end_is_given_up_and_items_show_what_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is made up for it may be what no item is."""
+    monkeypatch.setattr(onnx_runtime, "TRIAL_SECONDS", 0.1)
+    made = write_fragment(tmp_path, endless_model(), 4 * MIB, largest={"x": (256,)})
+    meter = MemoryMeter()
+    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
+    meter.settle()
+    _, tried = runtime.open_and_try("f", made.folder, 8 * MIB, NOTHING_PREPARED, 64 * MIB)
+    assert tried.taken_bytes is None
+    assert tried.reason == "not ended after 0.1 s, and stopped in its Loop node 'until large'"
+    result = runtime.run("f", {"x": np.full(256, 2, np.float32)}, Stopper()).outputs["y"]
+    np.testing.assert_array_equal(result, np.full(256, 4096, np.float32))
 
 
 def reordered_model() -> onnx.ModelProto:

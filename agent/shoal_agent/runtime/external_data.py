@@ -28,8 +28,8 @@ _ALIGNMENT: Final = 4096
 _CHUNK_BYTES: Final = 1 << 20
 _ROWS_CHUNK_BYTES: Final = 64 << 10
 _PACKED: Final = "prepacked_"
-_HALF: Final = 10
-"""Of the types of tensors in onnx.proto."""
+_HALVES: Final = (10, 16)
+"""Of the types of tensors in onnx.proto, both of 16 bits."""
 
 
 def align(folder: Path, model: Model, *, rows: bool) -> None:
@@ -80,8 +80,8 @@ def saved_bytes(model: bytes) -> int:
 
 def half_bytes(model: bytes) -> int:
     """Weights of half precision: they are saved as floats, and packed as such."""
-    halves = (each for each in tensors(Model.FromString(model).graph) if each.data_type == _HALF)
-    return sum(map(_size, halves))
+    found = tensors(Model.FromString(model).graph)
+    return sum(_size(each) for each in found if each.data_type in _HALVES)
 
 
 def table_bytes(model: bytes) -> int:

@@ -1,6 +1,8 @@
 """What can go wrong with ONNX Runtime, and how a run is stopped."""
 
 import re
+from math import inf
+from time import perf_counter
 from typing import Final
 
 import onnxruntime
@@ -59,9 +61,11 @@ class Terminated(RuntimeFailed):
 
 
 class Stopper:
-    """Ends one run early, from any thread; one that has not begun ends as it begins."""
+    """Ends one run early, from any thread; one that has not begun ends as it begins. A guard ends
+    one that takes more than so many seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = inf) -> None:
+        self.until = perf_counter() + seconds
         self.options = onnxruntime.RunOptions()
         self.options.log_severity_level = 4
 

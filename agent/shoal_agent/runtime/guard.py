@@ -1,9 +1,10 @@
 """Keeps a run within the memory that there is: one of an item that is larger than those before it,
 or of a fragment that has never run. It makes room by dropping pages of weights; where that is not
-enough, it stops the run."""
+enough, it stops the run. It stops one that takes too long as well."""
 
 import threading
 from collections.abc import Sequence
+from time import perf_counter
 from types import TracebackType
 from typing import Final
 
@@ -23,6 +24,8 @@ _KERNEL_BYTES: Final = 1792 << 10
 _NO_KERNEL_BYTES: Final = 16 << 20
 _KERNEL_SHARE: Final = 32
 
+TRIAL_SECONDS: Final = 60.0
+"""What is made up for a trial may be what no item is, and a loop have no end for it."""
 READ_BYTES: Final = 4 << 20
 """Of weights that were dropped a run may read so much again before the guard looks."""
 
@@ -57,7 +60,7 @@ class Guard:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory guard", daemon=True)
         self.dropped = False
-        self.tripped = False
+        self.tripped = self.late = False
 
     def __enter__(self) -> "Guard":
         self._thread.start()
@@ -83,6 +86,10 @@ class Guard:
 
     def _watch(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
+            if perf_counter() > self._stopper.until:
+                self.late = True
+                self._stopper.stop()
+                return
             if self._meter.used_at_most_bytes() <= self._near_bytes:
                 continue
             used = self._meter.used_bytes()

@@ -47,7 +47,7 @@ from shoal_agent.runtime.failures import (
     Terminated,
     exceeded,
 )
-from shoal_agent.runtime.guard import Guard
+from shoal_agent.runtime.guard import TRIAL_SECONDS, Guard
 from shoal_agent.runtime.in_passing import InPassing
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of
 from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
@@ -304,6 +304,8 @@ class Runtime:
             try:
                 ran = self._ran(fragment, feed, stopper, placed, guard.make_room)
             except (Terminated, OutOfBudget) as error:
+                if guard.late:
+                    raise Terminated(f"not ended after {TRIAL_SECONDS:g} s, and {error}") from error
                 if isinstance(error, Terminated) and not guard.tripped:
                     raise
                 peak = max(self._meter.peak_since_begin_bytes(), limit_bytes + 1)
@@ -336,7 +338,7 @@ class Runtime:
             check_inputs(fragment.inputs, feed)
             self.shrink()
             peak = self._ballast.least_peak(
-                lambda limit: self._run_guarded(fragment, feed, Stopper(), limit),
+                lambda limit: self._run_guarded(fragment, feed, Stopper(TRIAL_SECONDS), limit),
                 before + granted_bytes,
                 limit_bytes,
                 used_bytes=self._meter.used_bytes(),

@@ -5,12 +5,16 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agent.fragment_making import MadeFragment, dense_model, write_fragment
 from agent.model_families import half_precision
-from agent.test_preparation import MIB, Bench
+from agent.test_preparation import AMPLE, MIB, Bench, mapped_bytes
 from shoal_agent.cache.disk import KEPT_SECONDS
+from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.onnx_runtime import Runtime
+from shoal_agent.runtime.process_memory import MemoryMeter
 
 
 @pytest.fixture
@@ -84,3 +88,20 @@ async def test_one_large_weight_of_half_precision_is_prepared(tmp_path: Path) ->
     prepared = await Bench(tmp_path).prepare(made)
     assert prepared is not None
     assert prepared.weights.stat().st_size >= 4 * 8 * MIB
+
+
+async def test_weights_of_a_form_that_had_to_go_leave_memory_as_before(
+    tmp_path: Path, dense: MadeFragment
+) -> None:
+    """The files are gone, and what is open has them mapped still."""
+    prepared = await Bench(tmp_path).preparation.prepare(dense.digest, dense.folder, 8 * MIB)
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
+    runtime.open("f", dense.folder, 8 * MIB, prepared)
+    runtime.run("f", {"x": np.ones((1, 256), np.float32)}, Stopper())
+    shutil.rmtree(dense.folder / "prepared")
+    before = mapped_bytes(dense, "prepared/")
+    assert before is not None
+    assert before[0] > 0
+    runtime.drop_weights("f")
+    assert mapped_bytes(dense, "prepared/") == (0, 0)
+    runtime.close("f")

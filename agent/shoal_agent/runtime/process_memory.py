@@ -48,6 +48,8 @@ _MALLOC_TRIM: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _MAPPING: Final = re.compile(
     r"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ (\d+) *(.*)|^(Anonymous): +(\d+) kB"
 )
+_GONE: Final = " (deleted)"
+"""What the kernel adds to the path of a file that was removed."""
 LIBRARY_RESERVE_BYTES: Final = 24 << 20
 """For library pages that return to an agent at work: 11 MiB with a model of matrix products alone,
 18 with one of convolutions whose tensors are compressed, 24 with all that the rehearsal does. With
@@ -277,12 +279,13 @@ def drop_library_pages() -> None:
 
 
 def clean_pages(paths: Iterable[Path]) -> list[PageRange]:
-    """Where files are mapped whose pages can be dropped: they come back when they are read.
+    """Where files are mapped whose pages can be dropped: they come back when they are read. A file
+    that was removed is there still for who has it mapped.
 
     Not a mapping that was written to: what was written would be lost.
     """
     wanted = set(map(str, paths))
-    return [each.pages for each in _clean_mappings() if each.path in wanted]
+    return [each.pages for each in _clean_mappings() if each.path.removesuffix(_GONE) in wanted]
 
 
 @dataclass(frozen=True, slots=True)

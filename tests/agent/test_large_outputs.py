@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 
 from agent.fragment_making import dense_model, write_fragment
+from agent.test_larger_items import tried
 from made_models import Made, weight
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
@@ -46,3 +47,20 @@ def test_an_item_works_where_the_one_before_has_worked(tmp_path: Path) -> None:
     path = TWO.save(tmp_path)
     first, *others = peaks_of(onnx.load(path), tmp_path, np.ones((1024, 64), np.float32))
     assert max(others) < first + MIB
+
+
+TURNED = Made(
+    text="""g (float[1,64,128,256] x) => (float[1,64,128,256] y) { y = Softmax<axis = 1>(x) }""",
+    weights={},
+    shapes={"x": (1, 64, 128, 256)},
+)
+"""8 MiB that come in and go out, and twice as much that the node works in."""
+
+
+def test_a_trial_takes_what_it_writes_outside_of_the_arena_for_taken(tmp_path: Path) -> None:
+    """Beside 8 MiB of something else."""
+    model, limit = onnx.load(TURNED.save(tmp_path)), 36 * MIB
+    made = write_fragment(tmp_path, model, 30 * MIB, largest=TURNED.shapes)
+    found = tried(made, limit, limit)
+    assert found["stopped"]
+    assert found["peak"] <= limit

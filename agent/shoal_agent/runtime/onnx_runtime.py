@@ -336,12 +336,13 @@ class Runtime:
             feed = largest_inputs(folder, fragment.inputs, granted_bytes)
             size = sum(array.nbytes for array in feed.values())
             check_inputs(fragment.inputs, feed)
+            placed_bytes = sum(each.nbytes for each in fragment.destinations(feed).values())
             self.shrink()
             peak = self._ballast.least_peak(
                 lambda limit: self._run_guarded(fragment, feed, Stopper(TRIAL_SECONDS), limit),
                 before + granted_bytes,
                 limit_bytes,
-                used_bytes=self._meter.used_bytes(),
+                used_bytes=self._meter.used_bytes() + placed_bytes,
                 coming_bytes=coming_bytes,
             )
         except Exceeded as error:

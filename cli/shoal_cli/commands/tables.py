@@ -371,7 +371,8 @@ def _verification_line(verification: Verification, devices: Sequence[DeviceRepor
         )
     if not verification.passed:
         line += f"\nDIFFERENT: more than the tolerance of {verification.tolerance:g}"
-    if largest := max((device.budget_bytes for device in devices), default=0):
+    largest = max((device.budget_bytes for device in devices), default=0)
+    if largest and verification.peak_bytes:
         over = verification.peak_bytes > largest
         relation = "more than every budget" if over else "within a budget"
         line += f"\nwhole model in one process: {whole} above its floor, {relation}"

@@ -279,7 +279,7 @@ def to_json(report: RunReport) -> dict[str, object]:
     for job, source in zip(document["jobs"], report.jobs, strict=True):
         for name in ("max_abs_diff", "max_rel_diff", "reference_abs_diff"):
             job[name] = getattr(source.verification, name, None)
-        job["whole_model_peak_bytes"] = getattr(source.verification, "peak_bytes", None)
+        job["whole_model_peak_bytes"] = getattr(source.verification, "peak_bytes", 0) or None
     for device, held in zip(document["devices"], report.devices, strict=True):
         device["within_budget"] = held.within_budget
     return {

@@ -171,7 +171,7 @@ def compare(request: VerificationRequest, on_progress: Progress) -> Verification
             expected = whole.run(names, inputs.read(item))
             comparison.add(inputs.place(item), expected, results.read(item, expected))
             on_progress(done, len(compared))
-        floor_bytes, peak_bytes = whole.floor_bytes, whole.peak_bytes
+        floor_bytes, peak_bytes = whole.floor_bytes, whole.peak_bytes if compared else 0
         different = {compared[number] for number in comparison.different}
         sample = _reference_items(compared, comparison)
         by_default = [whole.run(names, inputs.read(item)) for item in sample]

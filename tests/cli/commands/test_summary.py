@@ -14,7 +14,7 @@ from shoal_cli.commands.tables import (
     output,
     print_summary,
 )
-from shoal_cli.local.report import Enforcement, FragmentHeld, RunReport
+from shoal_cli.local.report import Enforcement, FragmentHeld, RunReport, to_json
 from shoal_planner.explanation import Table as Explained
 
 LOGS = f"{REPORT.work}/logs"
@@ -159,6 +159,16 @@ def test_a_pipe_is_wide_and_has_no_colours(
     assert all(line == line.rstrip() or "  " in line for line in text.splitlines())
     monkeypatch.setenv("COLUMNS", "90")
     assert output().width == 90
+
+
+def test_a_whole_model_that_has_run_no_item_is_in_no_budget() -> None:
+    """All items have failed: nothing was compared."""
+    verified = replace(REPORT, jobs=(replace(JOB, verification=VERIFICATION),))
+    nothing = replace(VERIFICATION, items=0, of_items=0, skipped=10, peak_bytes=0)
+    failed = replace(REPORT, jobs=(replace(JOB, verification=nothing),))
+    assert "whole model in one process: 44 MiB" in shown(verified, 120)
+    assert "whole model in one process" not in shown(failed, 120)
+    assert to_json(failed)["jobs"][0]["whole_model_peak_bytes"] is None  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,16 @@ def with_fault(request: VerificationRequest, fault: float) -> Verification:
     return compare(request, lambda _done, _items: None)
 
 
+def test_where_no_item_has_a_result_nothing_is_said_of_the_whole_models_memory(
+    tmp_path: Path,
+) -> None:
+    request = of_sensitive_model(tmp_path)
+    for path in request.outputs.iterdir():
+        path.unlink()
+    found = compare(request, lambda _done, _items: None)
+    assert (found.items, found.skipped, found.peak_bytes) == (0, ITEMS, 0)
+
+
 def test_a_result_of_other_options_is_the_models_own(tmp_path: Path) -> None:
     found = with_fault(of_sensitive_model(tmp_path), 0)
     assert found.max_rel_diff > found.tolerance, "the model is not as sensitive as it should be"

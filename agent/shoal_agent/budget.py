@@ -61,17 +61,20 @@ class BudgetFollower:
         }
 
     async def _follow_limit(self) -> None:
-        """Have the budget that the limit leaves, never more than the settings say."""
+        """Have the budget that the limit leaves, never more than the settings say. What a change
+        asks of fragments waits for the input that runs; the next change does not wait for that."""
         await self._settled.wait()
-        while True:
-            in_use = self.fragments.ledger.resident
-            await asyncio.sleep(_LIMIT_SECONDS if in_use else _IDLE_LIMIT_SECONDS)
-            limit = self.machine.memory_limit_bytes()
-            if limit is None:
-                continue
-            budget = min(self.settings.budget, max(0, limit - self.meter.floor_bytes))
-            if budget != self.fragments.ledger.budget:
-                await self.fragments.change_budget(budget)
+        ledger = self.fragments.ledger
+        async with asyncio.TaskGroup() as changes:
+            following = int(ledger.budget)
+            while True:
+                await asyncio.sleep(_LIMIT_SECONDS if ledger.resident else _IDLE_LIMIT_SECONDS)
+                limit, budget = self.machine.memory_limit_bytes(), int(self.settings.budget)
+                if limit is not None:
+                    budget = min(budget, max(0, limit - self.meter.floor_bytes))
+                if budget != following:
+                    following = budget
+                    changes.create_task(self.fragments.change_budget(budget))
 
     async def _keep_making_room(self) -> None:
         await self._settled.wait()

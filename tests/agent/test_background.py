@@ -46,6 +46,42 @@ async def test_the_budget_follows_the_limit_again_after_an_error(
     assert agent.counters.failures["limit"] == 1
 
 
+async def test_a_budget_that_changes_again_is_adopted_while_fragments_follow_the_first_change(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    floor, fragments = agent.hello().floor_bytes, agent.fragments
+    limits, followed = [floor + 32 * MIB], asyncio.Event()
+    change_budget = fragments.change_budget
+
+    async def slowly(budget: int) -> None:
+        await change_budget(budget)
+        await followed.wait()
+
+    monkeypatch.setattr(fragments, "change_budget", slowly)
+    monkeypatch.setattr(Machine, "memory_limit_bytes", lambda _: limits[-1])
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for size in (32 * MIB, 24 * MIB, 48 * MIB):
+            limits.append(floor + size)
+            while fragments.ledger.budget != size:
+                await asyncio.sleep(0.01)
+    assert not followed.is_set()
+    followed.set()
+
+
+async def test_without_a_limit_the_budget_is_what_the_settings_say_again(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int | None] = [agent.hello().floor_bytes + 32 * MIB]
+    monkeypatch.setattr(Machine, "memory_limit_bytes", lambda _: limits[-1])
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while agent.fragments.ledger.budget != 32 * MIB:
+            await asyncio.sleep(0.01)
+        limits.append(None)
+        while agent.fragments.ledger.budget == 32 * MIB:
+            await asyncio.sleep(0.01)
+    assert agent.fragments.ledger.budget == agent.settings.budget == 64 * MIB
+
+
 async def test_an_agent_rests_after_an_error(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     hung_up = asyncio.Event()
 

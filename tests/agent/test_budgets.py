@@ -1,10 +1,12 @@
 """Budgets that change while fragments are resident, and fragments that come and go under one, as
 the kernel measures it."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 
 from agent.conftest import SOURCES
 from agent.fragment_making import InBlocks, dense_model, write_fragment
+from shoal_agent.runtime.fragments import Fragments
+from shoal_agent.transport.buffers import nothing_arrives
 
 MIB = 1 << 20
 
@@ -58,3 +62,33 @@ def test_every_budget_is_kept_and_none_leaves_a_trace(
     # Sessions that stayed open would come to 0.5 MiB with each change between blocks and whole.
     assert report["left"] < 2 * MIB
     assert report["mapped"] == 0
+
+
+async def test_a_fragment_has_all_of_its_memory_again_when_what_held_it_at_a_change_has_gone(
+    tmp_path: Path, make: Callable[..., Fragments]
+) -> None:
+    made = write_fragment(tmp_path, dense_model([512] * 9), 24 * MIB, InBlocks(8))
+    fragments = make()
+    await fragments.load(made.digest, made.resident_bytes, [])
+    with nothing_arrives(fragments.ledger, fragments.ledger.free):  # as in a guarded run
+        changing = asyncio.create_task(fragments.change_budget(50 * MIB))
+        while fragments.ledger.budget != 50 * MIB:
+            await asyncio.sleep(0)
+    await changing
+    assert fragments.ledger.shares[made.digest].granted == made.resident_bytes
+    await fragments.unload(made.digest)
+    await fragments.close()
+
+
+async def test_what_a_larger_budget_leaves_is_lent_to_a_fragment_that_streams(
+    tmp_path: Path, make: Callable[..., Fragments]
+) -> None:
+    made = write_fragment(tmp_path, dense_model([512] * 9), 24 * MIB, InBlocks(8))
+    fragments = make(budget=made.least_bytes)
+    await fragments.load(made.digest, made.least_bytes, [])
+    assert fragments.ledger.shares[made.digest].granted == made.least_bytes
+    await fragments.change_budget(64 * MIB)
+    share = fragments.ledger.shares[made.digest]
+    assert share.granted == share.useful > made.least_bytes
+    await fragments.unload(made.digest)
+    await fragments.close()

@@ -19,8 +19,11 @@ class Device:
         self.done: list[str] = []
         self.allowed = asyncio.Semaphore(0)
         self.openings: list[Future[bool]] = []
+        self.rests = asyncio.Event()
+        self.rests.set()
 
     async def grant(self, digest: str, size: int) -> None:
+        await self.rests.wait()
         self.done.append(f"{digest} within {size}")
 
     async def widen(self, digest: str) -> Future[bool] | None:
@@ -94,3 +97,17 @@ async def test_what_is_left_is_given_up_when_the_agent_ends(
     device.allowed.release()
     await a_moment()
     assert "part of f" not in device.done
+
+
+async def test_a_grant_is_carried_out_though_whoever_waits_for_it_is_cancelled(
+    device: Device, granting: Granting
+) -> None:
+    device.rests.clear()
+    granting.begin(Grant(digest="f", size=Bytes(8)))
+    waiting = asyncio.create_task(granting.wait())
+    await a_moment()
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    device.rests.set()
+    await a_moment()
+    assert device.done == ["f within 8", "f is looked at"]

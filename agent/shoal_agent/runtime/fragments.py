@@ -275,11 +275,11 @@ class Fragments:
             self._counters.memory_ratio.observe(measured / max(1, reckoned))
         self._carry_out(self.ledger.measure(digest, Bytes(measured), stopped=bool(stopped)))
         while changing := self.spilling.tasks | self._granting.tasks:
-            await asyncio.gather(*changing)
+            await asyncio.gather(*map(asyncio.shield, changing))
         if self.ledger.resident.get(digest, 0) >= measured:
             self._measured.add(digest)
         if digest not in self.ledger.resident:
-            await asyncio.gather(*self._evicting, return_exceptions=True)
+            await asyncio.gather(*map(asyncio.shield, self._evicting), return_exceptions=True)
             have = self.ledger.free_for_fragments
             needed, had = format_apart(measured, have)
             reason = f"{short(digest)} was measured: would need {needed}, have {had}"
@@ -299,7 +299,7 @@ class Fragments:
 
     async def change_budget(self, budget_bytes: int) -> None:
         """There is more or less memory from now on. On return, what had to leave memory has left
-        it, but for what moves."""
+        it, but for what moves; and fragments have what that has left to them."""
         await self._gathered.drop_all()
         log.warning("the budget is %s now", format_bytes(budget_bytes))
         self.processor.note_budget()
@@ -308,7 +308,8 @@ class Fragments:
         tune_allocator(budget_bytes)
         self._carry_out(self.ledger.change_budget(Bytes(budget_bytes)))
         while changing := self.spilling.tasks | self._granting.tasks | self._evicting:
-            await asyncio.gather(*changing, return_exceptions=True)
+            await asyncio.gather(*map(asyncio.shield, changing), return_exceptions=True)
+        self._carry_out(self.ledger.lend())
         self._changed.set()
 
     async def withhold(self, size_bytes: int) -> None:

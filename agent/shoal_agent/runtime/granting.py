@@ -69,8 +69,9 @@ class Granting:
             begin(self._take_back(), self.tasks)
 
     async def wait(self) -> None:
+        """Grants are carried out, also when whoever waits for them is cancelled."""
         while self.tasks:
-            await asyncio.gather(*self.tasks, return_exceptions=True)
+            await asyncio.gather(*map(asyncio.shield, self.tasks), return_exceptions=True)
 
     async def close(self) -> None:
         """Wait for what is being granted, and leave what was to be done later."""

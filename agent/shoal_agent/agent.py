@@ -203,13 +203,17 @@ class Agent:
                 pb.CachedFragment(digest=key, bytes=size, task_seconds=times.read(key))
                 for key, size in cached.items()
             ],
-            resident=[
-                pb.ResidentFragment(digest=key, resident_bytes=self.fragments.planned_bytes(key))
-                for key in ledger.resident
-            ],
+            resident=self.resident(),
             cache_bytes=self._cache.limit_bytes,
             speed=speed_message(self._speed),
         )
+
+    def resident(self) -> list[pb.ResidentFragment]:
+        """What is, and what each counts."""
+        return [
+            pb.ResidentFragment(digest=key, resident_bytes=self.fragments.planned_bytes(key))
+            for key in self.fragments.ledger.resident
+        ]
 
     def telemetry(self) -> pb.Telemetry:
         """Readings now; what is None stays absent."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
 from agent.test_slow_disk import stopped
 from shoal_agent.agent import Agent
@@ -80,6 +81,30 @@ async def test_without_a_limit_the_budget_is_what_the_settings_say_again(
         while agent.fragments.ledger.budget == 32 * MIB:
             await asyncio.sleep(0.01)
     assert agent.fragments.ledger.budget == agent.settings.budget == 64 * MIB
+
+
+async def test_the_coordinator_is_told_of_a_budget_before_what_follows_from_it(
+    agent: Agent, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = write_fragment(coordinator.store, dense_model([512] * 9), 24 * MIB, InBlocks(8))
+    limits = [agent.hello().floor_bytes + 64 * MIB]
+    monkeypatch.setattr(Machine, "memory_limit_bytes", lambda _: limits[-1])
+    (device,) = coordinator.devices.values()
+    assert (await device.load(made.digest, made.resident_bytes)).HasField("loaded")
+    said: list[tuple[int, dict[str, int]]] = []
+    for size in (12 * MIB, made.least_bytes - 1):
+        limits.append(agent.hello().floor_bytes + size)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not said or said[-1][0] != size:
+                telemetry = await device.telemetry.get()
+                if telemetry.HasField("budget_bytes"):
+                    resident = {each.digest: each.resident_bytes for each in telemetry.resident}
+                    said.append((telemetry.budget_bytes, resident))
+    evicted = await asyncio.wait_for(device.evicted.get(), PATIENCE_SECONDS)
+    assert evicted.digest == made.digest
+    assert said == [(12 * MIB, {made.digest: 12 * MIB}), (made.least_bytes - 1, {})]
+    reply = await device.load(made.digest, made.resident_bytes)
+    assert reply.failure.have_bytes == made.least_bytes - 1
 
 
 async def test_an_agent_rests_after_an_error(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:

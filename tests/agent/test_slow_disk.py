@@ -79,6 +79,9 @@ class Agent:
     def hello(self) -> pb.Hello:
         return pb.Hello(protocol=PROTOCOL, device=self.name, budget_bytes=BUDGET)
 
+    def resident(self) -> list[pb.ResidentFragment]:
+        return []
+
     def telemetry(self) -> pb.Telemetry:
         return pb.Telemetry()
 

@@ -14,7 +14,6 @@ from coordinator.scripted import connected
 from coordinator.world import World, refusal
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.server import CoordinatorSettings, serving, wire
-from shoal_coordinator.server.excesses import Excesses
 from shoal_coordinator.server.sessions import UNASKED_AT_ONCE, UNASKED_PER_SECOND
 from shoal_protocol import PROTOCOL
 from shoal_protocol.files import FileReceiver
@@ -131,41 +130,18 @@ async def test_the_status_of_devices_is_what_they_reported(world: World) -> None
     assert status.cached_bytes == 500 + 3 * 800_000
 
 
-def report(incarnation: int) -> pb.Hello:
-    return pb.Hello(device="a", incarnation=incarnation, budget_bytes=100)
-
-
-def test_a_mark_above_the_budget_counts_when_it_grows_and_a_task_each_time() -> None:
-    time_now, first = [0.0], report(1)
-    excesses = Excesses(lambda: time_now[0])
-
-    def last() -> api.BudgetExcess | None:
-        return excesses.of("a")
-
-    excesses.reported(first, pb.Telemetry(used_bytes=90, peak_bytes=100))
-    assert last() is None
-    excesses.reported(first, pb.Telemetry(used_bytes=90, peak_bytes=126))
-    time_now[0] = 5.0
-    excesses.reported(first, pb.Telemetry(used_bytes=90, peak_bytes=126))
-    assert last() == api.BudgetExcess(peak_bytes=126, budget_bytes=100, seconds=5.0)
-    excesses.executed(first, pb.Executed(peak_bytes=110))
-    assert last() == api.BudgetExcess(peak_bytes=126, budget_bytes=100, seconds=0.0)
-    excesses.reported(report(2), pb.Telemetry(used_bytes=1, peak_bytes=2))
-    assert last() is None, "the agent was started again"
-    excesses.executed(report(2), pb.Executed(peak_bytes=70))
-    assert excesses.highest("a") == 70, "a task took more than telemetry has said"
-
-
-def test_an_excess_is_of_the_budget_that_was_exceeded() -> None:
-    """An agent whose budget became smaller took more before, which was no excess then."""
-    excesses, smaller = Excesses(lambda: 0.0), report(1)
-    larger = pb.Hello(device="a", incarnation=1, budget_bytes=200)
-    excesses.executed(larger, pb.Executed(peak_bytes=150))
-    assert excesses.of("a") is None
-    excesses.executed(smaller, pb.Executed(peak_bytes=110))
-    excesses.executed(smaller, pb.Executed(peak_bytes=105))
-    assert excesses.of("a") == api.BudgetExcess(peak_bytes=110, budget_bytes=100, seconds=0.0)
-    assert excesses.highest("a") == 150
+async def test_a_budget_that_has_changed_is_that_of_the_device_from_then_on(world: World) -> None:
+    device = world.device("a", hello=pb.Hello(protocol=PROTOCOL, device="a", budget_bytes=1500))
+    async with connected(device):
+        for budget, used in ((900, 800), (2000, 1900)):
+            await device.telemetry(budget_bytes=budget, used_bytes=used, peak_bytes=used)
+            async with asyncio.timeout(60):
+                while world.coordinator.driver.state.devices["a"].memory.budget != budget:
+                    await asyncio.sleep(0.01)
+            response = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=60)
+            (status,) = response.devices
+            assert status.budget_bytes == budget
+            assert not status.HasField("budget_excess")
 
 
 async def test_a_device_above_its_budget_is_listed_as_such(world: World) -> None:

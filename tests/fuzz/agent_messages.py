@@ -166,7 +166,10 @@ class _Device:
         )
 
     def hello(self) -> pb.Hello:
-        return pb.Hello(device=NAME)
+        return pb.Hello(device=NAME, budget_bytes=BUDGET)
+
+    def resident(self) -> list[pb.ResidentFragment]:
+        return []
 
     def telemetry(self) -> pb.Telemetry:
         return pb.Telemetry()

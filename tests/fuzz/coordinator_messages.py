@@ -203,9 +203,11 @@ def _unasked() -> list[pb.AgentMessage]:
         battery_fraction=1,
         round_trip_seconds=0.01,
     )
+    resident = pb.ResidentFragment(digest=digest, resident_bytes=1 << 19)
     failure = pb.Failure(code=pb.BUDGET, message="no", need_bytes=2, have_bytes=1)
     return [
         pb.AgentMessage(telemetry=telemetry),
+        pb.AgentMessage(telemetry=pb.Telemetry(budget_bytes=1 << 20, resident=[resident])),
         pb.AgentMessage(evicted=pb.Evicted(digest=digest, reason="room")),
         pb.AgentMessage(probe_reply=pb.ProbeReply(nonce=1)),
         pb.AgentMessage(reply=pb.Reply(instruction=77, failure=failure)),

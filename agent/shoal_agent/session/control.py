@@ -13,12 +13,12 @@ from contextlib import closing, suppress
 from dataclasses import asdict
 from functools import partial
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final
 
 from shoal_agent.cache.fetching import FragmentUnavailable, Source
 from shoal_agent.memory.residency import short
-from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.session.answers import EXPECTED, failure, failure_of, refused_inputs
+from shoal_agent.session.device import Device
 from shoal_agent.session.greeting import (
     Instructions,
     SessionBroken,
@@ -27,14 +27,11 @@ from shoal_agent.session.greeting import (
     open_stream,
 )
 from shoal_agent.session.tasks import Tasks
-from shoal_agent.telemetry.counters import Counters
-from shoal_agent.telemetry.link import COORDINATOR, LinkMeters
+from shoal_agent.telemetry.link import COORDINATOR
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import ActivationStore
 from shoal_agent.transport.intake import InlineInputs, open_intake
-from shoal_agent.transport.links import PeerLinks
 from shoal_agent.transport.probing import Neighbours, probe_idle
-from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
 from shoal_protocol.bulk.receiving import Intake
 from shoal_protocol.bulk.transport import Held, TransportBroken
@@ -51,20 +48,6 @@ _DEFAULT_TELEMETRY_SECONDS: Final = 2.0
 _ROOM_SECONDS: Final = 0.05
 """How often inputs that came with their task are tried again where there was no room."""
 _COORDINATOR: Final = "coordinator"
-
-
-class Device(Protocol):
-    """The agent that a session belongs to, which outlives it."""
-
-    name: str
-    fragments: Fragments
-    counters: Counters
-    links: PeerLinks
-    uplink: Uplink
-    link_meters: LinkMeters
-
-    def hello(self) -> pb.Hello: ...
-    def telemetry(self) -> pb.Telemetry: ...
 
 
 class Session:
@@ -95,6 +78,7 @@ class Session:
         self.round_trip_seconds: float | None = None
         """To the coordinator and back, as the last ping saw it."""
         self.number = 0
+        self._budget_bytes = 0
         self._opened = self.last_contact = perf_counter()
         self.tasks = Tasks(device.name, device.fragments, store, self, device.counters)
         self._inline_inputs = InlineInputs(device.name, lambda: self.tasks, device.counters)
@@ -104,6 +88,7 @@ class Session:
     async def run(self, on_open: Callable[[], None]) -> None:
         """Open, serve until the session breaks, clean up. Raises `SessionBroken`."""
         hello = self._device.hello()
+        self._budget_bytes = hello.budget_bytes
         stream = open_stream(self._client, self._address, hello)
         incoming = stream.received()
         parts: list[asyncio.Task[None]] = []
@@ -187,6 +172,7 @@ class Session:
         return self._outbox.full
 
     def reply(self, reply: pb.Reply) -> None:
+        self._tell_budget()
         self._outbox.put(pb.AgentMessage(reply=reply))
 
     def fail(self, error: BaseException) -> None:
@@ -197,6 +183,7 @@ class Session:
 
     def evicted(self, digest: str, reason: str) -> None:
         """This device evicted a fragment by itself."""
+        self._tell_budget()
         self._outbox.put(pb.AgentMessage(evicted=pb.Evicted(digest=digest, reason=reason)))
 
     # ---- the streams -------------------------------------------------------------------------
@@ -268,12 +255,21 @@ class Session:
     def _send_telemetry(self) -> None:
         """Send the present readings, unless the outbox is full; the last ones make the sums of a
         run complete."""
-        if self._outbox.full:
+        budget_bytes = self._device.fragments.ledger.budget
+        if self._outbox.full and budget_bytes == self._budget_bytes:
             return
         telemetry = self._device.telemetry()
+        if budget_bytes != self._budget_bytes:
+            self._budget_bytes = telemetry.budget_bytes = budget_bytes
+            telemetry.resident.extend(self._device.resident())
         telemetry.queued_tasks = self.tasks.queued
         telemetry.tasks.extend(self.tasks.itineraries.measured())
         self._outbox.put(pb.AgentMessage(telemetry=telemetry))
+
+    def _tell_budget(self) -> None:
+        """What follows from another budget is understood by who knows of it."""
+        if self._device.fragments.ledger.budget != self._budget_bytes:
+            self._send_telemetry()
 
     async def _guard(self, part: Coroutine[None, None, None]) -> None:
         """Any part that ends, ends the session."""

@@ -8,11 +8,11 @@
 What must change together changes in a method of its part.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from shoal_coordinator.dispatch.events import DeviceJoined, Failure, Policy, Telemetry
+from shoal_coordinator.dispatch.events import DeviceJoined, Failure, FailureKind, Policy, Telemetry
 from shoal_coordinator.dispatch.instructions import Tier
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
@@ -124,6 +124,19 @@ class DeviceMemory:
         self.resident[digest] = Bytes(known + further)
         self.resident_bytes += further
 
+    def change_budget(self, budget: Bytes, resident: Mapping[Digest, Bytes]) -> list[Digest]:
+        """What is resident counts so much in another budget, and what is loading no more than there
+        is then. Which fragments are not among it."""
+        self.budget = budget
+        for digest in self.resident.keys() & resident.keys():
+            self.resident_bytes += resident[digest] - self.resident[digest]
+            self.resident[digest] = resident[digest]
+        gone = [digest for digest in self.resident if digest not in resident]
+        if (loading := self.loading) is not None:
+            held = self.resident_bytes - sum(self.resident[digest] for digest in gone)
+            loading.size = Bytes(max(0, min(loading.size, budget - held)))
+        return gone
+
     def drop(self, digest: Digest) -> bool:
         """The fragment is not resident any more; whether it was."""
         self.loaded_as.pop(digest, None)
@@ -192,16 +205,22 @@ class Backoff:
 class DeviceHealth:
     """Signs of life, and fragments that the device fails with.
 
-    `probed_at` is set while the device is silent. `fetched` counts the bytes of fragments that ever
-    came to it, `fetched_at` is when that last grew.
+    Since `unchanged_since` it is there with its budget. `probed_at` is set while the device is
+    silent. `fetched` counts the bytes of fragments that ever came to it, `fetched_at` is when that
+    last grew.
     """
 
-    joined_at: Nanoseconds
+    unchanged_since: Nanoseconds
     seen_at: Nanoseconds
     probed_at: Nanoseconds | None = None
     fetched: int = 0
     fetched_at: Nanoseconds = Nanoseconds(0)
     backoffs: dict[Digest, Backoff] = field(default_factory=dict)
+
+    def forget(self, kind: FailureKind) -> None:
+        """The reason of these failures is gone."""
+        known = self.backoffs.items()
+        self.backoffs = {key: each for key, each in known if each.failure.kind is not kind}
 
     def backs_off(self, digest: Digest, now: Nanoseconds) -> bool:
         backoff = self.backoffs.get(digest)
@@ -249,5 +268,5 @@ def new_device(event: DeviceJoined, *, order: int, tally: Tally, slots: int) -> 
             loaded_at=event.at,
         ),
         work=DeviceWork(slots=slots),
-        health=DeviceHealth(joined_at=event.at, seen_at=event.at),
+        health=DeviceHealth(unchanged_since=event.at, seen_at=event.at),
     )

@@ -40,7 +40,7 @@ _KNOWN_DEVICES = 4096
 _KNOWN_FRAGMENTS = 1024
 
 
-def note_report(state: State, event: ev.DeviceReport) -> None:
+def note_report(state: State, event: ev.DeviceReport) -> None:  # noqa: C901 - one for each kind
     """A device says something unasked, or its session's stream broke."""
     device = state.devices.get(event.device)
     if device is None or device.session != event.session:
@@ -60,6 +60,8 @@ def note_report(state: State, event: ev.DeviceReport) -> None:
             drop_fragment(state, device, event.digest)
             _request_replacement(state, event.digest)
             state.worklist.freed.append(device)
+        case ev.BudgetChanged():
+            _change_budget(state, device, event)
         case ev.DeviceDraining():
             device.draining = True
             review(state, device)
@@ -97,6 +99,11 @@ def join(state: State, event: ev.DeviceJoined) -> None:
     for digest in [*sorted(event.cached), *event.resident]:
         note_cached(state, device, digest)
     state.telemetry_changed = True
+    _take_up(state, device)
+
+
+def _take_up(state: State, device: Device) -> None:
+    """A device is there, with a budget that is new: what may be served is looked at again."""
     evict_excess(state, device)
     review(state, device)
     count_all_homes(state, device)
@@ -105,6 +112,19 @@ def join(state: State, event: ev.DeviceJoined) -> None:
             state.unmet[service] = None
     resize_windows(state)
     state.worklist.freed.append(device)
+
+
+def _change_budget(state: State, device: Device, event: ev.BudgetChanged) -> None:
+    """What was found too large for a smaller budget says nothing of a larger one."""
+    tally = device.tally
+    if event.budget > tally.budget:
+        tally.forget_too_large(tally.excess)
+        device.health.forget(ev.FailureKind.BUDGET)
+    tally.budget, device.health.unchanged_since = event.budget, state.now
+    for digest in device.memory.change_budget(event.budget, event.resident):
+        drop_fragment(state, device, digest)
+        _request_replacement(state, digest)
+    _take_up(state, device)
 
 
 def _recall(tally: Tally) -> None:

@@ -205,6 +205,15 @@ class DeviceTelemetry(DeviceReport):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetChanged(DeviceReport):
+    """The device has more or less memory from now on; `resident` is what is resident in it, with
+    what that counts: what is not among it was given up."""
+
+    budget: Bytes
+    resident: Mapping[Digest, Bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswered(DeviceReport):
     """Answers Probe."""
 
@@ -307,6 +316,7 @@ Event = (
     | DeviceJoined
     | DeviceLost
     | DeviceDraining
+    | BudgetChanged
     | DeviceTelemetry
     | ProbeAnswered
     | FragmentResident

@@ -252,6 +252,8 @@ def _learn_need(device: Device, loading: Loading, least: Bytes, failure: Failure
     nothing where there was room by the refusal's own numbers. Whether anything was learned.
     """
     memory, need, have = device.memory, failure.need, failure.have
+    if loading.size < loading.granted:
+        return True  # the budget has become smaller since it was given
     if need is not None and need > loading.size:
         return (have is None or need > have) and memory.learn(loading.digest, need)
     if need is not None and have is not None:

@@ -432,8 +432,8 @@ def give_up_impossible(state: State) -> None:
 
 
 def _settled(state: State, job: Job) -> bool:
-    """Whether the devices have had time to join."""
+    """Whether the devices have had time to join, and to have their budgets back."""
     grace = state.limits.homes_grace
-    joined = (device.health.joined_at for device in state.devices.values())
-    newest = max(joined, default=state.now)
+    changed = (device.health.unchanged_since for device in state.devices.values())
+    newest = max(changed, default=state.now)
     return state.now - job.submitted_at >= grace and state.now - newest >= grace

@@ -27,6 +27,7 @@ from shoal_coordinator.server.deliveries import Deliveries
 from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.excesses import Excesses
 from shoal_coordinator.server.metrics import CoordinatorMetrics
+from shoal_coordinator.server.reports import reported
 from shoal_coordinator.server.routes import Relay, Routes
 from shoal_coordinator.server.task_results import Run
 from shoal_coordinator.server.timeline import Timeline
@@ -383,18 +384,9 @@ class Driver:
             case "reply":
                 self._reply(session, message.reply, at)
             case "telemetry":
-                session.telemetry = message.telemetry
-                self.excesses.reported(session.hello, message.telemetry)
                 self.timeline.reported(device, message.telemetry, at)
-                for measured in message.telemetry.tasks[: wire.MAXIMUM_FRAGMENTS]:
-                    session.times.ran(measured.digest, measured)
-                telemetry = wire.telemetry_of(message.telemetry)
-                fetched = wire.size(message.telemetry.fetched_bytes)
-                self.feed(
-                    ev.DeviceTelemetry(
-                        at=at, device=device, session=number, telemetry=telemetry, fetched=fetched
-                    )
-                )
+                for event in reported(session, message.telemetry, self.excesses, at):
+                    self.feed(event)
             case "probe_reply":
                 self.feed(ev.ProbeAnswered(at=at, device=device, session=number))
             case "evicted":

@@ -3,11 +3,13 @@
 Three things are measured: the peak of each task, the memory in use when telemetry is sent, and the
 highest mark since the agent started, which also covers loads. That mark stays, so it counts once:
 when it has grown. A coordinator that starts again receives the marks of agents that did not, and
-counts those as of now.
+counts those as of now. What is reported in the minute after a budget became smaller may have been
+measured before, so it counts only where it is above both.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from typing import Final
 
@@ -15,6 +17,7 @@ from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.session_pb2 import Executed, Hello, Telemetry
 
 _KNOWN_DEVICES: Final = 10_000
+_CHANGE_SECONDS: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -27,9 +30,13 @@ class _Marks:
     budget: int | None = None
     above: int = 0
     at: float = 0.0
+    budget_before: int = 0
+    changed_at: float = -inf
 
     def note(self, measured: int, budget: int, now: float) -> None:
         self.highest = max(self.highest, measured)
+        if now - self.changed_at < _CHANGE_SECONDS:
+            budget = max(budget, self.budget_before)
         if measured > budget:
             self.above = max(measured, self.above if budget == self.budget else 0)
             self.budget, self.at = budget, now
@@ -41,6 +48,13 @@ class Excesses:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._marks: dict[str, _Marks] = {}
+
+    def changed(self, hello: Hello, budget_before: int) -> None:
+        """A device has another budget from now on."""
+        known, now = self._of(hello), self._clock()
+        if now - known.changed_at < _CHANGE_SECONDS:
+            budget_before = max(budget_before, known.budget_before)
+        known.budget_before, known.changed_at = budget_before, now
 
     def reported(self, hello: Hello, telemetry: Telemetry) -> None:
         """A device has sent telemetry."""

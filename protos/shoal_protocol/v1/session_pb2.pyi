@@ -143,7 +143,7 @@ class ResidentFragment(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., resident_bytes: _Optional[int] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("cpu_fraction", "memory_available_bytes", "temperature_celsius", "battery_fraction", "round_trip_seconds", "used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes", "queued_tasks", "link_bytes_per_second", "link_round_trip_seconds", "links", "transfer_seconds_per_byte", "handling_seconds", "tasks")
+    __slots__ = ("cpu_fraction", "memory_available_bytes", "temperature_celsius", "battery_fraction", "round_trip_seconds", "used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes", "queued_tasks", "link_bytes_per_second", "link_round_trip_seconds", "links", "transfer_seconds_per_byte", "handling_seconds", "tasks", "budget_bytes", "resident")
     CPU_FRACTION_FIELD_NUMBER: _ClassVar[int]
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_CELSIUS_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,8 @@ class Telemetry(_message.Message):
     TRANSFER_SECONDS_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     HANDLING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
     cpu_fraction: float
     memory_available_bytes: int
     temperature_celsius: float
@@ -178,7 +180,9 @@ class Telemetry(_message.Message):
     transfer_seconds_per_byte: float
     handling_seconds: float
     tasks: _containers.RepeatedCompositeFieldContainer[MeasuredTask]
-    def __init__(self, cpu_fraction: _Optional[float] = ..., memory_available_bytes: _Optional[int] = ..., temperature_celsius: _Optional[float] = ..., battery_fraction: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., queued_tasks: _Optional[int] = ..., link_bytes_per_second: _Optional[float] = ..., link_round_trip_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ..., transfer_seconds_per_byte: _Optional[float] = ..., handling_seconds: _Optional[float] = ..., tasks: _Optional[_Iterable[_Union[MeasuredTask, _Mapping]]] = ...) -> None: ...
+    budget_bytes: int
+    resident: _containers.RepeatedCompositeFieldContainer[ResidentFragment]
+    def __init__(self, cpu_fraction: _Optional[float] = ..., memory_available_bytes: _Optional[int] = ..., temperature_celsius: _Optional[float] = ..., battery_fraction: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., queued_tasks: _Optional[int] = ..., link_bytes_per_second: _Optional[float] = ..., link_round_trip_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ..., transfer_seconds_per_byte: _Optional[float] = ..., handling_seconds: _Optional[float] = ..., tasks: _Optional[_Iterable[_Union[MeasuredTask, _Mapping]]] = ..., budget_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[_Union[ResidentFragment, _Mapping]]] = ...) -> None: ...
 
 class MeasuredTask(_message.Message):
     __slots__ = ("digest", "task_seconds")

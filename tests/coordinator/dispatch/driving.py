@@ -8,6 +8,7 @@ from typing import TypedDict, TypeVar, Unpack
 from coordinator.dispatch.invariants import violations
 from shoal_coordinator.dispatch.events import (
     ActivationForwarded,
+    BudgetChanged,
     DeviceJoined,
     DeviceLost,
     DeviceTelemetry,
@@ -171,6 +172,18 @@ class Table:
                 session=self.state.devices[name].session,
                 telemetry=telemetry or Telemetry(),
                 fetched=Bytes(int(fetched_mib * MIB)),
+            )
+        )
+
+    def change_budget(self, name: str, mib: float, **resident_mib: float) -> list[Instruction]:
+        """A device has another budget, and in it these fragments."""
+        return self.feed(
+            BudgetChanged(
+                at=self.at(),
+                device=name,
+                session=self.state.devices[name].session,
+                budget=Bytes(int(mib * MIB)),
+                resident={digest(k): Bytes(int(n * MIB)) for k, n in resident_mib.items()},
             )
         )
 

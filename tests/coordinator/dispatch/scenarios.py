@@ -34,6 +34,7 @@ def scenario(seed: int, *, crashing: bool = False) -> World:
     _plan_placements(world, jobs)
     if rough:
         _plan_faults(world, chance)
+        _plan_budgets(world)
     world.tick()
     return world
 
@@ -73,7 +74,8 @@ def chained(seed: int, *, light: bool = False) -> World:
     if light:
         job = _with_replicas(random.Random(f"{seed} replicas"), job, names)  # noqa: S311 (not for secrets)
     rough = chance.random() < 0.9
-    models = [Model(name=name, budget=50, single=False, slowness=1) for name in names]
+    model = partial(Model, budget=50, smallest=20, single=False, slowness=1)
+    models = [model(name=name) for name in names]
     world = World(seed, models, _trouble(chance, [job]) if rough else Trouble())
     world.state.limits = replace(world.state.limits, queue_depth=chance.choice((3, 8)))
     for agent in world.agents.values():
@@ -83,6 +85,8 @@ def chained(seed: int, *, light: bool = False) -> World:
         _plan_beside(world, job)
     for _ in range(3 if rough else 0):
         _plan_faults(world, chance)
+    if rough:
+        _plan_budgets(world)
     world.tick()
     return world
 
@@ -152,6 +156,7 @@ def _devices(chance: random.Random, sizes: dict[Digest, Bytes]) -> list[Model]:
         model = Model(
             name=f"device-{index}",
             budget=budget,
+            smallest=min(budget, most),
             single=chance.random() < 0.4,
             slowness=chance.choice((1, 1, 1, 4)),
         )
@@ -249,3 +254,15 @@ def _plan_faults(world: World, chance: random.Random) -> None:
             agent.give_up_fragment,
         ]
         world.later(chance.uniform(0.5, 8) * SECOND, chance.choice(faults))
+
+
+def _plan_budgets(world: World) -> None:
+    """Budgets of some devices change for a while, often several times."""
+    chance = random.Random(f"{world.seed} budgets")  # noqa: S311 (not for secrets)
+    for agent in world.agents.values():
+        for _ in range(chance.choice((0, 0, 1, 2, 4))):
+            size = chance.randint(agent.model.smallest, agent.model.budget)
+            at = chance.uniform(0.5, 8) * SECOND
+            world.later(at, partial(agent.change_budget, size))
+            again = partial(agent.change_budget, agent.model.budget)
+            world.later(at + chance.choice((0.01, 0.1, 2)) * SECOND, again)

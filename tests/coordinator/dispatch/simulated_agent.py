@@ -65,7 +65,8 @@ class Agent(ItemLink):
         world, digest = self.world, load.digest
         self._check_grant(load)
         answer = self.ledger.request_load(digest, load.granted)
-        if isinstance(answer, residency.Refusal) and self._has_grown:
+        is_small = self.ledger.budget < self.model.budget  # which may be news
+        if isinstance(answer, residency.Refusal) and (self._has_grown or is_small):
             self._refuse(session, load.instruction, answer)
             return
         if answer is not residency.Load.ADMITTED:
@@ -92,7 +93,11 @@ class Agent(ItemLink):
         world.later(took, loaded)
 
     def _loaded(self, session: int, load: give.Load) -> None:
-        self.ledger.finish_load(load.digest)
+        if not self.ledger.finish_load(load.digest):
+            have, reason = self.ledger.free_for_fragments, "given up while it was loaded"
+            refusal = residency.Refusal(need=load.granted, have=have, reason=reason)
+            self._refuse(session, load.instruction, refusal)
+            return
         self._unmeasured.add(load.digest)
         if self.world.chance.random() < 0.5 and (demand := self._measure_run(load.digest)):
             self._refuse(session, load.instruction, demand)

@@ -13,6 +13,7 @@ from shoal_agent.execution.queue import TaskQueue
 from shoal_agent.memory import residency
 from shoal_coordinator.dispatch import instructions as give
 from shoal_coordinator.dispatch.events import (
+    BudgetChanged,
     DeviceDraining,
     DeviceJoined,
     DeviceLost,
@@ -40,11 +41,13 @@ STANDSTILL = 30 * SECOND
 
 @dataclass(slots=True, kw_only=True)
 class Model:
-    """What a device is: fixed for a scenario. `excess` is what fragments take there beyond what
-    they are granted, whole or in blocks."""
+    """What a device is: fixed for a scenario. Its budget may become smaller for a while, down to
+    the `smallest`. `excess` is what fragments take there beyond what they are granted, whole or in
+    blocks."""
 
     name: str
     budget: int
+    smallest: int
     single: bool
     slowness: float
     excess: dict[str, int] = field(default_factory=dict)
@@ -100,7 +103,7 @@ class Link:
                 device=self.name,
                 session=self.session,
                 incarnation=self.incarnation,
-                budget=Bytes(self.model.budget),
+                budget=self.ledger.budget,
                 single=self.model.single,
                 resident={Digest(key): size for key, size in self.ledger.resident.items()},
                 cached=frozenset(Digest(key) for key in self.cached),
@@ -159,6 +162,25 @@ class Link:
         self.world.note(f"-- {self.name} drains")
         self._send_up(DeviceDraining(at=Nanoseconds(0), device=self.name, session=self.session))
         self.world.later(3 * SECOND, lambda: self.kill(SECOND))
+
+    def change_budget(self, budget: int) -> None:
+        """The agent has more or less memory; it says so, and then what it gives up for that."""
+        if not self.alive or self.hung:
+            return
+        self.world.note(f"-- {self.name} has a budget of {budget}")
+        demands = self.ledger.change_budget(Bytes(budget))
+        self._send_up(
+            BudgetChanged(
+                at=Nanoseconds(0),
+                device=self.name,
+                session=self.session,
+                budget=Bytes(budget),
+                resident={Digest(key): size for key, size in self.ledger.resident.items()},
+            )
+        )
+        for each in demands:
+            if isinstance(each, residency.Evict) and self.connected:
+                self._evict(each.digest)
 
     def give_up_fragment(self) -> None:
         """The agent evicts a fragment by itself."""

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from shoal_agent.memory.pressure import withheld
+from shoal_agent.memory.pressure import Shortage, withheld
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.library_files import library_files, uncache
 from shoal_agent.runtime.process_memory import MemoryMeter
@@ -96,8 +96,10 @@ class BudgetFollower:
     async def _follow_pressure(self) -> None:
         """Have fragments do without what they can, while memory is short on the machine."""
         paths, ledger = pressure.files(), self.fragments.ledger
+        shortage = Shortage(self.machine.memory_limit_hits())
         while paths:
             await asyncio.sleep(_PRESSURE_SECONDS)
-            stalled = pressure.stalled_percent(paths)
+            hits = self.machine.memory_limit_hits()
+            stalled = shortage.elsewhere(pressure.stalled_percent(paths), hits)
             if (size := withheld(ledger.withheld, ledger.budget, stalled)) != ledger.withheld:
                 await self.fragments.withhold(size)

@@ -18,6 +18,8 @@ from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
 from agent.test_huge_pages import advised
 from agent.test_memory_in_blocks import run
+from shoal_agent.telemetry import machine
+from shoal_agent.telemetry.machine import Machine
 from shoal_agent.transport.addresses import advertised
 
 LIMIT = 600 << 20
@@ -154,6 +156,63 @@ async def test_a_limit_that_changes_is_followed_by_the_budget(
     finally:
         process.send_signal(signal.SIGTERM)
         await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
+
+
+@pytest.mark.real
+async def test_it_is_counted_how_often_a_process_was_at_the_limit_of_its_group(
+    folder: Path, group: Path
+) -> None:
+    file = folder / "file"
+    file.write_bytes(bytes(96 << 20))
+    os.sync()
+    reads = (
+        "from shoal_agent.telemetry.machine import Machine\n"
+        "found = Machine()\n"
+        "before = found.memory_limit_hits()\n"
+        f"with open({str(file)!r}, 'rb') as file:\n"
+        "    while file.read(1 << 16): pass\n"
+        "print(before, found.memory_limit_hits())\n"
+    )
+    joins = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    path = os.pathsep.join(str(SOURCES / each) for each in ("agent", "protos"))
+
+    async def counted() -> list[int]:
+        with file.open("rb") as cached:  # so that its pages are those of who reads it
+            os.posix_fadvise(cached.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        process = await asyncio.create_subprocess_exec(
+            *(*joins, sys.executable, "-c", reads),
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        said, _ = await process.communicate()
+        return [int(each) for each in said.split()]
+
+    before, after = await counted()
+    assert after == before, "there was room"
+    limit(group, 64 << 20)
+    before, after = await counted()
+    assert after > before
+
+
+def test_a_group_of_either_version_says_what_it_allows_and_how_often_that_was_too_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    events = "low 5\nhigh 6\nmax 7\noom 1\noom_kill 1\n"
+    versions = (
+        ("memory.max", "memory.current", "memory.events", events),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.failcnt", "7\n"),
+    )
+    for limit, usage, hits, text in versions:
+        for name, content in ((limit, "4096\n"), (usage, "512\n"), (hits, text)):
+            (tmp_path / name).write_text(content)
+        found = Machine()
+        assert found.memory_limit_bytes() == 4096
+        assert found.memory_charged_bytes() == 512
+        assert found.memory_limit_hits() == 7
+        (tmp_path / hits).unlink()
+        assert found.memory_limit_hits() == 0
+        (tmp_path / limit).unlink()
 
 
 @pytest.mark.real

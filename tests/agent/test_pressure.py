@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.test_lending import streaming
 from agent.test_residency import new_ledger
-from shoal_agent.memory.pressure import LITTLE_PERCENT, MUCH_PERCENT, withheld
+from shoal_agent.memory.pressure import LITTLE_PERCENT, MUCH_PERCENT, Shortage, withheld
 from shoal_agent.memory.residency import Grant, Load
 from shoal_agent.telemetry.pressure import stalled_percent
 from shoal_protocol.units import Bytes
@@ -43,6 +43,24 @@ def test_an_agent_yields_to_a_neighbour_until_both_fit_and_regains_what_it_had()
     assert BUDGET - history[8] + 560 <= 1000, "it yields within some steps"
     assert len(set(history[8:45])) == 1, "it does not swing"
     assert history[-1] == 0
+
+
+def test_what_stalls_at_the_agents_own_limit_is_no_reason_to_yield() -> None:
+    """Weights that are read again and again at the limit of the agent's group stall as much as
+    before when it has less: nobody else gets anything."""
+    shortage, size, history = Shortage(limit_hits=7), Bytes(0), []
+    for hits, stalled in (*[(7, 30.0)] * 4, *[(8, 30.0), (8, 30.0), (9, 30.0)] * 9):
+        size = withheld(size, BUDGET, shortage.elsewhere(stalled, hits))
+        history.append(size)
+    assert history[3] == BUDGET // 2, "others were short of memory"
+    assert history[-1] == 0
+
+
+def test_what_stalled_at_the_own_limit_counts_until_the_average_has_forgotten_it() -> None:
+    shortage = Shortage(limit_hits=0)
+    found = [shortage.elsewhere(30.0, hits) for hits in (5, 5, 5, 5, 5)]
+    assert found == [0.0, 0.0, 0.0, 30.0, 30.0]
+    assert shortage.elsewhere(None, 6) is None
 
 
 def test_fragments_that_can_run_in_less_do_and_nothing_is_evicted_for_pressure() -> None:

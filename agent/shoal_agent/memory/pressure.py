@@ -4,10 +4,14 @@ Linux reports in which share of the time tasks wait for memory (PSI). While that
 that can run in less get less, step by step; when it has passed, they get it back, in smaller steps:
 who needed the memory may need it again. In between nothing changes.
 
+What stalls while the agent's own group is at its limit is of its own making: it reads again what
+had to go. To have less would make that worse, and give nobody anything.
+
 Only what fragments can do without is withheld, and half of the budget at most. Loads and
 activations may still have it: what fits stays what the plan reckons with.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 from shoal_protocol.units import Bytes
@@ -18,6 +22,23 @@ _MOST: Final = 2
 _STEP_UP: Final = 8
 _STEP_DOWN: Final = 32
 """Parts of the budget."""
+_LOOKS: Final = 3
+"""An average over ten seconds that is looked at every five has forgotten what was before."""
+
+
+@dataclass(slots=True)
+class Shortage:
+    """How short memory is elsewhere, look by look. `limit_hits`: how often the group was at its
+    limit until the last one."""
+
+    limit_hits: int
+    _looks: int = _LOOKS
+
+    def elsewhere(self, stalled_percent: float | None, limit_hits: int) -> float | None:
+        """Of the time in which tasks waited, what is not of this group's own making."""
+        self._looks = self._looks + 1 if limit_hits == self.limit_hits else 0
+        self.limit_hits = limit_hits
+        return stalled_percent if stalled_percent is None or self._looks >= _LOOKS else 0.0
 
 
 def withheld(before: Bytes, budget: Bytes, stalled_percent: float | None) -> Bytes:

@@ -20,6 +20,7 @@ _PROC: Final = Path("/proc")
 _SYS: Final = Path("/sys")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _MEMINFO: Final = re.compile(rb"^(MemTotal|MemAvailable): +(\d+) kB$", re.MULTILINE)
+_HITS: Final = re.compile(rb"^(?:max )?(\d+)$", re.MULTILINE)
 _READ_BYTES: Final = 1 << 14
 _UNLIMITED_FROM: Final = 1 << 60
 """The first version of control groups writes "no limit" as a number near 2^63."""
@@ -60,6 +61,10 @@ class Machine:
     def memory_charged_bytes(self) -> int | None:
         """What is charged to the innermost control group, cached files included."""
         return next((_integer(group.usage) for group in self._memory_groups), None)
+
+    def memory_limit_hits(self) -> int:
+        """How often the innermost control group was at its limit; 0 where it does not say."""
+        return next((group.limit_hits() for group in self._memory_groups), 0)
 
     def _share(self) -> float:
         """Processors that this process may use: affinity, and the quota of its control group."""
@@ -117,10 +122,16 @@ class _MemoryGroup:
     usage: Path
     details: Path
     inactive: re.Pattern[bytes]
+    hits: Path
 
     def limit_bytes(self) -> int | None:
         limit = _integer(self.limit)
         return None if limit is None or limit >= _UNLIMITED_FROM else limit
+
+    def limit_hits(self) -> int:
+        """How often it was at its limit: all of the file, or one of its lines."""
+        found = _HITS.search(_read(self.hits) or b"")
+        return 0 if found is None else int(found[1])
 
     def used_bytes(self) -> int | None:
         """What is used and cannot simply be dropped."""
@@ -166,9 +177,14 @@ def _cpu_quota(folder: Path) -> float | None:
 def _memory_groups() -> Iterator[_MemoryGroup]:
     """Those around this process, of either version."""
     for folder in _group_folders("memory"):
-        for limit, usage, inactive in (
-            ("memory.max", "memory.current", rb"^inactive_file (\d+)$"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", rb"^total_inactive_file (\d+)$"),
+        for limit, usage, inactive, hits in (
+            ("memory.max", "memory.current", rb"^inactive_file (\d+)$", "memory.events"),
+            (
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                rb"^total_inactive_file (\d+)$",
+                "memory.failcnt",
+            ),
         ):
             if (folder / limit).exists():
                 yield _MemoryGroup(
@@ -176,6 +192,7 @@ def _memory_groups() -> Iterator[_MemoryGroup]:
                     folder / usage,
                     folder / "memory.stat",
                     re.compile(inactive, re.MULTILINE),
+                    folder / hits,
                 )
 
 

@@ -192,10 +192,13 @@ def _too_tight(costs: Costs, pool: Sequence[PoolDevice]) -> Infeasible:
     fragments = costs.document.fragments
     neediest = max(fragments, key=lambda fragment: fragment.least_bytes)
     alike = len({device.budget_bytes for device in pool}) == 1
+    need_bytes = smallest_in_turn(costs, len(pool) if alike else 1)
+    resident_bytes = costs.resident(Span(neediest.index, neediest.index + 1))
     return Infeasible(
         problem="",
         fragment=neediest.index,
-        need_bytes=smallest_in_turn(costs, len(pool) if alike else 1),
+        need_bytes=need_bytes,
+        resident_bytes=max(need_bytes, resident_bytes),
         budgets=tuple((device.name, device.budget_bytes) for device in pool),
     )
 

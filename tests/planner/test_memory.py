@@ -255,6 +255,8 @@ def test_a_fragment_that_leaves_no_room_for_the_frames_of_the_next_item_does_not
     short = plan(document, [device("a", budget=16 * MIB + frames - 1)], Objective.LATENCY)
     assert isinstance(short, Infeasible)
     assert short.need_bytes == 16 * MIB + frames
+    assert short.resident_bytes == 20 * MIB + frames
+    assert "needs at least 22 MiB by swapping, 26 MiB to be resident;" in short.message("det")
 
 
 def test_what_enters_a_run_of_fragments_has_room_beside_each_that_is_loaded_in_turn() -> None:

@@ -15,10 +15,10 @@ from shoal_cli.drawing.svg import NothingDraws, can_draw
 from shoal_cli.local.cgroups import Enforce
 
 if TYPE_CHECKING:
-    from shoal_cli.local.device_bench import BenchOrder
+    from shoal_cli.local.device_bench import BenchOrder, Needs
     from shoal_cli.local.device_figures import DeviceFigures
     from shoal_cli.local.made_items import Array
-    from shoal_protocol.partition import Fragment, TensorSpec
+    from shoal_protocol.partition import TensorSpec
 
 CURVE: Final = 6
 _MIB: Final = 1 << 20
@@ -77,20 +77,20 @@ def bench_device(
     raise typer.Exit(0 if all(each.within_budget for each in figures.budgets) else 1)
 
 
-def _chosen(budget: list[str] | None, budgets: str | None) -> "Callable[[Fragment], Sequence[int]]":
+def _chosen(budget: list[str] | None, budgets: str | None) -> "Callable[[Needs], Sequence[int]]":
     """The budgets to measure, once the model's needs are known."""
     if budget and budgets:
         raise typer.BadParameter("give --budget, once or several times, or --budgets, not both")
     if budgets is None:
         sizes = [options.parse_budget(text) for text in budget or ["64Mi"]]
-        return lambda fragment: sizes
+        return lambda needs: sizes
     first, separator, last = budgets.partition("..")
     if not separator:
         raise typer.BadParameter(f"--budgets {budgets}: write FROM..TO, such as ample..least")
     ends = [_end(text) for text in (first, last)]
 
-    def spread(fragment: "Fragment") -> list[int]:
-        most, least = sorted((end(fragment) for end in ends), reverse=True)
+    def spread(needs: "Needs") -> list[int]:
+        most, least = sorted((end(needs) for end in ends), reverse=True)
         steps = (most * (least / most) ** (step / (CURVE - 1)) for step in range(CURVE))
         # Whole MiB, and never below the least.
         return list(dict.fromkeys(-(-round(size) // _MIB) * _MIB for size in steps))
@@ -98,15 +98,15 @@ def _chosen(budget: list[str] | None, budgets: str | None) -> "Callable[[Fragmen
     return spread
 
 
-def _end(text: str) -> "Callable[[Fragment], int]":
+def _end(text: str) -> "Callable[[Needs], int]":
     match text:
         case "ample":
-            return lambda fragment: fragment.resident_bytes * (_SPARE + 1) // _SPARE
+            return lambda needs: needs.resident_bytes * (_SPARE + 1) // _SPARE
         case "least":
-            return lambda fragment: fragment.least_bytes
+            return lambda needs: needs.least_bytes
         case _:
             size = options.parse_budget(text, "--budgets")
-            return lambda fragment: size
+            return lambda needs: size
 
 
 def _item(

@@ -17,7 +17,7 @@ def device_tables(figures: DeviceFigures) -> RenderableType:
     """Memory, plan and time of each budget, then the peers."""
     title = f"{figures.model} on one device, {counted(figures.threads, 'thread')}"
     parts: list[RenderableType] = [Text(title, style="bold underline")]
-    for table in (_memory(figures.budgets), _plan(figures.budgets), _time(figures)):
+    for table in (_memory(figures.budgets), _plan(figures), _time(figures)):
         parts += [Text(), table]
     if figures.peers:
         parts += [Text(), _peers(figures.peers)]
@@ -53,15 +53,15 @@ def _memory(budgets: Sequence[BudgetFigures]) -> RenderableType:
     )
 
 
-def _plan(budgets: Sequence[BudgetFigures]) -> RenderableType:
-    least = budgets[0].swapping.least_bytes
+def _plan(figures: DeviceFigures) -> RenderableType:
+    least = figures.smallest_budget_bytes
 
     def blocks(each: BudgetFigures, count: int, whole: str = "-") -> str:
         return str(count) if each.swapping.blocks else whole
 
     return _table(
         f"Plan; the smallest budget that the model runs in is {format_upwards(least)}",
-        budgets,
+        figures.budgets,
         ("budget", lambda each: format_bytes(each.budget_bytes)),
         ("granted", lambda each: format_bytes(each.swapping.granted_bytes)),
         ("blocks", lambda each: blocks(each, each.swapping.blocks, "whole")),

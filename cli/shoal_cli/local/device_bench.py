@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from shoal_cli.local.preparation import prepare
 from shoal_cli.local.resident import ResidencySampler, mapped_bytes
 from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.workspace import Workspace
+from shoal_planner.costs import Costs, Span
 from shoal_protocol.channels import open_channel
 from shoal_protocol.choices import Mode, Policy, Residency
 from shoal_protocol.coordinator_client import ENDED, CoordinatorClient
@@ -61,6 +62,14 @@ _CUT_BYTES: Final = 64 << 20
 """Of the device that the model is cut for: into one fragment, whatever its budget."""
 
 
+class Needs(NamedTuple):
+    """The smallest budgets in which the model runs, and in which it is resident: what items take on
+    their way is part of both."""
+
+    least_bytes: int
+    resident_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOrder:
     """A model and one item for it. `budgets` chooses from what the model needs; `threads` as of
@@ -68,7 +77,7 @@ class BenchOrder:
 
     model: Path
     item: Mapping[str, Array]
-    budgets: Callable[[Fragment], Sequence[int]]
+    budgets: Callable[[Needs], Sequence[int]]
     turns: int
     threads: int
     enforce: Enforce = Enforce.AUTO
@@ -86,8 +95,9 @@ async def bench_device(
     prepared = await prepare(cut, workspace.store, lambda done, total: None)
     (fragment,) = prepared.document.fragments
     prepared = replace(prepared, advice="raise the budget")  # to cut finer is no choice here
-    jobs = []
-    for budget in order.budgets(fragment):
+    costs, span, jobs = Costs(prepared.document), Span(0, 1), []
+    needs = Needs(costs.least(span), costs.resident(span))
+    for budget in order.budgets(needs):
         job = _job(order, items, budget)
         jobs.append(PlannedJob(order=job, prepared=prepared, plan=plan_on_pool(job.plan, prepared)))
     opened = groups_as_wanted(order.enforce, workspace.run)
@@ -106,6 +116,7 @@ async def bench_device(
         digest=prepared.document.model_digest,
         threads=order.threads,
         turns=order.turns,
+        smallest_budget_bytes=needs.least_bytes,
         budgets=tuple(measured),
         peers=(*map(_peer_figures, peers, peers.values()), *problems),
     )

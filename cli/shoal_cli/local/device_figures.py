@@ -134,12 +134,13 @@ class BudgetFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFigures:
-    """All of a model's."""
+    """All of a model's. It runs in no smaller budget than the smallest."""
 
     model: str
     digest: str
     threads: int
     turns: int
+    smallest_budget_bytes: int
     budgets: tuple[BudgetFigures, ...]
     peers: tuple[PeerFigures, ...]
 
@@ -151,6 +152,7 @@ def to_json(figures: DeviceFigures) -> dict[str, object]:
         "digest": figures.digest,
         "threads": figures.threads,
         "turns": figures.turns,
+        "smallest_budget_bytes": figures.smallest_budget_bytes,
         "budgets": [_budget_to_json(each) for each in figures.budgets],
         "peers": [asdict(each) for each in figures.peers],
     }

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,24 @@ def test_a_model_is_measured_within_its_budget_and_drawn(bench: Workbench) -> No
     texts = [each.text or "" for each in ET.parse(picture).iter() if each.tag.endswith("text")]  # noqa: S314
     assert any("floor + budget of 12 MiB" in text for text in texts)
     assert any("ONNX Runtime, mapped" in text for text in texts)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(150)
+def test_the_least_budget_is_one_in_which_the_model_runs_on_items_that_are_large(
+    bench: Workbench,
+) -> None:
+    made = deep()
+    text = made.text.replace("[1, 512]", "[1200, 512]")
+    model = replace(made, text=text, shapes={"x": (1200, 512)}).save(bench.folder)
+    options = ("--budgets", "least..least", "--turns", "2", "--no-peers", "--json")
+    ran = bench.run("bench-device", model, *options)
+    assert "does not fit" not in ran.err
+    found = json.loads(ran.out)
+    (least,) = found["budgets"]
+    needed = found["smallest_budget_bytes"]
+    assert least["plan"]["least_bytes"] + MIB < needed, "items have to come in"
+    assert needed <= least["budget_bytes"] < needed + MIB
 
 
 @pytest.mark.real

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 
 from agent.conftest import SOURCES
 from agent.fragment_making import InBlocks, dense_model, write_fragment
+from agent.scripted_coordinator import PATIENCE_SECONDS
 from shoal_agent.runtime.fragments import Fragments
+from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.transport.buffers import nothing_arrives
 
 MIB = 1 << 20
@@ -77,6 +80,39 @@ async def test_a_fragment_has_all_of_its_memory_again_when_what_held_it_at_a_cha
     await changing
     assert fragments.ledger.shares[made.digest].granted == made.resident_bytes
     await fragments.unload(made.digest)
+    await fragments.close()
+
+
+class Trying(Runtime):
+    """It says when a trial begins, which ends when it may."""
+
+    begun = threading.Event()
+    may_end = threading.Event()
+
+    def open_and_try(self, *arguments: Any) -> Any:
+        self.begun.set()
+        assert self.may_end.wait(PATIENCE_SECONDS)
+        return super().open_and_try(*arguments)
+
+
+async def test_a_load_that_waits_for_what_a_trial_holds_goes_on_when_that_has_ended(
+    tmp_path: Path, make: Callable[..., Fragments]
+) -> None:
+    one, two = (
+        write_fragment(tmp_path, dense_model([512, size, 512]), 20 * MIB) for size in (512, 1024)
+    )
+    fragments = make(kind=Trying)
+    loads = [asyncio.create_task(fragments.load(one.digest, one.resident_bytes, []))]
+    assert await asyncio.to_thread(Trying.begun.wait, PATIENCE_SECONDS)
+    loads.append(asyncio.create_task(fragments.load(two.digest, two.resident_bytes, [])))
+    await asyncio.sleep(0.05)
+    assert two.digest not in fragments.ledger.in_flight, "a trial has all that is free"
+    Trying.may_end.set()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asyncio.gather(*loads)
+    assert set(fragments.ledger.resident) == {one.digest, two.digest}
+    for each in (one, two):
+        await fragments.unload(each.digest)
     await fragments.close()
 
 

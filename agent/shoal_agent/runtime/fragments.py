@@ -146,6 +146,7 @@ class Fragments:
                 self.cache.unpin(digest)
                 self.ledger.fail_load(digest)
             self._loading.pop(digest).set()
+            self._changed.set()  # what its trial held is free
 
     async def unload(self, digest: str) -> UnloadResult:
         """Give a fragment up: its memory is back on return. Raises `NotResident`."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agent.conftest import SOURCES
@@ -113,6 +114,27 @@ async def test_a_load_that_waits_for_what_a_trial_holds_goes_on_when_that_has_en
     assert set(fragments.ledger.resident) == {one.digest, two.digest}
     for each in (one, two):
         await fragments.unload(each.digest)
+    await fragments.close()
+
+
+async def test_a_run_that_is_stopped_for_what_moves_beside_it_runs_again_when_that_has_ended(
+    tmp_path: Path, make: Callable[..., Fragments]
+) -> None:
+    made = write_fragment(tmp_path, dense_model([512] * 9), 11 * MIB)
+    fragments = make()
+    await fragments.load(made.digest, made.resident_bytes, [])
+    x = {"x": np.ones((1, 512), np.float32)}
+    first = (await fragments.run(made.digest, x)).outputs["y"]
+    assert fragments.request_move(32 * MIB)
+    moving = np.ones(32 * MIB, np.uint8)
+    await fragments.change_budget(12 * MIB)
+    running = asyncio.create_task(fragments.run(made.digest, x))
+    await asyncio.wait((running,), timeout=0.5)
+    del moving
+    fragments.end_move(32 * MIB)
+    outputs = (await asyncio.wait_for(running, PATIENCE_SECONDS)).outputs["y"]
+    assert np.array_equal(outputs, first)
+    await fragments.unload(made.digest)
     await fragments.close()
 
 

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 import grpc
 
-from shoal_agent.cache.disk import CacheFull, FragmentCache
+from shoal_agent.cache.disk import CacheFull, FragmentCache, drop_cached_pages
 from shoal_protocol.digests import Digest
 from shoal_protocol.durable_files import is_disk_full, is_transient, replace_file
 from shoal_protocol.files import FileReceiver
@@ -99,6 +99,12 @@ class Fetcher:
             task.add_done_callback(partial(self._ended, digest))
         # One of several that wait may be cancelled; the fetch continues, what comes is of use.
         return await asyncio.shield(task)
+
+    async def fetch_ahead(self, digest: str, sources: Sequence[Source]) -> Fetched:
+        """`ensure`, of what is used later: it leaves the page cache."""
+        fetched = await self.ensure(digest, sources)
+        await in_thread(drop_cached_pages, self._cache.path(digest))
+        return fetched
 
     def _ended(self, digest: str, task: "asyncio.Task[Fetched]") -> None:
         self._running.pop(digest, None)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter, process_time
 
-from shoal_agent.cache.disk import FragmentCache, drop_cached_pages
+from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetched, Fetcher, Source
 from shoal_agent.memory.allocation import Share, urgency_of
 from shoal_agent.memory.residency import (
@@ -45,7 +45,6 @@ from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.buffers import Buffers, nothing_arrives
 from shoal_protocol.frame_sizes import FETCH_BYTES, MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
-from shoal_protocol.threads import in_thread
 from shoal_protocol.units import Bytes, format_apart, format_bytes
 
 
@@ -169,9 +168,7 @@ class Fragments:
             reason = f"{short(digest)} is not fetched now: needs {need} on its way, have {have}"
             raise OverBudget(FETCH_BYTES, self.ledger.free, reason)
         try:
-            fetched = await self._fetcher.ensure(digest, sources)
-            await in_thread(drop_cached_pages, self.cache.path(digest))
-            return fetched
+            return await self._fetcher.fetch_ahead(digest, sources)
         finally:
             self.end_move(FETCH_BYTES)
 
@@ -249,6 +246,9 @@ class Fragments:
         may run again in other terms. Raises `OverBudget`; one that has run other items stays
         resident then, if it had all that there is."""
         if await self.spilling.spill_all():
+            return True
+        if self.ledger.moving and self.ledger.fragments + beside > self.ledger.budget:
+            await self._change()  # what moves exceeds a budget that became smaller, and ends soon
             return True
         others, budget, terms = self._others(digest), self.ledger.budget, self._terms(digest)
         share, had = self.ledger.shares.get(digest), budget - others - beside

@@ -30,7 +30,7 @@ PROCESS = """
 import resource, signal, sys
 from pathlib import Path
 from shoal_coordinator.server import CoordinatorSettings, run_coordinator
-from shoal_coordinator.storage import arrays, inputs
+from shoal_coordinator.storage import array_limits, inputs
 
 folder, memory = Path(sys.argv[1]), Path(sys.argv[2])
 read = inputs.InputSet.read
@@ -42,7 +42,7 @@ def killing(inputs, item, names=None):
     return read(inputs, item, names)
 
 inputs.InputSet.read = killing
-arrays._CGROUP_LIMITS = (memory,)
+array_limits._CGROUP_LIMITS = (memory,)
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 sys.exit(run_coordinator(CoordinatorSettings(
     listen=f"unix:{folder}/s", store=folder / "store", state=folder / "state",

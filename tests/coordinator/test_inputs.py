@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 from shoal_coordinator.storage import inputs as module
 from shoal_coordinator.storage import transposing
-from shoal_coordinator.storage.arrays import Limits
+from shoal_coordinator.storage.array_limits import Limits
 from shoal_coordinator.storage.inputs import FolderLimits, InputSet, InputsRefused, InputUnsuitable
 from shoal_coordinator.storage.locations import LocationRefused, local_folder
 from shoal_coordinator.storage.transposing import copy_in_c_order

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from fuzz.scratch import empty_folder
-from shoal_coordinator.storage.arrays import Limits
+from shoal_coordinator.storage.array_limits import Limits
 from shoal_coordinator.storage.catalogues import FixedFiles
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.inputs import (

@@ -8,6 +8,7 @@ unnamed file, and read from there. So are the rows of an array in Fortran order:
 order first.
 """
 
+import hashlib
 import io
 import math
 import os
@@ -18,8 +19,8 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, Literal, NamedTuple, Self
@@ -28,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_coordinator.storage.archive_forms import LARGEST_BYTES, ArchiveForm
+from shoal_coordinator.storage.array_limits import Limits
 from shoal_coordinator.storage.transposing import copy_in_c_order
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.units import format_bytes
@@ -51,38 +53,12 @@ _MOST_INFLATION: Final = 1032
 _COPY_BYTES: Final = 1024 * 1024
 _MAX_RANK: Final = 32
 """Axes that every version of NumPy can make an array of."""
-_ITEM_BYTES: Final = 2 * 1024**3
-_SHARE_OF_MEMORY: Final = 4
-_CGROUP_LIMITS: Final = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
 SOLE: Final = ""
 """Name of the one array of an `.npy` file."""
 
 
 class UnreadableArrays(Exception):
     """A file that is no sound `.npy` or `.npz`, or is over a limit."""
-
-
-def default_item_bytes() -> int:
-    """A quarter of the memory that this process may use (an item is read, put into C order and
-    encoded), at most 2 GiB."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for path in _CGROUP_LIMITS:
-        with suppress(OSError, ValueError):
-            memory = min(memory, int(path.read_text()))
-    return min(_ITEM_BYTES, memory // _SHARE_OF_MEMORY)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What an untrusted file may ask for. `item_bytes` bounds the decoded size of one item, and
-    of each array that is read whole."""
-
-    members: int = 256
-    array_bytes: int = 256 * 1024**3
-    item_bytes: int = field(default_factory=default_item_bytes)
 
 
 class ArrayKind(NamedTuple):
@@ -121,12 +97,6 @@ class ArrayHeader:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_headers(path: str | Path, limits: Limits) -> dict[str, ArrayHeader]:
-    """The arrays of a file by name, without reading their data; raises `UnreadableArrays`."""
-    with ArrayFile(path, limits=limits) as arrays:
-        return arrays.headers
-
-
 @contextmanager
 def _reading(problem: str) -> Iterator[None]:
     """Damaged bytes make zipfile and NumPy raise nearly anything: it becomes `UnreadableArrays`. An
@@ -141,21 +111,22 @@ def _reading(problem: str) -> Iterator[None]:
         raise UnreadableArrays(f"{problem}: {str(e) or type(e).__name__}") from e
 
 
-def _open_file(path: str) -> tuple[_File, int]:
-    """The file, or what a small one holds; its size."""
+def _open_file(path: str) -> tuple[_File, tuple[int, int]]:
+    """The file, or what a small one holds; its size, and when it was written to last."""
     # A pipe in the place of the file would be waited for.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     status = os.fstat(descriptor)
+    written = status.st_size, status.st_mtime_ns
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise UnreadableArrays("is no file any more")
     if status.st_size > _SMALL_FILE_BYTES:
-        return io.BufferedReader(os.fdopen(descriptor, "rb", buffering=0)), status.st_size
+        return io.BufferedReader(os.fdopen(descriptor, "rb", buffering=0)), written
     try:
         content = os.read(descriptor, status.st_size)
     finally:
         os.close(descriptor)
-    return io.BytesIO(content), len(content)
+    return io.BytesIO(content), written
 
 
 @dataclass(slots=True)
@@ -316,8 +287,9 @@ class ArrayFile:
         suffix = os.path.splitext(name)[1]
         with ExitStack() as resources:
             with _reading(f"is no readable {suffix} file"):
-                self._file, size = _open_file(name)
+                self._file, self._written = _open_file(name)
                 resources.enter_context(self._file)
+                size = self._written[0]
                 if suffix == ".npy":
                     self.headers = {SOLE: _parse_header(SOLE, self._file, size, limits)}
                 elif isinstance(self._file, io.BytesIO):
@@ -334,6 +306,34 @@ class ArrayFile:
 
     def close(self) -> None:
         self._resources.close()
+
+    @property
+    def version(self) -> int | tuple[int, int]:
+        """Differs where another file with arrays of the same kinds holds something else: by the
+        checksums of an archive; of a large `.npy`, the time of its last change must do."""
+        checksums = [header.checksum for header in self.headers.values()]
+        if None not in checksums:
+            return hash(tuple(checksums))
+        if isinstance(self._file, io.BytesIO):
+            return zlib.crc32(self._file.getbuffer())
+        return self._written
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nobody has written to the file since it was opened; what is in memory stays."""
+        if isinstance(self._file, io.BytesIO):
+            return True
+        status = os.fstat(self._file.fileno())
+        return (status.st_size, status.st_mtime_ns) == self._written
+
+    def digest(self, most_bytes: int) -> str:
+        """Of the bytes of the file if they are no more than that; else, how many there are and when
+        it was changed."""
+        if self._written[0] > most_bytes:
+            return ":".join(map(str, self._written))
+        with _reading("cannot be read"):
+            self._file.seek(0)
+            return hashlib.sha256(self._file.read(most_bytes)).hexdigest()
 
     def read(self, name: str, rows: slice | None = None) -> Array:
         """The array, or the run of its rows, as a fresh little-endian array in C order."""

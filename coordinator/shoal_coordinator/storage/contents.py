@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from shoal_coordinator.storage.array_limits import Limits
 from shoal_coordinator.storage.arrays import (
     SOLE,
     ArrayHeader,
     ArrayKind,
-    Limits,
     UnreadableArrays,
 )
 from shoal_protocol.partition import TensorSpec

@@ -25,14 +25,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
+from shoal_coordinator.storage.array_limits import Limits
 from shoal_coordinator.storage.arrays import (
     SOLE,
     Array,
     ArrayFile,
-    ArrayHeader,
-    Limits,
     UnreadableArrays,
-    read_headers,
 )
 from shoal_coordinator.storage.contents import FileContents, classifier, contents_by_kinds, kinds_of
 from shoal_coordinator.storage.file_names import encodable, is_file
@@ -70,11 +68,13 @@ class FolderLimits:
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One file of a job; its items are numbered from `first`."""
+    """One file of a job; its items are numbered from `first`. `version` is the one that was scanned
+    (`ArrayFile.version`), if that is known."""
 
     name: str
     first: int
     contents: FileContents
+    version: int | tuple[int, int] | None = None
 
     @property
     def items(self) -> int:
@@ -171,11 +171,7 @@ class InputSet:
         wanted = None if names is None else frozenset(names)
         try:
             with self._lock:
-                return {
-                    spec.name: self._read_array(self._opened(number), file, spec, row)
-                    for spec in self._model_inputs
-                    if wanted is None or spec.name in wanted
-                }
+                return self._read_current(number, row, wanted)
         except Exception as e:  # files come from strangers: one item fails, nothing else
             if isinstance(e, OSError) and is_transient(e):
                 raise
@@ -188,14 +184,36 @@ class InputSet:
             while self._open:
                 self._open.popitem()[1].close()
 
-    def _opened(self, number: int) -> ArrayFile:
-        if number in self._open:
-            self._open.move_to_end(number)
-            return self._open[number]
+    def _read_current(
+        self, number: int, row: int, wanted: Collection[str] | None
+    ) -> dict[str, Array]:
+        """A row of a file that nobody writes to meanwhile. Once more if somebody did: that may have
+        changed its time alone."""
         file = self._table[number]
+        for _ in range(2):
+            arrays = self._opened(number)
+            found = {
+                spec.name: self._read_array(arrays, file, spec, row)
+                for spec in self._model_inputs
+                if wanted is None or spec.name in wanted
+            }
+            if arrays.is_current:
+                return found
+        raise UnreadableArrays("is being changed")
+
+    def _opened(self, number: int) -> ArrayFile:
+        file = self._table[number]
+        known = file.version
+        if (before := self._open.get(number)) is not None:
+            if before.is_current:
+                self._open.move_to_end(number)
+                return before
+            self._open.pop(number).close()
+            known = before.version
         path = self._prefix + file.name
         arrays = ArrayFile(path, limits=self._limits.arrays, spool=self._spool)
-        if self._classify(kinds_of(arrays.headers)) != file.contents:
+        same = self._classify(kinds_of(arrays.headers)) == file.contents
+        if not same or known not in (None, arrays.version):
             arrays.close()
             raise UnreadableArrays("was changed after the job had begun")
         self._open[number] = arrays
@@ -224,15 +242,15 @@ def scan_inputs(
     prefix = os.path.join(folder, "")
     classify = classifier(model_inputs, limits.arrays)
     for name in _names(folder, limits):
+        version = None
         try:
-            headers = read_headers(prefix + name, limits.arrays)
+            with ArrayFile(prefix + name, limits=limits.arrays) as arrays:
+                digest.update(_fingerprint(name, arrays))
+                contents, version = classify(kinds_of(arrays.headers)), arrays.version
         except UnreadableArrays as e:
             contents = FileContents(1, problem=str(e))
             digest.update(os.fsencode(f"{name}\0unreadable\0"))
-        else:
-            contents = classify(kinds_of(headers))
-            digest.update(_fingerprint(folder, name, headers))
-        files.append(InputFile(name, first, contents))
+        files.append(InputFile(name, first, contents, version))
         first += contents.items
         if first > limits.items:
             raise InputsRefused(
@@ -274,19 +292,15 @@ def _names(folder: Path, limits: FolderLimits) -> list[str]:
     return names
 
 
-def _fingerprint(folder: Path, name: str, headers: Mapping[str, ArrayHeader]) -> bytes:
+def _fingerprint(name: str, arrays: ArrayFile) -> bytes:
     """What distinguishes a file from another of the same name: an archive has checksums of its
-    members; a small `.npy` is read; of a large one, the time of its last change must do."""
+    members; a small `.npy` is read; of a large one, the time of its last change must do. Raises
+    `UnreadableArrays`."""
     parts = [name]
-    for header in headers.values():
+    for header in arrays.headers.values():
         parts.append(f"{header.name}:{header.dtype.str}:{header.shape}:{header.checksum}")
-    if SOLE in headers:
-        path = folder / name
-        status = path.stat()
-        if status.st_size <= _WHOLE_DIGEST_BYTES:
-            parts.append(hashlib.sha256(path.read_bytes()).hexdigest())
-        else:
-            parts.append(f"{status.st_size}:{status.st_mtime_ns}")
+    if SOLE in arrays.headers:
+        parts.append(arrays.digest(_WHOLE_DIGEST_BYTES))
     return os.fsencode("\0".join([*parts, "\0"]))
 
 
@@ -295,7 +309,8 @@ def contents_of(
 ) -> FileContents:
     """What a file holds, by its headers. Raises `OSError` that says nothing of it."""
     try:
-        kinds = kinds_of(read_headers(path, limits.arrays))
+        with ArrayFile(path, limits=limits.arrays) as arrays:
+            kinds = kinds_of(arrays.headers)
         contents = contents_by_kinds(kinds, model_inputs, limits.arrays)
     except UnreadableArrays as problem:
         return FileContents(1, problem=str(problem))

@@ -79,6 +79,11 @@ class Folder:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._descriptor)
 
+    def remove_empty(self, name: str) -> None:
+        """Remove a folder, if nothing is in it."""
+        with contextlib.suppress(OSError):
+            os.rmdir(name, dir_fd=self._descriptor)
+
     def sync(self) -> None:
         """Make names in this folder durable."""
         os.fsync(self._descriptor)

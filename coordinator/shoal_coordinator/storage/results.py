@@ -65,8 +65,7 @@ class OutputsRefused(Exception):
 def check_outputs(outputs: Path, job: str) -> None:
     """Whether results of a job could be written now, found by trying; nothing is left behind.
 
-    Raises `OutputsRefused`.
-    """
+    Raises `OutputsRefused`."""
     try:
         for folder in (outputs, outputs / ".shoal" / job):
             nearest = next(path for path in (folder, *folder.parents) if path.exists())
@@ -384,7 +383,11 @@ class ResultStore:
         self._refuse_others(state)
         folder = state.enter(self._job)
         undo.callback(folder.close)
-        self._refuse_others(state)
+        try:
+            self._refuse_others(state)  # who began at the same time
+        except OutputsRefused:
+            state.remove_empty(self._job)
+            raise
         lock = folder.open("lock", os.O_RDWR | os.O_CREAT)
         undo.callback(os.close, lock)
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, monotonic_ns, sleep
 from typing import Final, ParamSpec, TypeVar
 
@@ -32,6 +33,7 @@ from shoal_protocol.durable_files import is_transient
 from shoal_protocol.frame_sizes import INLINE_BYTES
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.tensors import Array, memory_bytes
+from shoal_protocol.threads import in_executor
 from shoal_protocol.units import Nanoseconds
 from shoal_protocol.v1.coordinator_pb2 import SubmitJobRequest
 
@@ -173,7 +175,9 @@ class JobRun(Run):
     async def _take_in(self, received: ReceivedActivation) -> None:
         self._hold(((received.key.item, received.tensors),))
         if received.decoded_bytes > SMALL_BYTES or self._held_bytes > HELD_BYTES:
-            await self._in_writer(self._add, self._take_held())
+            # Not `_in_writer`, which ends with the work: a link that ends waits for no disk.
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._writer, self._add, self._take_held())
 
     def take_small(self, results: Sequence[Result]) -> None:
         self._hold(results)
@@ -205,8 +209,7 @@ class JobRun(Run):
                 sleep(RETRY_SECONDS)
 
     async def _in_writer(self, function: Callable[..., Value], *arguments: object) -> Value:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._writer, function, *arguments)
+        return await in_executor(self._writer, partial(function, *arguments))
 
     def _add(self, held: Held) -> None:
         with self._crashes.processing():

@@ -221,8 +221,7 @@ class Agent:
         if self._session is not None and self._session.round_trip_seconds is not None:
             telemetry.round_trip_seconds = self._session.round_trip_seconds
         report_link(telemetry, self.link_meters.read())
-        telemetry.peak_bytes = self._meter.peak_bytes()
-        telemetry.used_bytes = self._meter.used_bytes()
+        telemetry.peak_bytes, telemetry.used_bytes = self._meter.reading()
         telemetry.sent_bytes = self.counters.sent_bytes
         telemetry.received_bytes = self.counters.received_bytes
         telemetry.fetched_bytes = self.counters.fetched_bytes.total()

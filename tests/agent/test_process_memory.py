@@ -118,6 +118,27 @@ def test_library_pages_are_counted_once_for_a_run_that_takes_more_than_others(
     assert len(counts) == 1
 
 
+def test_a_reading_counts_library_pages_only_where_memory_has_changed(
+    meter: MemoryMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = LibraryPages.resident_bytes
+    counts: list[int] = []
+
+    def counted(pages: LibraryPages) -> int:
+        counts.append(count(pages))
+        return counts[-1]
+
+    monkeypatch.setattr(LibraryPages, "resident_bytes", counted)
+    with take(TAKEN_BYTES):
+        return_library_pages()
+        peak, used = meter.reading()
+        assert TAKEN_BYTES - NOISE_BYTES < used <= peak < TAKEN_BYTES + NOISE_BYTES
+        assert len(counts) == 1
+        for _ in range(100):  # of which a few may find that something has grown meanwhile
+            assert abs(meter.reading()[1] - used) < NOISE_BYTES
+    assert len(counts) < 20
+
+
 def test_library_pages_that_the_kernel_takes_after_a_peak_are_not_in_it(meter: MemoryMeter) -> None:
     """As it does in a group that is at its limit: the mark is of a moment when they were there."""
     return_library_pages()

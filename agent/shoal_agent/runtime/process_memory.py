@@ -184,6 +184,11 @@ class MemoryMeter:
             self._highest_bytes = max(self._highest_bytes, self._mark_above(mark))
             return self._highest_bytes
 
+    def reading(self) -> tuple[int, int]:
+        """`peak_bytes`, and what is used now. Library pages are counted where memory has changed
+        since the last reading, and only once: an idle agent does little but report both."""
+        return self.peak_bytes(), self.used_at_most_bytes()
+
     def _read_floor(self) -> None:
         """Library pages are no part of it: those that return have their reserve. Other threads
         bring some back at any moment. What returned between reading resident memory and counting

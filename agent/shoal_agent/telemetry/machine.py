@@ -16,10 +16,12 @@ from typing import Final
 
 from shoal_protocol.v1.session_pb2 import Telemetry
 
-_PROC: Final = Path("/proc")
+_STAT: Final = Path("/proc/stat")
+_MEMINFO: Final = Path("/proc/meminfo")
+_CGROUP: Final = Path("/proc/self/cgroup")
 _SYS: Final = Path("/sys")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
-_MEMINFO: Final = re.compile(rb"^(MemTotal|MemAvailable): +(\d+) kB$", re.MULTILINE)
+_MEMINFO_LINES: Final = re.compile(rb"^(MemTotal|MemAvailable): +(\d+) kB$", re.MULTILINE)
 _HITS: Final = re.compile(rb"^(?:max )?(\d+)$", re.MULTILINE)
 _READ_BYTES: Final = 1 << 14
 _UNLIMITED_FROM: Final = 1 << 60
@@ -92,7 +94,7 @@ class Machine:
 
     def _cpu_fraction(self) -> float | None:
         """Share of the machine's processors in use since the last call; None on the first."""
-        text = _read(_PROC / "stat")
+        text = _read(_STAT)
         if text is None:
             return None
         # user nice system idle iowait irq softirq steal; guest times are part of user
@@ -149,7 +151,7 @@ def steady_nanoseconds() -> int:
 
 def _group_folders(controller: str) -> Iterator[Path]:
     """This process's control group and its parents, of either version, where they are visible."""
-    for line in (_read(_PROC / "self/cgroup") or b"").decode(errors="replace").splitlines():
+    for line in (_read(_CGROUP) or b"").decode(errors="replace").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -197,7 +199,7 @@ def _memory_groups() -> Iterator[_MemoryGroup]:
 
 
 def _meminfo() -> dict[str, int]:
-    found = _MEMINFO.findall(_read(_PROC / "meminfo") or b"")
+    found = _MEMINFO_LINES.findall(_read(_MEMINFO) or b"")
     return {name.decode(): int(value) << 10 for name, value in found}
 
 

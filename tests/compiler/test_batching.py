@@ -103,6 +103,8 @@ MIXING_MODELS = {
     "turned to nowhere": "y = Transpose<perm = [5, 6]>(x)",
     "a slice without a step": """s = Shape(x) n = Slice(s, zero1, one1, zero1, zero1)
         y = Reshape(x, n)""",
+    "stretched over the items": """s = Shape(x) n = Slice(s, zero1, one1) m = Mul(n, two1)
+        sizes = Concat<axis = 0>(m, wide1) y = Resize<mode = "linear">(x, , , sizes)""",
     "by chance": "r = RandomNormalLike(x) y = Add(x, r)",
     "a branch for all": """s = ReduceSum<keepdims = 0>(x) c = Greater(s, half)
         y = If<then_branch = t () => (float[N,16] a) { a = Relu(x) },
@@ -110,7 +112,8 @@ MIXING_MODELS = {
 }
 _CONSTANTS = """<int64[2] fixed = {1, 16}, int64[2] inside = {16, -1}, int64 zero = {0},
     int64[1] one = {1}, int64[1] zero1 = {0}, int64[1] one1 = {1}, int64 minus = {-1},
-    int64[1] minus1 = {-1}, int64[1] far = {-99}, float half = {0.5}>"""
+    int64[1] minus1 = {-1}, int64[1] far = {-99}, float half = {0.5}, int64[1] two1 = {2},
+    int64[1] wide1 = {16}>"""
 
 
 def mixing(text: str) -> Made:

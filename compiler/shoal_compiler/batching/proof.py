@@ -24,7 +24,7 @@ import onnx
 from onnx import numpy_helper
 
 from shoal_compiler.batching.rules import applied
-from shoal_compiler.batching.values import COUNT, MAX_ELEMENTS, Application, Element, Mixes, Value
+from shoal_compiler.batching.values import MAX_ELEMENTS, Application, Element, Mixes, Value, grows
 from shoal_compiler.shapes import INFERENCE_FAILS, axes_of
 
 
@@ -88,7 +88,7 @@ def _positions(value: Value) -> tuple[int, ...] | None:
         return None
     if value.elements is None:
         raise Mixes("an input or output is neither rows nor counts")
-    return tuple(at for at, element in enumerate(value.elements) if element is COUNT)
+    return tuple(at for at, element in enumerate(value.elements) if grows(element))
 
 
 def _weight(tensor: onnx.TensorProto) -> Value:

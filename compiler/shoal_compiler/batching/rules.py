@@ -17,6 +17,7 @@ from shoal_compiler.batching.values import (
     Mixes,
     Value,
     elements_of,
+    grows,
     rows,
 )
 
@@ -51,7 +52,7 @@ _BY_CHANCE: Final = frozenset(
 def _target(value: Value | None) -> tuple[Element, ...]:
     """A shape that rows are to have: only its first size may count items."""
     elements = elements_of(value)
-    if not elements or COUNT in elements[1:]:
+    if not elements or any(map(grows, elements[1:])):
         raise Mixes("the shape is not known")
     return elements
 
@@ -178,7 +179,7 @@ def _resize(node: Application) -> Sequence[Value]:
         node.check_others_same()
     elif sizes:
         node.check_same(node.inputs[1:3])
-        if sizes[0] is not COUNT or COUNT in sizes[1:]:
+        if sizes[0] is not COUNT or any(map(grows, sizes[1:])):
             raise Mixes("the first axis is resized")
     else:
         node.check_others_same()
@@ -300,7 +301,7 @@ def _reshape(node: Application) -> Sequence[Value]:
     node.row_input()
     first, *others = _target(node.input(1))
     copied = () if node.integer("allowzero", 0) else (0,)
-    if first is not COUNT and first not in (-1, *copied):
+    if not grows(first) and first not in (-1, *copied):
         raise Mixes("the first axis is fixed")
     return node.made(rows(1 + len(others)))
 
@@ -336,10 +337,10 @@ def _expand(node: Application) -> Sequence[Value]:
     if value is None or value.rank is None or value.rank > len(target):
         raise Mixes("the shape is not known")
     if value.rows and (
-        value.axis or value.rank < len(target) or (target[0] is not COUNT and target[0] != 1)
+        value.axis or value.rank < len(target) or (not grows(target[0]) and target[0] != 1)
     ):
         raise Mixes("rows meet another axis than the first")
-    if not value.rows and target[0] is not COUNT:
+    if not value.rows and not grows(target[0]):
         raise Mixes("its rank is not known")
     _check_beside(value, len(target))
     return node.made(rows(len(target)))

@@ -13,10 +13,12 @@ import onnx
 from shoal_compiler.batching.values import (
     COUNT,
     MAX_ELEMENTS,
+    MULTIPLE,
     Application,
     Element,
     Value,
     elements_of,
+    grows,
     integers_of,
 )
 
@@ -93,16 +95,17 @@ def _size_copy(node: Application) -> Value | None:
 
 
 def _size_product(node: Application) -> Value | None:
-    """A count times fixed sizes is a count."""
+    """A count times fixed sizes grows as it does."""
     parts = [elements_of(each) for each in node.inputs]
     if any(part is None or len(part) != 1 for part in parts):
         return None
     elements = [element for part in parts for element in part or ()]
     integers = [each for each in elements if isinstance(each, int)]
+    growing = [each for each in elements if grows(each)]
     product: Element = None
-    if elements.count(COUNT) == 1 and not any(isinstance(each, float) for each in elements):
-        product = COUNT
-    elif COUNT in elements:
+    if len(growing) == 1 and not any(isinstance(each, float) for each in elements):
+        product = growing[0] if elements.count(1) == len(elements) - 1 else MULTIPLE
+    elif growing:
         return None
     elif len(integers) == len(elements):
         product = prod(integers)

@@ -16,11 +16,20 @@ class _Count(Enum):
     """A size that is in proportion to the number of items."""
 
     COUNT = "count"
+    MULTIPLE = "multiple"
 
 
 COUNT: Final = _Count.COUNT
+"""That of an axis that has the items."""
+MULTIPLE: Final = _Count.MULTIPLE
+"""Several times as large, perhaps."""
 Element = int | float | None | _Count
 """Of a small tensor; None: it is not known, and the same for every number of items."""
+
+
+def grows(element: Element) -> bool:
+    """Whether it is in proportion to the number of items."""
+    return isinstance(element, _Count)
 
 
 class Mixes(Exception):
@@ -41,7 +50,7 @@ class Value:
 
     @property
     def counts(self) -> bool:
-        return self.elements is not None and COUNT in self.elements
+        return self.elements is not None and any(map(grows, self.elements))
 
     @property
     def same(self) -> bool:

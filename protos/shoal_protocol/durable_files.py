@@ -58,6 +58,13 @@ def is_unwritable(error: OSError) -> bool:
     return error.errno in _UNWRITABLE
 
 
+def remedy(error: OSError) -> str:
+    """What a user can do about such an error."""
+    if is_disk_full(error):
+        return "make room there"
+    return "see that it stays there" if error.errno == errno.ESTALE else "make it writable"
+
+
 def is_transient(error: OSError) -> bool:
     """Whether an error says that this process or machine lacks something now (open files, memory):
     it says nothing of the file, and may be gone at the next try."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -110,3 +111,25 @@ async def test_whatever_keeps_a_disk_from_taking_more_stops_the_job(
     assert (last.state, last.reason) == (api.JobStatus.FAILED, "ResultsUnwritten")
     assert message in last.message
     assert (last.succeeded, last.failed) == (0, 0)
+
+
+@pytest.mark.parametrize("files", [[1] * FILES, [FILES]], ids=["a file each", "stacked"])
+async def test_a_job_stops_whose_outputs_were_deleted_and_begins_anew(
+    world: World, files: list[int]
+) -> None:
+    rows = world.inputs(*files)
+    gate, outputs = asyncio.Semaphore(10), world.folder / "out"
+    async with connected(world.device("a", gate=gate)):
+        await world.submit(parallelism=4)
+        await world.until(lambda status: status.succeeded > 0)
+        shutil.rmtree(outputs)
+        for _ in range(9 * FILES):
+            gate.release()
+        gone = await world.ended()
+        assert (gone.state, gone.reason) == (api.JobStatus.FAILED, "ResultsUnwritten")
+        assert gone.failed == 0, "the items are sound"
+        assert f"{outputs} was deleted" in gone.message.replace("/.shoal/job", "")
+        await world.submit()
+        last = await world.ended()
+    assert (last.state, last.failed) == (api.JobStatus.COMPLETE, 0)
+    world.check_results(rows)

@@ -102,6 +102,10 @@ class Folder:
             return os.open(
                 name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=self._descriptor
             )
+        except FileNotFoundError as error:
+            if not flags & os.O_CREAT:
+                raise
+            raise OSError(errno.ESTALE, f"{self.path} was deleted") from error
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise

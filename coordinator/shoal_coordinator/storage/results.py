@@ -44,7 +44,7 @@ from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.made_files import content_of, make_file
 from shoal_coordinator.storage.parts import Part, ResultFile
 from shoal_coordinator.storage.result_log import LARGEST_BYTES, ResultLog
-from shoal_protocol.durable_files import is_disk_full, is_transient, is_unwritable
+from shoal_protocol.durable_files import is_transient, is_unwritable, remedy
 
 _VERSION: Final = 2
 _MOST_IDENTITY_BYTES: Final = 1 << 20
@@ -357,8 +357,7 @@ class ResultStore:
         reason = self.reason(error.strerror or str(error))
         if not is_unwritable(error):
             return reason
-        remedy = "make room there" if is_disk_full(error) else "make it writable"
-        self.unwritable = f"{reason}; {remedy}, then run the job again: it resumes"
+        self.unwritable = f"{reason}; {remedy(error)}, then run the job again: it resumes"
         return self.unwritable
 
     def _log_problem(self) -> str | None:

@@ -23,6 +23,7 @@ from shoal_coordinator.storage.inputs import FolderLimits, InputSet, InputsRefus
 from shoal_coordinator.storage.locations import LocationRefused, local_folder
 from shoal_coordinator.storage.transposing import copy_in_c_order
 from shoal_protocol.partition import TensorSpec
+from small_disk import small_disk
 
 IMAGE = (TensorSpec(name="x", dtype="float", shape=(1, 3, "height", "width")),)
 SENTENCE = (
@@ -122,6 +123,24 @@ def test_a_matrix_is_copied_in_c_order_whatever_its_shape(
         copy_in_c_order(source, 4, target, rows=rows, columns=columns, element_bytes=element_bytes)
         target.seek(0)
         assert target.read() == matrix.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("save", "need"),
+    [
+        (lambda path, rows: np.savez_compressed(path, x=rows), "5.5 MiB"),
+        (lambda path, rows: np.savez(path, x=np.asfortranarray(rows)), "11 MiB"),
+    ],
+    ids=["compressed", "Fortran order"],
+)
+def test_rows_that_find_no_room_to_be_laid_out_fill_no_disk(tmp_path, save, need) -> None:  # type: ignore[no-untyped-def]
+    folder, disk = tmp_path / "in", tmp_path / "disk"
+    folder.mkdir()
+    save(folder / "a.npz", np.zeros((10, 3, 219, 219), np.float32))
+    inputs = scan_inputs(folder, IMAGE)
+    with small_disk(disk, "1m"):
+        inputs.inflate_into(disk)
+        assert f"needs {need} of temporary disk in {disk}, have 1 MiB; save" in problem(inputs)
 
 
 def test_an_array_without_rows_is_shared_by_the_rows_of_the_others(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from shoal_coordinator.storage.archive_forms import LARGEST_BYTES, ArchiveForm
 from shoal_coordinator.storage.array_limits import Limits
 from shoal_coordinator.storage.transposing import copy_in_c_order
 from shoal_protocol.durable_files import is_transient
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import format_apart
 
 Array = npt.NDArray[Any]
 _File = io.BytesIO | io.BufferedReader | io.BufferedRandom
@@ -384,6 +384,7 @@ class ArrayFile:
     ) -> _File:
         key = header.name, by_rows
         if key not in self._copies:
+            self._require_room(header.data_bytes * (2 if by_rows else 1))
             with ExitStack() as resources:
                 file = resources.enter_context(tempfile.TemporaryFile(dir=self._spool))
                 copy(header, file)
@@ -410,26 +411,22 @@ class ArrayFile:
 
     def _copy_rows(self, header: ArrayHeader, target: BinaryIO) -> None:
         """Copy an array in Fortran order to the start of `target`, row by row."""
-        try:
-            with tempfile.TemporaryFile(dir=self._spool) as source:
-                # A file that somebody can cut short must not be mapped: it would be a bus error.
-                self._copy(header, source)
-                copy_in_c_order(
-                    source,
-                    len(header.header),
-                    target,
-                    rows=header.shape[0],
-                    columns=math.prod(header.shape[1:]),
-                    element_bytes=header.dtype.itemsize,
-                )
-        except OSError as error:
-            if is_transient(error):
-                raise
+        with tempfile.TemporaryFile(dir=self._spool) as source:
+            # A file that somebody can cut short must not be mapped: it would be a bus error.
+            self._copy(header, source)
+            start, element_bytes = len(header.header), header.dtype.itemsize
+            sizes = {"rows": header.shape[0], "columns": math.prod(header.shape[1:])}
+            copy_in_c_order(source, start, target, **sizes, element_bytes=element_bytes)
+
+    def _require_room(self, need_bytes: int) -> None:
+        """Else each item of a file would fill the disk again before it fails."""
+        where = self._spool or tempfile.gettempdir()
+        if need_bytes > (have_bytes := shutil.disk_usage(where).free):
+            need, have = format_apart(need_bytes, have_bytes)
             raise UnreadableArrays(
-                f"has {header.name or 'its array'} in Fortran order, which needs up to "
-                f"{format_bytes(2 * header.data_bytes)} of temporary disk to be read by rows "
-                f"({error.strerror}); save it in C order (numpy.ascontiguousarray)"
-            ) from error
+                f"needs {need} of temporary disk in {where}, have {have}; save it in C order "
+                "(numpy.ascontiguousarray) and uncompressed"
+            )
 
     @staticmethod
     def _check(header: ArrayHeader, data: bytearray) -> None:

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final
+from shutil import copyfileobj
+from typing import BinaryIO, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -96,3 +97,24 @@ def test_a_file_that_has_another_time_and_the_same_content_is_read(
         for item in range(3):
             assert inputs.read(item)["x"].all()
             os.utime(tmp_path / name, (item, item))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_damaged_array_is_not_inflated_again_for_each_of_its_items(
+    tmp_path: Path, order: Literal["C", "F"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = np.random.default_rng(0).standard_normal((100, 3, 30, 30)).astype(np.float32)
+    np.savez_compressed(tmp_path / "a.npz", x=np.asarray(noise, order=order))
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "a.npz").write_bytes(content)
+    copied: list[object] = []
+
+    def copy(source: BinaryIO, target: BinaryIO, length: int) -> None:
+        copied.append(source)
+        copyfileobj(source, target, length)
+
+    monkeypatch.setattr("shutil.copyfileobj", copy)
+    with closing(scan_inputs(tmp_path, IMAGE)) as inputs:
+        reasons = {problem(inputs, item).partition("]: ")[2] for item in range(100)}
+    assert len(reasons) == len(copied) == 1

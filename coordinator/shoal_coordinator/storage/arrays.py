@@ -18,12 +18,12 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final, Literal, NamedTuple, Self
+from typing import IO, Any, BinaryIO, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -274,7 +274,7 @@ def _described(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return np.lib.format.read_array_header_2_0(buffer, _HEADER_BYTES)
 
 
-class ArrayFile:
+class ArrayFile(AbstractContextManager["ArrayFile"]):
     """An open `.npy` or `.npz` file whose arrays are read whole or row by row."""
 
     def __init__(self, path: str | Path, *, limits: Limits, spool: Path | None = None) -> None:
@@ -282,7 +282,7 @@ class ArrayFile:
         that have no random access, without a name; default: /tmp."""
         self._limits = limits
         self._spool = spool
-        self._copies: dict[tuple[str, bool], _File] = {}
+        self._copies: dict[tuple[str, bool], _File | str] = {}
         name = os.fspath(path)
         suffix = os.path.splitext(name)[1]
         with ExitStack() as resources:
@@ -297,9 +297,6 @@ class ArrayFile:
                 else:
                     self.headers = archive_headers(self._file, size, limits)
             self._resources = resources.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -374,23 +371,27 @@ class ArrayFile:
     def _source(self, header: ArrayHeader, *, by_rows: bool = False) -> tuple[_File, int]:
         """A file with random access to an array, or to its rows, and where it begins there."""
         if by_rows and header.fortran:
-            return self._copied(header, self._copy_rows, by_rows=True), 0
+            return self._copied(header, by_rows=True), 0
         if header.compressed:
-            return self._copied(header, self._copy, by_rows=False), len(header.header)
+            return self._copied(header, by_rows=False), len(header.header)
         return self._file, header.offset
 
-    def _copied(
-        self, header: ArrayHeader, copy: Callable[[ArrayHeader, BinaryIO], None], *, by_rows: bool
-    ) -> _File:
+    def _copied(self, header: ArrayHeader, *, by_rows: bool) -> _File:
+        """The copy of an array. One that is damaged is not copied again for each of its items."""
         key = header.name, by_rows
         if key not in self._copies:
             self._require_room(header.data_bytes * (2 if by_rows else 1))
-            with ExitStack() as resources:
-                file = resources.enter_context(tempfile.TemporaryFile(dir=self._spool))
-                copy(header, file)
-                self._copies[key] = file
-                self._resources.push(resources.pop_all())
-        return self._copies[key]
+            try:
+                with _reading("cannot be read"), ExitStack() as resources:
+                    file = resources.enter_context(tempfile.TemporaryFile(dir=self._spool))
+                    (self._copy_rows if by_rows else self._copy)(header, file)
+                    self._copies[key] = file
+                    self._resources.push(resources.pop_all())
+            except UnreadableArrays as error:
+                self._copies[key] = str(error)
+        if isinstance(copied := self._copies[key], str):
+            raise UnreadableArrays(copied)
+        return copied
 
     def _copy(self, header: ArrayHeader, target: BinaryIO) -> None:
         """Copy an array as it is in the file, its header included. In an archive, zipfile gives at

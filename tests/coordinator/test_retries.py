@@ -1,6 +1,7 @@
 """The items of a job are listed with what became of them, and those that failed are retried."""
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from coordinator.scripted import STAGES, Stage, connected, put_model, submission
 from coordinator.world import World, refusal
 from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_coordinator.server.item_lists import pages
-from shoal_coordinator.storage.item_list import ItemList, ListedFile
+from shoal_coordinator.storage.item_list import ItemList, ListedFile, stored_items
 from shoal_protocol.channels import open_channel
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -83,6 +84,36 @@ async def test_items_of_a_job_that_runs_are_active_or_wait(world: World) -> None
         code, reason = await refusal(retry(world))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert reason == "job job runs; what failed can be tried again when it has ended"
+
+
+async def test_what_is_kept_of_items_that_went_well_does_not_grow_with_their_number(
+    world: World,
+) -> None:
+    rows = world.inputs(200)
+    picky = Picky(rows[150])
+    async with connected(world.device("a", stages=picky.stages)):
+        await world.submit(backoff_limit=1)
+        await world.ended()
+        kept = json.loads((world.folder / "out/.shoal/job/items.json").read_text())
+        assert (kept["stored"], kept["tries"], kept["earlier"]) == ([[0, 150], [151, 200]], [], [])
+        assert [each.tries for each in await listed(world.stub)] == [1] * 150 + [2] + [1] * 49
+        picky.bad.clear()
+        await retry(world)
+        await world.ended()
+    kept = json.loads((world.folder / "out/.shoal/job/items.json").read_text())
+    assert (kept["stored"], kept["tries"]) == ([[0, 200]], [])
+    assert kept["earlier"] == [[0, 150], [151, 200]]
+    assert [each.tries for each in await listed(world.stub)] == [0] * 150 + [1] + [0] * 49
+
+
+def test_a_list_of_items_of_an_earlier_version_counts_their_tries(tmp_path: Path) -> None:
+    folder = tmp_path / ".shoal" / "job"
+    folder.mkdir(parents=True)
+    files = [["a.npz", 0, True]]
+    kept = {"version": 1, "total": 4, "files": files, "stored": [[0, 3]], "failed": []}
+    (folder / "items.json").write_text(json.dumps({**kept, "tries": [[1, 1], [2, 3]]}))
+    assert (items := stored_items(tmp_path, "job")) is not None
+    assert [each.tries for each in items] == [0, 1, 3, 0]
 
 
 async def test_a_page_of_items_is_bounded(world: World) -> None:

@@ -105,7 +105,7 @@ class FollowedRun(JobRun):
 
     def finish(self, item: int, attempts: int) -> None:
         super().finish(item, attempts)
-        del self._tries[item]  # nobody lists the items of weeks
+        self._tries.pop(item, None)  # nobody lists the items of weeks
 
     def fail(self, item: int, failure: ev.Failure, attempts: int) -> None:
         if len(self._failed_places) < SHOWN_FAILURES:

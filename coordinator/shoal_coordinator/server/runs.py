@@ -241,7 +241,8 @@ class JobRun(Run):
 
     def finish(self, item: int, attempts: int) -> None:
         """Make the results of an item durable."""
-        self._tries[item] = attempts
+        if attempts > 1:  # of millions of items, few
+            self._tries[item] = attempts
         self._finishing.append(item)
         self._work.set()
 
@@ -331,6 +332,7 @@ class JobRun(Run):
             stored=stored,
             failed=self._results.failed(),
             tries={item: tries for item, tries in self._tries.copy().items() if item in stored},
+            earlier=self.completed,
         )
 
     def _close_results(self) -> None:

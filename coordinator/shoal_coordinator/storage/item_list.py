@@ -79,21 +79,25 @@ class ListedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemList(Items):
-    """The items of a job whose files are all known. `stored` have a result; `tries` counts theirs
-    in the last run."""
+    """The items of a job whose files are all known. `stored` have a result, those of `earlier` from
+    before the last run; `tries` counts those of the others where one was not enough: there may be
+    millions of items."""
 
     total: int
     files: tuple[ListedFile, ...]
     stored: frozenset[int]
     failed: Mapping[int, FailedItem]
     tries: Mapping[int, int] = field(default_factory=dict)
+    earlier: frozenset[int] = frozenset()
 
     def __iter__(self) -> Iterator[ListedItem]:
         for item in range(self.total):
             if (failure := self.failed.get(item)) is not None:
                 yield ListedItem(item, failure.input, stored=False, failure=failure)
             else:
-                stored, tries = item in self.stored, self.tries.get(item, 0)
+                stored = item in self.stored
+                tried = stored and item not in self.earlier
+                tries = self.tries.get(item, 1) if tried else 0
                 yield ListedItem(item, self.place(item), stored, tries)
 
     def counts(self) -> tuple[int, int]:
@@ -119,6 +123,7 @@ def write_items(folder: Folder, items: ItemList) -> None:
             for _, each in sorted(items.failed.items())
         ],
         "tries": sorted(items.tries.items()),
+        "earlier": list(_ranges(items.earlier)),
     }
     folder.replace(_NAME, json.dumps(document, separators=(",", ":")).encode())
 
@@ -157,6 +162,7 @@ def _parsed(document: object) -> ItemList | None:
             "stored": list(stored),
             "failed": list(failed),
             "tries": list(tries),
+            **rest,
         } if 0 <= total <= _MOST_ITEMS:
             listed = tuple(
                 ListedFile(str(name), int(first), bool(stacked)) for name, first, stacked in files
@@ -164,21 +170,32 @@ def _parsed(document: object) -> ItemList | None:
             firsts = [file.first for file in listed]
             if total and (firsts[:1] != [0] or firsts != sorted(firsts)):
                 return None
+            found, counted = _within(stored, total), {int(item): int(n) for item, n in tries}
+            match rest:
+                case {"earlier": list(ranges)}:
+                    earlier = _within(ranges, total)
+                case _:  # of a version that counted the tries of all
+                    earlier = found - counted.keys()
             return ItemList(
                 total=total,
                 files=listed,
-                stored=frozenset(
-                    item for first, end in stored for item in range(max(0, first), min(end, total))
-                ),
+                stored=found,
                 failed={
                     int(item): FailedItem(int(item), str(place), str(why), int(tried), str(device))
                     for item, place, why, tried, device in failed
                     if 0 <= int(item) < total
                 },
-                tries={int(item): int(count) for item, count in tries},
+                tries=counted,
+                earlier=earlier,
             )
         case _:
             return None
+
+
+def _within(ranges: Iterable[tuple[int, int]], total: int) -> frozenset[int]:
+    return frozenset(
+        item for first, end in ranges for item in range(max(0, first), min(end, total))
+    )
 
 
 def _ranges(items: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -281,7 +281,8 @@ class Part:
         been. What follows a damaged head cannot be parsed, and is truncated. Raises `OSError`.
         """
         with self.reading() as file:
-            while (record := self._record_at(file, self._written)) is not None:
+            size = file.seek(0, os.SEEK_END)
+            while (record := self._record_at(file, self._written, size)) is not None:
                 self._replay(record, self._written, sound=self._is_sound(file, record))
                 self._written = record.end
             os.ftruncate(file.fileno(), self._written)
@@ -312,9 +313,8 @@ class Part:
         self._write_tail()
         return os.fdopen(self.folder.open(self.name, os.O_RDWR), "rb+")
 
-    def _record_at(self, file: BinaryIO, start: int) -> _Record | None:
-        """The record that starts there; None if there is no sound head of one."""
-        size = file.seek(0, os.SEEK_END)
+    def _record_at(self, file: BinaryIO, start: int, size: int) -> _Record | None:
+        """The record that starts there, in so many bytes; None if there is no sound head of one."""
         file.seek(start)
         prefix = file.read(_PREFIX_BYTES)
         if len(prefix) < _PREFIX_BYTES:
@@ -349,9 +349,9 @@ class Part:
     def extents(self, file: BinaryIO, row: int) -> Mapping[str, Extent]:
         """The arrays of a committed row by name. Raises `OSError` if the part has been damaged."""
         found: dict[str, Extent] = {}
-        at = self._committed[row]
+        at, size = self._committed[row], self._written or len(self._tail)
         while at != _ABSENT:
-            record = self._record_at(file, at)
+            record = self._record_at(file, at, size)
             if record is None or record.row != row or record.before >= at:
                 raise self._damaged(at)
             found = {**record.arrays, **found}

@@ -24,7 +24,7 @@ from typing import Final
 from shoal_api.fields import MAX_FRAGMENTS
 from shoal_api.kinds.inference_job import Fallback, FinerCut
 from shoal_api.kinds.partition import OutgrownFragment, SeenShape
-from shoal_operator.reconcile.conditions import FALSE, MAX_MESSAGE, shortened
+from shoal_operator.reconcile.conditions import MAX_MESSAGE, shortened
 from shoal_operator.reconcile.decision import Note
 from shoal_operator.reconcile.job_preparation import (
     Ready,
@@ -32,18 +32,13 @@ from shoal_operator.reconcile.job_preparation import (
     is_cut_as_wanted,
     is_final,
     is_ours,
+    misplaced,
     plan_for,
     refusal_of,
 )
 from shoal_operator.reconcile.job_status import has_ended, pending_verdict
 from shoal_operator.reconcile.retries import is_of_before
-from shoal_operator.reconcile.snapshot import (
-    DeviceState,
-    InferenceJobSnapshot,
-    Run,
-    RunState,
-    Unreachable,
-)
+from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, Run, RunState
 from shoal_planner.finer_cuts import (
     has_unknown_sizes,
     in_words,
@@ -172,16 +167,7 @@ def _impossible(snapshot: InferenceJobSnapshot) -> str | None:
 
 
 def _misplaced(snapshot: InferenceJobSnapshot) -> str | None:
-    """Why the newest cut has no place, though every device is there. A final one had one before:
-    it waits for that.
-    """
-    placement, view = snapshot.placement, snapshot.view
-    planned = None if placement is None else placement.condition("Planned")
-    if planned is None or planned.status is not FALSE or planned.reason != "Infeasible":
+    """Why the newest cut has no place. A final one had one before: it waits for that."""
+    if is_final(snapshot) or not is_cut_as_wanted(snapshot):
         return None
-    away = isinstance(view, Unreachable) or any(
-        device.state is not DeviceState.READY for device in view.devices
-    )
-    if away or is_final(snapshot) or not is_cut_as_wanted(snapshot):
-        return None
-    return planned.message
+    return misplaced(snapshot)

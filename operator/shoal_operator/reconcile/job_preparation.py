@@ -42,6 +42,8 @@ from shoal_operator.reconcile.names import (
 from shoal_operator.reconcile.partition import current_document, pool_budget, recipe_of
 from shoal_operator.reconcile.plans import in_force, served_by
 from shoal_operator.reconcile.snapshot import (
+    CoordinatorView,
+    DeviceState,
     InferenceJobSnapshot,
     PlacementSnapshot,
     Unreachable,
@@ -125,14 +127,38 @@ def own_children(snapshot: InferenceJobSnapshot) -> tuple[Manifest, ...]:
 
 def _cut_for(snapshot: InferenceJobSnapshot) -> int | None:
     """What the job's own Partition is cut for: fragments that every device of the pool can hold;
-    where there is no such cut, those that the largest can. Once it is cut, that stays as it is.
+    where there is no such cut, those that the largest can. Once it is cut, that stays as it is,
+    until no device has that much any more and the fragments have no place.
     """
     there, finer = snapshot.partition, snapshot.before.finer_cut
     if finer is not None:
         return finer.max_fragment_size_bytes
     if there is None or there.spec.max_fragment_size is None:
         return None if snapshot.pool is None else pool_budget(snapshot.pool)
-    return _larger_budget(snapshot, there) or there.spec.max_fragment_size
+    size = there.spec.max_fragment_size
+    return _larger_budget(snapshot, there) or _smaller_budget(snapshot, size) or size
+
+
+def _smaller_budget(snapshot: InferenceJobSnapshot, size: int) -> int | None:
+    """The least budget in the pool, if the cut was made for one that no device has any more, and
+    its fragments have no place."""
+    if snapshot.pool is None or misplaced(snapshot) is None:
+        return None
+    assert isinstance(snapshot.view, CoordinatorView), "`misplaced` has checked"
+    largest = max((device.budget_bytes for device in snapshot.view.devices), default=size)
+    return pool_budget(snapshot.pool) if largest < size else None
+
+
+def misplaced(snapshot: InferenceJobSnapshot) -> str | None:
+    """Why the fragments that there are have no place, though every device is there."""
+    placement, view = snapshot.placement, snapshot.view
+    planned = None if placement is None else placement.condition("Planned")
+    if planned is None or planned.status is not FALSE or planned.reason != "Infeasible":
+        return None
+    away = isinstance(view, Unreachable) or any(
+        device.state is not DeviceState.READY for device in view.devices
+    )
+    return None if away else planned.message
 
 
 def _larger_budget(snapshot: InferenceJobSnapshot, there: Partition) -> int | None:

@@ -7,11 +7,14 @@ from reconcile.test_inference_job import PLANNED, silent
 from reconcile.test_placement import device
 from reconcile.values import MIB, NOW, condition, word
 from shoal_api.fields import Condition, ConditionStatus
+from shoal_api.kinds.device_pool import Budget
 from shoal_api.kinds.partition import PartitionStatus
+from shoal_api.kinds.placement import PlacementStatus
 from shoal_operator.reconcile.decision import Decision
-from shoal_operator.reconcile.snapshot import CoordinatorView, InferenceJobSnapshot
+from shoal_operator.reconcile.snapshot import CoordinatorView, DeviceState, InferenceJobSnapshot
 from shoal_protocol.units import Bytes
 
+NO_PLACE = "fragment 0 of ocr needs 22 MiB resident; d17 has 17 MiB; cut finer or raise the budget"
 REFUSAL = "node conv1 needs 41 MiB, the limit is 24 MiB"
 
 
@@ -68,3 +71,49 @@ def test_a_larger_device_changes_nothing_about_a_cut_that_was_made() -> None:
     assert isinstance(PLANNED.view, CoordinatorView)
     larger = replace(PLANNED.view, devices=(*PLANNED.view.devices, device("z", budget=900 * MIB)))
     assert sizes(decide(replace(PLANNED, view=larger))) == [size]
+
+
+def without_a_place(
+    *budgets_mib: int, cut_for: int, state: DeviceState = DeviceState.READY
+) -> InferenceJobSnapshot:
+    """A job whose fragments fit nowhere any more: its run has failed for that."""
+    partition, placement, view = PLANNED.partition, PLANNED.placement, PLANNED.view
+    assert partition is not None
+    assert placement is not None
+    assert PLANNED.pool is not None
+    assert isinstance(view, CoordinatorView)
+    planned = Condition(
+        type="Planned",
+        status=ConditionStatus.FALSE,
+        reason="Infeasible",
+        message=NO_PLACE,
+        last_transition_time=NOW,
+    )
+    size = Bytes(cut_for * MIB)
+    budget = Budget(memory=Bytes(min(budgets_mib) * MIB))
+    devices = (device(f"d{mib}", state, budget=mib * MIB) for mib in budgets_mib)
+    return replace(
+        PLANNED,
+        partition=replace(partition, spec=replace(partition.spec, max_fragment_size=size)),
+        placement=replace(placement, status=PlacementStatus(conditions=(planned,))),
+        pool=replace(PLANNED.pool, spec=replace(PLANNED.pool.spec, budget=budget)),
+        view=replace(view, devices=tuple(devices)),
+    )
+
+
+def test_a_model_is_cut_anew_when_budgets_became_smaller_and_its_fragments_fit_nowhere() -> None:
+    assert sizes(decide(without_a_place(17, cut_for=24))) == [17 * MIB]
+
+
+def test_the_cut_stays_while_a_device_has_what_it_was_made_for() -> None:
+    assert sizes(decide(without_a_place(17, 24, cut_for=24))) == [24 * MIB]
+
+
+def test_the_cut_stays_while_a_device_is_away_that_may_have_room() -> None:
+    away = without_a_place(17, cut_for=24, state=DeviceState.SILENT)
+    assert sizes(decide(away)) == [24 * MIB]
+
+
+def test_the_cut_stays_where_fragments_have_a_place_in_smaller_budgets() -> None:
+    smaller = replace(without_a_place(17, cut_for=24), placement=PLANNED.placement)
+    assert sizes(decide(smaller)) == [24 * MIB]

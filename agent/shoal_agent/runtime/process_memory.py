@@ -123,7 +123,7 @@ class MemoryMeter:
                 return
             self._counted_at_bytes = 0
             self._record_mark()
-            if not still_in_use or 4 * self._returned_bytes > 3 * self._reserve_bytes:
+            if not still_in_use or self._nearly_all_returned():
                 self._drop_libraries()
                 self._reset_mark()
 
@@ -153,10 +153,14 @@ class MemoryMeter:
     def begin_peak(self, *, recount: bool = True) -> None:
         """Start a new highest mark, for `peak_since_begin_bytes`. To count library pages takes
         longer than a light run. Without `recount` they are counted where memory has grown, or
-        seems to be more than ever: the peak may be taken for more then, but not for that much."""
+        seems to be more than ever: the peak may be taken for more then, but not for that much.
+        Where they have taken up most of their reserve, they are dropped: an agent that always has
+        work never rests."""
         if self._clear is not None:
             with self._lock:  # between reading the mark and the reset nobody else may read it
                 self._record_mark()
+                if self._nearly_all_returned():
+                    self._drop_libraries()
                 self._reset_mark()
                 if recount:
                     self._counted_at_bytes = 0
@@ -227,6 +231,10 @@ class MemoryMeter:
             self._returned_bytes = min(self._libraries.resident_bytes(), self._reserve_bytes)
             self._returned_at_most_bytes = max(self._returned_at_most_bytes, self._returned_bytes)
             self._counted_at_bytes = resident_bytes
+
+    def _nearly_all_returned(self) -> bool:
+        """Whether library pages have taken up most of their reserve: what comes beyond is use."""
+        return 4 * self._returned_bytes > 3 * self._reserve_bytes
 
     def _drop_libraries(self) -> None:
         assert self._libraries is not None

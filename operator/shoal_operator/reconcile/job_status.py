@@ -183,13 +183,7 @@ def with_run(snapshot: InferenceJobSnapshot) -> InferenceJobStatus:
     return replace(
         before,
         start_time=started,
-        items=copied(
-            ItemCounts,
-            run,
-            total=run.items,
-            active=0 if run.state.is_over else run.active,
-            following=run.following and not run.state.is_over,
-        ),
+        items=_counts(before.items, run),
         items_per_second=max(0.0, run.items_per_second),
         tier_hits=TierHits(resident=resident, cached=cached, idle=idle, evict=evict),
         failures=tuple(
@@ -198,6 +192,19 @@ def with_run(snapshot: InferenceJobSnapshot) -> InferenceJobStatus:
             )
             for item, place, reason in run.failures[:_FAILURES]
         ),
+    )
+
+
+def _counts(before: ItemCounts | None, run: Run) -> ItemCounts:
+    """How far a run is. One that goes on after a restart has none until its inputs are counted."""
+    if before is not None and run.items == 0 and not run.state.is_over:
+        return replace(before, active=0)
+    return copied(
+        ItemCounts,
+        run,
+        total=run.items,
+        active=0 if run.state.is_over else run.active,
+        following=run.following and not run.state.is_over,
     )
 
 

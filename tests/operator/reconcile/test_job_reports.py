@@ -106,6 +106,16 @@ def test_a_job_that_runs_says_how_far_it_is() -> None:
     assert message(decide(failing)) == "8 of 24 items succeeded, 1 failed, 2 are active"
 
 
+@pytest.mark.parametrize("state", [RunState.PENDING, RunState.RUNNING])
+def test_the_counts_stay_until_a_coordinator_that_started_again_has_counted(
+    state: RunState,
+) -> None:
+    counting = replace(run(state), items=0, active=0)
+    items = status_of(decide(knows(after(RUNNING), counting))).items
+    assert items is not None
+    assert (items.total, items.succeeded, items.active) == (24, 8, 0)
+
+
 def test_a_job_completes_its_results_when_the_coordinator_says_so() -> None:
     """Counts do not say it: an item that has ended may be withdrawn and run again."""
     counted = run(RunState.RUNNING, succeeded=24, active=0)

@@ -34,6 +34,7 @@ from shoal_operator.controller.pods import REQUEUE_SECONDS, Claims, Pods
 from shoal_operator.reconcile.certificates import secrets_needed
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.names import (
+    OWNER_UID,
     coordinator_name,
     document_name,
     job_id,
@@ -178,6 +179,7 @@ class Snapshots:
             table=await self._table(reader, partition),
             placements=self._placements(reader, partition),
             beside=tuple(self._beside(placement)),
+            job_ended=_job_ended(reader, placement),
         )
         name = placement.metadata.name
         placed = self.coordinators.placed(namespace, pool, name)
@@ -362,6 +364,14 @@ class Snapshots:
         namespace, name = namespace_of(partition), document_name(partition.metadata.name)
         reader.subscribe((CONFIG_MAP.kind, namespace, name))
         return await self._documents.read(partition, fresh=fresh)
+
+
+def _job_ended(reader: Reader, placement: Placement) -> bool:
+    """Whether a job made a Placement for itself, and no job runs by it any more."""
+    group, owner = referring(placement.metadata.name), placement.metadata.labels.get(OWNER_UID)
+    jobs = reader.all_own(InferenceJob, namespace_of(placement), group)
+    over = all(job.status is not None and has_ended(job.status) for job in jobs)
+    return over and owner in [uid_of(job) for job in jobs]
 
 
 def _cut_for_pools(partition: Partition) -> bool:

@@ -77,7 +77,13 @@ _NAMED: Final = 8
 
 
 def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
-    """What is to be done about a Placement. The snapshot has the answer to its question."""
+    """What is to be done about a Placement. The snapshot has the answer to its question. Where no
+    job will run by it any more, its status stays true, and nothing is told."""
+    decision = _reconciled(snapshot)
+    return replace(decision, notes=()) if snapshot.job_ended else decision
+
+
+def _reconciled(snapshot: PlacementSnapshot) -> Decision:
     question = _question(snapshot)
     if isinstance(question, Decision):
         return question

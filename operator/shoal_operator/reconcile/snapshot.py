@@ -369,7 +369,8 @@ class PlacementSnapshot(_Snapshot):
     planned, `table` is what may be chosen from, and `placements` are those of the Partition.
     `beside` are older Placements on the same pool that jobs run by. `cut_answer` and `answer` are
     those to its questions, as far as it has some (`placement.question_of`). `model`,
-    `workers` (the Partition's) and `placed` are for a Placement that prefetches.
+    `workers` (the Partition's) and `placed` are for a Placement that prefetches. `job_ended`: a job
+    made it for itself, and has ended, as have all others that run by it.
     """
 
     placement: Placement
@@ -387,6 +388,7 @@ class PlacementSnapshot(_Snapshot):
     model: Model | None = None
     workers: tuple[Worker, ...] = ()
     placed: Placed | None = None
+    job_ended: bool = False
 
     @property
     def pool_name(self) -> str:

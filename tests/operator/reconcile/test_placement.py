@@ -208,6 +208,24 @@ def test_what_fits_nowhere_is_refused_in_words() -> None:
     assert [note.warning for note in decision.notes] == [True]
 
 
+def test_nothing_is_told_of_the_placement_of_a_job_that_has_ended() -> None:
+    """Who makes a budget smaller gets no warning for each job of last year."""
+    small = replace(devices("a"), devices=(device("a", budget=16 * MIB),))
+    snapshot = PlacementSnapshot(
+        now=NOW,
+        settings=SETTINGS,
+        placement=placement(),
+        partition=PARTITION,
+        document=KEPT,
+        pool=pool(),
+        view=small,
+    )
+    assert [note.reason for note in decide(snapshot).notes] == ["Infeasible"]
+    decision = decide(replace(snapshot, job_ended=True))
+    assert word(decision.status, "Planned") == "False Infeasible"
+    assert decision.notes == ()
+
+
 def test_an_edit_is_planned_at_once() -> None:
     of, _, _ = see(placement(), devices("a", "b", "c"))
     pin = {"fragment": 0, "device": "c"}

@@ -176,6 +176,8 @@ def _misfit(costs: Costs, pool: Sequence[PoolDevice], pins: Sequence[Pin]) -> In
         allowed = budgets if pinned is None else {pinned: budgets[pinned]}
         alone = Span(fragment.index, fragment.index + 1)
         if fragment.least_bytes > max(allowed.values()):
+            if not required and _alike(pool):
+                return _too_tight(costs, pool)
             return Infeasible(
                 problem="" if pinned is None else f" and is pinned to {pinned}",
                 fragment=fragment.index,
@@ -191,16 +193,20 @@ def _too_tight(costs: Costs, pool: Sequence[PoolDevice]) -> Infeasible:
     it needs there, if all devices are alike; else what it needs on one that has all fragments."""
     fragments = costs.document.fragments
     neediest = max(fragments, key=lambda fragment: fragment.least_bytes)
-    alike = len({device.budget_bytes for device in pool}) == 1
-    need_bytes = smallest_in_turn(costs, len(pool) if alike else 1)
-    resident_bytes = costs.resident(Span(neediest.index, neediest.index + 1))
+    need = smallest_in_turn(costs, len(pool) if _alike(pool) else 1)
+    resident = costs.resident(Span(neediest.index, neediest.index + 1))
     return Infeasible(
         problem="",
         fragment=neediest.index,
-        need_bytes=need_bytes,
-        resident_bytes=max(need_bytes, resident_bytes),
+        need_bytes=need,
+        resident_bytes=max(need, resident),
         budgets=tuple((device.name, device.budget_bytes) for device in pool),
     )
+
+
+def _alike(pool: Sequence[PoolDevice]) -> bool:
+    """Whether all devices have one budget."""
+    return len({device.budget_bytes for device in pool}) == 1
 
 
 def _by_pairs(situation: Situation, found: Sequence[Divisions]) -> list[Divisions]:

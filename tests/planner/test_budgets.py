@@ -79,6 +79,29 @@ def test_the_smallest_budget_in_turn_is_one_that_works(
     assert not isinstance(plan(document, pool, Objective.THROUGHPUT), Infeasible)
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 16)), min_size=1, max_size=7),
+    st.integers(1, 4),
+    st.integers(1, 50),
+)
+def test_what_a_refusal_says_is_needed_suffices(
+    sizes: list[tuple[int, int]], devices: int, budget_mib: int
+) -> None:
+    """However much less the devices have: whoever follows it is not refused again."""
+    least = [size * MIB for size, _ in sizes]
+    crossing = [*(crosses * MIB // 4 for _, crosses in sizes), MIB]
+    document = partition([10**8] * len(least), least, crossing=crossing)
+
+    def answer(budget: int) -> Plan | Infeasible:
+        pool = [device(f"d{number}", budget=budget) for number in range(devices)]
+        return plan(document, pool, Objective.THROUGHPUT)
+
+    refused = answer(budget_mib * MIB)
+    if isinstance(refused, Infeasible):
+        assert refused.need_bytes is not None
+        assert not isinstance(answer(refused.need_bytes), Infeasible)
+
+
 def test_the_table_goes_from_all_resident_to_the_smallest_and_says_what_each_costs() -> None:
     document = partition([10**9] * 4, [20 * MIB] * 4, least=[7 * MIB, 5 * MIB, 6 * MIB, 8 * MIB])
     pool = [device("a"), device("b")]

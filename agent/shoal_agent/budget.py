@@ -23,7 +23,9 @@ _LIMIT_SECONDS: Final = 0.05
 _IDLE_LIMIT_SECONDS: Final = 0.5
 _PRESSURE_SECONDS: Final = 5.0
 _ROOM_SECONDS: Final = 2.0
-"""To make room takes 7 milliseconds, and may have to be done again and again."""
+_ROOM_AT_MOST_SECONDS: Final = 16.0
+"""To make room takes 7 milliseconds, and may have to be done again and again. An agent that loads
+fragments in turn reads 100 MB/s of its libraries then, so it is done less and less often."""
 
 
 class BudgetFollower:
@@ -78,20 +80,24 @@ class BudgetFollower:
 
     async def _keep_making_room(self) -> None:
         await self._settled.wait()
+        pause = _ROOM_SECONDS
         while True:
-            await asyncio.sleep(_ROOM_SECONDS)
-            await self._make_room()
+            await asyncio.sleep(pause)
+            pause = next_pause(pause, had_to=await self._make_room())
 
-    async def _make_room(self) -> None:
+    async def _make_room(self) -> bool:
         """Have no more charged to the container than floor and budget, to which its limit is to be
-        lowered: until then the kernel sees no reason to give cached files back."""
+        lowered: until then the kernel sees no reason to give cached files back. Whether that had to
+        be done."""
         if self.settings.exit_with_parent:
-            return
+            return False
         limit = self.machine.memory_limit_bytes()
         needed = self.meter.floor_bytes + self.settings.budget
         charged = self.machine.memory_charged_bytes()
-        if limit is not None and charged is not None and needed < min(limit, charged):
+        had_to = limit is not None and charged is not None and needed < min(limit, charged)
+        if had_to:
             await in_thread(uncache, self._libraries)
+        return had_to
 
     async def _follow_pressure(self) -> None:
         """Have fragments do without what they can, while memory is short on the machine."""
@@ -103,3 +109,8 @@ class BudgetFollower:
             stalled = shortage.elsewhere(pressure.stalled_percent(paths), hits)
             if (size := withheld(ledger.withheld, ledger.budget, stalled)) != ledger.withheld:
                 await self.fragments.withhold(size)
+
+
+def next_pause(seconds: float, *, had_to: bool) -> float:
+    """Until there is to be room again: longer where what had to go was back after so long."""
+    return min(2 * seconds, _ROOM_AT_MOST_SECONDS) if had_to else _ROOM_SECONDS

@@ -262,8 +262,11 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
         if job.started_at is None:
             job.started_at = state.now
     running = state.pending[number] = Running(device, task, state.now)
+    job.devices[device.name] = None
     if queue.consumers:
         running.routes = _reserve_for_consumers(state, task, device)
+        for _, other in running.routes:
+            job.devices[other.name] = None
     state.out.append(
         Execute(
             instruction=number,

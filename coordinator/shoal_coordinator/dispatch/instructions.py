@@ -154,8 +154,9 @@ class Release:
 
 
 @_instruction
-class EndLegs:
-    """A job has ended, in this epoch: its legs are not needed any more. No answer."""
+class ForgetJob:
+    """A job has ended, in this epoch: nothing of it is needed any more, its legs and what is still
+    on its way to the device included. No answer."""
 
     device: str
     job: str
@@ -227,7 +228,7 @@ Instruction = (
     | Forward
     | Cancel
     | Release
-    | EndLegs
+    | ForgetJob
     | PeerLost
     | Probe
     | Disconnect

@@ -34,7 +34,7 @@ from itertools import pairwise, takewhile
 from typing import Final
 
 from shoal_coordinator.dispatch.device import Device
-from shoal_coordinator.dispatch.instructions import Cancel, EndLegs, PeerLost, Plan, Travel
+from shoal_coordinator.dispatch.instructions import Cancel, PeerLost, Plan, Travel
 from shoal_coordinator.dispatch.servers import begin_travel, end_travel
 from shoal_coordinator.dispatch.services import want
 from shoal_coordinator.dispatch.state import (
@@ -121,7 +121,7 @@ def _plan(state: State, job: Job, devices: tuple[Device, ...]) -> Route:
         number = state.next_number()
         device = devices[first]
         route.unanswered.add(number)
-        job.legs[device.name] = None
+        job.devices[device.name] = None
         state.pending[number] = Planning(device, route, state.now)
         state.out.append(
             Plan(
@@ -163,14 +163,6 @@ def close(state: State, route: Route) -> None:
         state.obstructed.pop(job, None)
         job.route_after = Nanoseconds(state.now + limits.delay(job.route_failures))
         job.route_failures += 1
-
-
-def end(state: State, job: Job) -> None:
-    """A job has ended: its devices forget their legs, and have room for those of others."""
-    job.routes = ()
-    state.obstructed.pop(job, None)
-    name, epoch = job.spec.name, job.spec.epoch
-    state.out += [EndLegs(device=device, job=name, epoch=epoch) for device in job.legs]
 
 
 # ---- items ---------------------------------------------------------------------------------------

@@ -400,7 +400,10 @@ def end_job(state: State, job: Job, failure: ev.Failure | None) -> None:
     for item in list(job.active.values()):
         abandon(state, item)
     job.active.clear()
-    itineraries.end(state, job)
+    job.routes = ()
+    state.obstructed.pop(job, None)
+    name, epoch = job.spec.name, job.spec.epoch
+    state.out += [ins.ForgetJob(device=device, job=name, epoch=epoch) for device in job.devices]
     for queue in job.queues:
         retire_service(state, queue)
     del state.jobs[job.spec.name]

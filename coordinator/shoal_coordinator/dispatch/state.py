@@ -216,7 +216,7 @@ class Job:
     `succeeded` those of this run; `latency` of an item lasts from its first task's start to its
     result. `routed` are the devices of each stage on the `routes`; there are new ones not before
     `route_after`, which is later with each of `route_failures`; `travelling` items are on routes;
-    devices with `legs` have learned some.
+    `devices` have been given, or are to be sent, something of it.
     Stages up to `open_stages` may begin: all of them, unless the mode is Barrier. `outgrown`:
     fragments that an item needed more for than any device has, with the most that was measured;
     `seen`: the largest sizes that items had there, where no plan knows them.
@@ -253,7 +253,7 @@ class Job:
     route_after: Nanoseconds = Nanoseconds(0)
     route_failures: int = 0
     travelling: int = 0
-    legs: dict[str, None] = field(default_factory=dict)
+    devices: dict[str, None] = field(default_factory=dict)
     latency: Histogram = field(default_factory=Histogram)
     slowest: Slowest = field(default_factory=Slowest)
 

@@ -237,7 +237,7 @@ class Driver:
                 self._plan(order)
             case ins.Cancel():
                 self._cancel(order)
-            case ins.EndLegs():
+            case ins.ForgetJob():
                 self._send(order.device, self._travels.end(order))
             case ins.PeerLost():
                 self._send(order.device, pb.CoordinatorMessage(peer_lost={"device": order.peer}))

@@ -35,7 +35,8 @@ from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Items
 
-_KNOWN_ROUTES: Final = 1024
+_KNOWN_ROUTES: Final = 8192
+"""More than all jobs have at once."""
 _KNOWN_LAYOUTS: Final = 64
 _LONGEST: Final = 1 << 62
 
@@ -105,7 +106,7 @@ class Travels:
             plan.address = found.target
         return message
 
-    def end(self, order: ins.EndLegs) -> pb.CoordinatorMessage:
+    def end(self, order: ins.ForgetJob) -> pb.CoordinatorMessage:
         """A job has ended, and with it its routes; what a device is told."""
         for number in [number for number, each in self._routes.items() if each.job == order.job]:
             del self._routes[number]

@@ -50,7 +50,7 @@ class Agent(ItemLink):
                 self._carry_out(self.queue.cancel(number))
             case give.Plan():
                 self._plan(session, instruction)
-            case give.EndLegs(job=job, epoch=epoch):
+            case give.ForgetJob(job=job, epoch=epoch):
                 self._void(job, epoch + 1)
             case give.PeerLost(peer=peer):
                 self._gone[peer] = max(self._tickets, default=-1)

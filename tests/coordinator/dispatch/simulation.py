@@ -15,7 +15,6 @@ import sys
 from coordinator.dispatch.scenarios import chained, scenario
 from coordinator.dispatch.simulated_link import SECOND
 from coordinator.dispatch.simulated_world import World, Wrong
-from shoal_agent.execution import values as execution
 
 LOOK_EVERY = 5
 """What breaks an invariant either stays, and the next look finds it, or heals at once, and a look
@@ -110,18 +109,11 @@ def _check_nothing_left(world: World) -> None:
         if device.work.queued or device.work.load or device.work.outputs:
             raise world.wrong(f"{device.name} has work left")
     for agent in world.agents.values():
-        held = [key for key in agent.queue._held if not _may_stay(world, key)]
+        held = list(agent.queue._held)
         if agent.connected and not agent.hung and (held or agent.legs.waiting):
             raise world.wrong(f"{agent.name} still holds {held}")
         if agent.connected and not agent.hung and agent.legs.known:
             raise world.wrong(f"{agent.name} still knows legs of jobs that have ended")
-
-
-def _may_stay(world: World, key: execution.Key) -> bool:
-    """What an agent lets expire by itself: model's inputs, and what was sent to it twice."""
-    if isinstance(key, execution.Made):
-        return False
-    return key.producer == -1 or world.trouble.repeat > 0
 
 
 def main() -> None:

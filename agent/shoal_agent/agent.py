@@ -373,7 +373,7 @@ class Agent:
             return
         async for _ in self._identity.renewals():
             log.info("the certificate was renewed")
-            await self.links.close()
+            self.links.renew()
 
     async def _settle(self, channel: grpc.aio.Channel) -> None:
         """Take the floor, once, when there is a connection: that is part of being idle."""

@@ -17,6 +17,8 @@ from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 MAXIMUM_LINKS: Final = 128
 """Beyond these, the one that was used longest ago is closed for a new one."""
+_USED_SECONDS: Final = 0.1
+"""How often it is seen whether a stream that is left is used still."""
 _CONFIRM_SECONDS: Final = 5.0
 """How long a peer may take to say what has arrived, before one hangs up."""
 
@@ -86,7 +88,10 @@ class PeerLink:
             self._bulk.end(reason)
 
     async def hang_up(self) -> None:
-        """Close it, when what nobody acknowledges has arrived: else that would count as lost."""
+        """Close it when what is on its way has arrived, of what nobody acknowledges too: else that
+        would count as lost."""
+        while self._users:
+            await asyncio.sleep(_USED_SECONDS)
         if self.bulk is not None:
             with suppress(Undelivered, TimeoutError):
                 async with asyncio.timeout(_CONFIRM_SECONDS):
@@ -124,7 +129,7 @@ class PeerLinks:
         self._uplink = uplink
         self._counters = counters
         self._links: OrderedDict[tuple[str, str], PeerLink] = OrderedDict()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], tuple[str, PeerLink]] = {}
 
     def __len__(self) -> int:
         return len(self._links)
@@ -155,14 +160,23 @@ class PeerLinks:
 
     def close_streams(self, device: str) -> None:
         """A device is lost: whatever is on its way to it fails at once."""
-        for (name, _), link in self._links.items():
+        links = [(name, link) for (name, _), link in self._links.items()]
+        for name, link in (*links, *self._closing.values()):
             if name == device:
                 link.close_stream(f"the coordinator has lost {device}")
 
+    def renew(self) -> None:
+        """What is sent from now on goes over new streams; what is on its way arrives."""
+        for key in list(self._links):
+            self._close(key)
+
     async def close(self) -> None:
         """Close all of them."""
-        links, self._links = list(self._links.values()), OrderedDict()
-        await asyncio.gather(*(link.close() for link in links), *self._closing)
+        links = [*self._links.values(), *(link for _, link in self._closing.values())]
+        self._links.clear()
+        for closing in self._closing:
+            closing.cancel()  # it may wait for a fetch
+        await asyncio.gather(*(link.close() for link in links))
 
     async def close_idle(self) -> None:
         """Close those where nothing is on its way: each connection takes some 75 KiB."""
@@ -180,6 +194,7 @@ class PeerLinks:
         self._close(idle)
 
     def _close(self, key: tuple[str, str]) -> None:
-        closing = asyncio.create_task(self._links.pop(key).hang_up())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        link = self._links.pop(key)
+        closing = asyncio.create_task(link.hang_up())
+        self._closing[closing] = key[0], link
+        closing.add_done_callback(self._closing.pop)

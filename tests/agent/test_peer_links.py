@@ -1,0 +1,85 @@
+"""Streams to peers that are closed: what is on its way over them arrives first."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.test_running import edge
+from protocol.test_bulk import Buffer
+from shoal_agent.telemetry.counters import Counters
+from shoal_agent.transport.links import PeerLinks
+from shoal_agent.transport.shaping import Uplink
+from shoal_protocol.assembly import ReceivedActivation
+from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
+from shoal_protocol.bulk.local import LocalTransport, listen
+from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer
+from shoal_protocol.frames import TransferError
+from shoal_protocol.v1.tensors_pb2 import Activation
+
+
+class Slow:
+    """Takes what comes when the test lets it (a `Receiver`)."""
+
+    def __init__(self) -> None:
+        self.came, self.go = asyncio.Event(), asyncio.Event()
+
+    def admit(self, activation: Activation, memory_bytes: int) -> ReceiveBuffer:
+        return Buffer()
+
+    async def take(self, received: ReceivedActivation, buffer: ReceiveBuffer) -> None:
+        self.came.set()
+        await self.go.wait()
+
+    def refused(self, error: TransferError) -> None:
+        """The acknowledgement says it."""
+
+
+async def test_what_is_on_its_way_when_the_certificate_is_renewed_arrives(folder: Path) -> None:
+    taker, address = Slow(), f"unix:{folder}/peer.sock"
+
+    async def serve(_: str, transport: LocalTransport) -> str:
+        return await BulkLink(transport, Intake(taker)).run()
+
+    listener = listen(address, serve, connections=10)
+    assert listener is not None
+    peers = PeerLinks(None, Uplink(), Counters(), insecure=False)
+    tensors = {"x": np.ones(4, np.float32)}
+    outbound = OutboundActivation(key=edge(0, 1), device="a", tensors=tensors)
+    link = peers.link("a", address)
+    sending = asyncio.create_task(link.send(outbound))
+    await asyncio.wait_for(taker.came.wait(), 10)
+    peers.renew()
+    assert peers.link("a", address) is not link, "which shows the new one"
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(sending), 0.2)
+    taker.go.set()
+    assert await asyncio.wait_for(sending, 10) > 0
+    await asyncio.wait_for(peers.close(), 10)
+    await listener.stop()
+
+
+@pytest.mark.parametrize("ends", ["close", "lost"])
+async def test_a_stream_that_is_left_ends_with_the_others(folder: Path, ends: str) -> None:
+    taker, address = Slow(), f"unix:{folder}/peer.sock"
+
+    async def serve(_: str, transport: LocalTransport) -> str:
+        return await BulkLink(transport, Intake(taker)).run()
+
+    listener = listen(address, serve, connections=10)
+    assert listener is not None
+    peers = PeerLinks(None, Uplink(), Counters(), insecure=False)
+    tensors = {"x": np.ones(4, np.float32)}
+    outbound = OutboundActivation(key=edge(0, 1), device="a", tensors=tensors)
+    sending = asyncio.create_task(peers.link("a", address).send(outbound))
+    await asyncio.wait_for(taker.came.wait(), 10)
+    peers.renew()
+    if ends == "lost":
+        peers.close_streams("a")
+    else:
+        await asyncio.wait_for(peers.close(), 10)
+    with pytest.raises(Undelivered):
+        await asyncio.wait_for(sending, 10)
+    await asyncio.wait_for(peers.close(), 10)
+    await listener.stop()

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.dispatch.driving import chain, job
+from coordinator.dispatch.driving import chain, digest, job
 from shoal_coordinator.dispatch.events import InstructionFailed
-from shoal_coordinator.dispatch.instructions import Forward, Travel
+from shoal_coordinator.dispatch.instructions import Execute, Forward, Tier, Travel
 from shoal_coordinator.server import exchange
 from shoal_coordinator.server.deliveries import ByteBudget
 from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
@@ -295,7 +295,7 @@ def test_pairs_that_are_relayed_are_forgotten_in_time_and_are_bounded() -> None:
 
 def some_routes(addresses: dict[str, str], relay: Relay = Relay.AUTO) -> Routes:
     sessions: Any = {
-        name: SimpleNamespace(hello=pb.Hello(address=address), ticket_key=b"")
+        name: SimpleNamespace(hello=pb.Hello(address=address), ticket_key=b"", since=5)
         for name, address in addresses.items()
     }
     return Routes(sessions, relay, named_peers=True)
@@ -326,6 +326,28 @@ def test_a_device_with_a_new_session_is_tried_directly_again() -> None:
     assert routes.relayed_from("a", now) == ["b", "c"]
     routes.joined("b")
     assert routes.relayed_from("a", now) == ["c"]
+
+
+def test_what_was_given_before_a_session_says_nothing_of_it() -> None:
+    """Its tickets were those of the one before."""
+    routes, now = some_routes({name: f"{name}:7400" for name in "abc"}), nanoseconds(0)
+    routed = ((1, "b"), (2, "c"))
+    for number, relayed in ((4, []), (6, ["b"])):
+        order = Execute(
+            instruction=number,
+            device="a",
+            job="j",
+            epoch=1,
+            item=0,
+            stage=0,
+            digest=digest("a"),
+            tier=Tier.RESIDENT,
+            attempt=1,
+            routes=routed,
+        )
+        executed = pb.Reply(instruction=number, executed=pb.Executed(delivered=[2]))
+        routes.note(order, answer(executed, order, "a", now), now)
+        assert routes.relayed_from("a", now) == relayed
 
 
 async def test_a_send_ends_with_the_link(hub: ExchangeHub) -> None:

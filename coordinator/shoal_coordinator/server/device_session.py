@@ -19,10 +19,12 @@ SessionStream: TypeAlias = ControlStream[CoordinatorMessage, AgentMessage]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class DeviceSession:
-    """One session. `unanswered` are the instructions that wait for their answers."""
+    """One session. `unanswered` are the instructions that wait for their answers; those up to
+    `since` were given before it, perhaps with the tickets of another one."""
 
     number: int
     hello: Hello
+    since: int = 0
     unanswered: dict[int, wire.Answerable] = field(default_factory=dict)
     link: DeviceLink | None = None
     linked: asyncio.Event = field(default_factory=asyncio.Event)

@@ -362,7 +362,7 @@ class Driver:
     # ---- messages of sessions --------------------------------------------------------------------
 
     def joined(self, session: DeviceSession) -> None:
-        now = self._now()
+        now, session.since = self._now(), self.state.next_number()
         self.timeline.joined(session.device, now)
         self._routes.joined(session.device)
         self.feed(wire.device_joined(session.hello, session.number, now))

@@ -122,7 +122,9 @@ class Routes:
     def note(self, order: wire.Answerable, event: ev.Event, at: Nanoseconds) -> None:
         """Where a device could not reach another, the coordinator relays for a while."""
         for source, target in _missed(order, event):
-            self._relayed.add(source, target, at)
+            there = self._sessions.get(target)
+            if there is None or order.instruction > there.since:
+                self._relayed.add(source, target, at)
 
 
 def _pairs(job: ev.JobSpec) -> dict[str, list[str]]:

@@ -124,7 +124,8 @@ class FragmentMemory:
     )
     least_bytes: int = member(
         COUNT,
-        "The smallest budget of a device that can run it, in blocks where that is less.",
+        "The least that it can run in, in blocks where that is less; a device needs room beside "
+        "it for what items take on their way.",
         unit="bytes",
         example=6291456,
     )
@@ -134,6 +135,18 @@ class FragmentMemory:
         "blocks there.",
         unit="bytes",
         example=8388608,
+    )
+    resident_seconds: float | None = measured(
+        "A task of it on the slowest device of its stage, granted residentBytes, by the planner; "
+        "absent where that cannot be predicted.",
+        "seconds",
+        0.031,
+    )
+    least_seconds: float | None = measured(
+        "The same granted leastBytes. What is granted between the two takes a time between these, "
+        "in proportion.",
+        "seconds",
+        0.038,
     )
 
 

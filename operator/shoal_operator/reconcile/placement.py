@@ -268,11 +268,11 @@ def _planned(snapshot: PlacementSnapshot, site: Site, best: Plan) -> Decision:
     text = summary(best)
     epoch = _before(snapshot).epoch or 0
     if assignment(previous) == assignment(best.stages):
-        status = replace(status_of(best, site.document), epoch=epoch)
+        status = replace(status_of(best, site), epoch=epoch)
         return _decision(snapshot, status, _good(text))
     # A Placement that was deleted under a run continues the epochs of the run's plan.
     of_the_run = 0 if snapshot.measured is None else snapshot.measured.plan
-    status = replace(status_of(best, site.document), epoch=max(epoch, of_the_run) + 1)
+    status = replace(status_of(best, site), epoch=max(epoch, of_the_run) + 1)
     since = f"epoch {status.epoch}"
     note = Note("PlannedPlacement", text, since=since)
     if previous:

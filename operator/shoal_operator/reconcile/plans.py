@@ -9,7 +9,7 @@ moves fewer fragments may do. All of that takes seconds where there is much to p
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -228,8 +228,9 @@ def _served_by(
     return stage_plans(Costs(site.document), divisions, predictable=predictable)
 
 
-def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
+def status_of(of: Plan, site: Site) -> PlacementStatus:
     """A plan as a status, without epoch and conditions."""
+    document, costs = site.document, Costs(site.document)
     return PlacementStatus(
         stages=tuple(
             StageStatus(
@@ -257,6 +258,7 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
                 document.fragments[fragment],
                 fragment=fragment,
                 granted_bytes=min(granted),
+                **_seconds(costs, fragment, _kinds(site, stage)),
             )
             for stage in of.stages
             for fragment, *granted in zip(
@@ -278,6 +280,22 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
             for each in of.rejected[:MAX_REJECTED]
         ),
     )
+
+
+def _kinds(site: Site, stage: StagePlan) -> Set[PoolDevice]:
+    """Of the devices of a stage those that differ in what they take for a task."""
+    names = set(stage.devices)
+    return {replace(each, name="", cached=()) for each in site.devices if each.name in names}
+
+
+def _seconds(costs: Costs, fragment: int, devices: Set[PoolDevice]) -> Mapping[str, float | None]:
+    """What a task takes on the slowest, as a whole and within the least; None: not known."""
+    times = [costs.whole_and_least(fragment, each) for each in devices] if costs.known else []
+    whole, least = (max(each) for each in zip(*times, strict=True)) if times else (None, None)
+    return {
+        "resident_seconds": known_seconds(whole),
+        "least_seconds": known_seconds(least),
+    }
 
 
 def _makespan(of: Plan) -> Makespan | None:

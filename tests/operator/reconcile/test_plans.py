@@ -42,7 +42,7 @@ def best(of: Site) -> Plan:
 
 def test_a_status_names_the_fragments_that_run_in_blocks_with_their_grants() -> None:
     of = site(large=21, small=10)
-    (stage,) = status_of(best(of), of.document).stages
+    (stage,) = status_of(best(of), of).stages
     assert (stage.devices, stage.resident_bytes) == (("large", "small"), 20 * MIB)
     small = Grant(fragment=0, device="small", granted_bytes=10 * MIB * 15 // 16)  # rest: free
     assert stage.in_blocks == (small,)
@@ -50,17 +50,17 @@ def test_a_status_names_the_fragments_that_run_in_blocks_with_their_grants() -> 
 
 def test_a_status_says_of_each_fragment_what_it_needs_at_least_and_gets() -> None:
     of = site(large=21, small=10)
-    (memory,) = status_of(best(of), of.document).fragments
+    (memory,) = status_of(best(of), of).fragments
     assert (memory.fragment, memory.resident_bytes, memory.least_bytes) == (0, 20 * MIB, 6 * MIB)
     assert memory.granted_bytes == 10 * MIB * 15 // 16, "what the smaller device grants"
     whole = site(large=21)
-    (memory,) = status_of(best(whole), whole.document).fragments
+    (memory,) = status_of(best(whole), whole).fragments
     assert memory.granted_bytes == memory.resident_bytes
 
 
 def test_a_status_says_how_long_an_item_takes_on_each_device() -> None:
     of = site(large=21, small=10)
-    (stage,) = status_of(best(of), of.document).stages
+    (stage,) = status_of(best(of), of).stages
     large, small = stage.device_seconds
     assert stage.compute_seconds is not None
     assert stage.read_seconds is not None
@@ -68,16 +68,31 @@ def test_a_status_says_how_long_an_item_takes_on_each_device() -> None:
     assert small == pytest.approx(stage.compute_seconds + stage.read_seconds), "it reads again"
 
 
+def test_a_status_says_how_long_a_fragment_takes_as_a_whole_and_within_the_least() -> None:
+    of = site(large=21, small=10)
+    status = status_of(best(of), of)
+    (stage,), (memory,) = status.stages, status.fragments
+    large, small = stage.device_seconds
+    assert memory.resident_seconds == pytest.approx(large)
+    assert memory.least_seconds is not None
+    share = (20 - 10 * 15 / 16) / (20 - 6)  # of what is read again within the least
+    assert small - large == pytest.approx(share * (memory.least_seconds - large), rel=1e-4)
+    unknown = tuple(replace(each, flops=None) for each in of.document.fragments)
+    of = replace(of, document=replace(of.document, fragments=unknown))
+    (memory,) = status_of(best(of), of).fragments
+    assert (memory.resident_seconds, memory.least_seconds) == (None, None)
+
+
 def test_a_device_that_keeps_its_fragments_keeps_its_grants() -> None:
     of = site(a=10, b=10, c=21)
     first = best(of)
-    before = status_of(first, of.document).stages
+    before = status_of(first, of).stages
     moved = tuple(replace(each, devices=tuple(reversed(each.devices))) for each in before)
     plan = with_fewest_moves(of, first, moved, frozenset())
     (stage,) = plan.stages
     assert stage.devices == moved[0].devices
     assert [share.device for share in stage.shares] == list(stage.devices)
-    blocks = status_of(plan, of.document).stages[0].in_blocks
+    blocks = status_of(plan, of).stages[0].in_blocks
     assert {each.device for each in blocks} == {"a", "b"}
 
 

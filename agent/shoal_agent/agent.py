@@ -76,6 +76,7 @@ class Agent:
         """Scans the cache and warms ONNX Runtime up; raises `OSError`."""
         self.settings = settings
         self.name = settings.name
+        self.largest_budget_bytes = settings.budget
         self.counters = Counters()
         self.uplink = Uplink(
             settings.link_rate,

@@ -5,15 +5,18 @@ import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
+from agent.test_running import edge
 from agent.test_slow_disk import stopped
 from shoal_agent.agent import Agent
 from shoal_agent.settings import parse
 from shoal_agent.telemetry.machine import Machine
 from shoal_agent.transport.links import PeerLinks
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 MIB = 1 << 20
 
@@ -105,6 +108,26 @@ async def test_the_coordinator_is_told_of_a_budget_before_what_follows_from_it(
     assert said == [(12 * MIB, {made.digest: 12 * MIB}), (made.least_bytes - 1, {})]
     reply = await device.load(made.digest, made.resident_bytes)
     assert reply.failure.have_bytes == made.least_bytes - 1
+
+
+async def test_what_fits_a_budget_that_has_grown_is_taken_in_a_session_that_began_with_less(
+    agent: Agent, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int | None] = [agent.hello().floor_bytes + 4 * MIB]
+    monkeypatch.setattr(Machine, "memory_limit_bytes", lambda _: limits[-1])
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while agent.fragments.ledger.budget != 4 * MIB:
+            await asyncio.sleep(0.01)
+    (left,) = coordinator.devices.values()
+    left.down.put_nowait(None)
+    device = await coordinator.device()
+    assert device.hello.budget_bytes == 4 * MIB
+    limits.append(None)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while agent.fragments.ledger.budget == 4 * MIB:
+            await asyncio.sleep(0.01)
+    answer = await device.give(edge(-1, 0), {"x": np.ones(8 * MIB, np.uint8)})
+    assert answer.outcome == Acknowledgement.ACCEPTED
 
 
 async def test_an_agent_rests_after_an_error(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,8 @@ class Agent:
 
     name = "pi-4"
 
+    largest_budget_bytes = BUDGET
+
     def __init__(self, folder: Path, processor: ThreadPoolExecutor) -> None:
         self.counters = Counters()
         self.uplink = Uplink()

@@ -147,6 +147,7 @@ class _Device:
     """An agent (a `Device`) with a fragment in its cache."""
 
     name = NAME
+    largest_budget_bytes = BUDGET
 
     def __init__(self) -> None:
         cache = FragmentCache(_fragment().folder.parents[1], 1 << 30)

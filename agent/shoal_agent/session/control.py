@@ -228,7 +228,7 @@ class Session:
         self.end(reason)
 
     def _intake(self) -> Intake:
-        device, limit = self._device, self._device.fragments.ledger.budget
+        device, limit = self._device, self._device.largest_budget_bytes
         return open_intake(device.name, lambda: self.tasks, device.counters, limit_bytes=limit)
 
     async def _report(self, interval_seconds: float) -> None:

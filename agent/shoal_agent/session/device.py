@@ -8,13 +8,16 @@ from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.link import LinkMeters
 from shoal_agent.transport.links import PeerLinks
 from shoal_agent.transport.shaping import Uplink
+from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
 
 class Device(Protocol):
-    """The agent that a session belongs to, which outlives it."""
+    """The agent that a session belongs to, which outlives it. Its budget may change, up to the
+    largest."""
 
     name: str
+    largest_budget_bytes: Bytes
     fragments: Fragments
     counters: Counters
     links: PeerLinks

@@ -97,8 +97,8 @@ def open_intake(
     from_peer: bool = False,
 ) -> Intake:
     """The receiving half of one stream. `inbox` gives that of the present session, None without
-    one. What would be larger than `limit_bytes` (the device's budget) is refused for good, and so
-    is what a peer sends without a ticket."""
+    one. What would be larger than `limit_bytes` (the device's largest budget) is refused for good,
+    and so is what a peer sends without a ticket."""
     receiver = _Activations(device, inbox, counters, from_peer=from_peer)
     return Intake(receiver, Limits(decoded_bytes=min(limit_bytes, MAXIMUM_DECODED_BYTES)))
 

@@ -17,6 +17,7 @@ import pytest
 from agent.conftest import SOURCES
 from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS
+from shoal_agent.runtime.failures import OverBudget
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.transport.buffers import nothing_arrives
@@ -125,15 +126,31 @@ async def test_a_run_that_is_stopped_for_what_moves_beside_it_runs_again_when_th
     await fragments.load(made.digest, made.resident_bytes, [])
     x = {"x": np.ones((1, 512), np.float32)}
     first = (await fragments.run(made.digest, x)).outputs["y"]
-    assert fragments.request_move(32 * MIB)
-    moving = np.ones(32 * MIB, np.uint8)
-    await fragments.change_budget(12 * MIB)
+    assert fragments.request_move(48 * MIB)
+    moving = np.ones(48 * MIB, np.uint8)
+    await fragments.change_budget(32 * MIB)
     running = asyncio.create_task(fragments.run(made.digest, x))
     await asyncio.wait((running,), timeout=0.5)
     del moving
-    fragments.end_move(32 * MIB)
+    fragments.end_move(48 * MIB)
     outputs = (await asyncio.wait_for(running, PATIENCE_SECONDS)).outputs["y"]
     assert np.array_equal(outputs, first)
+    await fragments.unload(made.digest)
+    await fragments.close()
+
+
+async def test_a_fragment_whose_trial_was_stopped_is_tried_again_where_there_is_more(
+    tmp_path: Path, make: Callable[..., Fragments]
+) -> None:
+    largest = {"x": (2048, 1024)}  # 8 MiB, and activations of as much
+    made = write_fragment(tmp_path, dense_model([1024] * 4), 14 * MIB, largest=largest)
+    fragments = make(budget=24 * MIB)
+    for _ in range(2):
+        with pytest.raises(OverBudget, match="takes more than"):
+            await fragments.load(made.digest, 20 * MIB, [])
+    await fragments.change_budget(64 * MIB)
+    await fragments.load(made.digest, 20 * MIB, [])
+    assert 24 * MIB < fragments.ledger.resident[made.digest] <= 64 * MIB
     await fragments.unload(made.digest)
     await fragments.close()
 

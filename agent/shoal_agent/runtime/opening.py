@@ -112,6 +112,7 @@ class Opening:
         manifest = await asyncio.to_thread(description, folder)
         if manifest.get(UNKNOWN_SIZES) is True:
             self._unknown[digest] = await asyncio.to_thread(unplanned_inputs, folder)
+        self._forget_stopped(digest, granted_bytes + self._ledger.free_for_fragments)
         granted, number, as_cut = Bytes(granted_bytes), 1, False
         while True:
             curve, trial = await self._open(digest, folder, granted, number, as_cut=as_cut)
@@ -120,6 +121,8 @@ class Opening:
                 # Something else took memory beside it: how much it takes by itself is not known,
                 # but that there is not enough.
                 trial = replace(trial, taken=Bytes(room + 1))
+                if (key := _Key(digest, granted, as_cut)) in self._trials:
+                    self._trials[key] = trial
             if trial is None or trial.taken <= room:
                 taken = None if trial is None else trial.taken
                 return Opened(
@@ -209,6 +212,12 @@ class Opening:
             reason = f"{short(digest)} {error}"
             raise OverBudget(error.need_bytes, error.have_bytes, reason) from error
         return curve, known
+
+    def _forget_stopped(self, digest: str, room: int) -> None:
+        """Trials that were stopped where there was less than now say nothing of what there is."""
+        for key, trial in list(self._trials.items()):
+            if key.digest == digest and trial is not None and trial.stopped and trial.taken <= room:
+                del self._trials[key]
 
     def _note(self, key: _Key, tried: Tried, left: Bytes) -> Trial | None:
         """What the trial says. Activations that `left` memory meanwhile made room for the fragment,

@@ -154,6 +154,16 @@ CASES = [
         shoal_agent_over_budget_runs_total="0x20",
         shoal_agent_peak_bytes="100x20", shoal_agent_budget_bytes="100x20",
     ),
+    silent(
+        "ShoalAgentOverBudget", "the budget became smaller than a peak of before", "6m",
+        shoal_agent_over_budget_runs_total="0x20",
+        shoal_agent_peak_bytes="90x20", shoal_agent_budget_bytes="100x3 60x20",
+    ),
+    silent(
+        "ShoalAgentOverBudget", "the budget became smaller long ago", "18m",
+        shoal_agent_over_budget_runs_total="0x40",
+        shoal_agent_peak_bytes="90x40", shoal_agent_budget_bytes="100x3 60x40",
+    ),
     fires(
         "ShoalVolumeFillsUp", "nine tenths are used", "12m",
         shoal_coordinator_volume_free_bytes="9x20", shoal_coordinator_volume_size_bytes="100x20",

@@ -136,7 +136,12 @@ def _task_time(time: pb.TaskTime, device: str) -> TaskTime:
 
 
 def device_report(
-    jobs: Sequence[PlannedJob], *, name: str, budget_bytes: int, tally: DeviceTally
+    jobs: Sequence[PlannedJob],
+    *,
+    name: str,
+    budget_bytes: int,
+    tally: DeviceTally,
+    has_exceeded: bool | None = None,
 ) -> DeviceReport:
     """A device of these jobs by what it has reported; nothing is known of limits and deaths."""
     fragments: dict[str, FragmentHeld] = {}
@@ -150,6 +155,7 @@ def device_report(
         peak_bytes_above_floor=tally.peak_bytes,
         fragments=tuple(sorted(held, key=lambda each: (each.partition, each.index))),
         tier_hits=tally.tier_hits,
+        has_exceeded=has_exceeded,
         **tally.counts,
     )
 

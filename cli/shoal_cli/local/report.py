@@ -54,7 +54,8 @@ class DeviceReport:
 
     Counters run from the start of the run; those of an agent that died, up to its last report.
     `limit_bytes` is what may be charged to its cgroup: what was charged while it was idle, and the
-    budget; None where nothing limits it.
+    budget; None where nothing limits it. `has_exceeded`: what a coordinator says of budgets that
+    may have changed; None: the budget was the same all the time.
     """
 
     name: str
@@ -73,9 +74,12 @@ class DeviceReport:
     limit_bytes: int | None = None
     limit_failures: int = 0
     out_of_memory_kills: int = 0
+    has_exceeded: bool | None = None
 
     @property
     def within_budget(self) -> bool:
+        if self.has_exceeded is not None:
+            return not self.has_exceeded
         return self.peak_bytes_above_floor <= self.budget_bytes
 
 

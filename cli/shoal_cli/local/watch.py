@@ -47,6 +47,7 @@ class DeviceTally:
 
     last: pb.DeviceStatus = field(default_factory=pb.DeviceStatus)
     floor_bytes: int = 0
+    largest_budget_bytes: int = 0
     peak_bytes: int = 0
     held: set[str] = field(default_factory=set)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
@@ -60,6 +61,7 @@ class DeviceTally:
             before = getattr(self.last.tier_hits, name)
             self.tiers[name] += _growth(before, getattr(status.tier_hits, name))
         self.floor_bytes = status.floor_bytes or self.floor_bytes
+        self.largest_budget_bytes = max(self.largest_budget_bytes, status.budget_bytes)
         self.peak_bytes = max(self.peak_bytes, status.peak_bytes)
         self.held.update(status.resident)
         self.last = status

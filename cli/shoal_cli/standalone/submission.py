@@ -71,6 +71,18 @@ class NoDevices(Exception):
     """A coordinator without a device that could work."""
 
 
+def device_seen(jobs: Sequence[PlannedJob], name: str, tally: DeviceTally) -> DeviceReport:
+    """A device of a coordinator, which knows within which budget it took what: that may follow a
+    limit of the device's machine."""
+    return device_report(
+        jobs,
+        name=name,
+        budget_bytes=tally.largest_budget_bytes,
+        tally=tally,
+        has_exceeded=tally.last.HasField("budget_excess"),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     """A job under the name that it has on the coordinator."""
@@ -251,8 +263,7 @@ class _Run:
         finally:
             planned = [sent.job for sent in jobs]
             self._devices = tuple(
-                device_report(planned, name=name, budget_bytes=tally.last.budget_bytes, tally=tally)
-                for name, tally in sorted(watch.devices.items())
+                device_seen(planned, name, tally) for name, tally in sorted(watch.devices.items())
             )
             await channel.close()
 

@@ -11,7 +11,14 @@ from shoal_cli.local.orders import JobOrder, JobRefused, bare_manifests, read_or
 from shoal_cli.local.planned_jobs import PlannedJob
 from shoal_cli.local.planning import plan_on_pool
 from shoal_cli.local.preparation import Prepared, cut_into_store, partition_path
-from shoal_cli.standalone.submission import Sent, as_measured, name_there, on_devices
+from shoal_cli.local.watch import DeviceTally
+from shoal_cli.standalone.submission import (
+    Sent,
+    as_measured,
+    device_seen,
+    name_there,
+    on_devices,
+)
 from shoal_protocol.choices import Mode, Policy, Residency
 from shoal_protocol.partition import document_from_json
 from shoal_protocol.v1 import coordinator_pb2 as api
@@ -104,3 +111,19 @@ def test_inputs_that_are_none_are_refused_before_anything_is_sent(job: PlannedJo
         path.unlink()
     with pytest.raises(JobRefused, match="job small: "):
         name_there(job)
+
+
+def test_a_peak_within_a_budget_of_before_is_no_excess_unless_the_coordinator_says_so(
+    job: PlannedJob,
+) -> None:
+    tally = DeviceTally()
+    for budget, peak in ((80, 10), (80, 51), (41, 51)):
+        tally.add(api.DeviceStatus(name="pi-4", budget_bytes=budget, peak_bytes=peak))
+    seen = device_seen([job], "pi-4", tally)
+    assert (seen.within_budget, seen.budget_bytes, seen.peak_bytes_above_floor) == (True, 80, 51)
+    tally = DeviceTally()  # of a job that began when it had less, after an older one
+    tally.add(api.DeviceStatus(name="pi-4", budget_bytes=41, peak_bytes=51))
+    assert device_seen([job], "pi-4", tally).within_budget
+    excess = api.BudgetExcess(peak_bytes=51, budget_bytes=41)
+    tally.add(api.DeviceStatus(budget_bytes=41, peak_bytes=51, budget_excess=excess))
+    assert not device_seen([job], "pi-4", tally).within_budget

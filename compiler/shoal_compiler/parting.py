@@ -181,14 +181,14 @@ class Parting:
 
     def name(self, node: onnx.NodeProto, number: int) -> str:
         """A name for a part of a node."""
-        return _unlike(f"{node.name or node.output[0]}.{number}", self._names)
+        return unlike(f"{node.name or node.output[0]}.{number}", self._names)
 
     def fresh(self, name: str) -> str:
         """A name for a tensor."""
-        return _unlike(name, self._taken)
+        return unlike(name, self._taken)
 
 
-def _unlike(name: str, taken: set[str]) -> str:
+def unlike(name: str, taken: set[str]) -> str:
     """A name that nothing has, near to the one given."""
     while name in taken:
         name = f"{name}'"

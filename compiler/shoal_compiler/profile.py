@@ -20,6 +20,7 @@ from shoal_compiler.safety import CheckedModel, bits_of, byte_size, element_coun
 from shoal_compiler.shaped import Shaped
 from shoal_compiler.shapes import MADE_UP_AXIS, Shapes, axes_of, infer
 from shoal_compiler.slicing import SLICE_BYTES, slice_layers
+from shoal_compiler.tables import gather_first
 from shoal_compiler.work import Setting, works
 from shoal_compiler.workspaces import workspace
 from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
@@ -50,7 +51,7 @@ class Source:
     def open(cls, path: Path) -> "Source":
         """Read and check a model. Raises `ModelRefused`."""
         model = open_model(Path(path))
-        return cls(model, normalise(model), cache(partial(_digests, model)))
+        return cls(model, gather_first(normalise(model)), cache(partial(_digests, model)))
 
     @cached_property
     def graph(self) -> Graph:

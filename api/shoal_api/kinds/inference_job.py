@@ -327,7 +327,8 @@ class InferenceJobStatus(Status):
         "Planned, Suspended, Complete, Failed. Complete holds only if every item succeeded; when "
         "all have ended and some failed beyond their tries, Failed does (reason ItemsFailed), "
         "until the job is retried. "
-        "WithinBudget is False for good once a device of its plan was over its budget in the run."
+        "WithinBudget is False for good once a device of its plan, or one that ran it, was over "
+        "its budget in the run."
     )
     start_time: str | None = moment(
         "When the first task started. Unlike in batch/v1 it stays when the job is suspended and "

@@ -63,6 +63,7 @@ def run_of(status: pb.JobStatus) -> Run:
         failures=tuple(
             (each.item, each.input, each.reason) for each in status.failures[:MAX_FAILURES]
         ),
+        devices=tuple(sorted({time.device for each in status.stages for time in each.times})),
         fragment_seconds=tuple(
             (each.index, each.compute_seconds) for each in status.stages if each.finished
         ),
@@ -151,6 +152,7 @@ def _milestone(run: Run) -> Run:
     """A run without what grows all the time."""
     return replace(
         run,
+        devices=(),
         active=0,
         succeeded=0,
         seconds=0.0,

@@ -54,16 +54,19 @@ def job_budget(
     job: InferenceJob,
     started: str | None,
     placement: Placement | None,
+    ran: Set[str],
     view: CoordinatorView | Unreachable,
     now: str,
 ) -> ConditionUpdate:
-    """Of an InferenceJob that started at a time, or has not yet."""
+    """Of an InferenceJob that started at a time, or has not yet; these devices `ran` it, besides
+    those of its plan."""
     before = as_before(job, WITHIN_BUDGET) or _GOOD
-    if isinstance(view, Unreachable) or started is None or placement is None:
+    if isinstance(view, Unreachable) or started is None:
         return before
     seconds = instant(now) - instant(started)
-    stages = () if placement.status is None else placement.status.stages
-    used = frozenset(name for stage in stages for name in stage.devices)
+    status = None if placement is None else placement.status
+    stages = () if status is None else status.stages
+    used = ran | {name for stage in stages for name in stage.devices}
     return _of_plan(view, used, lambda excess: excess.seconds <= seconds) or before
 
 

@@ -236,7 +236,9 @@ def decision(
     """The status with conditions (without updates, as they are) and columns."""
     job = snapshot.job
     if updates:
-        budget = job_budget(job, status.start_time, snapshot.placement, snapshot.view, snapshot.now)
+        ran = frozenset(() if snapshot.run is None else snapshot.run.devices)
+        started, placement = status.start_time, snapshot.placement
+        budget = job_budget(job, started, placement, ran, snapshot.view, snapshot.now)
         status = with_conditions(status, job, [*updates, budget], snapshot.now)
     status = replace(status, observed_generation=job.generation)
     status = print_job(status, model_of(job, snapshot.partition), snapshot.pool_name or None)

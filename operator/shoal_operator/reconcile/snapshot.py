@@ -219,7 +219,8 @@ class Run:
     are what it was submitted with last. `completing`: every item has ended, and the results are
     being completed. `following`: more items may come. `started_seconds`: when its first task
     started, by the coordinator's clock, since 1970; 0: none has. `fragment_seconds`: of those that
-    ran, their index and the median time of a task in ONNX Runtime. `retry`: which retry of the job
+    ran, their index and the median time of a task in ONNX Runtime. `devices`: those that have run
+    tasks of it, whatever the plan. `retry`: which retry of the job
     it is. `outgrown`: fragments for which it failed that fit on no device; `seen`: the largest
     sizes that items had there, where no plan knows them. `final_cut`: it was submitted so.
     """
@@ -238,6 +239,7 @@ class Run:
     latency_p50_seconds: float
     tier_hits: tuple[int, int, int, int]
     failures: tuple[tuple[int, str, str], ...] = ()
+    devices: tuple[str, ...] = ()
     reason: str = ""
     completing: bool = False
     following: bool = False

@@ -164,6 +164,15 @@ def test_a_run_says_since_when_it_runs_and_whether_it_completes_its_results() ->
     assert (run.completing, run.started_seconds) == (True, 1.75e9)
 
 
+def test_a_run_says_which_devices_ran_it_and_one_more_is_progress() -> None:
+    stages = [
+        pb.StageStatus(times=[pb.TaskTime(device=name) for name in names]) for names in ("ba", "a")
+    ]
+    assert views.run_of(pb.JobStatus(name="j", stages=stages)).devices == ("a", "b")
+    runs = MappingProxyType({"j": replace(RUN, devices=("a",))})
+    assert list(views.progress(VIEW, replace(VIEW, runs=runs))) == ["run/j"]
+
+
 def test_a_run_that_begins_to_complete_its_results_is_reported_at_once() -> None:
     runs = MappingProxyType({"j": replace(RUN, completing=True)})
     completing = replace(VIEW, runs=runs)

@@ -146,6 +146,15 @@ def test_a_job_remembers_that_a_device_was_over_its_budget_while_it_ran() -> Non
     assert budget_of(decide(silent(told))) == "False OverBudget"
 
 
+def test_a_device_that_ran_what_was_moved_to_it_counts_though_no_plan_has_it() -> None:
+    stranger = with_device(written(RUNNING, decide(RUNNING)), over("stranger"))
+    assert budget_of(decide(stranger)) == "True WithinBudget"
+    ran = replace(run(RunState.RUNNING, succeeded=8), devices=("stranger",))
+    decision = decide(knows(stranger, ran))
+    assert budget_of(decision) == "False OverBudget"
+    assert condition(decision.status, "WithinBudget").message == f"stranger {TEXT}"
+
+
 def test_a_job_that_has_not_started_is_within_every_budget() -> None:
     decision = decide(with_device(PLANNED, over(planned_device())))
     assert budget_of(decision) == "True WithinBudget"

@@ -4,6 +4,7 @@ The trial comes before any work: what it measures replaces the estimate. It is l
 estimate is small beside what is free, where it was made before, and where sizes follow from what
 the inputs hold: made-up ones would say nothing, and each run is guarded. A fragment that takes more
 than there is is tried again: as it was cut, if it was prepared, then in blocks (`memory.trials`).
+One whose trial has ended this agent a moment ago is taken to need more (`trial_marks`).
 """
 
 import asyncio
@@ -23,7 +24,9 @@ from shoal_agent.runtime.failures import MORE_OR_SMALLER, Exceeded, OverBudget
 from shoal_agent.runtime.largest_inputs import Tried, unplanned_inputs
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.preparation import Preparation
+from shoal_agent.runtime.prepared import Prepared
 from shoal_agent.runtime.processor import Processor
+from shoal_agent.runtime.trial_marks import TrialMarks
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.buffers import nothing_arrives
 from shoal_protocol.manifest import UNKNOWN_SIZES, FragmentDamaged
@@ -33,6 +36,7 @@ from shoal_protocol.units import Bytes, format_apart, format_bytes
 
 _FETCHES_AFTER_DAMAGE: Final = 2
 _KNOWN_TRIALS: Final = 1024
+_MARK: Final = "trial.json"
 _RESERVE: Final = 8
 """One part in so many of the budget is not for an item that is larger than planned: a run is
 stopped between two nodes, and one node may take as much beyond what it is stopped at."""
@@ -83,6 +87,10 @@ class _Key(NamedTuple):
     as_cut: bool
 
 
+_Trying = tuple[str, Path, int, Prepared, int, int]
+"""What `Runtime.open_and_try` is given."""
+
+
 class Opening:
     """Opens fragments. `room` says what there is beside what is granted."""
 
@@ -104,6 +112,7 @@ class Opening:
         self._trials: dict[_Key, Trial | None] = {}
         self._ran: dict[str, Trial] = {}
         self._unknown: dict[str, Mapping[str, tuple[int, ...] | None]] = {}
+        self._marks = TrialMarks(cache.folder.with_name(_MARK))
 
     async def open(self, digest: str, granted_bytes: int, sources: Sequence[Source]) -> Opened:
         """Raises `OverBudget`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,
@@ -200,11 +209,17 @@ class Opening:
         try:
             if key in self._trials or not is_wanted or not self.is_known(digest):
                 curve = await self._processor.call(self._runtime.open, *arguments)
+            elif self._marks.ended_its_process(mark := f"{key} within {ledger.budget}"):
+                log.warning("a trial of %s has ended this agent's last process", short(digest))
+                curve = await self._processor.call(self._runtime.open, *arguments)
+                taken, whole = ledger.budget + 1, prepared.whole is not None
+                tried = Tried(taken_bytes=taken, stopped=True, prepared=whole)
+                known = self._note(key, tried, Bytes(0))
             else:
                 before, coming = ledger.reserved + ledger.moving, ledger.moving
                 with nothing_arrives(ledger, ledger.free):
                     curve, tried = await self._processor.call(
-                        self._runtime.open_and_try, *arguments, ledger.budget, coming
+                        self._try_marked, mark, *arguments, ledger.budget, coming
                     )
                 left = Bytes(max(0, before - ledger.reserved - ledger.moving))
                 known = self._note(key, tried, left)
@@ -218,6 +233,10 @@ class Opening:
         for key, trial in list(self._trials.items()):
             if key.digest == digest and trial is not None and trial.stopped and trial.taken <= room:
                 del self._trials[key]
+
+    def _try_marked(self, mark: str, *arguments: *_Trying) -> tuple[tuple[Point, ...], Tried]:
+        with self._marks.running(mark):
+            return self._runtime.open_and_try(*arguments)
 
     def _note(self, key: _Key, tried: Tried, left: Bytes) -> Trial | None:
         """What the trial says. Activations that `left` memory meanwhile made room for the fragment,

@@ -1,0 +1,43 @@
+"""A process of a test: `python ended_trial_probe.py FOLDER DIGEST` loads a fragment from a cache,
+and is ended where a trial runs as a whole, as the kernel ends an agent at its limit. It prints what
+the fragment was granted, or what it needs."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from agent.in_process import MIB, Thread, make_fragments
+from shoal_agent.runtime.failures import OverBudget
+from shoal_agent.runtime.onnx_runtime import OpenFragment, Runtime
+from shoal_agent.runtime.results import RunResult
+from shoal_agent.runtime.whole_fragment import WholeFragment
+
+
+class Ending(Runtime):
+    """The kernel ends the process when a whole fragment is tried."""
+
+    def _run_guarded(self, fragment: OpenFragment, *arguments: Any, **options: Any) -> RunResult:
+        if isinstance(fragment, WholeFragment):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._run_guarded(fragment, *arguments, **options)
+
+
+async def load(folder: Path, digest: str) -> str:
+    with Thread(1) as thread:
+        fragments = make_fragments(folder, thread, budget=24 * MIB, kind=Ending)
+        try:
+            await fragments.load(digest, 20 * MIB, [])
+        except OverBudget as error:
+            return f"needs {error.need_bytes}, has {error.have_bytes}"
+        finally:
+            await fragments.close()
+        return f"granted {fragments.ledger.shares[digest].granted}"
+
+
+if __name__ == "__main__":
+    print(asyncio.run(load(Path(sys.argv[1]), sys.argv[2])))

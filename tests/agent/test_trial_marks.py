@@ -1,0 +1,73 @@
+"""A trial that the kernel has ended an agent in does not end the next one."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.fragment_making import InBlocks, dense_model, write_fragment
+from agent.in_process import MIB
+from shoal_agent.runtime import trial_marks
+from shoal_agent.runtime.trial_marks import TrialMarks
+
+PROBE = Path(__file__).with_name("ended_trial_probe.py")
+
+
+def end_in_a_trial(path: Path, trial: str) -> None:
+    """A process that is ended so."""
+    child = os.fork()
+    if not child:
+        with TrialMarks(path).running(trial):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_the_process_after_the_one_that_was_ended_knows_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "trial.json"
+    assert not TrialMarks(path).ended_its_process("a")
+    end_in_a_trial(path, "a")
+    marks = TrialMarks(path)
+    assert marks.ended_its_process("a")
+    assert not marks.ended_its_process("b")
+    with marks.running("b"):
+        pass
+    assert marks.ended_its_process("a"), "it would be tried again"
+    assert not TrialMarks(path).ended_its_process("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_was_ended_long_ago_may_have_been_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trial.json"
+    end_in_a_trial(path, "a")
+    monkeypatch.setattr(trial_marks, "_LASTS_SECONDS", 0.0)
+    assert not TrialMarks(path).ended_its_process("a")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"trial": "a"}', b"\xff"])
+def test_a_mark_that_is_damaged_says_nothing(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trial.json"
+    path.write_bytes(content)
+    assert not TrialMarks(path).ended_its_process("a")
+
+
+@pytest.mark.parametrize("blocks", [None, InBlocks(9)])
+def test_what_has_ended_an_agent_in_a_trial_is_refused_or_runs_in_blocks(
+    tmp_path: Path, blocks: InBlocks | None
+) -> None:
+    """The trial of the fragment as a whole ends each process."""
+    model, largest = dense_model([512] * 17), {"x": (1, 512)}
+    made = write_fragment(tmp_path, model, 20 * MIB, blocks, largest=largest)
+    command = [sys.executable, str(PROBE), str(tmp_path), made.digest]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    found = subprocess.check_output(command, text=True)
+    if blocks is None:
+        assert found == f"needs {24 * MIB + 1}, has {24 * MIB}\n"
+    else:
+        _, granted = found.split()
+        assert made.least_bytes <= int(granted) < 20 * MIB
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL, "for good"

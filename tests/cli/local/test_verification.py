@@ -59,6 +59,8 @@ def test_integers_of_any_sign_are_subtracted_without_wrapping() -> None:
         (np.array([1.0, np.nan]), np.array([1.0, 2.0])),
         (np.array([np.inf]), np.array([-np.inf])),
         (np.array(["one"]), np.array(["two"])),
+        (np.array(["one"], object), np.array(["two"])),
+        (np.array(["1"], object), np.array([1.0])),
     ],
 )
 def test_what_cannot_be_subtracted_is_a_mismatch(expected: np.ndarray, actual: np.ndarray) -> None:
@@ -66,6 +68,13 @@ def test_what_cannot_be_subtracted_is_a_mismatch(expected: np.ndarray, actual: n
     comparison.add("a.npz", {"y": expected}, {"y": actual})
     assert (comparison.mismatched, comparison.worst_item) == (1, "a.npz")
     assert comparison.max_abs_diff == 0.0
+
+
+@pytest.mark.parametrize("texts", [["two", "\u00fc", ""], []])
+def test_text_equals_itself_as_the_runtime_gives_it_and_as_a_file_has_it(texts: list[str]) -> None:
+    comparison = Comparison()
+    comparison.add("a.npz", {"y": np.array(texts, object)}, {"y": np.array(texts, np.str_)})
+    assert (comparison.mismatched, comparison.different) == (0, [])
 
 
 def test_a_missing_output_is_a_mismatch() -> None:

@@ -13,30 +13,42 @@ from agent.in_process import MIB
 from shoal_agent.runtime import trial_marks
 from shoal_agent.runtime.trial_marks import TrialMarks
 
+PARENT = 17
 PROBE = Path(__file__).with_name("ended_trial_probe.py")
 
 
-def end_in_a_trial(path: Path, trial: str) -> None:
+def end_in_a_trial(path: Path, trial: str, parent: int = PARENT) -> None:
     """A process that is ended so."""
     child = os.fork()
     if not child:
-        with TrialMarks(path).running(trial):
+        with TrialMarks(path, parent).running(trial):
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
 
 
+def next_process(path: Path) -> TrialMarks:
+    return TrialMarks(path, PARENT)
+
+
 def test_the_process_after_the_one_that_was_ended_knows_of_it(tmp_path: Path) -> None:
     path = tmp_path / "trial.json"
-    assert not TrialMarks(path).ended_its_process("a")
+    assert not next_process(path).ended_its_process("a")
     end_in_a_trial(path, "a")
-    marks = TrialMarks(path)
+    marks = next_process(path)
     assert marks.ended_its_process("a")
     assert not marks.ended_its_process("b")
     with marks.running("b"):
         pass
     assert marks.ended_its_process("a"), "it would be tried again"
-    assert not TrialMarks(path).ended_its_process("a")
+    assert not next_process(path).ended_its_process("a")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_was_ended_together_with_its_parent_was_ended_by_that(tmp_path: Path) -> None:
+    """As the agents of `shoal run`, when that is killed and run again."""
+    path = tmp_path / "trial.json"
+    end_in_a_trial(path, "a", parent=PARENT + 1)
+    assert not next_process(path).ended_its_process("a")
 
 
 def test_who_was_ended_long_ago_may_have_been_switched_off(
@@ -45,14 +57,14 @@ def test_who_was_ended_long_ago_may_have_been_switched_off(
     path = tmp_path / "trial.json"
     end_in_a_trial(path, "a")
     monkeypatch.setattr(trial_marks, "_LASTS_SECONDS", 0.0)
-    assert not TrialMarks(path).ended_its_process("a")
+    assert not next_process(path).ended_its_process("a")
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"trial": "a"}', b"\xff"])
 def test_a_mark_that_is_damaged_says_nothing(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trial.json"
     path.write_bytes(content)
-    assert not TrialMarks(path).ended_its_process("a")
+    assert not next_process(path).ended_its_process("a")
 
 
 @pytest.mark.parametrize("blocks", [None, InBlocks(9)])

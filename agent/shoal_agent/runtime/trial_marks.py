@@ -2,9 +2,9 @@
 
 A node may take memory faster than the guard looks, and beside the arena, whose limit holds it back.
 The kernel then ends the agent, and would do so in each trial that follows. So a mark is on the disk
-for as long as a trial runs. What the process that begins finds was ended in it, a moment ago: that
-fragment is taken to need more than there is. Who marked it long ago may have been switched off; it
-is tried again, and so it is by the process after this one.
+for as long as a trial runs. The process that begins and finds one takes that fragment to need more
+than there is. The process after it tries it again, and so does one that was started by another
+parent, or that finds an old mark: who made it was ended with its parent, or switched off.
 """
 
 import json
@@ -21,10 +21,12 @@ _LASTS_SECONDS: Final = 600.0
 class TrialMarks:
     """One trial runs at a time."""
 
-    def __init__(self, path: Path) -> None:
-        """`path` is a file of this agent's. What it says is taken from it."""
+    def __init__(self, path: Path, parent: int | None = None) -> None:
+        """`path` is a file of this agent's. What it says is taken from it. `parent` starts this
+        process, and starts it again when it has ended (None: who does)."""
         self._path = path
-        self._ended = _read(path)
+        self._parent = os.getppid() if parent is None else parent
+        self._ended = self._read()
         self._write(None)
 
     def ended_its_process(self, trial: str) -> bool:
@@ -49,17 +51,17 @@ class TrialMarks:
                 return
             part = self._path.with_suffix(".part")
             with open(part, "w", encoding="utf-8", opener=_open_no_link) as file:
-                json.dump({"trial": trial, "began": time()}, file)
+                json.dump({"trial": trial, "began": time(), "parent": self._parent}, file)
             part.replace(self._path)
+
+    def _read(self) -> str | None:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            mark = json.loads(self._path.read_bytes())
+            is_new = 0 <= time() - float(mark["began"]) < _LASTS_SECONDS
+            if is_new and mark["parent"] == self._parent:
+                return str(mark["trial"])
+        return None
 
 
 def _open_no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-def _read(path: Path) -> str | None:
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        mark = json.loads(path.read_bytes())
-        if 0 <= time() - float(mark["began"]) < _LASTS_SECONDS:
-            return str(mark["trial"])
-    return None

@@ -1,17 +1,20 @@
 """Items of one size that take more or less by what they hold: how much, no trial can know."""
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agent.conftest import Joined
-from agent.fragment_making import MadeFragment, write_fragment
+from agent.fragment_making import MadeFragment, dense_model, write_fragment
+from agent.in_process import Thread, make_fragments
 from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_larger_items import GROWING
 from agent.test_memory_of_fragments import peak_bytes
 from agent.test_running import edge, task
 from made_models import Made
+from shoal_agent.runtime import opening
 from shoal_protocol.v1 import session_pb2 as pb
 
 Join = Callable[..., Awaitable[Joined]]
@@ -120,3 +123,25 @@ async def test_what_took_too_much_says_the_sizes_that_neither_a_plan_nor_an_item
     failure = (await joined.device.ask("execute", execute)).failure
     assert failure.code == pb.BUDGET, failure
     assert {each.name: tuple(each.sizes) for each in failure.seen} == news
+
+
+async def test_fragments_that_have_left_are_forgotten_and_those_that_are_here_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of them would grow with all that a device has ever had."""
+    monkeypatch.setattr(opening, "_KNOWN_UNPLANNED", 2)
+    made = [
+        write_fragment(tmp_path, dense_model([16, 16 * width]), MIB, unknown_sizes=True)
+        for width in range(1, 6)
+    ]
+    with Thread(1) as thread:
+        fragments = make_fragments(tmp_path, thread)
+        stays, *others = (each.digest for each in made)
+        await fragments.load(stays, MIB, [])
+        for digest in others:
+            await fragments.load(digest, MIB, [])
+            assert not fragments.opening.is_known(digest)
+            await fragments.unload(digest)
+        assert not fragments.opening.is_known(stays)
+        assert sum(not fragments.opening.is_known(each.digest) for each in made) <= 3
+        await fragments.close()

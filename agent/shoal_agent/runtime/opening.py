@@ -36,6 +36,8 @@ from shoal_protocol.units import Bytes, format_apart, format_bytes
 
 _FETCHES_AFTER_DAMAGE: Final = 2
 _KNOWN_TRIALS: Final = 1024
+_KNOWN_UNPLANNED: Final = 256
+"""And those that are here: what an agent knows does not grow with all that it has ever had."""
 _MARK: Final = "trial.json"
 _RESERVE: Final = 8
 """One part in so many of the budget is not for an item that is larger than planned: a run is
@@ -120,6 +122,9 @@ class Opening:
         fetched_bytes, folder = await self._fetched(digest, sources)
         manifest = await asyncio.to_thread(description, folder)
         if manifest.get(UNKNOWN_SIZES) is True:
+            if len(self._unknown) >= _KNOWN_UNPLANNED:
+                here = self._ledger.resident.keys() | self._ledger.in_flight.keys()
+                self._unknown = {key: self._unknown[key] for key in self._unknown.keys() & here}
             self._unknown[digest] = await asyncio.to_thread(unplanned_inputs, folder)
         self._forget_stopped(digest, granted_bytes + self._ledger.free_for_fragments)
         granted, number, as_cut = Bytes(granted_bytes), 1, False

@@ -47,11 +47,14 @@ def _made_bytes(
     except INFERENCE_FAILS:
         return 0
     handed = {name for inner in body.node if inner.op_type == "Identity" for name in inner.output}
-    made: list[onnx.ValueInfoProto] = [*inferred.value_info, *inferred.output]
-    types = {each.name: each.type for each in (*graph.input, *made)}
+    if node.op_type == "If":  # what a branch gives is the node's output
+        handed |= {each.name for each in body.output}
+    # An output of unknown type is among the values as well.
+    made = {each.name: each.type for each in (*inferred.value_info, *inferred.output)}
+    types = {each.name: each.type for each in graph.input} | made
     types |= {each.name: _type_of_weight(each) for each in body.initializer}
     working = max((_working_bytes(inner, types) for inner in body.node), default=0)
-    return working + sum(_bytes(value.type) for value in made if value.name not in handed)
+    return working + sum(_bytes(kind) for name, kind in made.items() if name not in handed)
 
 
 def _working_bytes(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> int:

@@ -82,10 +82,23 @@ WORKING_INSIDE = Made(
 """A recurrent layer that works in 16 MiB, as speech models have them for either sampling rate."""
 
 
+GIVEN_INSIDE = Made(
+    text="""g (float[N,64,128,128] x) => (float[N,64,128,128] a) {
+        total = ReduceSum<keepdims = 0>(x) zero = Constant<value_float = 0.0>()
+        positive = Greater(total, zero)
+        a = If (positive) <
+            then_branch = one () => (float[N,64,128,128] p) { p = Tanh(x) },
+            else_branch = two () => (float[N,64,128,128] q) { q = Exp(x) } > }""",
+    weights={},
+    shapes={"x": (4, 64, 128, 128)},
+)
+"""16 MiB that come in, and as much that either branch gives: it is what the node gives."""
+
+
 @pytest.mark.parametrize(
     "made",
-    [HANDED_ON, LARGE_INSIDE, LONG_INSIDE, WORKING_INSIDE],
-    ids=["handed on", "large inside", "long inside", "working inside"],
+    [HANDED_ON, LARGE_INSIDE, LONG_INSIDE, WORKING_INSIDE, GIVEN_INSIDE],
+    ids=["handed on", "large inside", "long inside", "working inside", "given inside"],
 )
 def test_what_bodies_take_is_reckoned_with(made: Made, tmp_path: Path) -> None:
     path, item = made.save(tmp_path), made.inputs()

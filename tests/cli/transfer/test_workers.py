@@ -105,7 +105,7 @@ def test_what_is_refused_ends_with_2_and_what_may_pass_with_1(
         assert "Traceback" not in errors
     done = shoal("copy", model, "localhost:1/jobs/a/in", "--insecure")
     assert done.returncode == 1, done.stderr
-    assert done.stderr.startswith("shoal: carrying broke off")
+    assert done.stderr.startswith("shoal: the transfer broke off")
 
 
 def test_fragments_are_described_and_delivered_and_jobs_carried(

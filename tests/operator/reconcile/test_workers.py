@@ -3,14 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from reconcile.test_inference_job import planned
 from reconcile.values import SETTINGS, model
 from shoal_operator.reconcile.settings import Place
+from shoal_operator.reconcile.snapshot import Worker, WorkerPhase
 from shoal_operator.reconcile.workers import (
     input_transfer_worker,
     inspect_worker,
     result_transfer_worker,
     worker_job,
+    worker_text,
 )
 
 
@@ -48,3 +52,17 @@ def test_workers_run_where_the_installation_says() -> None:
     spec = manifest["spec"]["template"]["spec"]
     assert spec["tolerations"] == list(tolerations)
     assert "nodeSelector" not in spec
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("shoal: model refused\n  rec: two\n  words", "model refused: rec: two words"),
+        ("shoal: interrupted\n", "interrupted"),
+        ("0/3 nodes are available:\n  no memory", "0/3 nodes are available: no memory"),
+        ("", "it failed (worker m-inspect)"),
+    ],
+)
+def test_the_last_words_of_a_worker_are_one_sentence(said: str, shown: str) -> None:
+    worker = Worker(name="m-inspect", phase=WorkerPhase.FAILED, message=said)
+    assert worker_text(worker, "it failed") == shown

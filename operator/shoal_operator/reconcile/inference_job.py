@@ -52,7 +52,6 @@ from shoal_operator.reconcile.following import (
     input_worker,
     lacks_inputs,
     takes_more,
-    wanted_terms,
     with_followers,
 )
 from shoal_operator.reconcile.job_preparation import (
@@ -86,8 +85,13 @@ from shoal_operator.reconcile.job_status import (
     verdict_of,
     with_run,
 )
-from shoal_operator.reconcile.job_submission import refusal_of, submission
-from shoal_operator.reconcile.names import job_id, retries
+from shoal_operator.reconcile.job_submission import (
+    NOTHING_NEWER,
+    newest_for,
+    refusal_of,
+    submission,
+)
+from shoal_operator.reconcile.names import job_id
 from shoal_operator.reconcile.retries import failed_before, is_of_before, with_retry
 from shoal_operator.reconcile.snapshot import (
     InferenceJobSnapshot,
@@ -378,19 +382,14 @@ def _waiting(snapshot: InferenceJobSnapshot, missing: Cause) -> Decision:
 
 def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
     ready, complete, planned = plan_for(snapshot), how_far(snapshot, run), planned_before(snapshot)
-    calls: tuple[CoordinatorCall, ...] = ()
+    newest = NOTHING_NEWER
     if isinstance(ready, Ready):
-        planned = ready.planned
-        newer = (ready.plan, retries(snapshot.job)) > (run.plan, run.retry)
-        if newer or wanted_terms(snapshot) != run.terms:
-            refusal = refusal_of(snapshot, ready)
-            if refusal is None:
-                calls = (submission(snapshot, ready),)
-            else:
-                text = f"the coordinator refuses the newest plan or terms: {refusal}"
-                complete = Cause(complete.reason, f"{complete.message}; {text}")
+        planned, newest = ready.planned, newest_for(snapshot, run, ready)
+        if newest.problem:
+            complete = Cause(complete.reason, f"{complete.message}; {newest.problem}")
     result = in_progress(snapshot, complete, planned=planned, requeue=RUNNING_SECONDS)
-    result = replace(result, notes=(*result.notes, *lost_devices(snapshot)), calls=calls)
+    notes = (*result.notes, *lost_devices(snapshot))
+    result = replace(result, notes=notes, calls=newest.calls, children=newest.children)
     return with_followers(snapshot, run, result)
 
 

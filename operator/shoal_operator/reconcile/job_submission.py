@@ -1,13 +1,46 @@
 """What an InferenceJob is submitted with to its coordinator, and whether that was refused. Pure."""
 
-from shoal_operator.reconcile.decision import SubmitJob
+from dataclasses import dataclass
+from typing import Final
+
+from shoal_operator.reconcile.decision import Manifest, SubmitJob
 from shoal_operator.reconcile.following import wanted_terms
-from shoal_operator.reconcile.job_preparation import Ready, is_final
+from shoal_operator.reconcile.job_preparation import Ready, Step, deliver, is_final
 from shoal_operator.reconcile.names import job_id, retries
 from shoal_operator.reconcile.retries import retried_items
-from shoal_operator.reconcile.snapshot import InferenceJobSnapshot
+from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, Run
 from shoal_protocol.choices import Precision
 from shoal_protocol.partition import document_to_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newest:
+    """How a run gets the newest plan and terms; `problem`: why it does not."""
+
+    calls: tuple[SubmitJob, ...] = ()
+    children: tuple[Manifest, ...] = ()
+    problem: str = ""
+
+
+NOTHING_NEWER: Final = Newest()
+
+
+def newest_for(snapshot: InferenceJobSnapshot, run: Run, ready: Ready) -> Newest:
+    """Submit it again, where its plan or its terms are older. A plan of another cut has other
+    fragments: they are delivered first, and the run goes on by its own plan meanwhile."""
+    newer = (ready.plan, retries(snapshot.job)) > (run.plan, run.retry)
+    if not newer and wanted_terms(snapshot) == run.terms:
+        return NOTHING_NEWER
+    refusal = refusal_of(snapshot, ready)
+    if refusal is not None:
+        return Newest(problem=f"the coordinator refuses the newest plan or terms: {refusal}")
+    match deliver(snapshot, ready.document) if newer else None:
+        case None:
+            return Newest(calls=(submission(snapshot, ready),))
+        case Step(child=child):
+            return Newest(children=() if child is None else (child,))
+        case failed:
+            return Newest(problem=f"the newest plan waits for its fragments: {failed.message}")
 
 
 def refusal_of(snapshot: InferenceJobSnapshot, ready: Ready) -> str | None:

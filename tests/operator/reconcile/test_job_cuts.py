@@ -2,16 +2,21 @@
 
 from dataclasses import replace
 
-from reconcile.rules import decide
-from reconcile.test_inference_job import PLANNED, silent
+from reconcile.rules import decide, name_of
+from reconcile.test_inference_job import PLANNED, knows, run, silent
 from reconcile.test_placement import device
 from reconcile.values import MIB, NOW, condition, word
 from shoal_api.fields import Condition, ConditionStatus
 from shoal_api.kinds.device_pool import Budget
 from shoal_api.kinds.partition import PartitionStatus
 from shoal_api.kinds.placement import PlacementStatus
-from shoal_operator.reconcile.decision import Decision
-from shoal_operator.reconcile.snapshot import CoordinatorView, DeviceState, InferenceJobSnapshot
+from shoal_operator.reconcile.decision import Decision, SubmitJob
+from shoal_operator.reconcile.snapshot import (
+    CoordinatorView,
+    DeviceState,
+    InferenceJobSnapshot,
+    RunState,
+)
 from shoal_protocol.units import Bytes
 
 NO_PLACE = "fragment 0 of ocr needs 22 MiB resident; d17 has 17 MiB; cut finer or raise the budget"
@@ -117,3 +122,15 @@ def test_the_cut_stays_while_a_device_is_away_that_may_have_room() -> None:
 def test_the_cut_stays_where_fragments_have_a_place_in_smaller_budgets() -> None:
     smaller = replace(without_a_place(17, cut_for=24), placement=PLANNED.placement)
     assert sizes(decide(smaller)) == [24 * MIB]
+
+
+def test_a_run_goes_on_until_the_fragments_of_its_newest_plan_are_delivered() -> None:
+    """Its Partition was edited, so they are others."""
+    snapshot = knows(PLANNED, run(RunState.RUNNING, succeeded=8, plan=0))
+    assert isinstance(snapshot.view, CoordinatorView)
+    assert [type(call) for call in decide(snapshot).calls] == [SubmitJob]
+    decision = decide(replace(snapshot, view=replace(snapshot.view, fragments=frozenset())))
+    assert decision.calls == ()
+    assert [child["kind"] for child in decision.children] == ["Job"]
+    assert "-deliver-" in name_of(decision.children[0])
+    assert word(decision.status, "Complete") == "False Running"

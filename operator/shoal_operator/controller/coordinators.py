@@ -202,7 +202,11 @@ class _Coordinator:
             if not error.refused:
                 raise
             refusal = Refusal(
-                plan=call.plan, terms=call.terms, message=error.reason, retry=call.retry
+                plan=call.plan,
+                terms=call.terms,
+                message=error.reason,
+                retry=call.retry,
+                running=self._runs(call.job),
             )
             if self.refusals.get(call.job) != refusal:
                 self.refusals[call.job] = refusal
@@ -210,6 +214,11 @@ class _Coordinator:
         else:
             self.refusals.pop(call.job, None)
             self._update_run(call.job, run_of(answer))
+
+    def _runs(self, job: str) -> bool:
+        """Whether a job runs, as far as is known."""
+        run = self.view.runs.get(job) if isinstance(self.view, CoordinatorView) else None
+        return run is not None and not run.state.is_over
 
     async def _cancel(self, client: CoordinatorClient, call: CancelJob) -> Run | None:
         try:

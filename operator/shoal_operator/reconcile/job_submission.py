@@ -27,7 +27,8 @@ NOTHING_NEWER: Final = Newest()
 
 def newest_for(snapshot: InferenceJobSnapshot, run: Run, ready: Ready) -> Newest:
     """Submit it again, where its plan or its terms are older. A plan of another cut has other
-    fragments: they are delivered first, and the run goes on by its own plan meanwhile."""
+    fragments: they are delivered first. A run that has begun is refused them, and goes on by its
+    own plan; but they are there when it is suspended and resumed."""
     newer = (ready.plan, retries(snapshot.job)) > (run.plan, run.retry)
     if not newer and wanted_terms(snapshot) == run.terms:
         return NOTHING_NEWER
@@ -44,10 +45,13 @@ def newest_for(snapshot: InferenceJobSnapshot, run: Run, ready: Ready) -> Newest
 
 
 def refusal_of(snapshot: InferenceJobSnapshot, ready: Ready) -> str | None:
-    """Why the coordinator has refused just this already; None: it has not."""
+    """Why the coordinator has refused just this already; None: it has not. A run keeps its
+    fragments; when it has been stopped, the job may go on with others."""
     refusal = snapshot.refusal
     wanted = (ready.plan, wanted_terms(snapshot), retries(snapshot.job))
-    if refusal is None or (refusal.plan, refusal.terms, refusal.retry) != wanted:
+    if refusal is None or (refusal.running and snapshot.active_run is None):
+        return None
+    if (refusal.plan, refusal.terms, refusal.retry) != wanted:
         return None
     return refusal.message
 

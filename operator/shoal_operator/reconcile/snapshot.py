@@ -260,13 +260,14 @@ class Run:
 class Refusal:
     """The coordinator's last answer to `SubmitJob` of this plan on these terms, where asking again
     would bring the same (invalid, or other work under the same name); never that it is busy or
-    away.
+    away. `running`: the job ran then.
     """
 
     plan: int
     terms: Terms
     message: str
     retry: int = 0
+    running: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,12 @@ from shoal_api.fields import Condition, ConditionStatus
 from shoal_api.kinds.device_pool import Budget
 from shoal_api.kinds.partition import PartitionStatus
 from shoal_api.kinds.placement import PlacementStatus
-from shoal_operator.reconcile.decision import Decision, SubmitJob
+from shoal_operator.reconcile.decision import Decision, SubmitJob, Terms
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
     DeviceState,
     InferenceJobSnapshot,
+    Refusal,
     RunState,
 )
 from shoal_protocol.units import Bytes
@@ -122,6 +123,19 @@ def test_the_cut_stays_while_a_device_is_away_that_may_have_room() -> None:
 def test_the_cut_stays_where_fragments_have_a_place_in_smaller_budgets() -> None:
     smaller = replace(without_a_place(17, cut_for=24), placement=PLANNED.placement)
     assert sizes(decide(smaller)) == [24 * MIB]
+
+
+def test_a_job_that_is_resumed_takes_the_plan_that_its_run_was_refused() -> None:
+    """A run keeps its fragments; the job may have others when it has been suspended."""
+    refused = Refusal(plan=1, terms=Terms(), message="runs, with another content", running=True)
+    going = knows(PLANNED, run(RunState.RUNNING, succeeded=8, plan=0))
+    decision = decide(replace(going, refusal=refused))
+    assert decision.calls == ()
+    assert "with another content" in condition(decision.status, "Complete").message
+    stopped = knows(PLANNED, run(RunState.CANCELLED, succeeded=8, plan=0))
+    decision = decide(replace(stopped, refusal=refused))
+    assert word(decision.status, "Failed") == "False NotFailed"
+    assert [type(call) for call in decision.calls] == [SubmitJob]
 
 
 def test_a_run_goes_on_until_the_fragments_of_its_newest_plan_are_delivered() -> None:

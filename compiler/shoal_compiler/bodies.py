@@ -53,7 +53,14 @@ def _made_bytes(
     made = {each.name: each.type for each in (*inferred.value_info, *inferred.output)}
     types = {each.name: each.type for each in graph.input} | made
     types |= {each.name: _type_of_weight(each) for each in body.initializer}
-    working = max((_working_bytes(inner, types) for inner in body.node), default=0)
+
+    def inside(name: str) -> onnx.TypeProto | None:
+        return types.get(name) or type_of(name)
+
+    working = max(
+        (_working_bytes(inner, types) + bodies_bytes(inner, inside, opsets) for inner in body.node),
+        default=0,
+    )
     return working + sum(_bytes(kind) for name, kind in made.items() if name not in handed)
 
 

@@ -49,6 +49,27 @@ LARGE_INSIDE = Made(
 """Branches that take 24 MiB to make 1."""
 
 
+LARGE_FURTHER_INSIDE = Made(
+    text="""g (float[N,1024] x) => (float[N,1024] y) {
+        total = ReduceSum<keepdims = 0>(x) zero = Constant<value_float = 0.0>()
+        positive = Greater(total, zero) negative = Less(total, zero)
+        a = If (positive) <
+            then_branch = one () => (float[N,1024] p) { p = Neg(x) },
+            else_branch = two () => (float[N,1024] q) {
+                q = If (negative) <
+                    then_branch = three () => (float[N,1024] r) {
+                        r1 = Concat<axis = 1>(x, x, x, x, x, x, x, x) r2 = Exp(r1) r3 = Abs(r2)
+                        r = Slice(r3, from, to, axis) },
+                    else_branch = four () => (float[N,1024] s) {
+                        s1 = Concat<axis = 1>(x, x, x, x, x, x, x, x) s2 = Abs(s1) s3 = Exp(s2)
+                        s = Slice(s3, from, to, axis) } > } >
+        y = Tanh(a) }""",
+    weights=LARGE_INSIDE.weights,
+    shapes=LARGE_INSIDE.shapes,
+)
+"""The same in a branch of a branch."""
+
+
 def _branch(name: str, nodes: int) -> str:
     chain = " ".join(f"{name}{at} = Tanh({name}{at - 1})" for at in range(1, nodes))
     return f"= {name}_graph () => (float[N,64] {name}{nodes - 1}) {{ {name}0 = Tanh(x) {chain} }}"
@@ -97,8 +118,14 @@ GIVEN_INSIDE = Made(
 
 @pytest.mark.parametrize(
     "made",
-    [HANDED_ON, LARGE_INSIDE, LONG_INSIDE, WORKING_INSIDE, GIVEN_INSIDE],
-    ids=["handed on", "large inside", "long inside", "working inside", "given inside"],
+    [
+        pytest.param(HANDED_ON, id="handed on"),
+        pytest.param(LARGE_INSIDE, id="large inside"),
+        pytest.param(LARGE_FURTHER_INSIDE, id="large further inside"),
+        pytest.param(LONG_INSIDE, id="long inside"),
+        pytest.param(WORKING_INSIDE, id="working inside"),
+        pytest.param(GIVEN_INSIDE, id="given inside"),
+    ],
 )
 def test_what_bodies_take_is_reckoned_with(made: Made, tmp_path: Path) -> None:
     path, item = made.save(tmp_path), made.inputs()

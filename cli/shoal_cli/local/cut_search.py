@@ -20,10 +20,12 @@ from shoal_planner.cut_tables import table_of
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
 from shoal_planner.devices import PoolDevice
 from shoal_planner.finer_cuts import divide
+from shoal_planner.least_limit import least_needs
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
 from shoal_planner.planned_cuts import choose_cut, cut_order, rejected_cut
 from shoal_planner.profile import Profile
+from shoal_planner.segments import Layout
 from shoal_planner.sharing import is_at_once
 from shoal_protocol.partition import TensorSpec
 from shoal_protocol.units import listed
@@ -101,11 +103,33 @@ def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
     there is a choice: it may do better with one larger fragment in blocks.
     """
     fine = _as_asked(order, profile)
-    free = not (order.tensors or order.fragments or order.max_bytes or order.pinned)
-    if not free or len(fine) < len(order.devices):
+    if not _is_free(order) or len(fine) < len(order.devices):
         return [fine]
-    coarse = choose_cuts(profile, CutRequest(fragments=len(order.devices)))
-    return [fine] if isinstance(coarse, Refusal) else [coarse, fine]
+    return [*_coarse(order, profile), fine]
+
+
+def _is_free(order: CutOrder) -> bool:
+    """Whether it is left to us where to cut."""
+    return not (order.tensors or order.fragments or order.max_bytes or order.pinned)
+
+
+def _coarse(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
+    """A fragment for each device, if there are so many."""
+    cuts = choose_cuts(profile, CutRequest(fragments=len(order.devices)))
+    return [] if isinstance(cuts, Refusal) else [cuts]
+
+
+def _large(order: CutOrder, model: "Source", profile: Profile, shapes: Shapes) -> Suited | None:
+    """Fragments that no device holds whole, where the devices can hold them in blocks: what reads a
+    table, or works out its weights, may take less so than any finer cut. None: they cannot."""
+    most = max((device.budget_bytes for device in order.devices), default=0)
+    if not _is_free(order) or max(least_needs(Layout(profile, row_items=1))) > most:
+        return None
+    choices = list(dict.fromkeys([(), *_coarse(order, profile)]))
+    suited = Suited(model, profile, profile, shapes, choices)
+    cut, rejected, found = _best_on(order.devices, order, suited)
+    found = found or _plan(cut, order.devices, order)
+    return None if isinstance(found, Infeasible) else replace(suited, best=(cut, rejected))
 
 
 def find_cut(order: CutOrder, suited: Suited, base: Base | None = None) -> tuple["Cut", Base]:
@@ -263,33 +287,48 @@ def _not_left_out(order: CutOrder, envelopes: tuple[Shapes, ...]) -> tuple[Shape
 def _suited(order: CutOrder, model: "Source", profile: Profile) -> Suited:
     """A cut where inputs leave nothing open."""
 
-    def suit(sliced: "Source") -> Suited:
-        own = profile if sliced is model else sliced.profile(order.shapes)
+    def profiled(sliced: "Source") -> Profile:
+        return profile if sliced is model else sliced.profile(order.shapes)
+
+    def suit(sliced: "Source", own: Profile) -> Suited:
         return _suit(order, sliced, own, order.shapes)
 
-    return _in_parts(model, suit)
+    return _in_parts(order, model, order.shapes, profiled, suit)
 
 
 def _suited_to(order: CutOrder, model: "Source", inputs: InputSet, envelope: Shapes) -> Suited:
     """A cut for inputs of at most these shapes."""
     shapes = {**envelope, **order.shapes}
 
-    def suit(sliced: "Source") -> Suited:
-        profile = _with_values(sliced.profile(shapes), inputs)
+    def profiled(sliced: "Source") -> Profile:
+        return _with_values(sliced.profile(shapes), inputs)
+
+    def suit(sliced: "Source", profile: Profile) -> Suited:
         return _placeable(order, _suit(order, sliced, profile, shapes))
 
-    return _in_parts(model, suit)
+    return _in_parts(order, model, shapes, profiled, suit)
 
 
-def _in_parts(model: "Source", suit: Callable[["Source"], Suited]) -> Suited:
-    """What suits, with the largest layers in as many parts as that takes. What refuses all is the
-    last one's reason, or one that needs less: nodes cost memory too."""
+def _in_parts(
+    order: CutOrder,
+    model: "Source",
+    shapes: Shapes,
+    profiled: Callable[["Source"], Profile],
+    suit: Callable[["Source", Profile], Suited],
+) -> Suited:
+    """What suits, with the largest layers in as many parts as that takes; else in blocks alone.
+    What refuses all is the last one's reason, or one that needs less: nodes cost memory too."""
+    tried: list[tuple["Source", Profile]] = []
     refusals: list[PreparationRefused] = []
     for sliced in model.slicings():
+        tried.append((sliced, profiled(sliced)))
         try:
-            return suit(sliced)
+            return suit(*tried[-1])
         except PreparationRefused as error:
             refusals.insert(0, error)
+    for sliced, profile in () if order.seen else tried:
+        if (suited := _large(order, sliced, profile, shapes)) is not None:
+            return suited
     need = refusals[0].need_bytes
     raise refusals[0] if need is None else min(refusals, key=lambda each: each.need_bytes or inf)
 

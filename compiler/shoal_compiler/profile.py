@@ -11,6 +11,7 @@ from typing import Final
 import onnx
 from onnx import helper
 
+from shoal_compiler.attributes import attribute_bytes
 from shoal_compiler.bodies import bodies_bytes, inner_nodes
 from shoal_compiler.costs import flops, in_place, moves, tables_of, touched
 from shoal_compiler.errors import ModelRefused
@@ -196,6 +197,7 @@ class _Profiler:
             in_place=in_place(node, same_shape=self._is_shape_known(node)),
             touched=self._touched(shaped),
             inner_nodes=inner_nodes(node),
+            attribute_bytes=attribute_bytes(node),
         )
 
     def _shaped(self, node: onnx.NodeProto) -> Shaped:

@@ -17,7 +17,8 @@ from itertools import accumulate, pairwise
 
 from shoal_planner.arena import arena_bytes
 from shoal_planner.profile import Role
-from shoal_planner.segments import FIXED_BYTES, NODE_BYTES, Growing, Layout
+from shoal_planner.segments import FIXED_BYTES, Growing, Layout
+from shoal_planner.steps import NODE_BYTES
 
 
 def smallest_limit(layout: Layout) -> int:

@@ -43,8 +43,8 @@ class NodeProfile:
     `beside_bytes` what it takes then beside the arena, and gives back. `in_place` says that the
     runtime lets an output take the place of an input of the same size that nobody needs any more.
     `touched` are the weights of which the node reads some rows only, with the bytes of memory that
-    those of one item take. `inner_nodes` counts those of the graphs inside it. `work` is what a
-    device has to do, as estimated.
+    those of one item take. `inner_nodes` counts those of the graphs inside it; for its attributes
+    `attribute_bytes` are held. `work` is what a device has to do, as estimated.
     """
 
     label: str
@@ -62,6 +62,7 @@ class NodeProfile:
     in_place: bool = False
     touched: tuple[tuple[str, int], ...] = ()
     inner_nodes: int = 0
+    attribute_bytes: int = 0
     work: Work | None = None
 
 

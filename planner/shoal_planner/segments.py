@@ -40,7 +40,7 @@ from shoal_planner.arena import (
 )
 from shoal_planner.pieces import Piece, Segment
 from shoal_planner.profile import Profile, Role
-from shoal_planner.steps import Step, steps_of, symbols
+from shoal_planner.steps import NODE_BYTES, Step, steps_of, symbols
 from shoal_protocol.arena_regions import REGION_BYTES
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 
@@ -52,8 +52,6 @@ LITTLE_BYTES: Final = 8 << 20
 LARGER_BYTES: Final = 1 << 20
 """More is left where a fragment works in more than a little: its arena may be touched otherwise
 than in the replay, and nodes take much at once."""
-NODE_BYTES: Final = 8 << 10
-"""What it needs for each node: kernel, names, shapes."""
 UNKNOWN_BYTES: Final = 3 << 20
 """The least estimate for activations of which any size is unknown."""
 _LOOP: Final = "Loop"

@@ -10,6 +10,8 @@ from shoal_planner.profile import HALF, NodeProfile, Profile, TensorProfile
 from shoal_protocol.arena_regions import OUTSIDE_BYTES
 from shoal_protocol.partition import TensorSpec
 
+NODE_BYTES: Final = 8 << 10
+"""What the runtime needs for each node: kernel, names, shapes."""
 CONVERSIONS: Final = 2
 """Nodes that the runtime adds to one that computes in half precision."""
 INNER: Final = 2
@@ -54,7 +56,10 @@ def _steps(
         halves = any(each.spec.dtype == HALF for each in outputs.values())
         yield Step(
             node=node,
-            runtime_nodes=1 + CONVERSIONS * halves + node.inner_nodes // INNER,
+            runtime_nodes=1
+            + CONVERSIONS * halves
+            + node.inner_nodes // INNER
+            + node.attribute_bytes // NODE_BYTES,
             made=tuple((name, each.computed_bytes or 0) for name, each in outputs.items()),
             dying=tuple(name for name in node.inputs if last_uses[name] == position),
             sent_bytes=_sum_of(sent, (name for name in outputs if name in last_uses)),

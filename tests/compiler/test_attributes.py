@@ -1,0 +1,85 @@
+"""What is held for the attributes of nodes that have their model there."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from chaining import Tensors
+from compiler.test_resident_estimate import MIB
+from compiler.test_workspaces import reckoned_and_taken
+
+FEATURES = 20
+
+
+def model_of(operator: str, kind: int, width: int, **attributes: Any) -> onnx.ModelProto:
+    node = helper.make_node(operator, ["x"], ["y"], domain="ai.onnx.ml", **attributes)
+    inputs = [helper.make_tensor_value_info("x", kind, [4, width])]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("y")])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def trees(number: int, depth: int, targets: int = 1) -> onnx.ModelProto:
+    """Full trees."""
+    inner, nodes = 2**depth - 1, 2 ** (depth + 1) - 1
+    places = [(tree, node) for tree in range(number) for node in range(nodes)]
+    leaves = [each for each in places if each[1] >= inner for _ in range(targets)]
+    return model_of(
+        "TreeEnsembleRegressor",
+        TensorProto.FLOAT,
+        FEATURES,
+        n_targets=targets,
+        nodes_treeids=[tree for tree, _ in places],
+        nodes_nodeids=[node for _, node in places],
+        nodes_featureids=[node % FEATURES for _, node in places],
+        nodes_values=[0.5] * len(places),
+        nodes_modes=["LEAF" if node >= inner else "BRANCH_LEQ" for _, node in places],
+        nodes_truenodeids=[0 if node >= inner else 2 * node + 1 for _, node in places],
+        nodes_falsenodeids=[0 if node >= inner else 2 * node + 2 for _, node in places],
+        target_treeids=[tree for tree, _ in leaves],
+        target_nodeids=[node for _, node in leaves],
+        target_ids=[place % targets for place in range(len(leaves))],
+        target_weights=[0.25] * len(leaves),
+    )
+
+
+def labels(number: int) -> onnx.ModelProto:
+    keys, values = list(range(number)), [0.5] * number
+    return model_of("LabelEncoder", TensorProto.INT64, 1, keys_int64s=keys, values_floats=values)
+
+
+def vectors(number: int, width: int) -> onnx.ModelProto:
+    return model_of(
+        "SVMRegressor",
+        TensorProto.FLOAT,
+        width,
+        kernel_type="RBF",
+        kernel_params=[0.1, 0.0, 3.0],
+        n_supports=number,
+        rho=[0.0],
+        coefficients=[1.0] * number,
+        support_vectors=[0.5] * number * width,
+    )
+
+
+def floats(width: int) -> Tensors:
+    return {"x": np.ones((4, width), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("model", "item"),
+    [
+        pytest.param(lambda: trees(400, 6), floats(FEATURES), id="many trees"),
+        pytest.param(lambda: trees(25, 10), floats(FEATURES), id="deep trees"),
+        pytest.param(lambda: trees(200, 6, 4), floats(FEATURES), id="trees of four targets"),
+        pytest.param(lambda: labels(200_000), {"x": np.ones((4, 1), np.int64)}, id="labels"),
+        pytest.param(lambda: vectors(2000, 500), floats(500), id="vectors"),
+    ],
+)
+def test_what_attributes_say_is_reckoned(model: Any, item: Tensors, tmp_path: Path) -> None:
+    reckoned, taken = reckoned_and_taken(model(), item, tmp_path)
+    assert 5 * MIB < taken <= reckoned < 1.5 * taken + 4 * MIB

@@ -33,7 +33,7 @@ from shoal_planner.least_limit import smallest_limit
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Growing, Layout
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
-from shoal_protocol.units import format_bytes, format_upwards
+from shoal_protocol.units import format_downwards, format_upwards
 
 SLACK: Final = 20
 """One part in so many of the largest cost is given for fewer bytes over the borders."""
@@ -397,7 +397,7 @@ def _over_limit(layout: Layout, table: _Table, request: CutRequest) -> Refusal:
     return Refusal(
         reason=(
             f"{request.fragments} fragments would need {format_upwards(need)}, the limit is "
-            f"{format_bytes(request.max_bytes)}; {fewest} fragments would do"
+            f"{format_downwards(request.max_bytes)}; {fewest} fragments would do"
         ),
         need_bytes=need,
         have_bytes=request.max_bytes,
@@ -432,7 +432,7 @@ def _too_large(layout: Layout, limit: int) -> Refusal:
     return Refusal(
         reason=(
             f"node {node} needs {format_upwards(worst.resident_bytes)}{why}, the limit is "
-            f"{format_bytes(limit)}; the smallest limit that some cut keeps is "
+            f"{format_downwards(limit)}; the smallest limit that some cut keeps is "
             f"{format_upwards(need)}"
         ),
         node=node,

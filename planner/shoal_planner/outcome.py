@@ -10,7 +10,7 @@ from shoal_protocol.units import (
     NANOSECONDS_PER_SECOND,
     Bytes,
     Nanoseconds,
-    format_bytes,
+    format_downwards,
     format_need,
     format_number,
 )
@@ -205,9 +205,9 @@ class Infeasible:
         """
         if self.fragment is None or self.need_bytes is None:
             return f"{partition} cannot be placed: {self.problem}"
-        have = [f"{name} {format_bytes(budget)}" for name, budget in self.budgets]
+        have = [f"{name} {format_downwards(budget)}" for name, budget in self.budgets]
         if have:
-            have[0] = f"{self.budgets[0][0]} has {format_bytes(self.budgets[0][1])}"
+            have[0] = f"{self.budgets[0][0]} has {format_downwards(self.budgets[0][1])}"
         more = len(have) - _NAMED_DEVICES
         listed = ", ".join(have[:_NAMED_DEVICES]) + (f" and {more} more have less" * (more > 0))
         needs = f"needs {format_need(self.need_bytes, self.resident_bytes or self.need_bytes)}"

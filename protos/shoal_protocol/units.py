@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from typing import Final, NewType
 
 Bytes = NewType("Bytes", int)
@@ -95,6 +95,11 @@ def format_bytes(count: int) -> str:
 def format_upwards(count: int) -> str:
     """The same for a limit or budget that suffices: what is written suffices as well."""
     return _format_bytes(count, ROUND_CEILING)
+
+
+def format_downwards(count: int) -> str:
+    """The same for what there is: as much is there. So it never reads as a need that is larger."""
+    return _format_bytes(count, ROUND_FLOOR)
 
 
 def format_apart(one: int, other: int) -> tuple[str, str]:

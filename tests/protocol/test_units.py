@@ -14,6 +14,7 @@ from shoal_protocol.units import (
     counted,
     format_apart,
     format_bytes,
+    format_downwards,
     format_need,
     format_number,
     format_upwards,
@@ -115,6 +116,14 @@ def test_bytes_written_upwards_are_at_least_as_many_by_less_than_a_tenth(size: i
     number, unit = format_upwards(size).split()
     scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
     assert 0 <= Fraction(number) * scale - size < Fraction(scale, 10)
+
+
+@given(st.integers(0, MOST_BYTES))
+def test_what_there_is_written_downwards_is_less_than_what_it_lacks_a_byte_for(size: int) -> None:
+    number, unit = format_downwards(size).split()
+    scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
+    assert 0 <= size - Fraction(number) * scale < Fraction(scale, 10)
+    assert format_downwards(size) != format_upwards(size + 1)
 
 
 @pytest.mark.parametrize(

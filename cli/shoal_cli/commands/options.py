@@ -304,7 +304,8 @@ def parse_budget(text: str, option: str = "--budget") -> int:
     """What a device may have, in bytes."""
     size = parse_size(text, option)
     if not 1 << 20 <= size <= 16 << 40:
-        raise typer.BadParameter(f"{option} {text}: a device has from 1Mi to 16Ti")
+        meant = f" (did you mean {text}Mi?)" if parse_whole(text, 16 << 20) else ""
+        raise typer.BadParameter(f"{option} {text}: a device has from 1Mi to 16Ti{meant}")
     return size
 
 

@@ -163,6 +163,7 @@ def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path) -> "list[Plan
                 found = asyncio.run(prepare_once(cut, prepared, workspace, observer))
                 order = with_items(order, found)  # noqa: PLW2901
                 if any(fragment.flops is None for fragment in found.document.fragments):
+                    _refuse_unusable(name, found.document, cut)
                     options.note(f"{name}: {_unknown(found.document, cut)}")
                 answer = find_plan(order, found, others)
                 planned.append(of_order(name, order, found, answer))
@@ -171,6 +172,24 @@ def _plan(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path) -> "list[Plan
         finally:
             observer.ended()
     return planned
+
+
+def _refuse_unusable(name: str, document: "PartitionDocument", order: "CutOrder") -> None:
+    """Of a bare model, whose inputs are there now or never. Those of a job may come later, or the
+    job says why they cannot."""
+    from shoal_coordinator.storage.inputs import InputsRefused, scan_inputs
+
+    if order.sample is None or name.startswith(_JOB):
+        return
+    try:
+        inputs = scan_inputs(order.sample, document.inputs)
+    except InputsRefused as error:
+        raise typer.BadParameter(f"--{error}") from error
+    if not inputs.envelopes():
+        first = inputs.files[0]
+        raise typer.BadParameter(
+            f"--inputs {order.sample}: no item can run; {first.name}: {first.contents.problem}"
+        )
 
 
 def _unknown(document: "PartitionDocument", order: "CutOrder") -> str:

@@ -90,7 +90,7 @@ def _fail_jobs(
             message = (
                 f"fragment {queue.stage} of {queue.job.spec.name} ended agents {times} in a row, "
                 f"on {devices}, while they loaded it or ran it for the first time, at last on "
-                f"{device.name}: see the log of its agent, and load the model with ONNX Runtime "
-                "there"
+                f"{device.name}: give it more memory, which they may have lacked; if that is no "
+                "help, see the log of its agent, and load the model with ONNX Runtime there"
             )
             end_job(state, queue.job, Failure(kind=FailureKind.RUNTIME, message=message))

@@ -13,7 +13,7 @@ from shoal_coordinator.dispatch.servers import review
 from shoal_coordinator.dispatch.state import Job, Service, StageQueue, State
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import Outgrown
-from shoal_protocol.units import Bytes, Nanoseconds, format_bytes, format_need
+from shoal_protocol.units import Bytes, Nanoseconds, format_downwards, format_need
 
 
 def begin_service(state: State, queue: StageQueue) -> None:
@@ -196,7 +196,7 @@ def of_fragment(queue: StageQueue, failure: Failure) -> Failure:
 
 
 def _too_large(queue: StageQueue, need: int, budgets: dict[str, Bytes]) -> Failure:
-    first, *others = [(name, format_bytes(budget)) for name, budget in budgets.items()]
+    first, *others = [(name, format_downwards(budget)) for name, budget in budgets.items()]
     have = ", ".join([" has ".join(first), *map(" ".join, others)])
     excess = need - queue.service.least
     needs = format_need(need, queue.service.resident + excess)

@@ -64,6 +64,8 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty.onnx").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "folder.onnx").mkdir()
+    (tmp_path / "odd").mkdir()
+    np.savez(tmp_path / "odd/a.npz", nobody=np.zeros(3))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "500")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -83,6 +85,8 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("plan", "model.onnx", "pool.yaml"), "one .onnx model, or manifests, not both"),
         (("plan", "model.onnx", "--budget", "1Mi"), "by itself, the limit is 1 MiB"),
         (("plan", "model.onnx", "--inputs", "gone"), "--inputs gone: there is no such folder"),
+        (("plan", "model.onnx", "--inputs", "empty"), "empty: is empty: it has no .npz or .npy"),
+        (("plan", "model.onnx", "--inputs", "odd"), "odd: no item can run; a.npz: lacks"),
         (("plan", "model.onnx", "--shape", "z=1"), "no input z to give a shape"),
         (("plan", "gone.onnx"), "there is no file"),
         (("plan", "model.onnx", "--devices", DIGITS), f"--devices {SHOWN}: a number from 1 to"),
@@ -98,6 +102,7 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((*RUN, "--metrics-address", f"h:{DIGITS}"), "is not HOST:PORT"),
         ((*RUN, "--budget=-5Mi"), "--budget: '-5Mi' is not a quantity such as 64Mi"),
         ((*RUN, "--budget", "0"), "--budget 0: a device has from 1Mi to 16Ti"),
+        ((*RUN, "--budget", "64"), "64: a device has from 1Mi to 16Ti (did you mean 64Mi?)"),
         ((*RUN, "--budget", "NaN"), "--budget: 'NaN' is not a quantity such as 64Mi"),
         ((*RUN, "--budget", "24MB"), "0.5 or 250m (did you mean 24Mi?)"),
         ((*RUN, "--budget", "1e999999999"), "--budget: '1e999999999' is not a quantity"),

@@ -31,8 +31,8 @@ def test_a_fragment_that_kills_whoever_loads_it_fails_its_job_and_no_other() -> 
     assert failure.kind is FailureKind.RUNTIME
     assert failure.message == (
         "fragment 0 of bad ended agents 4 times in a row, on 1 device, while they loaded it or ran "
-        "it for the first time, at last on d1: see the log of its agent, and load the model with "
-        "ONNX Runtime there"
+        "it for the first time, at last on d1: give it more memory, which they may have lacked; if "
+        "that is no help, see the log of its agent, and load the model with ONNX Runtime there"
     )
     table.play(table.join("d1"))
     assert table.state.ended["good"].succeeded == 5

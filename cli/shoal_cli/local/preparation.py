@@ -7,6 +7,7 @@ changed, no process is started to find that out (`known_cuts`).
 """
 
 import dataclasses
+import errno
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -94,10 +95,13 @@ def _work(request: Json, on_progress: Progress) -> Json:
     try:
         return cut_into_store(order, store, on_progress, fragments=keep)
     except OSError as error:
-        if error.filename is None:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # nothing else is written to
+        if error.filename is None and not is_full:
             raise
+        where = "" if error.filename is None else f"{error.filename}: "
+        room = "; make room there, or give the run another folder with --work DIR"
         raise PreparationRefused(
-            f"{order.name} cannot be cut into {store}: {error.filename}: {error.strerror}"
+            f"{order.name} cannot be cut into {store}: {where}{error.strerror}{room * is_full}"
         ) from error
 
 

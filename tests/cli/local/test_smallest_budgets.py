@@ -1,0 +1,60 @@
+"""A budget that a plan names is enough: the model is cut for it, and placed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.local.workbench import MIB, cut_within
+from made_models import Made, weight
+from shoal_cli.local.cut_orders import CutOrder
+from shoal_cli.local.preparation import cut_into_store, partition_path
+from shoal_planner.budgets import with_other_budgets
+from shoal_planner.devices import PoolDevice
+from shoal_planner.goal import Goal
+from shoal_planner.outcome import Plan
+from shoal_planner.placement import plan
+from shoal_protocol.choices import Objective
+from shoal_protocol.partition import document_from_json
+from shoal_protocol.units import Bytes
+
+TABLE = Made(
+    text="""g (int64[128] x) => (float[1,8192] y) {
+        rows = Gather(T, x) z = ReduceMean<axes = [0]>(rows) y = MatMul(z, W) }""",
+    weights={"T": np.ones((1 << 17, 64), np.float32), "W": weight(64, 8192)},
+    feeds={"x": np.arange(128)},
+)
+"""A table that runs in blocks in far less than its rows take when they may stay."""
+LATE = Made(
+    text="""g (float[1,512] x) => (float[1,1024] y) {
+        n = Neg(W) m = Concat<axis = 1>(W, n) a = MatMul(x, m)
+        o = Neg(V) p = Concat<axis = 1>(V, o) y = MatMul(a, p) }""",
+    weights={"W": weight(512, 1024), "V": weight(2048, 512)},
+    shapes={"x": (1, 512)},
+)
+"""A weight that is worked out at run time, so that a cut behind it gains nothing."""
+WIDE_ITEM = Made(
+    text="""g (float[1,4,1024,1024] x) => (float[1,4,1024,1024] y) {
+        a = Conv<pads = [1, 1, 1, 1]>(x, b) y = Relu(a) }""",
+    weights={"b": weight(4, 4, 3, 3)},
+    shapes={"x": (1, 4, 1024, 1024)},
+)
+
+
+@pytest.mark.parametrize("made", [TABLE, LATE, WIDE_ITEM], ids=["table", "late", "wide item"])
+@pytest.mark.parametrize("devices", [1, 3])
+def test_the_smallest_budget_of_a_plan_is_enough_to_cut_the_model_for(
+    made: Made, devices: int, tmp_path: Path
+) -> None:
+    path = made.save(tmp_path)
+    whole = cut_within(path, tmp_path, *[512] * devices)
+    ample = [
+        PoolDevice(name=f"d{number}", budget_bytes=Bytes(512 * MIB)) for number in range(devices)
+    ]
+    named = with_other_budgets(whole, ample, Goal(Objective.THROUGHPUT))
+    smallest = tuple(replace(each, budget_bytes=Bytes(named.smallest_bytes)) for each in ample)
+    order = CutOrder(name="deep", model="deep", path=path, devices=smallest)
+    cut_into_store(order, tmp_path, lambda done, total: None)
+    document = document_from_json(partition_path(tmp_path, "deep").read_bytes())
+    assert isinstance(plan(document, smallest, Objective.THROUGHPUT), Plan)

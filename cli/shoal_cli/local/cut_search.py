@@ -318,7 +318,7 @@ def _in_parts(
 ) -> Suited:
     """What suits, with the largest layers in as many parts as that takes; else in blocks alone.
     What refuses all is the last one's reason, or one that needs less: nodes cost memory too."""
-    tried: list[tuple["Source", Profile]] = []
+    tried: list[tuple[Source, Profile]] = []
     refusals: list[PreparationRefused] = []
     for sliced in model.slicings():
         tried.append((sliced, profiled(sliced)))
@@ -347,6 +347,8 @@ def _with_values(profile: Profile, inputs: InputSet) -> Profile:
         item = inputs.read(0, few)
     except (InputUnsuitable, OSError):
         return profile
+    finally:
+        inputs.close()
     known = {
         name: replace(profile.tensors[name], values=tuple(map(int, array.flat)))
         for name, array in item.items()

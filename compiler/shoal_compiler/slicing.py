@@ -12,6 +12,9 @@ are joined, all of the output would be there twice more.
 A weight may come from nodes that dequantise, cast or transpose an initializer: each part has its
 own then, and is fused with them by the runtime as the whole is.
 
+A product that labels describe is parted along one of them (`labels`), and one with several matrices
+along the columns of all.
+
 A recurrent layer is parted by its directions alone (`directions`).
 
 A weight that several layers have is parted once for all of them. One that other nodes read too
@@ -32,6 +35,7 @@ import onnx
 from shoal_compiler.costs import tables_of
 from shoal_compiler.directions import in_directions
 from shoal_compiler.graph import Graph, Weight, live
+from shoal_compiler.labels import labelled
 from shoal_compiler.parting import Constant, Parting
 from shoal_compiler.safety import integer_of, is_standard
 
@@ -89,8 +93,8 @@ _DENSE: Final[Mapping[tuple[str, str], _Operator]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """A node that can be parted. `axis` is that of the channels in its weight; `others` are the
-    inputs that are parted with it."""
+    """A node that can be parted. `axis` is that of the channels in its weight, `joined` that in
+    its output; `others` are the inputs that are parted with it."""
 
     operator: _Operator
     weight: Constant
@@ -99,6 +103,7 @@ class _Layer:
     parts: Sequence[tuple[int, int]]
     others: tuple[int, ...]
     channels_last: bool
+    joined: int
 
     @property
     def initializer(self) -> tuple[str, int, int]:
@@ -235,26 +240,30 @@ def _in_parts(
     if reshaping is not None:
         output = reshaping.node.output[0]
     parting.drop(node.input[operator.weight])
-    axis = -1 if layer.channels_last else 1
-    yield onnx.helper.make_node("Concat", outputs, [output], name=node.name, axis=axis)
+    yield onnx.helper.make_node("Concat", outputs, [output], name=node.name, axis=layer.joined)
 
 
 def _layer(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> _Layer | None:
     """A node as a layer that can be parted, and whose weight is so large that it is to be."""
     kind = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
+    by_labels = labelled(node, parting, most_bytes) if is_standard(node, "Einsum") else None
     operator = _CONVOLUTIONS.get(kind) or _DENSE.get(kind)
+    if by_labels is not None:
+        operator = _Operator(by_labels.weight)
     if operator is None or len(node.input) <= operator.weight or len(node.output) != 1:
         return None
     name = node.input[operator.weight]
     weight = parting.constant(name)
     if weight is None or weight.weight.bytes <= most_bytes or weight.weight.contents is None:
         return None
-    axis = _channel_axis(node, weight.dims)
+    axis = by_labels.axis if by_labels else _channel_axis(node, weight.dims)
     if axis is None or list(node.input).count(name) > 1:
         return None
     channels = weight.dims[axis] // operator.packed
     whole = channels // integer_of(node, "num_heads", 0) if operator.packed > 1 else 1
-    parts = list(_parts(weight.weight, weight.axes[axis], channels, whole, most_bytes))
+    in_strips = weight.axes[axis] > 0 and not (by_labels and axis + 1 < len(weight.dims))
+    least = CHANNELS if in_strips else 1
+    parts = list(_parts(weight.weight, least, channels, whole, most_bytes))
     step = gcd(channels, parts[0][1])
     if len(parts) == 1 or not parting.can_cut(weight, axis, step, packed=operator.packed):
         return None
@@ -269,6 +278,7 @@ def _layer(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> _Layer | 
         parts=parts,
         others=others,
         channels_last=kind in _DENSE,
+        joined=by_labels.joined if by_labels else -1 if kind in _DENSE else 1,
     )
 
 
@@ -285,6 +295,8 @@ def _channel_axis(node: onnx.NodeProto, dims: Sequence[int]) -> int | None:
             heads = integer_of(node, "num_heads", 0)
             axis, fits = 1, rank == 2 and heads > 0 and dims[1] % (3 * heads) == 0
             fits = fits and _projects_alone(node)
+        case "MatMul":
+            axis, fits = rank - 1, rank > 1
         case "MatMulNBits":
             axis, fits = 0, rank == 3 and integer_of(node, "N", 0) == dims[0]
         case _:
@@ -329,12 +341,10 @@ def _others(
 
 
 def _parts(
-    weight: Weight, axis: int, channels: int, whole: int, most_bytes: int
+    weight: Weight, least: int, channels: int, whole: int, most_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """The channels of each part; so many stay together as are one `whole`."""
-    most = max(1, most_bytes * channels // weight.bytes, -(-channels // MOST_PARTS))
-    if axis > 0:
-        most = max(most, CHANNELS)
+    """The channels of each part, `least` or more; so many stay together as are one `whole`."""
+    most = max(least, most_bytes * channels // weight.bytes, -(-channels // MOST_PARTS))
     if whole > 1:
         most = max(whole, most - most % whole)
     elif most > CHANNELS:

@@ -223,11 +223,6 @@ STAY: dict[str, tuple[list[onnx.NodeProto], Shape, dict[str, Shape]]] = {
         (3, 100),
         {"w": (100, 100), "b": (3, 100)},
     ),
-    "matrices in a batch": (
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        (2, 1, 50),
-        {"w": (2, 50, 100)},
-    ),
     "a table of which columns are gathered": (
         [
             helper.make_node("MatMul", ["x", "w"], ["t"]),

@@ -83,7 +83,7 @@ def explain_budgets(others: OtherBudgets) -> Table:
     return Table(
         title=title,
         headings=(*numbers, "fragments"),
-        rows=tuple(map(_row, others.plans)),
+        rows=tuple(dict.fromkeys(map(_row, others.plans))),
         numbers=frozenset(numbers),
     )
 

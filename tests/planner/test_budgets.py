@@ -122,6 +122,13 @@ def test_a_model_that_needs_all_it_needs_has_one_budget() -> None:
     assert [row[0] for row in table.rows] == ["20 MiB"]
 
 
+def test_budgets_that_read_alike_have_one_row() -> None:
+    document = partition([10**8], [20 * MIB], least=[20 * MIB - 600])
+    table = explain_budgets(with_other_budgets(document, [device("a")], Goal(Objective.LATENCY)))
+    assert [row[0] for row in table.rows] == ["20 MiB", "20 MiB"]
+    assert [row[-1] for row in table.rows] == ["whole", "in blocks"]
+
+
 def test_no_budget_is_said_to_work_where_sizes_are_unknown() -> None:
     known = partition([10**8, 10**8], [20 * MIB, 10 * MIB])
     one, other = known.fragments

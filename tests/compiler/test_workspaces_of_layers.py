@@ -129,6 +129,12 @@ CASES: Final = {
         {"x": MATRIX, "i": np.tile(np.arange(1024), (1024, 1)), "u": MATRIX},
         axis=1,
     ),
+    "gathered one by one": standard(
+        "GatherND", {"x": MATRIX, "i": np.zeros((1 << 20, 2), np.int64)}
+    ),
+    "a sum over the first axis": standard(
+        "Einsum", {"x": weight(8, 1024, 1024)}, equation="hqk->kq"
+    ),
     "positions that are not zero": standard("NonZero", {"x": MATRIX}),
     "what is different": standard("Unique", {"x": np.arange(1 << 18)}, "y", "i", "v", "c"),
     "rows that are different": standard("Unique", {"x": np.arange(1 << 20).reshape(-1, 4)}, axis=0),

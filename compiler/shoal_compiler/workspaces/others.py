@@ -125,6 +125,11 @@ def _scattered(shaped: Shaped) -> Workspace:
     return Workspace(beside_bytes=_INDEX_BYTES * prod(shaped.input(1)))
 
 
+def _gathered(shaped: Shaped) -> Workspace:
+    """Where each slice begins."""
+    return Workspace(beside_bytes=_INDEX_BYTES * prod(shaped.input(1)[:-1]))
+
+
 # ---- as much as values may ask for ---------------------------------------------------------------
 
 
@@ -200,6 +205,8 @@ def _einsum(shaped: Shaped) -> Workspace:
         copied.append(prod(left.values()))
         if place < len(terms) - 1 and made != [name for name in axes if name in left]:
             copied.append(prod(left.values()))
+    if len(terms) == 1 and len(result) < len(made):  # what is summed up is there by itself
+        copied.append(prod(left[name] for name in result))
     if made != [*result]:
         copied.append(prod(left[name] for name in result))
     return floats(*copied)
@@ -225,6 +232,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "DFT": _transform,
     "TopK": _largest,
     "ScatterElements": _scattered,
+    "GatherND": _gathered,
     "NonZero": _not_zero,
     "Unique": _unique,
     "Compress": _compressed,

@@ -106,6 +106,7 @@ class Watch:
         self._client = CoordinatorClient(channel, seconds=CALL_SECONDS)
         self._requests: dict[str, pb.SubmitJobRequest] = {}
         self._tallies: dict[str, JobTally] = {}
+        self._submitting = asyncio.Lock()
         self._away = False
         self.jobs: dict[str, pb.JobStatus] = {}
         self.devices: dict[str, DeviceTally] = {}
@@ -195,7 +196,13 @@ class Watch:
             if request.follow and self._runs(request.name):
                 request.end = True
                 with contextlib.suppress(CallFailed):
-                    self._take(await self._client.submit(request))
+                    await self._submit(request)
+
+    async def _submit(self, request: pb.SubmitJobRequest) -> None:
+        """One at a time: where a job has ended by the end of what it follows, a submission that was
+        sent before that and comes after it would begin a further run."""
+        async with self._submitting:
+            self._take(await self._client.submit(request))
 
     def _runs(self, name: str) -> bool:
         return name not in self.jobs or self.jobs[name].state not in ENDED
@@ -234,7 +241,7 @@ class Watch:
         lost_at = math.inf
         while True:
             try:
-                self._take(await self._client.submit(request))
+                await self._submit(request)
                 lost_at = math.inf
                 async for status in self._client.watch(
                     request.name, WATCH_INTERVAL_SECONDS, seconds=WATCH_SECONDS

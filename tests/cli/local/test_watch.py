@@ -141,6 +141,36 @@ async def test_a_watch_in_which_nothing_changes_is_opened_anew_and_goes_on(
             assert watch.jobs["job"].state == pb.JobStatus.COMPLETE
 
 
+async def test_an_end_that_comes_while_a_job_is_submitted_again_begins_no_further_run(
+    bay: Bay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose submission would reach the coordinator first is chance: here it would be the end's."""
+    monkeypatch.setattr(module, "WATCH_SECONDS", 0.2)
+    bay.request.follow = True
+    waiting, ended = asyncio.Event(), asyncio.Event()
+    async with bay.coordinator() as coordinator, device(bay), watching(bay) as (watch, running):
+        await until(lambda: "job" in watch.jobs and watch.jobs["job"].succeeded == 3, running)
+        submit = coordinator.jobs.submit
+
+        async def delayed(request: pb.SubmitJobRequest) -> object:
+            if not request.end:
+                waiting.set()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), 1)
+            answer = await submit(request)
+            if request.end:
+                await answer.done.wait()
+                ended.set()
+            return answer
+
+        monkeypatch.setattr(coordinator.jobs, "submit", delayed)
+        await asyncio.wait_for(waiting.wait(), 20)
+        await watch.end()
+        await asyncio.wait_for(running, 20)
+        assert watch.jobs["job"].state == pb.JobStatus.COMPLETE
+        assert watch.jobs["job"].epoch == 1
+
+
 async def test_a_coordinator_that_dies_after_long_silence_is_waited_for(
     bay: Bay, clock: Clock
 ) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from math import inf, prod
 from typing import TYPE_CHECKING, Final
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 _NAMED_FILES: Final = 5
 _FEW: Final = 64
+_LARGE_TRIED: Final = 2
+"""Parts of so many sizes are tried in blocks, the largest that may fit: smaller ones seldom help,
+and take seconds each."""
 _OUTGROWN: Final = "fragments for them took more than the devices have"
 
 
@@ -119,12 +123,15 @@ def _coarse(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
     return [] if isinstance(cuts, Refusal) else [cuts]
 
 
+def _may_be_large(order: CutOrder, profile: Profile) -> bool:
+    """Whether devices could hold each node in blocks, as far as is known without a cut."""
+    most = max((device.budget_bytes for device in order.devices), default=0)
+    return _is_free(order) and max(least_needs(Layout(profile, row_items=1))) <= most
+
+
 def _large(order: CutOrder, model: "Source", profile: Profile, shapes: Shapes) -> Suited | None:
     """Fragments that no device holds whole, where the devices can hold them in blocks: what reads a
     table, or works out its weights, may take less so than any finer cut. None: they cannot."""
-    most = max((device.budget_bytes for device in order.devices), default=0)
-    if not _is_free(order) or max(least_needs(Layout(profile, row_items=1))) > most:
-        return None
     choices = list(dict.fromkeys([(), *_coarse(order, profile)]))
     suited = Suited(model, profile, profile, shapes, choices)
     cut, rejected, found = _best_on(order.devices, order, suited)
@@ -326,7 +333,8 @@ def _in_parts(
             return suit(*tried[-1])
         except PreparationRefused as error:
             refusals.insert(0, error)
-    for sliced, profile in () if order.seen else tried:
+    large = (each for each in tried if not order.seen and _may_be_large(order, each[1]))
+    for sliced, profile in islice(large, _LARGE_TRIED):
         if (suited := _large(order, sliced, profile, shapes)) is not None:
             return suited
     need = refusals[0].need_bytes

@@ -11,7 +11,7 @@ from shoal_agent.cache.fetching import Fetcher
 from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import Runtime
-from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES, MemoryMeter
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.counters import Counters
 from shoal_protocol.units import Bytes
@@ -46,7 +46,7 @@ def make_fragments(
     cache = FragmentCache(folder, 1 << 30)
     meter = MemoryMeter()
     runtime = processor.submit(kind, meter, threads=1, limit_bytes=64 * MIB).result()
-    processor.submit(meter.settle).result()
+    processor.submit(meter.settle, LIBRARY_RESERVE_BYTES).result()  # as an agent does
     return Fragments(
         ledger=Ledger(budget=Bytes(budget)),
         cache=cache,

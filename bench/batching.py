@@ -7,7 +7,6 @@ machine disturbs least; how long a call takes is not measured here.
     .venv/bin/python bench/batching.py [--quick] [--json FILE]
 """
 
-import os
 import tempfile
 from contextlib import ExitStack
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Final
 import numpy as np
 from layered_model import save_layers
 from measurement import Arguments, Report, alternate, compared, parse_arguments
+from processor_time import used_seconds
 
 import shoal
 
@@ -68,18 +68,10 @@ def _children() -> set[int]:
 
 
 def _seconds_per_item(model: shoal.Model, pids: set[int], items: np.ndarray) -> float:
-    before = _processor_seconds(pids)
+    before = sum(map(used_seconds, pids))
     for _ in model.map(({"x": x} for x in items), look_ahead=ITEMS):
         pass
-    return (_processor_seconds(pids) - before) / ITEMS
-
-
-def _processor_seconds(pids: set[int]) -> float:
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return (sum(map(used_seconds, pids)) - before) / ITEMS
 
 
 if __name__ == "__main__":

@@ -7,32 +7,18 @@ says less about what else the machine does than time does.
     .venv/bin/python bench/item_cost.py [--quick] [--json FILE]
 """
 
-import asyncio
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from measurement import Measurement, Report, parse_arguments
+from measurement import Measurement, Report, run_in_folder
 from peers import DEVICES, STACKED, STAGES, tiny_model
 from pool import Pool, cut, running_pool, write_items
+from processor_time import loop_seconds, used_seconds
 
 from shoal_protocol.partition import PartitionDocument
 
 PROCESSES = ("coordinator", *DEVICES)
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-
-
-def used_seconds(process: int) -> float:
-    """Processor time of a process, with that of its threads that have ended."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
-
-
-def loop_seconds(process: int) -> float:
-    """That of its main thread, which has the event loop."""
-    return int(Path(f"/proc/{process}/task/{process}/schedstat").read_text().split()[0]) / 1e9
 
 
 def _used(pool: Pool) -> Mapping[str, float]:
@@ -82,13 +68,5 @@ async def measure(report: Report, folder: Path) -> None:
         await _measure(report, pool, document, "alone", few, items // 20)
 
 
-def main() -> None:
-    """Run the bench."""
-    report = Report(parse_arguments(__doc__))
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        asyncio.run(measure(report, Path(folder)))
-    report.finish()
-
-
 if __name__ == "__main__":
-    main()
+    run_in_folder(__doc__, measure)

@@ -10,12 +10,7 @@ least of all say more than medians of wall time.
     .venv/bin/python bench/item_latency.py [--quick] [--json FILE]
 """
 
-import asyncio
-import json
 import os
-import shutil
-import signal
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -26,10 +21,12 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Final, NamedTuple
 
-from item_cost import PROCESSES, used_seconds
-from measurement import Measurement, Report, parse_arguments
+from asked import Asked
+from item_cost import PROCESSES
+from measurement import Measurement, Report, run_in_folder
 from peers import DEVICES, STAGES, Subject, called, subjects
 from pool import Pool, cut, running_pool, write_items
+from processor_time import used_seconds
 
 from shoal.asynchronous import AsyncModel
 from shoal_protocol.partition import PartitionDocument
@@ -38,7 +35,6 @@ _CALLED: Final = "the program calls"
 _ANSWERED: Final = "the program has the results"
 _DECIDED: Final = "the item is decided"
 _BOUNDARIES: Final = Path(__file__).with_name("boundaries")
-_WRITTEN_SECONDS: Final = 10.0
 WARM: Final = 50
 
 
@@ -58,27 +54,13 @@ def stamp(name: str) -> Stamp:
     return Stamp(name, time.monotonic_ns(), thread, time.thread_time_ns())
 
 
-class Boundaries:
-    """The stamps of the processes that are started with this folder on their PYTHONPATH."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        shutil.copytree(_BOUNDARIES, folder, ignore=shutil.ignore_patterns("__pycache__"))
-
-    async def take(self, pool: Pool) -> list[Stamp]:
-        """What they have, which they then forget."""
-        found: list[Stamp] = []
-        for name in PROCESSES:
-            process = pool.process_id(name)
-            os.kill(process, signal.SIGUSR1)
-            path = self.folder / f"{process}.json"
-            async with asyncio.timeout(_WRITTEN_SECONDS):
-                while not path.exists():
-                    await asyncio.sleep(0.01)
-            for boundary, at, thread, used in json.loads(path.read_text()):
-                found.append(Stamp(boundary, at, (process, thread), used))
-            path.unlink()
-        return found
+async def _stamps(asked: Asked, pool: Pool) -> list[Stamp]:
+    """Those of the pool's processes, since they were last asked."""
+    return [
+        Stamp(boundary, at, (pool.process_id(name), thread), used)
+        for name, found in (await asked.take(pool)).items()
+        for boundary, at, thread, used in found
+    ]
 
 
 def ways(stamps: Iterable[Stamp], first: str) -> list[list[Stamp]]:
@@ -129,7 +111,7 @@ class Lines:
 async def _called(
     lines: Lines,
     pool: Pool,
-    boundaries: Boundaries,
+    asked: Asked,
     subject: Subject,
     model: AsyncModel,
     count: int,
@@ -137,7 +119,7 @@ async def _called(
     """Calls, one after the other."""
     for _ in range(WARM):
         await model.run(subject.item)
-    await boundaries.take(pool)
+    await asked.take(pool)
     before = _used(pool)
     stamps: list[Stamp] = []
     for _ in range(count):
@@ -145,7 +127,7 @@ async def _called(
         await model.run(subject.item)
         stamps.append(stamp(_ANSWERED))
     used = _used(pool)
-    lines.add_ways(ways([*stamps, *await boundaries.take(pool)], _CALLED))
+    lines.add_ways(ways([*stamps, *await _stamps(asked, pool)], _CALLED))
     for name, seconds in used.items():
         lines.add(f": processor, {name}", 1e6 * (seconds - before[name]) / count)
 
@@ -159,18 +141,18 @@ def _used(pool: Pool) -> dict[str, float]:
 async def _filed(
     lines: Lines,
     pool: Pool,
-    boundaries: Boundaries,
+    asked: Asked,
     subject: Subject,
     document: PartitionDocument,
     count: int,
 ) -> None:
     """A job with a file for each item, one at a time."""
-    await boundaries.take(pool)
-    inputs = write_items(boundaries.folder / f"{subject.name}-in", [subject.item] * count)
+    await asked.take(pool)
+    inputs = write_items(asked.folder / f"{subject.name}-in", [subject.item] * count)
     homes = [[name] for name in DEVICES]
     outputs = inputs.with_name(f"{subject.name}-out")
     await pool.run("files", document, inputs, outputs, homes=homes, parallelism=1)
-    lines.add_ways(ways(await boundaries.take(pool), _DECIDED))
+    lines.add_ways(ways(await _stamps(asked, pool), _DECIDED))
 
 
 async def _measure_over(
@@ -179,18 +161,17 @@ async def _measure_over(
     """Both ways, over one kind of links."""
     count = (60 if report.quick else 1000) // (3 if subject.name == "MiniLM" else 1)
     title = f"{subject.name} over {link}"
-    boundaries = Boundaries(folder / f"{subject.name}-boundaries")
-    before = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(boundaries.folder), *before])
+    asked = Asked(_BOUNDARIES, folder / f"{subject.name}-boundaries", PROCESSES)
     devices = [{"name": name, "memory": "256Mi"} for name in DEVICES]
-    async with running_pool(folder / subject.name, devices, cgroups=False, secured=secured) as pool:
+    running = running_pool(folder / subject.name, devices, cgroups=False, secured=secured)
+    async with asked.imported(), running as pool:
         shapes = {name: value.shape for name, value in subject.item.items()}
         document = cut(subject.path, pool.store, STAGES, shapes)
         async with called(pool, document) as model:
             lines = Lines(report, f"{title}, a call")
-            await _called(lines, pool, boundaries, subject, model, count)
+            await _called(lines, pool, asked, subject, model, count)
         lines = Lines(report, f"{title}, a file")
-        await _filed(lines, pool, boundaries, subject, document, count)
+        await _filed(lines, pool, asked, subject, document, count)
 
 
 async def measure(report: Report, folder: Path) -> None:
@@ -200,13 +181,5 @@ async def measure(report: Report, folder: Path) -> None:
         await _measure_over(report, folder / "secured", subject, "mutual TLS", secured=True)
 
 
-def main() -> None:
-    """Run the bench."""
-    report = Report(parse_arguments(__doc__))
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        asyncio.run(measure(report, Path(folder)))
-    report.finish()
-
-
 if __name__ == "__main__":
-    main()
+    run_in_folder(__doc__, measure)

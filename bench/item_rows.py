@@ -8,26 +8,20 @@ what the thread has taken. What stands beside an item once a second is in it, to
     .venv/bin/python bench/item_rows.py [--quick] [--json FILE]
 """
 
-import asyncio
-import json
-import os
 import re
-import shutil
-import signal
-import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from asked import Asked
 from item_cost import PROCESSES
-from measurement import Measurement, Report, parse_arguments
+from measurement import Measurement, Report, run_in_folder
 from peers import DEVICES, STAGES, tiny_model
 from pool import Pool, cut, running_pool, write_items
 
 _SAMPLING: Final = Path(__file__).with_name("sampling")
-_WRITTEN_SECONDS: Final = 10.0
 WARM: Final = 300
 _NATIVE: Final = "threads of gRPC and ONNX Runtime"
 _FILES: Final = "files: scanned, read, written, synced"
@@ -63,31 +57,19 @@ def rows_of(process: str, found: Mapping[str, Mapping[str, float]]) -> dict[str,
     return rows
 
 
-async def _taken(pool: Pool, folder: Path) -> Mapping[str, Mapping[str, float]]:
+async def _taken(asked: Asked, pool: Pool) -> Mapping[str, Mapping[str, float]]:
     """By process and row, since this was last asked."""
-    taken = {}
-    for name in PROCESSES:
-        process = pool.process_id(name)
-        os.kill(process, signal.SIGUSR1)
-        path = folder / f"{process}.json"
-        async with asyncio.timeout(_WRITTEN_SECONDS):
-            while not path.exists():
-                await asyncio.sleep(0.01)
-        taken[name] = rows_of(name, json.loads(path.read_text()))
-        path.unlink()
-    return taken
+    return {name: rows_of(name, found) for name, found in (await asked.take(pool)).items()}
 
 
 async def measure(report: Report, folder: Path) -> None:
     """Both forms, in one pool."""
     items = 2000 if report.quick else 20_000
-    sampling = folder / "sampling"
-    shutil.copytree(_SAMPLING, sampling, ignore=shutil.ignore_patterns("__pycache__"))
-    before = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(sampling), *before])
+    asked = Asked(_SAMPLING, folder / "sampling", PROCESSES)
     item = {"x0": np.random.default_rng(1).standard_normal((1, 64)).astype(np.float32)}
     devices = [{"name": name, "memory": "256Mi"} for name in DEVICES]
-    async with running_pool(folder / "pool", devices, cgroups=False) as pool:
+    running = running_pool(folder / "pool", devices, cgroups=False)
+    async with asked.imported(), running as pool:
         document = cut(tiny_model(folder), pool.store, STAGES, {"x0": (1, 64)})
         homes = [[name] for name in DEVICES]
         for name, count, how in (
@@ -96,10 +78,10 @@ async def measure(report: Report, folder: Path) -> None:
             ("a file each", items, {}),
         ):
             inputs = write_items(folder / name, [item] * count)
-            await _taken(pool, sampling)
+            await _taken(asked, pool)
             outputs = folder / f"{name}-out"
             await pool.run(name.replace(" ", "-"), document, inputs, outputs, homes=homes, **how)
-            taken = await _taken(pool, sampling)
+            taken = await _taken(asked, pool)
             if name != "warm":
                 _add(report, name, taken, count)
 
@@ -118,13 +100,5 @@ def _add(report: Report, form: str, taken: Mapping[str, Mapping[str, float]], it
             report.add(line)
 
 
-def main() -> None:
-    """Run the bench."""
-    report = Report(parse_arguments(__doc__))
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        asyncio.run(measure(report, Path(folder)))
-    report.finish()
-
-
 if __name__ == "__main__":
-    main()
+    run_in_folder(__doc__, measure)

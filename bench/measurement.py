@@ -16,14 +16,16 @@ seconds on two cores, and says less.
 """
 
 import argparse
+import asyncio
 import json
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Literal
+from typing import Any, Literal
 
 from ratios import Compared, picture
 from rich.console import Console
@@ -208,6 +210,16 @@ class Report:
             self._json.write_text(json.dumps(lines, indent=2) + "\n")
         if self._picture is not None:
             self._picture.write_text(picture(self._picture.stem, _ratios(self.measurements)))
+
+
+def run_in_folder(
+    description: str | None, measure: Callable[[Report, Path], Coroutine[Any, Any, None]]
+) -> None:
+    """A bench that has no options of its own, in a folder that is gone after it."""
+    report = Report(parse_arguments(description))
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        asyncio.run(measure(report, Path(folder)))
+    report.finish()
 
 
 def _as_json(measurement: Measurement) -> dict[str, object]:

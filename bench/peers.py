@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import onnx
 from hop import bare_messages_per_second
-from measurement import RATIO, Measurement, Report, compared, parse_arguments
+from measurement import RATIO, Measurement, Report, compared, run_in_folder
 from onnx import helper, numpy_helper
 from pool import Pool, cut, running_pool, write_items
 from ray_process import RayProcess
@@ -257,7 +257,7 @@ async def both(
         return mine, rays(await asyncio.to_thread(ray.finish), their_calls)
 
 
-async def measure(folder: Path, report: Report) -> None:
+async def measure(report: Report, folder: Path) -> None:
     """Both systems in turns, for each subject."""
     turns = 1 if report.quick else 3
     for subject in subjects(folder):
@@ -347,13 +347,5 @@ def compare(
     )
 
 
-def main() -> None:
-    """Run the bench."""
-    report = Report(parse_arguments(__doc__))
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        asyncio.run(measure(Path(folder), report))
-    report.finish()
-
-
 if __name__ == "__main__":
-    main()
+    run_in_folder(__doc__, measure)

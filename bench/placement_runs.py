@@ -11,7 +11,6 @@ one job runs under the quotas while the devices have nothing: it is timed as a w
 
 import asyncio
 import json
-import os
 import shutil
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 from pool import cut, write_items
+from processor_time import used_seconds
 
 from shoal_cli.local.cgroups import DeviceGroup
 from shoal_cli.standalone.submission import planned_for
@@ -80,7 +80,7 @@ class Device:
 
     def processor_seconds(self) -> float:
         """That its processes have used."""
-        return sum(map(_processor_seconds, self.group.processes()))
+        return sum(map(used_seconds, self.group.processes()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,12 +336,6 @@ class _Runner:
         assert status.state == pb.JobStatus.COMPLETE, status.message
         await self._client.remove(request.name)
         return _between(seen, items), took, status
-
-
-def _processor_seconds(process: int) -> float:
-    """Of all its threads."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _in_words(divisions: Divisions) -> str:

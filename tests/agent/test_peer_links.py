@@ -1,6 +1,9 @@
 """Streams to peers that are closed: what is on its way over them arrives first."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 from agent.test_running import edge
 from protocol.test_bulk import Buffer
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.transport.links import PeerLinks
+from shoal_agent.transport.links import PeerLink, PeerLinks
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
@@ -36,7 +39,19 @@ class Slow:
         """The acknowledgement says it."""
 
 
-async def test_what_is_on_its_way_when_the_certificate_is_renewed_arrives(folder: Path) -> None:
+@dataclass(frozen=True)
+class UnderWay:
+    """A tensor that a peer has from us and lets us wait for."""
+
+    taker: Slow
+    address: str
+    peers: PeerLinks
+    link: PeerLink
+    sending: asyncio.Task[int]
+
+
+@asynccontextmanager
+async def under_way(folder: Path) -> AsyncIterator[UnderWay]:
     taker, address = Slow(), f"unix:{folder}/peer.sock"
 
     async def serve(_: str, transport: LocalTransport) -> str:
@@ -50,36 +65,29 @@ async def test_what_is_on_its_way_when_the_certificate_is_renewed_arrives(folder
     link = peers.link("a", address)
     sending = asyncio.create_task(link.send(outbound))
     await asyncio.wait_for(taker.came.wait(), 10)
-    peers.renew()
-    assert peers.link("a", address) is not link, "which shows the new one"
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(asyncio.shield(sending), 0.2)
-    taker.go.set()
-    assert await asyncio.wait_for(sending, 10) > 0
+    yield UnderWay(taker, address, peers, link, sending)
     await asyncio.wait_for(peers.close(), 10)
     await listener.stop()
+
+
+async def test_what_is_on_its_way_when_the_certificate_is_renewed_arrives(folder: Path) -> None:
+    async with under_way(folder) as tensor:
+        tensor.peers.renew()
+        other = tensor.peers.link("a", tensor.address)
+        assert other is not tensor.link, "which shows the new one"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(tensor.sending), 0.2)
+        tensor.taker.go.set()
+        assert await asyncio.wait_for(tensor.sending, 10) > 0
 
 
 @pytest.mark.parametrize("ends", ["close", "lost"])
 async def test_a_stream_that_is_left_ends_with_the_others(folder: Path, ends: str) -> None:
-    taker, address = Slow(), f"unix:{folder}/peer.sock"
-
-    async def serve(_: str, transport: LocalTransport) -> str:
-        return await BulkLink(transport, Intake(taker)).run()
-
-    listener = listen(address, serve, connections=10)
-    assert listener is not None
-    peers = PeerLinks(None, Uplink(), Counters(), insecure=False)
-    tensors = {"x": np.ones(4, np.float32)}
-    outbound = OutboundActivation(key=edge(0, 1), device="a", tensors=tensors)
-    sending = asyncio.create_task(peers.link("a", address).send(outbound))
-    await asyncio.wait_for(taker.came.wait(), 10)
-    peers.renew()
-    if ends == "lost":
-        peers.close_streams("a")
-    else:
-        await asyncio.wait_for(peers.close(), 10)
-    with pytest.raises(Undelivered):
-        await asyncio.wait_for(sending, 10)
-    await asyncio.wait_for(peers.close(), 10)
-    await listener.stop()
+    async with under_way(folder) as tensor:
+        tensor.peers.renew()
+        if ends == "lost":
+            tensor.peers.close_streams("a")
+        else:
+            await asyncio.wait_for(tensor.peers.close(), 10)
+        with pytest.raises(Undelivered):
+            await asyncio.wait_for(tensor.sending, 10)

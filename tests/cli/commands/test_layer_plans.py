@@ -1,6 +1,7 @@
 """`shoal plan --profile`: what it prints, and what it refuses."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,17 @@ def test_a_profile_is_planned_for_programs_and_drawn(devices: Path, tmp_path: Pa
     assert {each["alternative"] for each in plan["rejected"]} >= {"even split", "split by memory"}
     assert ">edge<" in picture.read_text()
     assert "20 ms" in picture.read_text() or len(plan["stages"]) == 1
+
+
+def test_the_page_on_profiles_shows_a_profile_and_devices_that_are_planned(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "profiles.md").read_text()
+    profile, devices = tmp_path / "profile.json", tmp_path / "devices.json"
+    shown_files = re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for file, text in zip((profile, devices), shown_files, strict=True):
+        file.write_text(text)
+    shown = shoal("plan", "--profile", profile, "--devices", devices)
+    assert shown.returncode == 0, shown.stderr
+    assert "conv1 to relu1" in shown.stdout
 
 
 @pytest.mark.parametrize(

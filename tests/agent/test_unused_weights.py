@@ -17,22 +17,26 @@ from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES, MemoryMete
 
 MIB = 1 << 20
 ROWS, WIDTH = 32 << 10, 256
-WORDS = Made(
-    text="""g (int64[1,4] ids) => (float[1,4,256] y) {
-        rows = Gather(T, ids)
-        y = MatMul(rows, W) }""",
-    weights={"T": weight(ROWS, WIDTH), "W": weight(WIDTH, WIDTH)},
-    shapes={"ids": (1, 4)},
-)
-"""A table of 32 MiB, of which an item reads four rows."""
+
+
+@pytest.fixture(scope="module")
+def words() -> Made:
+    """A table of 32 MiB, of which an item reads four rows."""
+    return Made(
+        text="""g (int64[1,4] ids) => (float[1,4,256] y) {
+            rows = Gather(T, ids)
+            y = MatMul(rows, W) }""",
+        weights={"T": weight(ROWS, WIDTH), "W": weight(WIDTH, WIDTH)},
+        shapes={"ids": (1, 4)},
+    )
 
 
 @pytest.mark.parametrize(("limit_mib", "cached"), [(24, False), (96, True)])
 def test_what_a_trial_has_not_used_is_cached_where_there_is_room_only(
-    tmp_path: Path, limit_mib: int, *, cached: bool
+    words: Made, tmp_path: Path, limit_mib: int, *, cached: bool
 ) -> None:
     need_a_disk(tmp_path)
-    model = onnx.load(WORDS.save(tmp_path))
+    model = onnx.load(words.save(tmp_path))
     made = write_fragment(tmp_path / "f", model, 8 * MIB, largest={"ids": (1, 4)})
     for path in made.folder.iterdir():
         with path.open("r+b") as file:
@@ -47,7 +51,7 @@ def test_what_a_trial_has_not_used_is_cached_where_there_is_room_only(
     held = sum(cached_bytes(path) for path in made.folder.iterdir())
     assert (held > 31 * MIB) == cached
     ids = np.array([[7, 11_000, 22_000, ROWS - 1]])
-    table, square = (WORDS.weights[name] for name in ("T", "W"))
+    table, square = (words.weights[name] for name in ("T", "W"))
     result = runtime.run("f", {"ids": ids}, Stopper()).outputs["y"]
     np.testing.assert_allclose(result, table[ids] @ square, rtol=1e-4, atol=1e-5)
     more = sum(cached_bytes(path) for path in made.folder.iterdir()) - held

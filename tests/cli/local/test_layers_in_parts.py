@@ -50,7 +50,7 @@ def test_a_layer_of_four_bits_is_held_in_as_small_parts_as_its_numbers_ask_for(
 
 def test_a_refusal_says_the_least_of_what_parts_of_any_size_need(tmp_path: Path) -> None:
     """No cut parts what a sequence crosses, and each part of its layer is a node more in there."""
-    path = ACROSS.save(tmp_path)
+    path = across().save(tmp_path)
     with pytest.raises(PreparationRefused) as refused:
         cut_within(path, tmp_path / "store", 8)
     source = Source.open(path)
@@ -60,14 +60,15 @@ def test_a_refusal_says_the_least_of_what_parts_of_any_size_need(tmp_path: Path)
     cut_within(path, tmp_path / "store", -(-min(least) // MIB))
 
 
-ACROSS = Made(
-    text="agraph (float[1, 2000] x) => (float[1, 2000] y) {\n"
-    "  i = Constant <value = int64 {0}> ()\n  s = SequenceConstruct (x, x)\n"
-    "  t = SequenceAt (s, i)\n  u = MatMul (t, W)\n  v = SequenceInsert (s, u)\n"
-    "  y = ConcatFromSequence <axis = 0> (v)\n}",
-    weights={"W": weight(2000, 2000)},
-)
-"""A layer of 15.3 MiB, beside a sequence that crosses all."""
+def across() -> Made:
+    """A layer of 15.3 MiB, beside a sequence that crosses all."""
+    return Made(
+        text="agraph (float[1, 2000] x) => (float[1, 2000] y) {\n"
+        "  i = Constant <value = int64 {0}> ()\n  s = SequenceConstruct (x, x)\n"
+        "  t = SequenceAt (s, i)\n  u = MatMul (t, W)\n  v = SequenceInsert (s, u)\n"
+        "  y = ConcatFromSequence <axis = 0> (v)\n}",
+        weights={"W": weight(2000, 2000)},
+    )
 
 
 FOUR_BITS = Made(

@@ -18,66 +18,48 @@ of an agent, which give large blocks back at once, the peer's have the allocator
 import asyncio
 import contextlib
 import itertools
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import numpy as np
+from hop_receiver import (
+    BARE,
+    KEY,
+    LAST,
+    NAME,
+    TICKET_KEY,
+    UNLIMITED,
+    credentials_in,
+    pem,
+    receiver,
+    started,
+    take_arguments,
+)
 from measurement import RATIO, Measurement, alternate, compared
 
-from shoal_agent.cache.disk import FragmentCache
-from shoal_agent.memory.residency import Ledger
-from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim, tune_allocator
-from shoal_agent.telemetry.counters import Counters
-from shoal_agent.transport.activations import ActivationStore, StoreBuffer
-from shoal_agent.transport.buffers import Buffers
 from shoal_agent.transport.links import PeerLink
-from shoal_agent.transport.serving import Peers
 from shoal_agent.transport.shaping import Uplink
-from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
-from shoal_protocol.bulk.handlers import ItemHandler
 from shoal_protocol.bulk.link import OutboundActivation
-from shoal_protocol.bulk.local import listen
-from shoal_protocol.channels import Credentials, open_channel, server_options
-from shoal_protocol.frames import acknowledgement, split_frame
-from shoal_protocol.pki.authority import Authority, Use
-from shoal_protocol.services import (
-    FileContext,
-    FrameContext,
-    FrameStream,
-    PeerClient,
-    add_peer_service,
-)
-from shoal_protocol.tensors import ActivationKey, Array, encode_activation
+from shoal_protocol.channels import open_channel
+from shoal_protocol.frames import split_frame
+from shoal_protocol.services import FrameStream, PeerClient
+from shoal_protocol.tensors import Array, encode_activation
 from shoal_protocol.tickets import make_ticket
-from shoal_protocol.units import Bytes, format_bytes
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
+from shoal_protocol.units import format_bytes
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 SIZES: Final = (4 << 10, 384 << 10, 8 << 20)
-_BARE: Final = "bench.Bare"
 _BARE_KINDS: Final = ("secured", "plain")
-_PIPE: Final = subprocess.PIPE
 _PIECE_BYTES: Final = 1 << 20
-_BUDGET: Final = Bytes(256 << 20)
 _RECEIVERS: Final = 4
-_UNLIMITED: Final = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-]
-_NAME: Final = "receiver"
-_KEY: Final = ActivationKey(job="bench", epoch=1, item=1, producer=0, consumer=1)
-_TICKET_KEY: Final = bytes(range(32))
-_TICKET: Final = make_ticket(_TICKET_KEY, _KEY)
-_LAST: Final = 1
-"""First byte of the bare message that is to be answered."""
+_TICKET: Final = make_ticket(TICKET_KEY, KEY)
 
 Hop = Callable[[str, int], float]
 """Sends a tensor of a size in one of the ways: the seconds that it took."""
@@ -127,14 +109,14 @@ async def bare_messages_per_second(seconds: float, *, streams: int = 8) -> float
 
 
 async def _exchange(target: str, seconds: float, streams: int) -> float:
-    async with grpc.aio.insecure_channel(target, options=_UNLIMITED) as channel:
+    async with grpc.aio.insecure_channel(target, options=UNLIMITED) as channel:
         until = time.perf_counter() + seconds
 
         async def converse() -> int:
-            call: FrameStream = channel.stream_stream(f"/{_BARE}/Push")()
+            call: FrameStream = channel.stream_stream(f"/{BARE}/Push")()
             exchanged = 0
             while time.perf_counter() < until:
-                await call.write(bytes((_LAST,)) + bytes(300))
+                await call.write(bytes((LAST,)) + bytes(300))
                 assert await call.read() == b"."
                 exchanged += 2
             await call.done_writing()
@@ -182,21 +164,21 @@ class Streams:
 
     @classmethod
     async def open(cls, folder: str, ports: Sequence[str]) -> "Streams":
-        credentials = _credentials(Path(folder))
+        credentials = credentials_in(Path(folder))
         ours, agent = (
-            open_channel(f"127.0.0.1:{port}", credentials, server_name=_NAME) for port in ports[:2]
+            open_channel(f"127.0.0.1:{port}", credentials, server_name=NAME) for port in ports[:2]
         )
         secured = grpc.aio.secure_channel(
             f"127.0.0.1:{ports[2]}",
-            grpc.ssl_channel_credentials(*_pem(credentials)),
-            options=[*_UNLIMITED, ("grpc.ssl_target_name_override", _NAME)],
+            grpc.ssl_channel_credentials(*pem(credentials)),
+            options=[*UNLIMITED, ("grpc.ssl_target_name_override", NAME)],
         )
-        plain = grpc.aio.insecure_channel(f"unix:{folder}/bare.sock", options=_UNLIMITED)
+        plain = grpc.aio.insecure_channel(f"unix:{folder}/bare.sock", options=UNLIMITED)
         address = f"unix:{folder}/agent.sock"
         link = PeerLink(agent, Uplink())
         local = PeerLink(open_channel(address), Uplink(), address=address)
         bare: list[FrameStream] = [
-            each.stream_stream(f"/{_BARE}/Push")() for each in (secured, plain)
+            each.stream_stream(f"/{BARE}/Push")() for each in (secured, plain)
         ]
         return cls([ours, secured, plain], link, local, PeerClient(ours).push(), bare)
 
@@ -211,7 +193,7 @@ class Streams:
     async def push(self, tensor: Array) -> None:
         """Ours: encode, stream, wait for the acknowledgement."""
         transfer = next(self._transfers)
-        for frame in encode_activation(_KEY, "receiver", {"x": tensor}, transfer=transfer):
+        for frame in encode_activation(KEY, "receiver", {"x": tensor}, transfer=transfer):
             await self._push.write(frame)
         message = await self._push.read()
         assert isinstance(message, bytes)
@@ -243,19 +225,16 @@ async def _exchanged(call: FrameStream, messages: list[bytes]) -> None:
 
 
 def _outbound(tensor: Array) -> OutboundActivation:
-    return OutboundActivation(key=_KEY, device="receiver", tensors={"x": tensor}, ticket=_TICKET)
-
-
-# ---- the sending process -------------------------------------------------------------------------
+    return OutboundActivation(key=KEY, device="receiver", tensors={"x": tensor}, ticket=_TICKET)
 
 
 @contextlib.contextmanager
 def sender(*, of_agent: bool) -> Iterator[Hop]:
-    """Start it and its receiver, with an agent's allocator or as it comes."""
+    """A sending process and its receiver, with an agent's allocator or as it comes."""
     with (
         tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder,
         receiver(folder, of_agent=of_agent) as ports,
-        _started("send", folder, *ports, of_agent=of_agent) as process,
+        started(Path(__file__), folder, *ports, of_agent=of_agent) as process,
     ):
         answers, orders = process.stdout, process.stdin
         assert answers is not None
@@ -285,7 +264,7 @@ def _send(folder: str, ports: Sequence[str]) -> None:
 
 def _ways(streams: Streams, size: int) -> dict[str, Callable[[], Awaitable[None]]]:
     tensor = np.arange(size // 4, dtype=np.float32).reshape(1, -1, 64)
-    whole = bytes((_LAST,)) + bytes(size - 1)
+    whole = bytes((LAST,)) + bytes(size - 1)
     pieces = [bytes(_PIECE_BYTES)] * (size // _PIECE_BYTES - 1) + [whole[:_PIECE_BYTES]]
     return {
         "agent": partial(streams.agent, tensor),
@@ -298,151 +277,6 @@ def _ways(streams: Streams, size: int) -> dict[str, Callable[[], Awaitable[None]
     }
 
 
-# ---- the receiving process -----------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def receiver(folder: str, *, of_agent: bool = True) -> Iterator[list[str]]:
-    """Start it, with an agent's allocator or as it comes; the ports of its servers over TLS: the
-    protocol alone, an agent, the bare one."""
-    _issue(Path(folder))
-    with _started("receive", folder, of_agent=of_agent) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().split()
-
-
-@contextlib.contextmanager
-def _started(part: str, *arguments: str, of_agent: bool) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, __file__, "agent" if of_agent else "bare", part, *arguments]
-    with subprocess.Popen(command, stdin=_PIPE, stdout=_PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _issue(folder: Path) -> None:
-    """An authority, and a certificate that both sides use."""
-    now = datetime.now(UTC)
-    authority = Authority.make("bench", now)
-    issued = authority.issue(_NAME, now, hosts=[_NAME], use=Use.BOTH)
-    files = _credentials(folder)
-    for path, content in (
-        (files.ca, authority.certificate),
-        (files.certificate, issued.certificate),
-        (files.key, issued.key),
-    ):
-        path.write_bytes(content)
-
-
-def _credentials(folder: Path) -> Credentials:
-    ca, certificate, key = (folder / name for name in ("ca.pem", "our.pem", "our.key"))
-    return Credentials(ca=ca, certificate=certificate, key=key)
-
-
-def _pem(credentials: Credentials) -> tuple[bytes, bytes, bytes]:
-    """Authority, key and certificate, as gRPC's clients take them."""
-    files = (credentials.ca, credentials.key, credentials.certificate)
-    ca, key, certificate = (file.read_bytes() for file in files)
-    return ca, key, certificate
-
-
-class _Peer:
-    async def push(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
-        assembler = ActivationAssembler()
-        async for message in requests:
-            received = assembler.feed(message)
-            if received is not None:
-                await context.write(bytes(acknowledgement(received.transfer)))
-
-    async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
-        raise NotImplementedError
-
-
-class _Space:
-    """A budget that always has room, as `Fragments` has it."""
-
-    def __init__(self) -> None:
-        self._ledger = Ledger(budget=_BUDGET)
-        self.buffers = Buffers(self._ledger, MAPPED_FROM_BYTES, trim)
-        self.request_space = self.buffers.request_space
-        self.return_space = self._ledger.return_space
-        self.begin_move = self._ledger.begin_move
-        self.request_move = self.buffers.request_move
-        self.end_move = self.buffers.end_move
-
-    def arrive(self, size: int) -> None:
-        self._ledger.arrive(size)
-
-
-class _Accepting:
-    """Stands for an agent's `Tasks`: takes everything, and lets it go when the next has come."""
-
-    _LAST: Final = ActivationKey("bench", 1, 1, 0, 1)
-    ticket_key = _TICKET_KEY
-
-    def __init__(self, folder: Path) -> None:
-        space = _Space()
-        self._store = ActivationStore(folder, 0, space, space.buffers)
-
-    @property
-    def itineraries(self) -> ItemHandler:
-        raise AssertionError("no items come here")
-
-    def stale(self, job: str, epoch: int) -> bool:
-        return False
-
-    def has_room(self, size: int) -> bool:
-        return True
-
-    def open_buffer(self, memory_bytes: int, scratch_bytes: int, text_bytes: int) -> StoreBuffer:
-        return self._store.open_buffer(memory_bytes, scratch_bytes, text_bytes)
-
-    def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool:
-        self._store.receive(self._LAST, received.tensors, buffer)
-        return True
-
-
-def _agent(folder: str) -> Peers:
-    receiver = _Accepting(Path(folder))
-    cache = FragmentCache(Path(folder), limit_bytes=0)
-    return Peers("receiver", cache, lambda: receiver, Uplink(), Counters())
-
-
-async def _bare(requests: AsyncIterator[bytes], context: FrameContext) -> None:
-    async for message in requests:
-        if message[0] == _LAST:
-            await context.write(b".")
-
-
-async def _receive(folder: str) -> None:
-    ours = grpc.aio.server(options=server_options())
-    add_peer_service(ours, _Peer())
-    agent = grpc.aio.server(options=server_options())
-    peers = _agent(folder)
-    add_peer_service(agent, peers)
-    bare = grpc.aio.server(options=_UNLIMITED)
-    # gRPC's types know handlers of the threaded server only.
-    behaviour: Any = _bare
-    handler: Any = grpc.stream_stream_rpc_method_handler(behaviour)
-    bare.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_BARE, {"Push": handler}),))
-    bare.add_insecure_port(f"unix:{folder}/bare.sock")
-    ca, key, certificate = _pem(_credentials(Path(folder)))
-    secured = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
-    servers = (ours, agent, bare)
-    ports = [server.add_secure_port("127.0.0.1:0", secured) for server in servers]
-    for server in servers:
-        await server.start()
-    assert listen(f"unix:{folder}/agent.sock", peers.receive, connections=10) is not None
-    print(*ports, flush=True)
-    await ours.wait_for_termination()
-
-
 if __name__ == "__main__":
-    whose, part, its_folder, *its_ports = sys.argv[1:]
-    if whose == "agent":
-        tune_allocator(_BUDGET)
-    if part == "send":
-        _send(its_folder, its_ports)
-    else:
-        asyncio.run(_receive(its_folder))
+    its_folder, *its_ports = take_arguments()
+    _send(its_folder, its_ports)

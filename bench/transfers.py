@@ -20,7 +20,8 @@ from statistics import median
 from typing import Any, Final
 
 import numpy as np
-from hop import Streams, receiver, timed
+from hop import Streams, timed
+from hop_receiver import receiver
 from measurement import VALUE, Report, argument_parser, measured, shared
 from sklearn.ensemble import GradientBoostingRegressor
 

@@ -13,8 +13,7 @@ largest cost is at most one part in `SLACK` above it, the smallest sum of two th
 they are (the squares of the costs, in units of the mean's) and what they send (bytes over the
 borders, in units of the fewest that such cuts can send). So no fragment is nearly empty because
 another cannot be made smaller, and no border runs through a wide place for a per cent of balance.
-Then the leftmost. These are separate passes, because the pair (largest, sum) has no optimal
-substructure: the best prefix may have a largest cost that does not matter in the end.
+Then the leftmost. `chains` has these passes.
 
 Time grows with the number of positions times the number of nodes. So of a long model only
 `MOST_POSITIONS` positions are tried, fewer where that would be more than `MOST_STEPS` steps: of
@@ -29,6 +28,14 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
 
+from shoal_planner.chains import (
+    Candidate,
+    Table,
+    cheapest,
+    least_to_end,
+    smallest_largest,
+    starts_of,
+)
 from shoal_planner.least_limit import smallest_limit
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Growing, Layout
@@ -81,19 +88,6 @@ class Refusal:
     have_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A fragment that could be: ends at `positions[end]`."""
-
-    end: int
-    cost: int
-    incoming_bytes: int
-
-
-_Table = list[list[_Candidate]]
-"""For each start (an index of `positions`), the fragments that begin there, by end."""
-
-
 def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refusal:
     """The positions of `profile.nodes` to cut at, in order; () leaves the model whole."""
     beside = _frames(profile) if request.one_device else (0, 0)
@@ -115,20 +109,20 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
         inner = thinned(layout, cost, tried)
         positions = (0, *inner, nodes)
         table = _candidates(layout, positions, cost, request, over)
-        count = request.fragments or _least_to_end(table)[0]
+        count = request.fragments or least_to_end(table)[0]
         if count is not None:
-            starts = _starts(table, count)
-            if (largest := _smallest_largest(table, starts)) is not None:
+            starts = starts_of(table, count)
+            if (largest := smallest_largest(table, starts)) is not None:
                 break
         hopeless = not request.nearest and _is_hopeless(layout, request.max_bytes)
         if len(inner) == len(layout.legal) or hopeless:
             return _over_limit(layout, table, request)
         tried *= 8
     table = [[each for each in row if each.cost <= largest + largest // SLACK] for row in table]
-    fewest = _cheapest(table, starts, lambda each: each.incoming_bytes)
+    fewest = cheapest(table, starts, lambda each: each.incoming_bytes)
     sent = max(1, sum(each.incoming_bytes for each in fewest))
     mean = max(1, sum(each.cost for each in fewest) // count)
-    chosen = _cheapest(
+    chosen = cheapest(
         table,
         starts,
         lambda each: each.cost**2 * _MILLION // mean**2 + each.incoming_bytes * _MILLION // sent,
@@ -222,14 +216,14 @@ def _candidates(
     cost: Callable[[Growing], int],
     request: CutRequest,
     over: Collection[tuple[int, int]],
-) -> _Table:
+) -> Table:
     """Every fragment that could be, up to the limit and to the cost of an even split."""
     limit = request.max_bytes
     ceiling = None
     if limit is None and request.fragments is not None:
         ceiling = _greedy(layout, positions, cost, request.fragments)
         ceiling += ceiling // SLACK
-    table: _Table = []
+    table: Table = []
     for start, position in enumerate(positions[:-1]):
         growing = Growing(layout, position)
         row = []
@@ -243,7 +237,7 @@ def _candidates(
             if ceiling is not None and value > ceiling:
                 break
             if limit is None or resident <= limit or excused:
-                row.append(_Candidate(end, value, growing.incoming_bytes))
+                row.append(Candidate(end, value, growing.incoming_bytes))
         table.append(row)
     return table
 
@@ -278,73 +272,6 @@ def _greedy(
         largest = max(largest, cost(growing))
         start = end
     return largest
-
-
-def _least_to_end(table: _Table) -> list[int | None]:
-    """For each start, the smallest number of fragments that lead to the last position."""
-    least: list[int | None] = [None] * len(table) + [0]
-    for start in range(len(table) - 1, -1, -1):
-        rests = [rest for each in table[start] if (rest := least[each.end]) is not None]
-        least[start] = min(rests) + 1 if rests else None
-    return least
-
-
-def _starts(table: _Table, count: int) -> list[list[int]]:
-    """For each number of fragments that are left, of `count`, where the next one can start: the
-    first position and the last can be reached from there with fragments enough."""
-    before: list[int | None] = [0] + [None] * len(table)
-    for start, row in enumerate(table):
-        if (made := before[start]) is not None:
-            for each in row:
-                known = before[each.end]
-                before[each.end] = made + 1 if known is None else min(known, made + 1)
-    starts: list[list[int]] = [[] for _ in range(count + 1)]
-    for start, (made, left) in enumerate(zip(before, _least_to_end(table), strict=True)):
-        if made is not None and left is not None:
-            for number in range(left, count - made + 1):
-                starts[number].append(start)
-    return starts
-
-
-def _smallest_largest(table: _Table, starts: Sequence[Sequence[int]]) -> int | None:
-    """The smallest value that the largest cost of `len(starts) - 1` fragments can have."""
-    best = {len(table): 0}
-    for allowed in starts[1:]:
-        step: dict[int, int] = {}
-        for start in allowed:
-            row = table[start] if start < len(table) else ()
-            values = [max(each.cost, best[each.end]) for each in row if each.end in best]
-            if values:
-                step[start] = min(values)
-        best = step
-    return best.get(0)
-
-
-def _cheapest(
-    table: _Table, starts: Sequence[Sequence[int]], weigh: Callable[[_Candidate], int]
-) -> list[_Candidate]:
-    """The fragments whose weights have the smallest sum; of equal ones the leftmost."""
-    rests: list[dict[int, int]] = [{len(table): 0}]
-    for allowed in starts[1:]:
-        before, step = rests[-1], dict[int, int]()
-        for start in allowed:
-            row = table[start] if start < len(table) else ()
-            sums = [weigh(each) + before[each.end] for each in row if each.end in before]
-            if sums:
-                step[start] = min(sums)
-        rests.append(step)
-    chosen: list[_Candidate] = []
-    for left in range(len(starts) - 1, 0, -1):
-        at = chosen[-1].end if chosen else 0
-        wanted, before = rests[left][at], rests[left - 1]
-        chosen.append(
-            next(
-                each
-                for each in table[at]
-                if each.end in before and weigh(each) + before[each.end] == wanted
-            )
-        )
-    return chosen
 
 
 def _named(layout: Layout, tensors: Sequence[str]) -> tuple[int, ...] | Refusal:
@@ -386,10 +313,10 @@ def _too_many(layout: Layout, fragments: int) -> Refusal:
     return Refusal(reason=reason)
 
 
-def _over_limit(layout: Layout, table: _Table, request: CutRequest) -> Refusal:
+def _over_limit(layout: Layout, table: Table, request: CutRequest) -> Refusal:
     """No cut keeps the limit, or not with the number of fragments asked for: say what would."""
     assert request.max_bytes is not None
-    fewest = _least_to_end(table)[0]
+    fewest = least_to_end(table)[0]
     if fewest is None:
         return _too_large(layout, request.max_bytes)
     assert request.fragments is not None
@@ -413,7 +340,7 @@ def _smallest_limit_of(layout: Layout, fragments: int) -> int:
     inner = thinned(layout, _resident, _first_tried(layout, request))
     positions = (0, *inner, len(layout.profile.nodes))
     table = _candidates(layout, positions, _resident, request, over=())
-    least = _smallest_largest(table, _starts(table, fragments))
+    least = smallest_largest(table, starts_of(table, fragments))
     return need if least is None else least
 
 

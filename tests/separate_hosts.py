@@ -31,13 +31,24 @@ class Host:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     group: DeviceGroup | None = None
     """The control group of what it starts."""
+    _asked: subprocess.Popen[bytes] | None = None
 
-    def start(self, name: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
-        """A Python module or script, with its output in the file `name`."""
+    def start(
+        self, name: str, *arguments: str | Path, asked: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """A Python module or script, with its output in the file `name`; where it is `asked`, it
+        reads from a pipe, and its answers come over another."""
         command = [str(each) for each in self._command(*arguments)]
         command = command if self.group is None else self.group.enter(command)
+        pipe = subprocess.PIPE
         with (self.home / name).open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment())
+            process = subprocess.Popen(
+                command,
+                stdin=pipe if asked else None,
+                stdout=pipe if asked else log,
+                stderr=log,
+                env=self._environment(),
+            )
         self.processes.append(process)
         return process
 
@@ -58,8 +69,14 @@ class Host:
 
     def asked(self, command: str) -> list[dict[str, Any]]:
         """What `shoal devices` or `shoal jobs` has; nothing while the coordinator is away."""
-        answered = self.shoal(command, "--json", check=False)
-        found: list[dict[str, Any]] = json.loads(answered.stdout or "[]")
+        if self._asked is None:
+            self._asked = self.start("asked", Path(__file__).with_name("asking.py"), asked=True)
+        asked, answers = self._asked.stdin, self._asked.stdout
+        assert asked is not None
+        assert answers is not None
+        asked.write(json.dumps([command, "--json"]).encode() + b"\n")
+        asked.flush()
+        found: list[dict[str, Any]] = json.loads(json.loads(answers.readline()) or "[]")
         return found
 
     def said(self, name: str) -> str:
@@ -104,7 +121,7 @@ def separate_hosts(folder: Path, *names: str) -> Iterator[list[Host]]:
     finally:
         for process in [process for host in hosts for process in host.processes]:
             process.kill()
-            process.wait()
+            process.communicate()
         for namespace in (f"{own}-switch", *(host.namespace for host in hosts)):
             subprocess.run(["ip", "netns", "delete", namespace], check=False)
 
@@ -134,10 +151,10 @@ def _ip(*arguments: str) -> None:
 
 
 def wait_until(what: str, holds: Callable[[], bool]) -> None:
-    """It asks ever less often: most of what is asked starts a process."""
+    """It asks ever less often: what is asked takes others' processors."""
     ends = time.monotonic() + PATIENCE_SECONDS
-    pause = 0.5
+    pause = 0.2
     while not holds():
         assert time.monotonic() < ends, f"still not so: {what}"
         time.sleep(pause)
-        pause = min(pause * 1.3, 3.0)
+        pause = min(pause * 1.3, 1.0)

@@ -16,7 +16,7 @@ import pytest
 from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.test_preparation import Bench
 from shoal_agent.memory.residency import Ledger
-from shoal_agent.runtime import blocks
+from shoal_agent.runtime import block_fragment
 from shoal_agent.runtime import prepared as prepared_forms
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.mapped_pages import (
@@ -126,12 +126,14 @@ def test_cold_weights_are_read_for_one_block_at_a_time_where_there_is_no_room(
     runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=made.least_bytes)
     runtime.open("f", made.folder, made.least_bytes)
     brought: list[int] = []
-    monkeypatch.setattr(blocks, "populate_in_pieces", lambda pages: brought.append(size_of(pages)))
-    monkeypatch.setattr(blocks, "are_cold", lambda pages: True)
+    monkeypatch.setattr(
+        block_fragment, "populate_in_pieces", lambda pages: brought.append(size_of(pages))
+    )
+    monkeypatch.setattr(block_fragment, "are_cold", lambda pages: True)
     x = {"x": np.ones((1, 512), np.float32)}
     runtime.run("f", x, Stopper())
     assert brought == [MIB] * 8
-    monkeypatch.setattr(blocks, "are_cold", lambda pages: False)
+    monkeypatch.setattr(block_fragment, "are_cold", lambda pages: False)
     runtime.run("f", x, Stopper())
     assert len(brought) == 8, "what is in the page cache costs nothing"
 

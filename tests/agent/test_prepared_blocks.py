@@ -13,7 +13,7 @@ from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.test_preparation import AMPLE, MIB, Bench, mapped_bytes
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
 from shoal_agent.runtime import mapped_pages, onnx_runtime
-from shoal_agent.runtime.blocks import BlockFragment
+from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.external_data import align
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.mapped_weights import packs_floats

@@ -35,7 +35,8 @@ from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.arena import WorkingRegion, register_arena
 from shoal_agent.runtime.ballast import Ballast
 from shoal_agent.runtime.beside_arena import Beside
-from shoal_agent.runtime.blocks import BlockFragment, Blocks
+from shoal_agent.runtime.block_fragment import BlockFragment
+from shoal_agent.runtime.blocks import Blocks
 from shoal_agent.runtime.described import read_blocks, runs_in_order
 from shoal_agent.runtime.destinations import Placed
 from shoal_agent.runtime.failures import (

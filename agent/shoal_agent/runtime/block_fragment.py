@@ -1,0 +1,261 @@
+"""A fragment that runs block after block, in less memory than its weights take.
+
+The sessions of all blocks are open, with their weights mapped (`blocks`). Pages of these come into
+memory when the block reads them, and when it has run, those that `memory.swapping` does not keep
+are dropped.
+
+Values pass from block to block inside the runtime, without copies, and go after their last use.
+Before a block that empties the arena, they are moved out of it, so that nothing is left in it. That
+takes time, so it is done within grants only that have no room for an arena that is kept.
+
+Where weights would come from the disk and not from the page cache, the next block's are read in a
+thread while one runs. From the page cache that gains nothing, and costs what could be kept. Where
+the device has no room for what the kernel would read ahead, each block's are read by themselves.
+
+Each session has threads of its own: the pool that sessions could share spins while it waits, and
+burns processor time that the other agents of a machine need.
+"""
+
+import gc
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Final
+
+from shoal_agent.memory.swapping import SwapPlan, as_granted, keeping_nothing, plan_swapping
+from shoal_agent.runtime.arena import WorkingRegion
+from shoal_agent.runtime.block_parts import Parts
+from shoal_agent.runtime.blocks import Blocks, open_blocks
+from shoal_agent.runtime.destinations import Destinations, Placed
+from shoal_agent.runtime.failures import OutOfBudget, RuntimeFailed, Stopper, Terminated
+from shoal_agent.runtime.guard import READ_BYTES
+from shoal_agent.runtime.mapped_pages import (
+    READ_AHEAD_BYTES,
+    PageRange,
+    are_cold,
+    beyond,
+    drop,
+    mapped_files,
+    populate,
+    populate_in_pieces,
+    read_ahead,
+    read_in_no_huge_pages,
+    read_nothing_ahead,
+    size_of,
+)
+from shoal_agent.runtime.open_block import as_value, inputs_of, move_out, put, run_block
+from shoal_agent.runtime.sessions import OpenSession
+from shoal_protocol.tensors import Array
+
+_UNREAD_BYTES: Final = 64 << 10
+"""A block that maps so much more than it reads, and an eighth, has a table of which it reads rows:
+less is the ends of pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Adopted:
+    """A plan, and which pages of each block are to be dropped by it."""
+
+    plan: SwapPlan
+    streamed: tuple[tuple[PageRange, ...], ...]
+
+
+class BlockFragment:
+    """All blocks open. Used like a whole fragment, by the same thread."""
+
+    def __init__(
+        self,
+        source: Blocks,
+        granted_bytes: int,
+        open_session: OpenSession,
+        region: WorkingRegion,
+    ) -> None:
+        """Raises `GrantTooSmall`, `RuntimeFailed`, `OSError`."""
+        source.check(granted_bytes)
+        self._open_session = open_session
+        self._region = region
+        self._source = source
+        self._open = tuple(open_blocks(source, open_session))
+        self._reads_ahead = self._keeps_nothing = False
+        read_nothing_ahead(self.weight_pages())
+        self._prefetcher = ThreadPoolExecutor(1, "prefetch")
+        self._prefetches: dict[int, Future[None]] = {}
+        self.inputs = tuple(inputs_of(self._open))
+        self.outputs = source.outputs
+        self._joins = {name: join for join in source.joins for name in join.parts}
+        sessions = [block.session for block in self._open]
+        self._places, self._destinations = True, Destinations(sessions, self.outputs)
+        self.grant(granted_bytes)
+
+    def runs_in(self, granted_bytes: int) -> bool:
+        """Whether it does, as it is open: prepared blocks may need more than others."""
+        return granted_bytes >= self._source.least_bytes
+
+    def grant(self, granted_bytes: int) -> None:
+        """Run within so many bytes from now on. Raises `GrantTooSmall`."""
+        self._source.check(granted_bytes)
+        self._granted_bytes = granted_bytes
+        pairs = enumerate(zip(self._open, self._source.blocks, strict=True))
+        self._rows = {
+            index
+            for index, (block, described) in pairs
+            if size_of(block.weights) > described.weight_bytes * 9 // 8 + _UNREAD_BYTES
+        }
+        blocks = as_granted(self._source.blocks, granted_bytes)
+        self._parts = Parts(blocks, granted_bytes, self._region)
+        blocks = self._parts.blocks
+        warm = plan_swapping(blocks, granted_bytes, rows=self._rows)
+        cold = plan_swapping(blocks, granted_bytes, rows=self._rows, prefetch=True)
+        assert warm is not None, "the least that it needs was granted"
+        self._warm = self._adopt(warm)
+        self._cold = None if cold is None else self._adopt(cold)
+        streamed = filter(None, self._warm.streamed)
+        self._samples = [max(pages, key=attrgetter("size")) for pages in streamed]
+        self._follow(self._warm)
+
+    def read_ahead(self, free_bytes: int) -> None:
+        """So much is free now beside what it was granted: have the kernel read ahead where that is
+        enough for what it holds meanwhile, and not where it is less. Between two runs."""
+        if self._reads_ahead == (free_bytes >= READ_AHEAD_BYTES):
+            return
+        self._reads_ahead = not self._reads_ahead
+        for index, block in enumerate(self._open):
+            if self._reads_ahead:
+                read_ahead(block.weights, huge_pages=index not in self._rows)
+            else:
+                read_nothing_ahead(block.weights)
+                read_in_no_huge_pages(block.weights)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether its blocks were optimised for this processor."""
+        return bool(self._source.prepared)
+
+    @property
+    def may_pack(self) -> bool:
+        """Whether a block is left to `pack_one`, and what is granted now has room for it."""
+        return bool(self._source.unpacked) and self._source.may_pack(self._granted_bytes)
+
+    def pack_one(self) -> None:
+        """Open one more block as it runs fastest, between two runs. All is as before where that
+        fails: raises `RuntimeFailed`, `OSError`, `ValueError`."""
+        index = min(self._source.unpacked)
+        source = replace(self._source, unpacked=self._source.unpacked - {index})
+        drop(self.weight_pages())
+        self._region.empty()
+        session, mapped = source.open_prepared(index, self._open_session)
+        block = replace(self._open[index], session=session, mapped=mapped, weights=())
+        self._open = (*self._open[:index], block, *self._open[index + 1 :])
+        gc.collect()  # the other session goes now, and what it mapped
+        path = str(source.prepared[index].weights.resolve())
+        pages = tuple(sorted(mapped_files(source.folder).get(path, ())))
+        self._open = (*self._open[:index], replace(block, weights=pages), *self._open[index + 1 :])
+        self._source = source
+        self.grant(self._granted_bytes)
+        if self._reads_ahead:
+            read_ahead(pages, huge_pages=index not in self._rows)
+        else:
+            read_nothing_ahead(pages)
+
+    def run(
+        self, feed: Mapping[str, Array], stopper: Stopper, placed: Placed | None = None
+    ) -> list[Array]:
+        """As `WholeFragment.run`."""
+        adopted, self._keeps_nothing = self._choose(), False
+        if adopted is not self._followed:
+            self._follow(adopted)
+        values = {name: as_value(array) for name, array in feed.items()}
+        placed = self.destinations(feed) if placed is None else placed
+        self._parts.begin(feed)
+        own: dict[str, Array] = {}  # results that are in this process's own memory
+        try:
+            for index, block in enumerate(self._open):
+                if self._parts.begins_at(index):
+                    moved = move_out(values, feed.keys() | own.keys()).items()
+                    own.update((name, array) for name, array in moved if name in self.outputs)
+                    del moved  # the others go after their last use
+                    self._parts.make_room(index)
+                self._bring(index)
+                if adopted.plan.prefetches:
+                    self._prefetch(index + 1)
+                try:
+                    run_block(block, values, stopper, placed)
+                except (Terminated, OutOfBudget):
+                    raise
+                except RuntimeFailed:
+                    if placed.keys().isdisjoint(block.gives):
+                        raise
+                    self._places, placed = False, {}
+                    run_block(block, values, stopper, placed)
+                own.update((name, placed[name]) for name in placed.keys() & set(block.gives))
+                for name in self._joins.keys() & set(block.gives):
+                    put(values.pop(name).numpy(), name, self._joins[name], own)
+                self._drop(index, adopted)
+        except RuntimeFailed:
+            self._follow(adopted)
+            self._parts.forget()
+            raise
+        self._parts.end()
+        return [own[name] if name in own else values[name].numpy() for name in self.outputs]
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Weights that the last run has mapped again, unless they were prefetched."""
+        adopted = self._followed
+        return 0 if adopted.plan.prefetches else sum(map(size_of, adopted.streamed))
+
+    def keep_nothing_once(self) -> int:
+        """Have the next run keep no weights from one block to the next. What it has of them at
+        most: those of a block, and of tables what it may read before a guard drops them."""
+        self._keeps_nothing = True
+        sizes = enumerate(size_of(block.weights) for block in self._open)
+        return max(min(size, READ_BYTES) if i in self._rows else size for i, size in sizes)
+
+    def weight_pages(self) -> list[PageRange]:
+        """Where its weights are mapped."""
+        return [pages for block in self._open for pages in block.weights]
+
+    def destinations(self, feed: Mapping[str, Array]) -> Placed:
+        """As of `WholeFragment`."""
+        return self._destinations.of(feed) if self._places else {}
+
+    # ---- inside ------------------------------------------------------------------------------
+
+    def _adopt(self, plan: SwapPlan) -> _Adopted:
+        pairs = zip(self._open, plan.kept_bytes, strict=True)
+        return _Adopted(plan, tuple(beyond(block.weights, kept) for block, kept in pairs))
+
+    def _choose(self) -> _Adopted:
+        """The plan that prefetches, where there is one and something has to come from the disk."""
+        if self._keeps_nothing:
+            return self._adopt(keeping_nothing(len(self._open)))
+        if self._cold is not None and are_cold(self._samples):
+            return self._cold
+        return self._warm
+
+    def _follow(self, adopted: _Adopted) -> None:
+        """Have no more in memory than a plan keeps."""
+        self._followed = adopted
+        for index in range(len(self._open)):
+            self._drop(index, adopted)
+
+    def _drop(self, index: int, adopted: _Adopted) -> None:
+        if (prefetch := self._prefetches.pop(index, None)) is not None:
+            prefetch.result()
+        drop(adopted.streamed[index])
+
+    def _bring(self, index: int) -> None:
+        """Where nothing is read ahead, a block would read its weights page by page."""
+        if self._reads_ahead:
+            return
+        self._prefetch(index)
+        if (prefetch := self._prefetches.pop(index, None)) is not None:
+            prefetch.result()
+
+    def _prefetch(self, index: int) -> None:
+        if index < len(self._open) and index not in self._rows | self._prefetches.keys():
+            weights = self._open[index].weights
+            if are_cold(weights):
+                bring = populate if self._reads_ahead else populate_in_pieces
+                self._prefetches[index] = self._prefetcher.submit(bring, weights)

@@ -1,16 +1,20 @@
-"""Large outputs of a fragment that runs as a whole; `test_blocks` has those of blocks."""
+"""Large outputs of a fragment that runs as a whole, and of one whose blocks give parts of them;
+`test_blocks` has others of blocks."""
 
 from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 
 from agent.fragment_making import dense_model, write_fragment
 from agent.test_larger_items import tried
-from made_models import Made, weight
-from shoal_agent.runtime.failures import Stopper
+from made_models import Made, vocabulary, weight
+from shoal_agent.runtime.failures import Exceeded, Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES, MemoryMeter
+from shoal_compiler.cutting import cut_model
+from shoal_compiler.profile import profile_model
 
 MIB = 1 << 20
 
@@ -64,3 +68,21 @@ def test_a_trial_takes_what_it_writes_outside_of_the_arena_for_taken(tmp_path: P
     found = tried(made, limit, limit)
     assert found["stopped"]
     assert found["peak"] <= limit
+
+
+def test_an_output_that_leaves_nothing_is_refused_before_its_parts_are_made(tmp_path: Path) -> None:
+    """16 MiB of 18: what else a run takes has no room."""
+    onnx.save(vocabulary(), tmp_path / "model.onnx")
+    profile = profile_model(tmp_path / "model.onnx", {"x": (1, 64, 256)})
+    (fragment,) = cut_model(tmp_path / "model.onnx", profile, (), tmp_path).fragments
+    meter = MemoryMeter()
+    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
+    folder = tmp_path / "fragments" / fragment.digest.removeprefix("sha256:")
+    runtime.open("f", folder, fragment.least_bytes)
+    meter.settle(LIBRARY_RESERVE_BYTES)
+    x = {"x": np.ones((1, 64, 256), np.float32)}
+    with pytest.raises(Exceeded):
+        runtime.run("f", x, Stopper(), 18 * MIB, is_tried=False)
+    assert meter.peak_bytes() < 4 * MIB
+    result = runtime.run("f", x, Stopper(), 64 * MIB, is_tried=False)
+    assert result.outputs["y"].nbytes == 16 * MIB

@@ -85,7 +85,7 @@ class BlockFragment:
         self.outputs = source.outputs
         self._joins = {name: join for join in source.joins for name in join.parts}
         sessions = [block.session for block in self._open]
-        self._places, self._destinations = True, Destinations(sessions, self.outputs)
+        self._places, self._destinations = True, Destinations(sessions, self.outputs, source.joins)
         self.grant(granted_bytes)
 
     def runs_in(self, granted_bytes: int) -> bool:
@@ -190,7 +190,7 @@ class BlockFragment:
                     run_block(block, values, stopper, placed)
                 own.update((name, placed[name]) for name in placed.keys() & set(block.gives))
                 for name in self._joins.keys() & set(block.gives):
-                    put(values.pop(name).numpy(), name, self._joins[name], own)
+                    put(values.pop(name).numpy(), name, self._joins[name], own, placed)
                 self._drop(index, adopted)
         except RuntimeFailed:
             self._follow(adopted)

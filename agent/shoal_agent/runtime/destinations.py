@@ -18,12 +18,15 @@ import onnxruntime
 
 from shoal_agent.runtime.inputs import dtype_of
 from shoal_protocol.arena_regions import OUTSIDE_BYTES
+from shoal_protocol.blocks import Join
 from shoal_protocol.tensors import Array
 
 Placed: TypeAlias = Mapping[str, Array]
 """By the names of outputs, what these are written into."""
 _Source = tuple[str, int, int]
 """An axis that has a symbol: the input, the axis, and how many there are."""
+_Described: TypeAlias = tuple[str, np.dtype[Any] | None, Sequence[int | str]]
+"""An output: its name, its type where arrays have that, and its axes."""
 
 
 class Destinations:
@@ -31,17 +34,27 @@ class Destinations:
     items run in a few microseconds."""
 
     def __init__(
-        self, sessions: Sequence[onnxruntime.InferenceSession], outputs: Container[str]
+        self,
+        sessions: Sequence[onnxruntime.InferenceSession],
+        outputs: Container[str],
+        joins: Iterable[Join] = (),
     ) -> None:
-        """`outputs` are those that others are given."""
+        """`outputs` are those that others are given; sessions make parts of those of `joins`, and
+        the first part says what the whole is."""
         self._sources: dict[str, list[_Source]] = {}
         for value in (value for each in sessions for value in each.get_inputs()):
             for axis, size in enumerate(value.shape):
                 if isinstance(size, str):
                     source = value.name, axis, len(value.shape)
                     self._sources.setdefault(size, []).append(source)
+        whole = {join.parts[0]: join for join in joins}
         made = (value for each in sessions for value in each.get_outputs())
-        self._outputs = tuple(self._may_be_large(each for each in made if each.name in outputs))
+        described = (
+            _whole_of(value, whole[value.name]) if value.name in whole else _described(value)
+            for value in made
+            if value.name in outputs or value.name in whole
+        )
+        self._outputs = tuple(self._may_be_large(described))
 
     def of(self, feed: Mapping[str, Array]) -> Placed:
         """An array for each large output whose shape is known, by name."""
@@ -53,17 +66,16 @@ class Destinations:
         return found
 
     def _may_be_large(
-        self, outputs: Iterable[onnxruntime.NodeArg]
+        self, described: Iterable[_Described]
     ) -> Iterator[tuple[str, np.dtype[Any], Sequence[int | str]]]:
-        for value in outputs:
-            dtype, axes = dtype_of(value), value.shape
+        for name, dtype, axes in described:
             if dtype is None or dtype.hasobject or not axes:
                 continue
             if any(axis not in self._sources for axis in axes if not isinstance(axis, int)):
                 continue
-            is_fixed = all(isinstance(axis, int) for axis in axes)
-            if not is_fixed or prod(axes) * dtype.itemsize >= OUTSIDE_BYTES:
-                yield value.name, dtype, axes
+            sizes = [axis for axis in axes if isinstance(axis, int)]
+            if len(sizes) < len(axes) or prod(sizes) * dtype.itemsize >= OUTSIDE_BYTES:
+                yield name, dtype, axes
 
     def _shape(self, axes: Sequence[int | str], feed: Mapping[str, Array]) -> list[int] | None:
         shape = []
@@ -86,3 +98,13 @@ class Destinations:
                 return None
             found = size
         return found
+
+
+def _described(value: onnxruntime.NodeArg) -> _Described:
+    return value.name, dtype_of(value), value.shape
+
+
+def _whole_of(part: onnxruntime.NodeArg, join: Join) -> _Described:
+    axes = list(part.shape or ())
+    axes[join.axis : join.axis + 1] = [sum(join.sizes)]
+    return join.output, dtype_of(part), axes

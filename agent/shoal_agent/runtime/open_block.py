@@ -85,14 +85,20 @@ def move_out(values: Values, own: Collection[str]) -> dict[str, Array]:
     return moved
 
 
-def put(part: Array, name: str, join: Join, joined: dict[str, Array]) -> None:
-    """Write a part where it belongs in its whole. Raises `RuntimeFailed`."""
+def put(
+    part: Array, name: str, join: Join, joined: dict[str, Array], placed: Mapping[str, Array]
+) -> None:
+    """Write a part where it belongs in its whole, which is `placed` if its shape was known before.
+    Raises `RuntimeFailed`."""
     axis, index = join.axis, join.parts.index(name)
     if axis >= part.ndim or part.shape[axis] != join.sizes[index]:
         raise RuntimeFailed(f"{name} has the shape {part.shape}, which is not what was planned")
     if join.output not in joined:
         shape = (*part.shape[:axis], sum(join.sizes), *part.shape[axis + 1 :])
-        joined[join.output] = np.empty(shape, part.dtype)
+        whole = placed.get(join.output)
+        if whole is None or (whole.shape, whole.dtype) != (shape, part.dtype):
+            whole = np.empty(shape, part.dtype)
+        joined[join.output] = whole
     start = sum(join.sizes[:index])
     place = (slice(None),) * axis + (slice(start, start + join.sizes[index]),)
     try:

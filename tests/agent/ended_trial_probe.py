@@ -13,18 +13,28 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agent.in_process import MIB, Thread, make_fragments
 from shoal_agent.runtime.failures import OverBudget
-from shoal_agent.runtime.onnx_runtime import OpenFragment, Runtime
+from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.results import RunResult
+from shoal_agent.runtime.runs import OpenFragment, Runs
 from shoal_agent.runtime.whole_fragment import WholeFragment
 
 
-class Ending(Runtime):
+class EndingRuns(Runs):
     """The kernel ends the process when a whole fragment is tried."""
 
-    def _run_guarded(self, fragment: OpenFragment, *arguments: Any, **options: Any) -> RunResult:
+    def run_guarded(self, fragment: OpenFragment, *arguments: Any, **options: Any) -> RunResult:
         if isinstance(fragment, WholeFragment):
             os.kill(os.getpid(), signal.SIGKILL)
-        return super()._run_guarded(fragment, *arguments, **options)
+        return super().run_guarded(fragment, *arguments, **options)
+
+
+class Ending(Runtime):
+    """Has such runs."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        runs = self._runs
+        self._runs = EndingRuns(runs._meter, runs._processor_clock, runs._note_peak, runs._shrink)
 
 
 async def load(folder: Path, digest: str) -> str:

@@ -62,13 +62,13 @@ def test_while_a_run_lasts_of_which_nothing_is_known_nothing_is_read_ahead(
     runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
     meter.settle()
     runtime.open("f", made.folder)
-    run_guarded, meanwhile = runtime._run_guarded, list[set[str]]()
+    run_guarded, meanwhile = runtime._runs.run_guarded, list[set[str]]()
 
     def noted(*given: Any) -> RunResult:
         meanwhile.append(advised(tmp_path))
         return run_guarded(*given)
 
-    monkeypatch.setattr(runtime, "_run_guarded", noted)
+    monkeypatch.setattr(runtime._runs, "run_guarded", noted)
     item = {"x": np.ones((1, 512), np.float32)}
     runtime.run("f", item, Stopper(), 32 * MIB, is_known=False, is_tried=False)
     assert (meanwhile, advised(tmp_path)) == ([{"rr"}], {""})

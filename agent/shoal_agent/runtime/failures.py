@@ -65,6 +65,7 @@ class Stopper:
     one that takes more than so many seconds."""
 
     def __init__(self, seconds: float = inf) -> None:
+        self.seconds = seconds
         self.until = perf_counter() + seconds
         self.options = onnxruntime.RunOptions()
         self.options.log_severity_level = 4

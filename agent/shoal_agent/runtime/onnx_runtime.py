@@ -21,7 +21,6 @@ Memory is back when `close` returns.
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, process_time, thread_time
 from typing import Final
@@ -38,26 +37,23 @@ from shoal_agent.runtime.beside_arena import Beside
 from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.blocks import Blocks
 from shoal_agent.runtime.described import read_blocks, runs_in_order
-from shoal_agent.runtime.destinations import Placed
 from shoal_agent.runtime.failures import (
     Exceeded,
     NotOpen,
-    OutOfBudget,
     RuntimeFailed,
     Stopper,
-    Terminated,
-    exceeded,
 )
-from shoal_agent.runtime.guard import TRIAL_SECONDS, Guard
+from shoal_agent.runtime.guard import TRIAL_SECONDS
 from shoal_agent.runtime.in_passing import InPassing
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of
 from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
-from shoal_agent.runtime.mapped_pages import PageRange, bring_in, drop, nothing_read_ahead, size_of
+from shoal_agent.runtime.mapped_pages import bring_in, drop, nothing_read_ahead, size_of
 from shoal_agent.runtime.open_block import run_both_ways
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.runtime.recipes import AS_IT_IS
-from shoal_agent.runtime.results import Passed, Ran, RunResult, kept, result_of
+from shoal_agent.runtime.results import Passed, RunResult
+from shoal_agent.runtime.runs import OpenFragment, Runs
 from shoal_agent.runtime.sessions import open_session, opens, options_of
 from shoal_agent.runtime.whole_fragment import Whole, WholeFragment, whole_of
 from shoal_agent.runtime.widening import Widening
@@ -68,8 +64,6 @@ _KNOWN_FRAGMENTS: Final = 1024
 """Of so many it is known that they were opened before."""
 _PACKING_SECONDS: Final = 0.03
 """An input may wait for so long while blocks are packed; one block may take longer."""
-
-OpenFragment = WholeFragment | BlockFragment
 
 
 class Runtime:
@@ -94,6 +88,7 @@ class Runtime:
         self._widening = Widening(threads)
         self._opened_once: set[str] = set()
         self._passing = InPassing(meter)
+        self._runs = Runs(meter, self._processor_clock, self._passing.begin_peak, self.shrink)
         onnxruntime.set_default_logger_severity(4)
         self._limit_bytes, self._arena_bytes = limit_bytes, register_arena(limit_bytes)
         self._free = free or (lambda: self._limit_bytes - meter.used_at_most_bytes())
@@ -263,7 +258,7 @@ class Runtime:
             self._widening.stop()
             self.shrink()  # what other items have left in the arena is not this one's
             if is_tried and not is_larger:
-                return self._run_guarded(fragment, feed, stopper, limit_bytes)
+                return self._runs.run_guarded(fragment, feed, stopper, limit_bytes)
             in_blocks = isinstance(fragment, BlockFragment)
             dropped = self._open.values() if is_larger or not is_known or in_blocks else ()
             weights = [pages for each in dropped for pages in each.weight_pages()]
@@ -276,44 +271,12 @@ class Runtime:
             try:
                 with self._ballast.hold(held), nothing_read_ahead(whole):
                     bring_in(beside.on_disk)
-                    return self._run_guarded(fragment, feed, stopper, limit_bytes, weights, placed)
+                    return self._runs.run_guarded(
+                        fragment, feed, stopper, limit_bytes, weights, placed
+                    )
             finally:  # the arena has the place of weights, which the next run reads
                 self.shrink()
-        self._meter.begin_peak(recount=False)
-        try:
-            ran = self._ran(fragment, feed, stopper)
-        except OutOfBudget:
-            # Items of other sizes may have left the arena in pieces: once more, in an empty one.
-            self.shrink()
-            try:
-                ran = self._ran(fragment, feed, stopper)
-            except OutOfBudget as error:
-                raise exceeded(error, self._limit_bytes + 1, self._limit_bytes) from error
-        return self._measured(fragment, ran)
-
-    def _run_guarded(
-        self,
-        fragment: OpenFragment,
-        feed: Mapping[str, Array],
-        stopper: Stopper,
-        limit_bytes: int,
-        weights: Sequence[PageRange] = (),
-        placed: Placed | None = None,
-    ) -> RunResult:
-        self._meter.begin_peak()
-        with Guard(self._meter, limit_bytes, stopper, weights) as guard:
-            try:
-                ran = self._ran(fragment, feed, stopper, placed, guard.make_room)
-            except (Terminated, OutOfBudget) as error:
-                if guard.late:
-                    raise Terminated(f"not ended after {TRIAL_SECONDS:g} s, and {error}") from error
-                if isinstance(error, Terminated) and not guard.tripped:
-                    raise
-                peak = max(self._meter.peak_since_begin_bytes(), limit_bytes + 1)
-                self.shrink()
-                raise exceeded(error, peak, limit_bytes) from error
-        result = self._measured(fragment, ran)
-        return replace(result, squeezed=guard.dropped)
+        return self._runs.run(fragment, feed, stopper, self._limit_bytes)
 
     def open_and_try(
         self,
@@ -340,7 +303,7 @@ class Runtime:
             placed_bytes = sum(each.nbytes for each in fragment.destinations(feed).values())
             self.shrink()
             peak = self._ballast.least_peak(
-                lambda limit: self._run_guarded(fragment, feed, Stopper(TRIAL_SECONDS), limit),
+                lambda limit: self._runs.run_guarded(fragment, feed, Stopper(TRIAL_SECONDS), limit),
                 before + granted_bytes,
                 limit_bytes,
                 used_bytes=self._meter.used_bytes() + placed_bytes,
@@ -385,30 +348,6 @@ class Runtime:
         if isinstance(fragment, BlockFragment):
             fragment.read_ahead(self._free())
         return fragment
-
-    def _measured(self, fragment: OpenFragment, ran: Ran) -> RunResult:
-        self._passing.begin_peak()
-        peak_bytes, streamed = self._meter.peak_since_begin_bytes(), fragment.streamed_bytes
-        return result_of(ran, fragment.outputs, peak_bytes, streamed_bytes=streamed)
-
-    def _ran(
-        self,
-        fragment: OpenFragment,
-        feed: Mapping[str, Array],
-        stopper: Stopper,
-        placed: Placed | None = None,
-        make_room: Callable[[int], None] | None = None,
-    ) -> Ran:
-        """Run it. `make_room` is asked before what lies in the arena is copied; raises what it and
-        the run raise."""
-        if stopper.stopped:
-            raise Terminated("stopped before it began")
-        processor = self._processor_clock
-        started, used = perf_counter(), processor()
-        outputs = fragment.run(feed, stopper, placed)
-        if make_room is not None:
-            make_room(sum(each.nbytes for each in outputs if not each.flags.owndata))
-        return Ran(kept(outputs), perf_counter() - started, processor() - used)
 
     def close(self, digest: str) -> int:
         """Give a fragment up; the bytes that came back. Its memory is back on return."""

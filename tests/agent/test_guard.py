@@ -14,11 +14,11 @@ MIB = 1 << 20
 ROOM_BYTES = 32 * MIB
 
 
-def is_stopped(left_bytes: int, within_seconds: float) -> bool:
+def is_stopped(left_bytes: int, within_seconds: float, planned_bytes: int = 0) -> bool:
     """Whether a run is that takes all of its room but so much, and then waits."""
     meter, stopper = MemoryMeter(), Stopper()
     meter.settle()
-    with Guard(meter, ROOM_BYTES, stopper) as guard:
+    with Guard(meter, ROOM_BYTES, stopper, planned_bytes=planned_bytes) as guard:
         taken = mmap.mmap(-1, ROOM_BYTES - left_bytes)
         ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(taken)), 1, len(taken))
         deadline = time.monotonic() + within_seconds
@@ -34,3 +34,14 @@ def test_a_run_is_stopped_where_no_more_is_left_than_the_rest_of_the_process_tak
     """The kernel never lets a process have more than the limit: there is nothing to be seen of
     that."""
     assert is_stopped(left_bytes, 20.0 if stopped else 0.2) is stopped
+
+
+@pytest.mark.parametrize(
+    ("planned_bytes", "stopped"), [(ROOM_BYTES, False), (ROOM_BYTES - OTHERS_BYTES, True)]
+)
+def test_a_run_is_not_stopped_at_what_is_planned_for_it(
+    planned_bytes: int, *, stopped: bool
+) -> None:
+    """Work takes as much, and nobody stops that."""
+    seconds = 20.0 if stopped else 0.2
+    assert is_stopped(OTHERS_BYTES // 3, seconds, planned_bytes) is stopped

@@ -123,10 +123,12 @@ class Trials:
         self.takes, self.beyond = list(takes), beyond
         self.left: list[int] = []
         self.limits: list[int] = []
+        self.planned: list[int] = []
         self.ballast = ballast
 
-    def run(self, limit_bytes: int) -> RunResult:
+    def run(self, limit_bytes: int, planned_bytes: int) -> RunResult:
         self.limits.append(limit_bytes)
+        self.planned.append(planned_bytes)
         held = sum(np.prod(value.shape()) for value in self.ballast._held)
         self.left.append(int(self.ballast._arena_bytes - held))
         if (taken := self.takes.pop(0)) >= self.beyond:
@@ -170,6 +172,7 @@ def test_a_trial_that_takes_more_than_planned_runs_once_more_as_work_does(
     else:
         assert 1 * MIB < second - first < 3 * MIB, "a node may ask for far more than there is"
     _, limit = trials.limits
+    assert trials.planned == [50, 0], "the second one is to leave more than that"
     assert limit == 11 * MIB, "what is on its way and a sixteenth are left to what one node takes"
 
 

@@ -16,12 +16,13 @@ from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_memory_of_fragments import peak_bytes
 from agent.test_running import edge, task
+from made_models import Made, weight
 from shoal_agent.memory.trials import MOST_TRIALS, Trial, need_of_stopped, next_grant
 from shoal_agent.runtime import onnx_runtime
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.prepared import NOTHING_PREPARED
-from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES, MemoryMeter
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -131,6 +132,42 @@ def test_a_trial_that_does_not_end_is_given_up_and_items_show_what_it_takes(
     assert tried.reason == "not ended after 0.1 s, and stopped in its Loop node 'until large'"
     result = runtime.run("f", {"x": np.full(256, 2, np.float32)}, Stopper()).outputs["y"]
     np.testing.assert_array_equal(result, np.full(256, 4096, np.float32))
+
+
+LASTING = Made(
+    text="""g (float[1024,1024] x) => (float[1,1] y) {
+        rounds = Constant<value = int64 {20}>()
+        all = Loop(rounds, , x) <body = b (int64 round, bool before, float[1024,1024] carried)
+            => (bool on, float[1024,1024] next) {
+                on = Identity(before)
+                next = Mul(carried, w) }>
+        y = ReduceMax<axes = [0, 1], keepdims = 1>(all) }""",
+    weights={"w": weight(1024, 1024)},
+    shapes={"x": (1024, 1024)},
+)
+"""What it takes it has for long: the guard sees it for sure."""
+
+
+def test_a_fragment_runs_that_takes_what_is_planned_and_leaves_next_to_nothing(
+    tmp_path: Path,
+) -> None:
+    """It is not stopped to leave room for what nobody knows: what it takes is known."""
+    model = onnx.load(LASTING.save(tmp_path))
+    made = write_fragment(tmp_path, model, 64 * MIB, largest=LASTING.shapes)
+    meter = MemoryMeter()
+    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
+    meter.settle(LIBRARY_RESERVE_BYTES)
+    given = made.folder, 64 * MIB, NOTHING_PREPARED
+    _, tried = runtime.open_and_try("f", *given, 64 * MIB)
+    assert tried.taken_bytes is not None
+    runtime.close("f")
+    planned = tried.taken_bytes + MIB // 2
+    limit = meter.used_bytes() + planned + MIB // 8
+    _, again = runtime.open_and_try("f", made.folder, planned, NOTHING_PREPARED, limit)
+    assert not again.stopped
+    item = {"x": np.ones((1024, 1024), np.float32)}
+    planned = runtime.run("f", item, Stopper(), 64 * MIB).peak_bytes + MIB // 2
+    assert runtime.run("f", item, Stopper(), planned + MIB // 8, planned_bytes=planned).outputs
 
 
 def reordered_model() -> onnx.ModelProto:

@@ -322,7 +322,7 @@ class Watching(Runtime):
         tensors: Mapping[str, Array],
         stopper: Stopper,
         limit_bytes: int | None = None,
-        **known: bool,
+        **known: Any,
     ) -> RunResult:
         self.runs.append((self.weight_bytes(digest) > 0, limit_bytes is not None))
         if self.busy is not None:

@@ -75,7 +75,7 @@ class Ballast:
 
     def least_peak(
         self,
-        run: Callable[[int], RunResult],
+        run: Callable[[int, int], RunResult],
         planned_bytes: int,
         limit_bytes: int,
         *,
@@ -83,7 +83,8 @@ class Ballast:
         coming_bytes: int,
     ) -> int:
         """The peak of a run within a limit, for which so much is planned, where so much is in use
-        and so much on its way. The arena has what is left without its table, what nodes take beside
+        and so much on its way. `run` is given the limit, and what it may take for sure, near as
+        that is to the limit. The arena has what is left without its table, what nodes take beside
         it and what the kernel does. Near the end of that tensors lie otherwise, and take more. So a
         run that takes more than planned runs once more with all of the arena, as work does; where a
         node failed, with an eighth of the limit more, since it may have asked for far more than
@@ -93,14 +94,15 @@ class Ballast:
         left_bytes = first_bytes - used_bytes - coming_bytes - OTHERS_BYTES
         left_bytes = max(0, left_bytes - self._region_bytes // TABLE_SHARE)
         left_bytes -= left_bytes // SCRATCH_SHARE
-        first = self._peak_within(left_bytes, lambda: run(first_bytes))
+        certain_bytes = min(planned_bytes, limit_bytes)
+        first = self._peak_within(left_bytes, lambda: run(first_bytes, certain_bytes))
         if isinstance(first, int) and first <= planned_bytes:
             return first
         self.empty_arena()  # the run that failed held some of it until now
         computed = isinstance(first, int) or first.computed
         more_bytes = self._arena_bytes if computed else left_bytes + limit_bytes // _MORE_SHARE
         second_bytes = limit_bytes - coming_bytes - limit_bytes // _GUARDED_SHARE
-        second = self._peak_within(more_bytes, lambda: run(second_bytes))
+        second = self._peak_within(more_bytes, lambda: run(second_bytes, 0))
         if isinstance(first, int):
             return first if isinstance(second, Exceeded) else min(first, second)
         if isinstance(second, Exceeded):

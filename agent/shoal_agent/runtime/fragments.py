@@ -217,10 +217,10 @@ class Fragments:
         trial, size = self.opening.trial_of(digest), sum(each.nbytes for each in tensors.values())
         is_larger = trial is not None and size > trial.input_bytes
         is_known = self.opening.is_known(digest)
-        known = {"is_known": is_known, "is_tried": is_known and trial is not None}
-        run = partial(self.processor.run, digest, tensors, is_larger=is_larger, **known)
+        known = partial(self.processor.run, digest, tensors, is_known=is_known)
+        run = partial(known, is_tried=is_known and trial is not None, is_larger=is_larger)
         while True:
-            limit, measured = self.ledger.budget, digest in self._measured
+            limit, free, measured = self.ledger.budget, self.ledger.free, digest in self._measured
             if trial is not None and is_larger:
                 limit = limit_of_larger(trial, size, limit)
             # What such a run may take, nothing that comes meanwhile may have.
@@ -228,7 +228,7 @@ class Fragments:
             beside = self._activations
             try:
                 with nothing_arrives(self.ledger, held):
-                    return await run(limit_bytes=limit, measured=measured), beside
+                    return await run(limit, planned_bytes=limit - free, measured=measured), beside
             except Exceeded as error:
                 text, peak_bytes = str(error), error.peak_bytes
             finally:

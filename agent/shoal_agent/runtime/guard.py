@@ -43,6 +43,9 @@ class Guard:
     Near the limit it drops `weights`: the run reads them again, from the page cache mostly. The
     runtime stops between two nodes, and its arena is limited besides: so what one node takes at
     once may exceed the limit before the run ends, but not what all take together.
+
+    Something is left of the limit for what nobody knows of. But what takes no more than planned is
+    not stopped for that: work takes as much, unguarded.
     """
 
     def __init__(
@@ -51,9 +54,11 @@ class Guard:
         limit_bytes: int,
         stopper: Stopper,
         weights: Sequence[PageRange] = (),
+        planned_bytes: int = 0,
     ) -> None:
+        """`planned_bytes` is what this process may take all in all when all is as planned."""
         self._meter = meter
-        self._limit_bytes = limit_bytes
+        self._stop_bytes = max(limit_bytes - OTHERS_BYTES, planned_bytes)
         self._near_bytes = limit_bytes - limit_bytes // _NEAR
         self._stopper = stopper
         self._weights = weights
@@ -77,11 +82,10 @@ class Guard:
 
     def make_room(self, size_bytes: int) -> None:
         """Ask for what the run takes next outside of the arena. Raises `NoRoomForOutputs`."""
-        size_bytes += OTHERS_BYTES
-        if self._weights and self._meter.used_at_most_bytes() + size_bytes > self._limit_bytes:
+        if self._weights and self._meter.used_at_most_bytes() + size_bytes > self._stop_bytes:
             drop(self._weights)
             self.dropped = True
-        if self._meter.used_bytes() + size_bytes > self._limit_bytes:
+        if self._meter.used_bytes() + size_bytes > self._stop_bytes:
             raise NoRoomForOutputs("there is no room for its outputs")
 
     def _watch(self) -> None:
@@ -97,7 +101,7 @@ class Guard:
                 drop(self._weights)
                 self.dropped = True
                 used = self._meter.used_bytes()
-            if used + OTHERS_BYTES > self._limit_bytes:  # the kernel kills where it finds no more
+            if used > self._stop_bytes:  # the kernel kills where it finds no more
                 self.tripped = True
                 self._stopper.stop()
                 return

@@ -247,18 +247,22 @@ class Runtime:
         is_known: bool = True,
         is_tried: bool = True,
         is_larger: bool = False,
+        planned_bytes: int = 0,
     ) -> RunResult:
         """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds. With a limit it
-        is stopped where this process takes more: `Exceeded`. Untried, or with an item larger than
-        in its trial, it gets no more of the arena than is left. It takes the place of weights then,
-        but where it is known what it takes and runs as a whole."""
+        is stopped where this process takes more: `Exceeded`; but not as long as it takes what was
+        planned, if it was tried. Untried, or with an item larger than in its trial, it gets no more
+        of the arena than is left. It takes the place of weights then, but where it is known what it
+        takes and runs as a whole."""
         fragment = self._opened(digest)
         feed = feed_of(fragment.inputs, tensors)
         if limit_bytes is not None:
             self._widening.stop()
             self.shrink()  # what other items have left in the arena is not this one's
             if is_tried and not is_larger:
-                return self._runs.run_guarded(fragment, feed, stopper, limit_bytes)
+                return self._runs.run_guarded(
+                    fragment, feed, stopper, limit_bytes, planned_bytes=planned_bytes
+                )
             in_blocks = isinstance(fragment, BlockFragment)
             dropped = self._open.values() if is_larger or not is_known or in_blocks else ()
             weights = [pages for each in dropped for pages in each.weight_pages()]
@@ -302,8 +306,15 @@ class Runtime:
             check_inputs(fragment.inputs, feed)
             placed_bytes = sum(each.nbytes for each in fragment.destinations(feed).values())
             self.shrink()
+
+            def run(limit_bytes: int, planned_bytes: int) -> RunResult:
+                stopper = Stopper(TRIAL_SECONDS)
+                return self._runs.run_guarded(
+                    fragment, feed, stopper, limit_bytes, planned_bytes=planned_bytes
+                )
+
             peak = self._ballast.least_peak(
-                lambda limit: self._runs.run_guarded(fragment, feed, Stopper(TRIAL_SECONDS), limit),
+                run,
                 before + granted_bytes,
                 limit_bytes,
                 used_bytes=self._meter.used_bytes() + placed_bytes,

@@ -91,6 +91,7 @@ class Processor:
         is_known: bool,
         is_tried: bool,
         is_larger: bool,
+        planned_bytes: int = 0,
         items: int = 1,
     ) -> RunResult:
         """In the thread; or here, where that costs too much beside the run itself.
@@ -100,8 +101,9 @@ class Processor:
         unless it `is_known` that what a run takes follows from the sizes of its inputs. One that
         `is_larger` than in its trial always is: less may have been beside it when it ran before.
         `measured`: what the fragment takes is known, so that it may run here the next time;
-        `is_tried`: it was tried, `is_larger`: with smaller inputs. `items`: so many at once, of
-        which the first ones are guarded as well.
+        `is_tried`: it was tried, `is_larger`: with smaller inputs. `planned_bytes` are reckoned
+        with for all that this process has. `items`: so many at once, of which the first ones are
+        guarded as well.
         """
         key = (digest, items)
         size = sum(tensor.nbytes for tensor in tensors.values())
@@ -114,9 +116,8 @@ class Processor:
         is_safe, way = may_be_safe and size <= self._largest.get(key, -1), self.way(digest)
         guarded = None if is_safe else limit_bytes
         run = partial(self._runtime.run, digest, tensors, self._stopper, guarded)
-        result = await self._in_thread(
-            partial(run, is_known=is_known, is_tried=is_tried, is_larger=is_larger)
-        )
+        known = partial(run, is_known=is_known, is_tried=is_tried, is_larger=is_larger)
+        result = await self._in_thread(partial(known, planned_bytes=planned_bytes))
         self._handling.ran(items, result.compute_seconds, result.processor_seconds)
         shows_others = self.way(digest) is way and not is_larger
         if shows_others and not result.squeezed:

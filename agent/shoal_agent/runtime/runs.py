@@ -49,7 +49,7 @@ class Runs:
                 raise exceeded(error, limit_bytes + 1, limit_bytes) from error
         return self._measured(fragment, ran)
 
-    def run_guarded(
+    def run_guarded(  # noqa: PLR0913 - what is known of a run
         self,
         fragment: OpenFragment,
         feed: Mapping[str, Array],
@@ -57,10 +57,13 @@ class Runs:
         limit_bytes: int,
         weights: Sequence[PageRange] = (),
         placed: Placed | None = None,
+        *,
+        planned_bytes: int = 0,
     ) -> RunResult:
-        """Stopped where this process takes more. Raises `Exceeded`, and what the run raises."""
+        """Stopped where this process takes more than that, and than is planned for all that it has.
+        Raises `Exceeded`, and what the run raises."""
         self._meter.begin_peak()
-        with Guard(self._meter, limit_bytes, stopper, weights) as guard:
+        with Guard(self._meter, limit_bytes, stopper, weights, planned_bytes) as guard:
             try:
                 ran = self._ran(fragment, feed, stopper, placed, guard.make_room)
             except (Terminated, OutOfBudget) as error:

@@ -67,6 +67,7 @@ class Cut:
             edges=tuple(_edges(layout, pieces)),
             inputs=profile.inputs,
             outputs=profile.outputs,
+            fixed=source.graph.fixed,
         )
 
     def write(self, store: Path, progress: Callable[[int, int], None] | None = None) -> None:

@@ -3,7 +3,8 @@
 Functions are written out. Every constant of the top level, and every large one inside a sub-graph,
 is an initializer of the graph: some exporters keep all weights in `Constant` nodes, where a device
 could not map them from a file. Initializers that are listed as inputs too are constants: a fragment
-has no caller who would override them. What no output needs is left out.
+has no caller who would override them, and who gives the model a value for one is told so. What no
+output needs is left out.
 """
 
 from collections import Counter
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import onnx
@@ -29,6 +31,9 @@ from shoal_compiler.safety import (
 )
 from shoal_compiler.trees import check_trees
 from shoal_compiler.wire import LARGE
+
+MIN_IR_VERSION: Final = 4
+"""Before it, every initializer had to be an input as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ class Graph:
     declared: Mapping[str, onnx.TypeProto]
     opsets: Mapping[str, int]
     ir_version: int
+    fixed: tuple[str, ...] = ()
+    """Inputs that have an initializer, which a caller of ONNX may override."""
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
@@ -121,6 +128,7 @@ def normalise(model: CheckedModel) -> Graph:
         hoist.inside(node)
     nodes = _without_copies(graph, nodes, weights, hoist.definitions)
     inputs = tuple(each for each in graph.input if each.name not in weights | sparse)
+    listed = (each.name for each in graph.input if each.name in weights | sparse)
     normal = Graph(
         nodes=tuple(nodes),
         inputs=inputs,
@@ -130,6 +138,7 @@ def normalise(model: CheckedModel) -> Graph:
         declared={each.name: each.type for each in (*graph.value_info, *graph.output)},
         opsets={each.domain: each.version for each in proto.opset_import},
         ir_version=proto.ir_version,
+        fixed=tuple(listed) if proto.ir_version >= MIN_IR_VERSION else (),
     )
     _check_names(normal)
     kept = live(nodes, {each.name for each in graph.output})

@@ -2,18 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import onnx
 
-from shoal_compiler.graph import Graph
+from shoal_compiler.graph import MIN_IR_VERSION, Graph
 from shoal_compiler.weight_files import Place
 from shoal_planner.pieces import Piece
 from shoal_planner.profile import Profile
 from shoal_protocol.partition import TensorSpec
-
-MIN_IR_VERSION: Final = 4
-"""Before it, every initializer had to be an input as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,13 +110,15 @@ def outgrown_of(status: "JobStatus") -> tuple[Outgrown, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionDocument:
-    """What `partition.json` in the fragment store says."""
+    """What `partition.json` in the fragment store says. `fixed` are inputs of the model that it has
+    a value for: a caller of ONNX may give another, a fragment has that one."""
 
     model_digest: Digest
     fragments: tuple[Fragment, ...]
     edges: tuple[Edge, ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    fixed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         indices = [fragment.index for fragment in self.fragments]
@@ -169,6 +171,8 @@ class DocumentRefused(ValueError):
 def document_to_json(document: PartitionDocument) -> str:
     """Canonical JSON: sorted keys, no spaces."""
     value = {"version": VERSION, **asdict(document)}
+    if not document.fixed:
+        del value["fixed"]
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -199,6 +203,9 @@ def document_from_json(text: str | bytes) -> PartitionDocument:
         edges=document_edges,
         inputs=_read_specs(top, "inputs"),
         outputs=_read_specs(top, "outputs"),
+        fixed=tuple(each.name() for each in top.items("fixed", MAX_TENSORS))
+        if top.has("fixed")
+        else (),
     )
     _check_sources(document)
     return document

@@ -116,22 +116,27 @@ def _item(
     from shoal_cli.commands.tables import working
     from shoal_cli.local.cut_search import PreparationRefused
     from shoal_cli.local.made_items import make_item
-    from shoal_compiler.profile import profile_model
+    from shoal_compiler.profile import Source
 
     if not model.is_file():
         problem = "is a folder, not a file" if model.is_dir() else "there is no such file"
         raise PreparationRefused(f"{model}: {problem}")
     with working(f"reading {model.name}"):
-        specs = profile_model(model, shapes or None).inputs
-    return make_item(specs, shapes) if inputs is None else _first_item(inputs, specs)
+        source = Source.open(model)
+        specs = source.profile(shapes or None).inputs
+    if inputs is None:
+        return make_item(specs, shapes)
+    return _first_item(inputs, specs, source.graph.fixed)
 
 
-def _first_item(folder: Path, specs: "tuple[TensorSpec, ...]") -> "Mapping[str, Array]":
+def _first_item(
+    folder: Path, specs: "tuple[TensorSpec, ...]", fixed: tuple[str, ...]
+) -> "Mapping[str, Array]":
     from shoal_cli.local.orders import JobRefused
     from shoal_coordinator.storage.inputs import InputsRefused, InputUnsuitable, scan_inputs
 
     try:
-        return scan_inputs(folder, specs).read(0)
+        return scan_inputs(folder, specs, fixed=fixed).read(0)
     except (InputsRefused, InputUnsuitable) as error:
         raise JobRefused(str(error)) from error
 

@@ -182,7 +182,7 @@ def _refuse_unusable(name: str, document: "PartitionDocument", order: "CutOrder"
     if order.sample is None or name.startswith(_JOB):
         return
     try:
-        inputs = scan_inputs(order.sample, document.inputs)
+        inputs = scan_inputs(order.sample, document.inputs, fixed=document.fixed)
     except InputsRefused as error:
         raise typer.BadParameter(f"--{error}") from error
     if not inputs.envelopes():

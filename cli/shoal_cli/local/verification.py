@@ -163,7 +163,7 @@ def compare(request: VerificationRequest, on_progress: Progress) -> Verification
     from shoal_cli.local.whole_model import ModelUnusable, Way, WholeModel  # noqa: PLC0415
 
     document = document_from_json(request.partition.read_bytes())
-    inputs = scan_inputs(request.inputs, document.inputs)
+    inputs = scan_inputs(request.inputs, document.inputs, fixed=document.fixed)
     names = [spec.name for spec in document.outputs]
     results = _Results(request.outputs, inputs)
     present = [item for item in range(len(inputs)) if results.has(item)]

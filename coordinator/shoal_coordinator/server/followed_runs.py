@@ -49,7 +49,7 @@ class FollowedRun(JobRun):
         super().__init__(request, document, epoch, inputs, results, crashes)
         files = inputs.catalogue
         self._followed = inputs
-        self._folder = FollowedFolder(inputs.folder, files, document.inputs)
+        self._folder = FollowedFolder(inputs.folder, files, document.inputs, document.fixed)
         self.follows = True
         self.first = inputs.files[0].first if inputs.files else len(inputs)
         self.earlier = Earlier(
@@ -197,6 +197,6 @@ def open_followed_run(
         results = open_followed_results(
             source, target, files, document, job=request.name, lossy=request.lossy
         )
-    inputs = FollowedInputs(source, files, document.inputs)
+    inputs = FollowedInputs(source, files, document.inputs, document.fixed)
     inputs.inflate_into(target / ".shoal" / request.name)
     return FollowedRun(request, document, epoch, inputs, results, crashes)

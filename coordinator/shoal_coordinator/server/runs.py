@@ -360,7 +360,7 @@ def open_run(
     source = local_folder(request.inputs_uri, what="inputs")
     target = local_folder(request.outputs_uri, what="outputs")
     with crashes.processing():
-        inputs = scan_inputs(source, document.inputs)
+        inputs = scan_inputs(source, document.inputs, fixed=document.fixed)
         if target.resolve() == source.resolve():
             raise OutputsRefused(target, "are the inputs as well; choose another folder")
         results = open_results(target, inputs, document, job=request.name, lossy=request.lossy)

@@ -2,7 +2,7 @@
 model."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -56,14 +56,14 @@ def kinds_of(headers: Mapping[str, ArrayHeader]) -> Kinds:
 
 
 def classifier(
-    model_inputs: tuple[TensorSpec, ...], limits: Limits
+    model_inputs: tuple[TensorSpec, ...], limits: Limits, fixed: Collection[str] = ()
 ) -> Callable[[Kinds], FileContents]:
     """Says what files hold; those with arrays of the same kinds share the answer."""
 
     @lru_cache(_KNOWN_CONTENTS)
     def classify(kinds: Kinds) -> FileContents:
         try:
-            return contents_by_kinds(kinds, model_inputs, limits)
+            return contents_by_kinds(kinds, model_inputs, limits, fixed)
         except UnreadableArrays as problem:
             return FileContents(1, problem=str(problem))
 
@@ -71,9 +71,13 @@ def classifier(
 
 
 def contents_by_kinds(
-    kinds: Kinds, model_inputs: tuple[TensorSpec, ...], limits: Limits
+    kinds: Kinds,
+    model_inputs: tuple[TensorSpec, ...],
+    limits: Limits,
+    fixed: Collection[str] = (),
 ) -> FileContents:
-    """What a file holds; raises `UnreadableArrays` where not even the number of items is known."""
+    """What a file holds; raises `UnreadableArrays` where not even the number of items is known.
+    `fixed` are inputs that the model has a value for, and that no file can give one."""
     headers = {kind.name: kind for kind in kinds}
     if SOLE in headers:
         if len(model_inputs) != 1:
@@ -100,7 +104,7 @@ def contents_by_kinds(
     if items > 1 and not any(sizes[name] for name in lengths):
         # Otherwise some hundred bytes could ask for millions of runs.
         raise UnreadableArrays(f"stacks {items} rows, none of which holds an element")
-    problem = _unsuitable(headers, shapes, model_inputs)
+    problem = _unsuitable(headers, shapes, model_inputs) or _overrides(headers, fixed)
     item_bytes = sum(sizes.values())
     if problem is None and item_bytes > limits.item_bytes:
         problem = (
@@ -154,6 +158,16 @@ def _unsuitable(
             if isinstance(want, int) and have != want:
                 return _misfit(spec, header, f"has {have} where axis {axis} is", want)
     return None
+
+
+def _overrides(names: Iterable[str], fixed: Collection[str]) -> str | None:
+    """Passed over, such an array would be taken for used."""
+    if not (given := sorted(set(names).intersection(fixed))):
+        return None
+    return (
+        f"has an array for {', '.join(given)}, to which the model gives a value of its own; leave "
+        "it out, or remove the initializer of that name from the model"
+    )
 
 
 def _wrong_dtype(spec: TensorSpec, header: ArrayKind) -> str | None:

@@ -41,9 +41,13 @@ class FollowedInputs(InputSet):
     """The items of the files that were taken and have not ended; `len` counts those before too."""
 
     def __init__(
-        self, folder: Path, files: FollowedFiles, model_inputs: tuple[TensorSpec, ...]
+        self,
+        folder: Path,
+        files: FollowedFiles,
+        model_inputs: tuple[TensorSpec, ...],
+        fixed: Collection[str] = (),
     ) -> None:
-        super().__init__(folder, (), model_inputs, "", FolderLimits())
+        super().__init__(folder, (), model_inputs, "", FolderLimits(), fixed)
         self.catalogue = files
         self._items = files.items
         self._table.add(files.live)
@@ -67,7 +71,11 @@ class FollowedFolder:
     """A folder that files come to. Not for several threads; any method may raise `OSError`."""
 
     def __init__(
-        self, folder: Path, files: FollowedFiles, model_inputs: tuple[TensorSpec, ...]
+        self,
+        folder: Path,
+        files: FollowedFiles,
+        model_inputs: tuple[TensorSpec, ...],
+        fixed: Collection[str] = (),
     ) -> None:
         self.folder = folder
         self.waiting = 0
@@ -76,6 +84,7 @@ class FollowedFolder:
         """After the last listing: no file waits that could be taken."""
         self._files = files
         self._model_inputs = model_inputs
+        self._fixed = fixed
         self._limits = FolderLimits()
         self._changed = -1
         self._scans = self._listings = 0
@@ -114,13 +123,15 @@ class FollowedFolder:
             elif now != known:
                 changed.append(now)
             elif now.size:
-                path = self.folder / known.name
-                ready.append((known.name, contents_of(path, self._model_inputs, self._limits)))
+                ready.append((known.name, self._contents(self.folder / known.name)))
         if changed:
             self._files.wait(changed)
         if gone:
             self._files.drop(gone)
         return self._files.take(ready) if ready else []
+
+    def _contents(self, path: Path) -> FileContents:
+        return contents_of(path, self._model_inputs, self._limits, self._fixed)
 
     def _stat(self, name: str) -> Waiting | None:
         try:

@@ -10,9 +10,11 @@ i is
   `array[i : i + 1]`;
 - rank M otherwise: not stacked; beside stacked arrays it is shared by every item of the file.
 
-Stacked arrays of one file must agree in length. Arrays of other names are passed over. All rows of
-a file share one dtype and shape, so everything about an item but damage to its bytes is known from
-the headers; what does not suit the model makes that file's items fail with a reason, and no others.
+Stacked arrays of one file must agree in length. Arrays of other names are passed over, but for
+those of inputs that the model has a value for: that value is used, so another one is a mistake. All
+rows of a file share one dtype and shape, so everything about an item but damage to its bytes is
+known from the headers; what does not suit the model makes that file's items fail with a reason, and
+no others.
 """
 
 import hashlib
@@ -91,13 +93,14 @@ class InputSet:
         model_inputs: tuple[TensorSpec, ...],
         digest: str,
         limits: FolderLimits,
+        fixed: Collection[str] = (),
     ) -> None:
         self.folder = folder
         self.digest = digest
         """Changes when a file comes, goes, or holds something else."""
         self._table = FileTable(files)
         self._prefix = os.path.join(folder, "")
-        self._classify = classifier(model_inputs, limits.arrays)
+        self._classify = classifier(model_inputs, limits.arrays, fixed)
         self._model_inputs = model_inputs
         self._limits = limits
         self._spool: Path | None = None
@@ -231,16 +234,21 @@ class InputSet:
 
 
 def scan_inputs(
-    folder: Path, model_inputs: tuple[TensorSpec, ...], limits: FolderLimits | None = None
+    folder: Path,
+    model_inputs: tuple[TensorSpec, ...],
+    limits: FolderLimits | None = None,
+    *,
+    fixed: Collection[str] = (),
 ) -> InputSet:
-    """Number the items of a folder by reading headers only. Raises `InputsRefused`, or
+    """Number the items of a folder by reading headers only. `fixed` are inputs that the model has
+    a value for. Raises `InputsRefused`, or
     `OSError` that says nothing of the folder (`is_transient`)."""
     limits = limits or FolderLimits()
     digest = hashlib.sha256()
     files: list[InputFile] = []
     first = 0
     prefix = os.path.join(folder, "")
-    classify = classifier(model_inputs, limits.arrays)
+    classify = classifier(model_inputs, limits.arrays, fixed)
     for name in _names(folder, limits):
         version = None
         try:
@@ -258,7 +266,7 @@ def scan_inputs(
             )
     if not first:
         raise InputsRefused(folder, "its files hold no item: every stacked array has length 0")
-    return InputSet(folder, tuple(files), model_inputs, digest.hexdigest(), limits)
+    return InputSet(folder, tuple(files), model_inputs, digest.hexdigest(), limits, fixed)
 
 
 def _names(folder: Path, limits: FolderLimits) -> list[str]:
@@ -305,13 +313,16 @@ def _fingerprint(name: str, arrays: ArrayFile) -> bytes:
 
 
 def contents_of(
-    path: Path, model_inputs: tuple[TensorSpec, ...], limits: FolderLimits
+    path: Path,
+    model_inputs: tuple[TensorSpec, ...],
+    limits: FolderLimits,
+    fixed: Collection[str] = (),
 ) -> FileContents:
     """What a file holds, by its headers. Raises `OSError` that says nothing of it."""
     try:
         with ArrayFile(path, limits=limits.arrays) as arrays:
             kinds = kinds_of(arrays.headers)
-        contents = contents_by_kinds(kinds, model_inputs, limits.arrays)
+        contents = contents_by_kinds(kinds, model_inputs, limits.arrays, fixed)
     except UnreadableArrays as problem:
         return FileContents(1, problem=str(problem))
     if contents.items > limits.items:

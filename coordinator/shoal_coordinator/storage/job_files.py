@@ -65,7 +65,7 @@ def finished_items(
     if not (outputs / ".shoal" / job).is_dir():
         return None
     try:
-        inputs = scan_inputs(source, document.inputs)
+        inputs = scan_inputs(source, document.inputs, fixed=document.fixed)
         results = open_results(outputs, inputs, document, job=job, lossy=lossy)
     except (InputsRefused, OutputsRefused, OSError):
         return None

@@ -357,7 +357,13 @@ def _verification_line(verification: Verification, devices: Sequence[DeviceRepor
     if verification.mismatched:
         first = verification.worst_item
         line += f"; {counted(verification.mismatched, 'item')} cannot be compared (first: {first})"
-    if verification.matches_other_options:
+    if verification.rounded_apart:
+        line += (
+            f"\n{counted(verification.rounded_items, 'item')} beyond the tolerance of "
+            f"{verification.tolerance:g}, by no more than two units of rounding of the model's own "
+            "half-precision numbers; a fault of that size would not show"
+        )
+    elif verification.matches_other_options:
         line += (
             "\nthe difference is the model's own: each item that differs "
             f"({verification.different_items}) equals the whole model under other options of "

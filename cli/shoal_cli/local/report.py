@@ -131,8 +131,9 @@ class Verification:
     items whose outputs have their maxima along the last axis at the same places; `mismatched` are
     those that differ in name, shape, type, text or in where they are not finite: no difference can
     be given for them. `different_items` are mismatched or beyond the tolerance; `matched_items` of
-    them equal the whole model under other options. `of_items` have results; `skipped` are those
-    that failed. The `reference_`
+    them equal the whole model under other options. `rounded_items` are beyond the tolerance, and
+    not different: they differ as two results of half precision may that are rounded apart.
+    `of_items` have results; `skipped` are those that failed. The `reference_`
     differences are between that session and others of the same model, with the options of agents
     and without any optimisation, over `reference_items` items: how far ONNX Runtime's own rounding
     goes. Bytes are above the floor of a process with ONNX Runtime loaded, measured as an agent
@@ -150,6 +151,7 @@ class Verification:
     tolerance: float
     different_items: int = 0
     matched_items: int = 0
+    rounded_items: int = 0
     reference_items: int
     reference_abs_diff: float
     reference_rel_diff: float
@@ -168,6 +170,11 @@ class Verification:
         return 0 < self.different_items == self.matched_items
 
     @property
+    def rounded_apart(self) -> bool:
+        """Where items are beyond the tolerance, the model's numbers are no finer."""
+        return self.mismatched == 0 and self.rounded_items > 0 == self.different_items
+
+    @property
     def own_rounding(self) -> bool:
         """The difference is as large as the model's own: the whole model differs from itself as
         much, give or take a rounding in each of the two. So do quantised models, and those that
@@ -177,7 +184,12 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        return self.within_tolerance or self.matches_other_options or self.own_rounding
+        return (
+            self.within_tolerance
+            or self.rounded_apart
+            or self.matches_other_options
+            or self.own_rounding
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,12 @@ the worst one. Half of these are of the items that differ, if some do: a result 
 whole model under other options is right (`Verification.matches_other_options`). Devices open
 fragments in different ways, so a result may equal none of them: then a difference as large as the
 model's own cannot be told from it (`Verification.own_rounding`).
+
+Models with numbers of half precision round to these, at places that depend on how they are run:
+what two of their units make of a difference is no difference (`rounding`).
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -64,7 +68,8 @@ class VerificationRequest:
 class Comparison:
     """Differences so far. Arrays that cannot be subtracted (`comparable`) count as mismatched. Of
     the items that were added, `worst` is the number of the worst, `worst_item` its place, and
-    `different` are the numbers of those that are mismatched or differ by more than `tolerance`."""
+    `different` are the numbers of those that are mismatched or differ by more than `tolerance`; of
+    the others among these `shares` says by how much, as a part of an output's largest number."""
 
     tolerance: float = DEFAULT_TOLERANCE
     items: int = 0
@@ -75,6 +80,13 @@ class Comparison:
     worst: int = 0
     worst_item: str = ""
     different: list[int] = field(default_factory=list)
+    shares: dict[int, float] = field(default_factory=dict)
+
+    def forgive(self, share: float) -> int:
+        """Take those for equal that differ by no more than that; how many they are."""
+        near = {item for item, found in self.shares.items() if found <= share}
+        self.different = [item for item in self.different if item not in near]
+        return len(near)
 
     def add(self, place: str, expected: Arrays, actual: Arrays) -> None:
         """Take one item in; `place` is what a person calls it."""
@@ -89,6 +101,8 @@ class Comparison:
             return
         self.agreements += all(_same_maxima(expected[name], actual[name]) for name in expected)
         absolute, relative = found
+        if relative > self.tolerance:
+            self.shares[item] = _share(expected, actual, self.tolerance)
         if relative > self.max_rel_diff and not self.mismatched:
             self.worst, self.worst_item = item, place
         self.max_abs_diff = max(self.max_abs_diff, absolute)
@@ -140,6 +154,20 @@ def difference(expected: Array, actual: Array) -> tuple[float, float]:
     return float(absolute.max()), float((absolute / (1.0 + np.abs(one))).max())
 
 
+def _share(expected: Arrays, actual: Arrays, tolerance: float) -> float:
+    """The largest difference of outputs of floats beyond the tolerance, as a part of the output's
+    largest number; infinite where others differ, which are not rounded."""
+    worst = 0.0
+    for name, array in expected.items():
+        absolute, relative = difference(array, actual[name])
+        if relative <= tolerance:
+            continue
+        largest = np.abs(array[np.isfinite(array)].astype(np.float64)).max()
+        rounded = array.dtype.kind == "f" and largest > 0
+        worst = max(worst, absolute / float(largest) if rounded else math.inf)
+    return worst
+
+
 def _same_maxima(expected: Array, actual: Array) -> bool:
     if expected.dtype.kind not in "fiub" or expected.ndim == 0 or expected.size == 0:
         return True
@@ -160,7 +188,9 @@ def compare(request: VerificationRequest, on_progress: Progress) -> Verification
     """The comparison itself, in this process. Raises `VerificationRefused`, and what reading inputs
     and results raises."""
     # Loaded in this process alone: the runner has no use for ONNX Runtime.
+    from shoal_cli.local.rounding import apart_by_rounding  # noqa: PLC0415
     from shoal_cli.local.whole_model import ModelUnusable, Way, WholeModel  # noqa: PLC0415
+    from shoal_compiler.errors import ModelRefused  # noqa: PLC0415
 
     document = document_from_json(request.partition.read_bytes())
     inputs = scan_inputs(request.inputs, document.inputs, fixed=document.fixed)
@@ -178,6 +208,8 @@ def compare(request: VerificationRequest, on_progress: Progress) -> Verification
             comparison.add(inputs.place(item), expected, results.read(item, expected))
             on_progress(done, len(compared))
         floor_bytes, peak_bytes = whole.floor_bytes, whole.peak_bytes if compared else 0
+        apart = apart_by_rounding(request.model) if comparison.shares else 0.0
+        rounded = comparison.forgive(apart)
         different = {compared[number] for number in comparison.different}
         sample = _reference_items(compared, comparison)
         by_default = [whole.run(names, inputs.read(item)) for item in sample]
@@ -192,7 +224,7 @@ def compare(request: VerificationRequest, on_progress: Progress) -> Verification
                     if found is not None and found[1] <= request.tolerance:
                         matched.add(item)
             del other
-    except ModelUnusable as error:
+    except (ModelUnusable, ModelRefused) as error:
         raise VerificationRefused(f"the whole model does not run: {error}") from error
     results.close()
     return copied(
@@ -201,6 +233,7 @@ def compare(request: VerificationRequest, on_progress: Progress) -> Verification
         of_items=len(present),
         skipped=len(inputs) - len(present),
         different_items=len(different),
+        rounded_items=rounded,
         matched_items=len(matched),
         reference_items=len(sample),
         reference_abs_diff=reference.max_abs_diff,

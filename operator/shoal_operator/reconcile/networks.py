@@ -30,7 +30,8 @@ from shoal_operator.reconcile.manifests import (
 from shoal_operator.reconcile.names import child_name
 from shoal_operator.reconcile.settings import OperatorSettings
 
-WORKER_COMPONENTS: Final = ("deliver", "transfer-inputs", "transfer-results")
+_SERVERS: Final = ("coordinator", "agent")
+"""What else there is of a pool are workers, of whatever kind, and serves nobody."""
 _NOT_IN_NAMES: Final = re.compile(r"\W")
 _META: Final = "__meta_kubernetes_pod_"
 _TARGET_LABELS: Final[list[Json]] = [
@@ -53,8 +54,8 @@ def network_policies(pool: DevicePool, settings: OperatorSettings) -> tuple[Mani
     if not settings.network_policies:
         return ()
     everything: Json = {"matchLabels": {POOL: pool.metadata.name}}
-    among = {"key": COMPONENT, "operator": "In", "values": list(WORKER_COMPONENTS)}
-    workers = {**everything, "matchExpressions": [among]}
+    rest = {"key": COMPONENT, "operator": "NotIn", "values": list(_SERVERS)}
+    workers = {**everything, "matchExpressions": [rest]}
     coordinator: Json = {"matchLabels": pool_selector(pool, "coordinator")}
     agents: Json = {"matchLabels": pool_selector(pool, "agent")}
     operator = {
@@ -112,7 +113,7 @@ def pod_monitor(pool: DevicePool, settings: OperatorSettings) -> tuple[Manifest,
     dashboards and alerts ask for: `pool`, `component`, and `device` on an agent's."""
     if not settings.pod_monitors:
         return ()
-    among = {"key": COMPONENT, "operator": "In", "values": ["coordinator", "agent"]}
+    among = {"key": COMPONENT, "operator": "In", "values": list(_SERVERS)}
     endpoint: Json = {"port": "metrics", "path": "/metrics", "relabelings": _TARGET_LABELS}
     if settings.monitor_interval:
         endpoint["interval"] = settings.monitor_interval

@@ -3,10 +3,27 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from reconcile.test_device_pool import children, see, settings
-from reconcile.values import NAMESPACE
+from reconcile.test_inference_job import planned
+from reconcile.test_partition import partition
+from reconcile.values import NAMESPACE, model
+from shoal_api.labels import COMPONENT, POOL
 from shoal_operator.reconcile.decision import ObjectKey
+from shoal_operator.reconcile.workers import (
+    WorkerSpec,
+    deliver_worker,
+    input_follower,
+    input_transfer_worker,
+    result_follower,
+    result_transfer_worker,
+    worker_job,
+)
+
+JOB = planned().job
 
 
 def test_only_those_who_must_may_talk_to_a_pools_pods() -> None:
@@ -26,6 +43,51 @@ def test_only_those_who_must_may_talk_to_a_pools_pods() -> None:
     assert isinstance(spec, Mapping)
     assert [rule["ports"][0]["port"] for rule in spec["egress"]] == [7400, 53]
     assert not children(see(settings=settings(network_policies=False)), "NetworkPolicy")
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        deliver_worker(partition(), model(), (), "shelf"),
+        input_transfer_worker(JOB, "shelf"),
+        input_follower(JOB, "shelf"),
+        result_follower(JOB, "shelf"),
+        result_transfer_worker(JOB, "shelf"),
+    ],
+    ids=lambda worker: worker.component,
+)
+def test_every_worker_that_a_pool_closes_is_let_through_to_its_coordinator(
+    worker: WorkerSpec,
+) -> None:
+    policies: Any = children(see(), "NetworkPolicy")
+    made: Any = worker_job(JOB, worker, settings())
+    labels = made["spec"]["template"]["metadata"]["labels"]
+    (port,) = [
+        rule
+        for rule in policies["shelf-coordinator"]["spec"]["ingress"]
+        if rule["ports"] == [{"port": 7400, "protocol": "TCP"}]
+    ]
+    assert selects(policies["shelf-closed"]["spec"]["podSelector"], labels)
+    assert selects(policies["shelf-workers"]["spec"]["podSelector"], labels)
+    assert any(selects(peer["podSelector"], labels) for peer in port["from"])
+
+
+def test_what_workers_may_do_neither_coordinators_nor_agents_may() -> None:
+    policies: Any = children(see(), "NetworkPolicy")
+    for component in ("coordinator", "agent"):
+        labels = {POOL: "shelf", COMPONENT: component}
+        assert selects(policies["shelf-closed"]["spec"]["podSelector"], labels)
+        assert not selects(policies["shelf-workers"]["spec"]["podSelector"], labels)
+
+
+def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Whether a label selector of ours selects a pod with these labels."""
+    equal = all(labels.get(key) == text for key, text in selector.get("matchLabels", {}).items())
+    found = [
+        (labels.get(each["key"]) in each["values"]) == (each["operator"] == "In")
+        for each in selector.get("matchExpressions", [])
+    ]
+    return equal and all(found)
 
 
 def test_metrics_are_for_those_who_are_named_else_for_all_where_they_are_read() -> None:

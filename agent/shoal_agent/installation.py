@@ -102,16 +102,19 @@ def _is_join(argument: str, join: str) -> bool:
 
 
 def _write(place: Place, join: str, text: str) -> None:
+    owner = pwd.getpwnam(place.user) if place.user else None
     place.units.mkdir(parents=True, exist_ok=True)
     place.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     secret = place.state / "join"
-    descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    # The folder may be another user's, and the name a link of theirs to any file: a new one.
+    secret.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(secret, flags, 0o600), "w") as file:
         file.write(join)
-    if place.user:
-        owner = pwd.getpwnam(place.user)
-        for path in (place.state, secret):
-            os.chown(path, owner.pw_uid, owner.pw_gid)
+        if owner is not None:
+            os.fchown(file.fileno(), owner.pw_uid, owner.pw_gid)
+    if owner is not None:
+        os.chown(place.state, owner.pw_uid, owner.pw_gid)
     (place.units / f"{NAME}.service").write_text(text)
 
 

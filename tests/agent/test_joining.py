@@ -138,6 +138,24 @@ def test_as_root_the_unit_runs_as_the_user_who_called_sudo(place: Place) -> None
     assert (place.state / "join").owner() == place.state.owner() == "nobody"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_installing_again_as_root_writes_to_no_file_that_the_agents_user_has_chosen(
+    place: Place, tmp_path: Path
+) -> None:
+    """The folder is that user's by then: a model that broke into the agent may write to it."""
+    mine = Place(units=place.units, state=place.state, user="nobody")
+    assert install([LINE], mine) == 0
+    passwords = tmp_path / "shadow"
+    passwords.write_text("root's")
+    (place.state / "join").unlink()
+    (place.state / "join").symlink_to(passwords)
+    assert install([LINE], mine) == 0
+    assert (passwords.read_text(), passwords.owner()) == ("root's", "root")
+    secret = place.state / "join"
+    assert not secret.is_symlink()
+    assert (secret.read_text().strip(), secret.owner()) == (LINE, "nobody")
+
+
 def test_install_without_a_join_line_is_refused(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:

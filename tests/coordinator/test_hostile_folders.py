@@ -2,6 +2,8 @@
 
 import json
 import os
+import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ from coordinator.test_following import check_frames, drop, frame
 from coordinator.test_retries import listed
 from coordinator.world import World
 from shoal_coordinator.server import followed_runs
+from shoal_coordinator.storage.array_limits import Limits
+from shoal_coordinator.storage.arrays import ArrayFile, UnreadableArrays
 from shoal_coordinator.storage.item_list import stored_items
 from shoal_protocol.v1 import coordinator_pb2 as api
 
@@ -28,6 +32,26 @@ async def followed(world: World, count: int) -> api.JobStatus:
         await world.until(lambda status: status.succeeded + status.failed >= count)
         await world.submit(follow=True, end=True)
         return await world.ended()
+
+
+def test_an_archive_of_hundreds_of_thousands_of_names_is_refused_before_they_are_read(
+    tmp_path: Path,
+) -> None:
+    """When it has been read, each name takes half a KiB: ten times what it takes in the file."""
+    count, name = 1 << 18, b"a.npy"
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", *([0] * 11), len(name), *([0] * 6)) + name
+    end = (0, 0, 0xFFFF, 0xFFFF, count * len(entry), 0, 0)
+    file = tmp_path / "a.npz"
+    file.write_bytes(entry * count + struct.pack("<4s4H2LH", b"PK\5\6", *end))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnreadableArrays) as refused:
+            ArrayFile(file, limits=Limits())
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 8 << 20, f"{most} bytes"
+    assert str(refused.value).endswith("its directory takes more than 1 MiB")
 
 
 async def test_a_link_to_itself_is_no_file(world: World) -> None:

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_coordinator.storage.archive_forms import LARGEST_BYTES, ArchiveForm
+from shoal_coordinator.storage.archive_reading import PIECE_BYTES, open_archive
 from shoal_coordinator.storage.array_limits import Limits
 from shoal_coordinator.storage.transposing import copy_in_c_order
 from shoal_protocol.durable_files import is_transient
@@ -50,7 +51,6 @@ _LENGTH_BYTES: Final = {(1, 0): 2, (2, 0): 4}
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 _MOST_INFLATION: Final = 1032
 """The most bytes that deflate makes of one."""
-_COPY_BYTES: Final = 1024 * 1024
 _MAX_RANK: Final = 32
 """Axes that every version of NumPy can make an array of."""
 SOLE: Final = ""
@@ -176,7 +176,7 @@ def form_of(content: bytes, headers: Mapping[str, ArrayHeader]) -> ArchiveForm |
 def archive_headers(file: BinaryIO, size: int, limits: Limits) -> dict[str, ArrayHeader]:
     """The arrays of an archive by name. Damaged bytes make zipfile and NumPy raise anything."""
     headers: dict[str, ArrayHeader] = {}
-    with zipfile.ZipFile(file) as archive:
+    with open_archive(file) as archive:
         infos = archive.infolist()
         if len(infos) > limits.members:
             raise UnreadableArrays(f"has {len(infos)} members; the limit is {limits.members}")
@@ -402,10 +402,10 @@ class ArrayFile(AbstractContextManager["ArrayFile"]):
             if header.checksum is None:
                 self._file.seek(0)
             else:
-                archive = resources.enter_context(zipfile.ZipFile(self._file))
+                archive = resources.enter_context(open_archive(self._file))
                 source = resources.enter_context(archive.open(f"{header.name}.npy"))
             try:
-                shutil.copyfileobj(source, target, _COPY_BYTES)
+                shutil.copyfileobj(source, target, PIECE_BYTES)
             except zipfile.BadZipFile as error:
                 raise _damaged(header) from error
             target.flush()

@@ -31,6 +31,19 @@ def test_the_workflow_takes_steps_that_the_script_has() -> None:
     assert taken == set(re.findall(r"^(\w+)\)", SCRIPT.read_text(), re.MULTILINE))
 
 
+def test_what_others_made_is_taken_by_its_content_and_not_by_a_tag_that_may_move() -> None:
+    """These steps come before, or beside, those that have the registry's token."""
+    steps = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
+    used = [step["uses"] for step in steps if "uses" in step]
+    assert used
+    assert not [each for each in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", each)]
+
+
+def test_no_secret_is_written_into_a_command() -> None:
+    steps = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
+    assert not [step["run"] for step in steps if "${{ secrets." in step.get("run", "")]
+
+
 def test_the_workflow_builds_each_image_that_the_dockerfile_has() -> None:
     names = WORKFLOW["jobs"]["images"]["strategy"]["matrix"]["image"]
     targets = set(re.findall(r"^FROM \S+ AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.M))

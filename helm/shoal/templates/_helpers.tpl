@@ -18,8 +18,8 @@
 {{- end }}
 
 {{- define "shoal.labels" -}}
-app.kubernetes.io/name: {{ include "shoal.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "shoal.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
@@ -27,8 +27,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- /* What the operator's pods are known by; these never change. */ -}}
 {{- define "shoal.operatorLabels" -}}
-app.kubernetes.io/name: {{ include "shoal.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "shoal.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end }}
 
@@ -108,7 +108,7 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- /* Where pods may run, as JSON: (dict "of" .Values.worker) */ -}}
 {{- define "shoal.place" -}}
-{{- dict "nodeSelector" .of.nodeSelector "tolerations" .of.tolerations "affinity" .of.affinity | toJson }}
+{{- dict "nodeSelector" (.of.nodeSelector | default dict) "tolerations" (.of.tolerations | default list) "affinity" (.of.affinity | default dict) | toJson }}
 {{- end }}
 
 {{- /* OperatorSettings, as the operator reads them. */ -}}
@@ -118,8 +118,8 @@ images:
   worker: {{ include "shoal.image" (dict "root" . "image" .Values.images.worker) }}
   agent: {{ include "shoal.image" (dict "root" . "image" .Values.images.agent) }}
   pullPolicy: {{ .Values.images.pullPolicy }}
-  pullSecrets: {{ .Values.images.pullSecrets | toJson }}
-namespace: {{ .Release.Namespace }}
+  pullSecrets: {{ .Values.images.pullSecrets | default list | toJson }}
+namespace: {{ .Release.Namespace | quote }}
 operatorLabels:
   {{- include "shoal.operatorLabels" . | nindent 2 }}
 enrolment: {{ include "shoal.operator" . }}.{{ .Release.Namespace }}.svc:8443
@@ -131,10 +131,10 @@ coordinatorPlace: {{ include "shoal.place" (dict "of" .Values.coordinator) }}
 workerPlace: {{ include "shoal.place" (dict "of" .Values.worker) }}
 certManager: {{ .Values.certManager.enabled }}
 podMonitors: {{ and .Values.podMonitor.enabled (eq (include "shoal.hasPrometheus" .) "true") }}
-monitorLabels: {{ .Values.podMonitor.additionalLabels | toJson }}
-monitorInterval: {{ .Values.podMonitor.interval | quote }}
+monitorLabels: {{ .Values.podMonitor.additionalLabels | default dict | toJson }}
+monitorInterval: {{ .Values.podMonitor.interval | default "" | quote }}
 networkPolicies: {{ .Values.networkPolicies.enabled }}
-metricsFrom: {{ .Values.networkPolicies.metricsFrom | toJson }}
+metricsFrom: {{ .Values.networkPolicies.metricsFrom | default list | toJson }}
 offline: {{ .Values.offline }}
 otherGroups: {{ include "shoal.otherGroups" . }}
 {{- end }}

@@ -9,6 +9,7 @@ from typing import Final, NoReturn, TypeVar
 
 from shoal_protocol.channels import MOST_PORT, Credentials
 from shoal_protocol.units import parse_quantity, parse_whole, shortened
+from shoal_protocol.visible import OneLine
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _LONGEST_SECONDS: Final = 86_400_000
@@ -79,8 +80,9 @@ def add_log_level(group: argparse._ActionsContainer, default: str) -> None:
 
 def set_up_logs(level: str) -> None:
     """One line for each record on standard error."""
-    text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=level.upper(), format=text)
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def collector_url(text: str) -> str:

@@ -5,6 +5,8 @@ import logging
 import sys
 from typing import Final
 
+from shoal_protocol.visible import OneLine
+
 log: Final = logging.getLogger("shoal.agent")
 
 
@@ -26,7 +28,7 @@ def set_up(device: str, level: str, format_: str) -> None:
     if format_ == "json":
         handler.setFormatter(_JsonFormatter())
     else:
-        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {device}: %(message)s"))
+        handler.setFormatter(OneLine(f"%(asctime)s %(levelname)s {device}: %(message)s"))
     log.addHandler(handler)
     log.setLevel(level.upper())
     log.propagate = False

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
+from shoal_protocol.visible import visible
+
 INTERRUPTED: Final = 130
 TITLES: Final[Mapping[str, str]] = {
     "shoal_cli.local.manifests.ManifestErrors": "manifest refused",
@@ -72,7 +74,7 @@ def print_failure(error: Exception) -> int | None:
             title = "this cannot be run here"
     if title is None:
         return None
-    lines = "".join(f"\n  {line}" for line in text.splitlines())
+    lines = "".join(f"\n  {line}" for line in visible(text).splitlines())
     print(f"shoal: {title}{lines}", file=sys.stderr)
     return 1 if type(error).__name__ in PASSING else 2
 

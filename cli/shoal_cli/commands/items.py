@@ -10,6 +10,7 @@ import typer
 
 from shoal_cli.commands import targets
 from shoal_protocol.units import counted
+from shoal_protocol.visible import visible_line
 
 if TYPE_CHECKING:
     from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -115,12 +116,6 @@ def _state(item: "pb.JobItem") -> str:
     return pb.JobItem.State.Name(item.state).capitalize()
 
 
-def _visible(text: str) -> str:
-    """A file's name may hold line breaks, and commands to a terminal."""
-    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return text if text.isprintable() else "".join(shown)
-
-
 def _table(found: "Sequence[pb.JobItem]") -> Iterator[str]:
     """Lines of aligned columns; a rich table of so many rows would take a minute."""
     if not found:
@@ -128,8 +123,8 @@ def _table(found: "Sequence[pb.JobItem]") -> Iterator[str]:
         return
     rows = [("item", "state", "tries", "device", "input", "reason")]
     for item in found:
-        tries, why = str(item.tries or "-"), _visible(" ".join(item.reason.split())) or "-"
-        where = item.device or "-", _visible(item.input)
+        tries, why = str(item.tries or "-"), visible_line(" ".join(item.reason.split())) or "-"
+        where = item.device or "-", visible_line(item.input)
         rows.append((str(item.item), _state(item), tries, *where, why))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:

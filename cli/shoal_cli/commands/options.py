@@ -22,6 +22,7 @@ from shoal_protocol import choices
 from shoal_protocol import partition as partitions
 from shoal_protocol.digests import is_digest
 from shoal_protocol.units import parse_bytes, parse_whole, shortened
+from shoal_protocol.visible import visible
 
 if TYPE_CHECKING:
     from shoal_cli.transfer.addresses import Access
@@ -263,7 +264,7 @@ def help_of(command: Callable[..., object]) -> str:
 
 def note(text: str) -> None:
     """Say something beside the output."""
-    typer.echo(text, err=True)
+    typer.echo(visible(text), err=True)
 
 
 def parse_volumes(texts: list[str] | None) -> dict[str, Path]:

@@ -22,6 +22,7 @@ from shoal_cli.commands.tables import Waiting, format_done, format_seconds
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_protocol.units import counted, format_bytes, format_number
 from shoal_protocol.v1 import coordinator_pb2 as pb
+from shoal_protocol.visible import visible
 
 PLAIN_SECONDS: Final = 5.0
 LASTING_SECONDS: Final = 2.0
@@ -92,7 +93,7 @@ class PlainProgress(Observer):
         return True
 
     def _print(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(visible(text), file=sys.stderr, flush=True)
 
 
 class LiveProgress(Observer):

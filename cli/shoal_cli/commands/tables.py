@@ -4,14 +4,15 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 from rich.spinner import Spinner
 from rich.text import Text
 
@@ -26,6 +27,7 @@ from shoal_cli.local.report import (
 )
 from shoal_planner.explanation import Table as Explained
 from shoal_protocol.units import counted, format_bytes, format_number
+from shoal_protocol.visible import visible
 
 FAILURES_SHOWN = 8
 LOG_COLUMNS = 200
@@ -33,18 +35,27 @@ LOG_COLUMNS = 200
 R = TypeVar("R")
 
 
-def output() -> Console:
-    """Standard output. A file or a pipe has no width, so there nothing is broken or cut short.
+class _Terminal(Console):
+    """Names of models, tensors and files are text: what is in one is no command (`visible`), nor is
+    `[/0]` markup."""
 
-    Names of models, tensors and files are text: `[/0]` in one is no markup."""
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)
+
+
+def output() -> Console:
+    """Standard output. A file or a pipe has no width, so there nothing is broken or cut short."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        return Console(markup=False)
-    return Console(width=LOG_COLUMNS, markup=False)
+        return _Terminal(markup=False)
+    return _Terminal(width=LOG_COLUMNS, markup=False)
 
 
 def errors() -> Console:
     """Standard error: progress and notes."""
-    return Console(stderr=True, markup=False)
+    return _Terminal(stderr=True, markup=False)
 
 
 class Waiting:

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from shoal_protocol.units import format_bytes
+from shoal_protocol.visible import visible_line
 
 if TYPE_CHECKING:
     from shoal_cli.transfer.addresses import Access
@@ -45,7 +46,8 @@ class TransferLines:
         rate = format_bytes(int(self._bytes / max(1e-3, monotonic() - self._begun)))
         done = format_bytes(self._bytes)
         whole = "" if self._total_bytes is None else f" of {format_bytes(self._total_bytes)}"
-        print(f"{self._what}: {done}{whole}, {rate}/s", file=sys.stderr, flush=True)
+        line = visible_line(f"{self._what}: {done}{whole}, {rate}/s")
+        print(line, file=sys.stderr, flush=True)
 
 
 def fetch_model(

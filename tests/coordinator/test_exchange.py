@@ -350,6 +350,15 @@ def test_what_was_given_before_a_session_says_nothing_of_it() -> None:
         assert routes.relayed_from("a", now) == relayed
 
 
+def test_where_devices_have_certificates_none_is_sent_to_a_socket_without_any() -> None:
+    """A device could have others open sockets of their own machines, and give data to whoever
+    is there."""
+    routes, now = some_routes({"a": "a:7400", "b": "unix:/run/theirs"}), nanoseconds(0)
+    assert routes.address("a", "b", now) is None
+    assert routes.address("b", "a", now) is not None
+    assert routes.peers(("a", "b")) == ("a@a:7400",)
+
+
 async def test_a_send_ends_with_the_link(hub: ExchangeHub) -> None:
     a = Wire(hub, "a")
     key = ActivationKey(job="job", epoch=1, item=1, producer=0, consumer=1)

@@ -77,12 +77,19 @@ class Routes:
 
     def address(self, device: str, target: str, now: Nanoseconds) -> wire.Address | None:
         """How a device reaches another; None: through the coordinator."""
-        session = self._sessions.get(target)
-        if self._relay is Relay.ALWAYS or session is None or not session.hello.address:
+        if (session := self._reachable(target)) is None:
             return None
-        if self._relayed.relayed(device, target, now):
+        if self._relay is Relay.ALWAYS or self._relayed.relayed(device, target, now):
             return None
         return wire.Address(session.hello.address, session.ticket_key)
+
+    def _reachable(self, device: str) -> DeviceSession | None:
+        """The session of a device that others may dial. A Unix socket proves nobody's name: where
+        devices have certificates, one could have others open sockets of their own machines."""
+        session = self._sessions.get(device)
+        if session is None or not (address := session.hello.address):
+            return None
+        return None if self._named_peers and address.startswith("unix:") else session
 
     def joined(self, device: str) -> None:
         """A device has a new session: what kept others from it may have been its last one."""
@@ -94,13 +101,10 @@ class Routes:
 
     def peers(self, devices: tuple[str, ...]) -> tuple[str, ...]:
         """Where fragments can be fetched: the targets of those devices that have one."""
-        sessions = (self._sessions.get(device) for device in devices)
         return tuple(
-            f"{session.device}@{session.hello.address}"
-            if self._named_peers and not session.hello.address.startswith("unix:")
-            else session.hello.address
-            for session in sessions
-            if session is not None and session.hello.address
+            f"{device}@{session.hello.address}" if self._named_peers else session.hello.address
+            for device in devices
+            if (session := self._reachable(device)) is not None
         )
 
     def introductions(

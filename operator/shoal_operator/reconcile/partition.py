@@ -415,7 +415,7 @@ def read_document(config_map: Mapping[str, object]) -> StoredDocument | None:
                 text = unpacker.decompress(base64.b64decode(packed), MAX_DOCUMENT_BYTES)
                 given = json.loads(arguments)
                 document = document_from_json(text)
-            except (ValueError, zlib.error, DocumentRefused):
+            except (ValueError, RecursionError, zlib.error, DocumentRefused):
                 return None
             if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
                 return None

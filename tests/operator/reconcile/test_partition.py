@@ -146,9 +146,14 @@ def test_the_worker_goes_when_the_document_is_kept_and_then_nothing_changes() ->
 def test_a_config_map_that_somebody_spoilt_is_made_again() -> None:
     of, on = partition(fragments=3), ready_model()
     _, decision = cut(of, on)
-    child = dict(only_child(decision, "ConfigMap"))
-    child["binaryData"] = {"partition.json.gz": "bm9uc2Vuc2U="}
-    assert read_document(child) is None
+    child: Any = only_child(decision, "ConfigMap")
+    assert read_document(child) is not None
+    data = {"partition.json.gz": "bm9uc2Vuc2U="}
+    assert read_document({**child, "binaryData": data}) is None
+    for arguments in ("[", "[" * 200_000, '{"--to": 1}', "[1]"):
+        noted = {**child["metadata"]["annotations"], "shoal.dev/arguments": arguments}
+        metadata = {**child["metadata"], "annotations": noted}
+        assert read_document({**child, "metadata": metadata}) is None
     only_child(see(written(of, decision), on=on), "Job")
 
 

@@ -23,6 +23,11 @@ NAME: Final = Text(
     pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$",
     meant="a name of small letters, digits and dashes",
 )
+SECRET: Final = Text(
+    max_length=253,
+    pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$",
+    meant="the name of a Secret",
+)
 DEVICE: Final = Text(
     max_length=63,
     pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$",
@@ -99,6 +104,13 @@ class Reference:
 REFERENCE: Final = Object(Reference)
 
 
+@record()
+class SecretReference:
+    """A Secret of the same namespace, by name."""
+
+    name: str = member(SECRET, "The Secret's name.", example="line-store")
+
+
 @record(
     ignored=(
         *("deletionGracePeriodSeconds", "finalizers", "ownerReferences"),
@@ -160,6 +172,11 @@ def optional(of: type[R], meaning: str) -> R | None:
 def reference(meaning: str, name: str) -> Reference | None:
     """Another object, where one is named; such as the one of that name."""
     return member(REFERENCE, meaning, default=None, example={"name": name})
+
+
+def secret(meaning: str, name: str) -> SecretReference | None:
+    """A Secret, where one is named; such as the one of that name."""
+    return member(Object(SecretReference), meaning, default=None, example={"name": name})
 
 
 def digest_of(meaning: str) -> str | None:

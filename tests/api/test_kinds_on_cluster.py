@@ -282,6 +282,10 @@ BAD = [
     ),
     (job_named("bad", partitionRef={"name": "x"}), "exactly one of modelRef, partitionRef"),
     (job_named("bad", poolRef=None), "exactly one of poolRef, placementRef must be given"),
+    (
+        model(secretRef={"name": "s3..example"}),
+        'Invalid value: "s3..example": must be the name of a Secret',
+    ),
     (job_named("bad", modelRef="m"), "spec.modelRef in body must be of type object"),
     (job_named("bad", activeDeadlineSeconds=0), "should be greater than or equal to 1"),
     (
@@ -305,6 +309,14 @@ def test_a_bad_object_is_refused_with_its_field_and_why(
     assert message in said
     kind = KINDS[bad["kind"]].cls
     assert isinstance(parse(kind, bad), tuple), "the parser takes it"
+
+
+def test_a_secret_may_be_called_as_kubernetes_allows(cluster: Cluster) -> None:
+    """After the host that it opens, for one."""
+    good = model(secretRef={"name": f"s3.{'a' * 63}.example-1.com"})
+    good["metadata"]["name"] = "with-a-secret"
+    cluster.create(good)
+    assert not isinstance(parse(KINDS["Model"].cls, good), tuple)
 
 
 def test_what_a_job_is_cannot_be_edited_but_when_it_runs_can(cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ from shoal_api.fields import (
     Condition,
     Reference,
     Resource,
+    SecretReference,
     Status,
     aspects,
     measured,
@@ -19,6 +20,7 @@ from shoal_api.fields import (
     printed,
     records,
     reference,
+    secret,
     uri,
 )
 from shoal_api.kinds.partition import OUTGROWN, SEEN, OutgrownFragment, SeenShape
@@ -50,7 +52,7 @@ class Inputs:
         "path is relative to the manifest.",
         example="pvc://lines/in",
     )
-    secret_ref: Reference | None = reference(_FOR_THE_STORE, "line-store")
+    secret_ref: SecretReference | None = secret(_FOR_THE_STORE, "line-store")
     follow: bool = member(
         Flag(),
         "true: files that come while the job runs are taken too, each once, until spec.end is "
@@ -72,7 +74,7 @@ class Outputs:
         "address each is sent with PUT.",
         example="pvc://lines/out",
     )
-    secret_ref: Reference | None = reference(_FOR_THE_STORE, "line-store")
+    secret_ref: SecretReference | None = secret(_FOR_THE_STORE, "line-store")
 
 
 @record()

@@ -7,15 +7,15 @@ from shoal_api.fields import (
     COUNT,
     TENSOR_NAME,
     Condition,
-    Reference,
     Resource,
+    SecretReference,
     Status,
     aspects,
     digest_of,
     optional,
     printed,
     records,
-    reference,
+    secret,
     size,
     uri,
 )
@@ -40,7 +40,7 @@ class Source:
     digest: str | None = digest_of(
         "What the file's content must be. Cannot be changed once it is set."
     )
-    secret_ref: Reference | None = reference(
+    secret_ref: SecretReference | None = secret(
         "A Secret with what the store asks for.", "model-store"
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal_api.fields import Reference
+from shoal_api.fields import SecretReference
 from shoal_api.kinds import AnyKind, InferenceJob, Model, Partition
 from shoal_api.kinds.inference_job import Inputs, Outputs
 from shoal_api.labels import POOL
@@ -290,5 +290,5 @@ def coordinator_address(pool: str, namespace: str) -> str:
     return f"{coordinator_host(pool, namespace)}:{GRPC_PORT}"
 
 
-def _name(reference: Reference | None) -> str | None:
+def _name(reference: SecretReference | None) -> str | None:
     return None if reference is None else reference.name

@@ -14,12 +14,11 @@ from hypothesis.extra import numpy as hnp
 
 from shoal_coordinator.storage.archive_forms import ArchiveForm
 from shoal_coordinator.storage.archives import ArrayStream, archive_of, write_archive
-from shoal_coordinator.storage.array_limits import Limits
+from shoal_coordinator.storage.array_limits import Limits, UnreadableArrays
 from shoal_coordinator.storage.arrays import (
     ArrayFile,
     ArrayHeader,
     ArrayKind,
-    UnreadableArrays,
     archive_headers,
     form_of,
 )

@@ -1,9 +1,11 @@
 """Folders of inputs that hold more than sound files of good names."""
 
+import io
 import json
 import os
 import struct
 import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,8 @@ from coordinator.test_following import check_frames, drop, frame
 from coordinator.test_retries import listed
 from coordinator.world import World
 from shoal_coordinator.server import followed_runs
-from shoal_coordinator.storage.array_limits import Limits
-from shoal_coordinator.storage.arrays import ArrayFile, UnreadableArrays
+from shoal_coordinator.storage.array_limits import Limits, UnreadableArrays
+from shoal_coordinator.storage.arrays import ArrayFile
 from shoal_coordinator.storage.item_list import stored_items
 from shoal_protocol.v1 import coordinator_pb2 as api
 
@@ -52,6 +54,19 @@ def test_an_archive_of_hundreds_of_thousands_of_names_is_refused_before_they_are
         tracemalloc.stop()
     assert most < 8 << 20, f"{most} bytes"
     assert str(refused.value).endswith("its directory takes more than 1 MiB")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
+def test_what_follows_an_array_in_an_archive_is_not_inflated_but_refused(
+    tmp_path: Path, method: int
+) -> None:
+    """A few KiB of it would fill the disk, which was found to have room for the array."""
+    array, tail = io.BytesIO(), bytes(16 << 20)
+    np.save(array, np.zeros(2, np.float32))
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
+        archive.writestr("x.npy", array.getvalue() + tail)
+    with pytest.raises(UnreadableArrays, match=f"has {len(tail)} bytes after 'x'"):
+        ArrayFile(tmp_path / "a.npz", limits=Limits())
 
 
 async def test_a_link_to_itself_is_no_file(world: World) -> None:

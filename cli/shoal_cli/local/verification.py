@@ -30,8 +30,8 @@ import numpy.typing as npt
 
 from shoal_cli.local.report import Verification
 from shoal_cli.local.steps import Json, Progress, run_step, serve
-from shoal_coordinator.storage.array_limits import Limits
-from shoal_coordinator.storage.arrays import ArrayFile, UnreadableArrays
+from shoal_coordinator.storage.array_limits import Limits, UnreadableArrays
+from shoal_coordinator.storage.arrays import ArrayFile
 from shoal_coordinator.storage.inputs import InputSet, InputsRefused, InputUnsuitable, scan_inputs
 from shoal_coordinator.storage.parts import ROWS
 from shoal_protocol.copying import copied

@@ -13,10 +13,9 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from shoal_coordinator.storage.archive_forms import LARGEST_BYTES, ArchiveForm
-from shoal_coordinator.storage.array_limits import Limits
+from shoal_coordinator.storage.array_limits import Limits, UnreadableArrays
 from shoal_coordinator.storage.arrays import (
     ArrayKind,
-    UnreadableArrays,
     archive_headers,
     form_of,
 )

@@ -24,6 +24,10 @@ def default_item_bytes() -> int:
     return min(_ITEM_BYTES, memory // _SHARE_OF_MEMORY)
 
 
+class UnreadableArrays(Exception):
+    """A file that is no sound `.npy` or `.npz`, or is over a limit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a file may ask for. `item_bytes` bounds the decoded size of one item, and of each array

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from shoal_coordinator.storage.archive_forms import LARGEST_BYTES, ArchiveForm
 from shoal_coordinator.storage.archive_reading import PIECE_BYTES, open_archive
-from shoal_coordinator.storage.array_limits import Limits
+from shoal_coordinator.storage.array_limits import Limits, UnreadableArrays
 from shoal_coordinator.storage.transposing import copy_in_c_order
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.units import format_apart
@@ -55,10 +55,6 @@ _MAX_RANK: Final = 32
 """Axes that every version of NumPy can make an array of."""
 SOLE: Final = ""
 """Name of the one array of an `.npy` file."""
-
-
-class UnreadableArrays(Exception):
-    """A file that is no sound `.npy` or `.npz`, or is over a limit."""
 
 
 class ArrayKind(NamedTuple):
@@ -200,6 +196,8 @@ def archive_headers(file: BinaryIO, size: int, limits: Limits) -> dict[str, Arra
                 )
             with archive.open(info) as member:
                 header = _parse_header(name, member, info.file_size, limits)
+            if more := info.file_size - len(header.header) - header.data_bytes:
+                raise UnreadableArrays(f"has {more} bytes after {name!r}")
             headers[name] = _placed(header, info, file)
     return headers
 

@@ -7,13 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from shoal_coordinator.storage.array_limits import Limits
-from shoal_coordinator.storage.arrays import (
-    SOLE,
-    ArrayHeader,
-    ArrayKind,
-    UnreadableArrays,
-)
+from shoal_coordinator.storage.array_limits import Limits, UnreadableArrays
+from shoal_coordinator.storage.arrays import SOLE, ArrayHeader, ArrayKind
 from shoal_protocol.partition import TensorSpec
 from shoal_protocol.units import format_bytes
 

@@ -27,13 +27,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from shoal_coordinator.storage.array_limits import Limits
-from shoal_coordinator.storage.arrays import (
-    SOLE,
-    Array,
-    ArrayFile,
-    UnreadableArrays,
-)
+from shoal_coordinator.storage.array_limits import Limits, UnreadableArrays
+from shoal_coordinator.storage.arrays import SOLE, Array, ArrayFile
 from shoal_coordinator.storage.contents import FileContents, classifier, contents_by_kinds, kinds_of
 from shoal_coordinator.storage.file_names import encodable, is_file
 from shoal_coordinator.storage.file_tables import FileTable

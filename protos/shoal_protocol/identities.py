@@ -1,5 +1,6 @@
 """Names in certificates: those that have a role of their own, and what a device may be called."""
 
+import re
 from typing import Final
 
 CLIENT: Final = "shoal"
@@ -22,6 +23,7 @@ LONGEST_NAME: Final = 63
 """A DNS label's."""
 
 _COORDINATOR_HOST: Final = ".svc"
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
 
 def why_no_device(name: str) -> str | None:
@@ -34,4 +36,6 @@ def why_no_device(name: str) -> str | None:
         return f"a name that ends in {_COORDINATOR_HOST} could be a coordinator's"
     if len(name) > LONGEST_NAME:
         return f"its name has {len(name)} characters, and a device's at most {LONGEST_NAME}"
+    if not _LABEL.fullmatch(name):
+        return "its name is no DNS label, such as pi-4, nor several with dots"
     return None

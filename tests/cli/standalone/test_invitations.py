@@ -73,6 +73,17 @@ def test_a_name_belongs_to_the_device_that_joined_with_it(invitations: Invitatio
     assert invitations.review(second, asks("pi-5", "second"), AUTHORITY, NOW).name == "pi-5"
 
 
+@pytest.mark.parametrize("name", ["münchen", "Pi 4", "../pi-4", "-", "pi-4.", "pi\n4", ""])
+def test_a_name_that_no_session_could_have_is_refused_and_the_token_stays_good(
+    invitations: Invitations, name: str
+) -> None:
+    token = invitations.add(Kind.DEVICE, NOW, HOUR)
+    with pytest.raises(EnrolmentDenied, match=r"is no DNS label, such as pi-4"):
+        invitations.review(token, asks(name), AUTHORITY, NOW)
+    assert invitations.devices() == []
+    assert invitations.review(token, asks("pi-4", "second"), AUTHORITY, NOW).name == "pi-4"
+
+
 def test_a_forgotten_device_is_renewed_no_more_and_its_name_is_free(
     invitations: Invitations,
 ) -> None:

@@ -40,6 +40,7 @@ NAMESPACES = [
 EVERYTHING = [SERVER, CLIENT, ABROAD, *NAMESPACES]
 OF_SERVER = {"matchLabels": {"app": "server"}}
 OF_CLIENTS = {"matchExpressions": [{"key": "app", "operator": "In", "values": ["client"]}]}
+OF_OTHERS = {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["server"]}]}
 
 
 def chain(text: str, name: str) -> list[str]:
@@ -64,6 +65,7 @@ def test_who_is_closed_takes_answers_and_nothing_else() -> None:
     ("peer", "addresses"),
     [
         ({"podSelector": OF_CLIENTS}, "10.0.0.2"),
+        ({"podSelector": OF_OTHERS}, "10.0.0.2"),
         ({"podSelector": {}, "namespaceSelector": {"matchLabels": {"name": "system"}}}, "10.0.1.3"),
         ({"namespaceSelector": {}}, "10.0.0.1, 10.0.0.2, 10.0.1.3"),
     ],

@@ -4,8 +4,9 @@ A node routes every packet of its pods, also between two of them, so one chain o
 node sees all of them. A pod that a policy selects is closed in that policy's directions, but for
 what some policy lets through; answers always pass, and so does the node itself with its probes.
 
-Known is what Shoal's policies say: `podSelector` and `namespaceSelector` with labels and `In`,
-ports by number or name. An `ipBlock` is refused instead of being taken for less than it is.
+Known is what Shoal's policies say: `podSelector` and `namespaceSelector` with labels, `In` and
+`NotIn`, ports by number or name. An `ipBlock` is refused instead of being taken for less than it
+is.
 
 A pod that starts is open until the next poll, a second at most.
 """
@@ -124,9 +125,9 @@ def _matches(selector: Json, pod: Json) -> bool:
 
 def _fits(selector: Json, labels: Json) -> bool:
     for each in selector.get("matchExpressions", ()):
-        if each["operator"] != "In":
+        if each["operator"] not in ("In", "NotIn"):
             raise ValueError(f"the operator {each['operator']} is not known")
-        if labels.get(each["key"]) not in each["values"]:
+        if (labels.get(each["key"]) in each["values"]) != (each["operator"] == "In"):
             return False
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
 

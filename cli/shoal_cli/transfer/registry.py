@@ -92,7 +92,7 @@ class RegistrySource(Source):
         found: dict[str, Entry] = {}
         for layer in layers:
             match layer:
-                case {"digest": str(digest), "size": int(size), **rest}:
+                case {"digest": str(digest), "size": int(size), **rest} if size >= 0:
                     annotations = rest.get("annotations")
                     title = annotations.get(TITLE) if isinstance(annotations, dict) else None
                     if title is None and len(layers) > 1:

@@ -98,6 +98,19 @@ async def test_an_endless_manifest_is_refused(web: Web, access: Access) -> None:
         await carry(address, "out", access)
 
 
+@pytest.mark.parametrize("size", [-(1 << 60), -1, 1.5, "5", None])
+async def test_a_layer_of_no_size_is_refused(web: Web, access: Access, size: object) -> None:
+    """It is no length of a file, and must not be counted as one."""
+    address = serve_artifact(web, b"model")
+    path = "/v2/models/tiny/manifests/1"
+    manifest = json.loads(web.files[path])
+    manifest["layers"][0]["size"] = size
+    web.files[path] = json.dumps(manifest).encode()
+    async with access.source(address) as source:
+        with pytest.raises(TransferRefused, match="describes no layer"):
+            await source.entries()
+
+
 async def test_a_manifest_that_is_not_what_its_digest_says_is_not_believed(
     web: Web, access: Access
 ) -> None:

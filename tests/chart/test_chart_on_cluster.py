@@ -202,6 +202,8 @@ def test_a_release_that_would_see_what_another_sees_is_refused(release: ControlP
         install("second")
     with pytest.raises(CommandFailed, match="sees default already, and this one would too"):
         install("second", "elsewhere", "default")
+    with pytest.raises(CommandFailed, match="shoal in namespace shoal-system has the name of this"):
+        install("shoal", "elsewhere")
     install("second", "elsewhere")
     install("second", "elsewhere", "kube-system")  # what it sees itself is no hindrance
     helm("uninstall", "second", "--namespace=elsewhere")

@@ -63,7 +63,7 @@ app.kubernetes.io/component: operator
 
 {{- /*
 Refuses a release that would see what another sees: each has a Lease in its own namespace, so both would lead, and
-undo each other's work. Only a cluster can say so: `helm template` knows of no other releases.
+undo each other's work. And one whose ClusterRole would be called as another's. Only a cluster can say so: `helm template` knows of no other releases.
 */ -}}
 {{- define "shoal.refuseAnother" -}}
 {{- $mine := splitList "," (include "shoal.sees" .) }}
@@ -72,6 +72,9 @@ undo each other's work. Only a cluster can say so: `helm template` knows of no o
 {{- $theirs := splitList "," (get $notes "shoal.dev/namespaces") }}
 {{- $release := get $notes "meta.helm.sh/release-name" }}
 {{- $home := get $notes "meta.helm.sh/release-namespace" }}
+{{- if and $release (eq .metadata.name (include "shoal.operator" $)) (ne $home $.Release.Namespace) }}
+{{- fail (printf "release %s in namespace %s has the name of this one's ClusterRole, %s: choose another name for this release, or fullnameOverride" $release $home .metadata.name) }}
+{{- end }}
 {{- if and (hasKey (.metadata.labels | default dict) "shoal.dev/sees") (or (ne $release $.Release.Name) (ne $home $.Release.Namespace)) }}
 {{- range $mine }}
 {{- if or (eq . "*") (has "*" $theirs) (has . $theirs) }}

@@ -327,6 +327,15 @@ def test_readings_at_their_bounds_are_taken() -> None:
     assert (readings.battery_fraction, readings.round_trip) == (0, 2_000_000_000)
 
 
+def test_what_a_device_says_that_it_lacks_is_no_more_than_a_device_can_have() -> None:
+    """A Partition says it too, in a number that has no room for 64 bits without a sign."""
+    most = (1 << 64) - 1
+    failure = wire.failure_of(pb.Failure(code=pb.BUDGET, need_bytes=most, have_bytes=most), "a")
+    assert failure.need == failure.have == 1 << 50
+    stated = wire.failure_of(pb.Failure(code=pb.BUDGET, need_bytes=5, have_bytes=4), "a")
+    assert (stated.need, stated.have) == (5, 4)
+
+
 async def test_absurd_counts_do_not_spoil_the_list_of_devices(world: World) -> None:
     most = (1 << 64) - 1
     device = world.device("a")

@@ -166,8 +166,8 @@ def failure_of(message: pb.Failure, device: str) -> ev.Failure:
     return ev.Failure(
         kind=kind,
         message=message.message[:_TEXT],
-        need=Bytes(message.need_bytes) if stated else None,
-        have=Bytes(message.have_bytes) if stated else None,
+        need=size(message.need_bytes) if stated else None,
+        have=size(message.have_bytes) if stated else None,
         device=device,
         seen=read_sizes(message.seen) if stated else {},
     )

@@ -11,13 +11,15 @@ import pytest
 from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.in_process import MIB
 from shoal_agent.runtime import trial_marks
-from shoal_agent.runtime.trial_marks import TrialMarks
+from shoal_agent.runtime.trial_marks import MarkedTrial, TrialMarks
 
 PARENT = 17
+A = MarkedTrial("sha256:a", as_cut=False, granted_bytes=24 * MIB, budget_bytes=64 * MIB)
+B = A._replace(digest="sha256:b")
 PROBE = Path(__file__).with_name("ended_trial_probe.py")
 
 
-def end_in_a_trial(path: Path, trial: str, parent: int = PARENT) -> None:
+def end_in_a_trial(path: Path, trial: MarkedTrial, parent: int = PARENT) -> None:
     """A process that is ended so."""
     child = os.fork()
     if not child:
@@ -32,39 +34,58 @@ def next_process(path: Path) -> TrialMarks:
 
 def test_the_process_after_the_one_that_was_ended_knows_of_it(tmp_path: Path) -> None:
     path = tmp_path / "trial.json"
-    assert not next_process(path).ended_its_process("a")
-    end_in_a_trial(path, "a")
+    assert not next_process(path).ended_its_process(A)
+    end_in_a_trial(path, A)
     marks = next_process(path)
-    assert marks.ended_its_process("a")
-    assert not marks.ended_its_process("b")
-    with marks.running("b"):
+    assert marks.ended_its_process(A)
+    assert not marks.ended_its_process(B)
+    with marks.running(B):
         pass
-    assert marks.ended_its_process("a"), "it would be tried again"
-    assert not next_process(path).ended_its_process("a")
+    assert marks.ended_its_process(A), "it would be tried again"
+    assert not next_process(path).ended_its_process(A)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "ended"),
+    [
+        (A._replace(granted_bytes=24 * MIB - 300_000, budget_bytes=64 * MIB + 300_000), True),
+        (A._replace(granted_bytes=25 * MIB, budget_bytes=32 * MIB), True),
+        (A._replace(granted_bytes=20 * MIB), False),
+        (A._replace(budget_bytes=72 * MIB), False),
+        (A._replace(as_cut=True), False),
+    ],
+)
+def test_a_trial_is_the_same_in_a_process_that_measures_a_little_otherwise(
+    tmp_path: Path, other: MarkedTrial, *, ended: bool
+) -> None:
+    """What is granted follows from what trials took, and in a container the budget from the floor:
+    no two processes have the same."""
+    end_in_a_trial(tmp_path / "trial.json", A)
+    assert next_process(tmp_path / "trial.json").ended_its_process(other) is ended
 
 
 def test_who_was_ended_together_with_its_parent_was_ended_by_that(tmp_path: Path) -> None:
     """As the agents of `shoal run`, when that is killed and run again."""
     path = tmp_path / "trial.json"
-    end_in_a_trial(path, "a", parent=PARENT + 1)
-    assert not next_process(path).ended_its_process("a")
+    end_in_a_trial(path, A, parent=PARENT + 1)
+    assert not next_process(path).ended_its_process(A)
 
 
 def test_who_was_ended_long_ago_may_have_been_switched_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "trial.json"
-    end_in_a_trial(path, "a")
+    end_in_a_trial(path, A)
     monkeypatch.setattr(trial_marks, "_LASTS_SECONDS", 0.0)
-    assert not next_process(path).ended_its_process("a")
+    assert not next_process(path).ended_its_process(A)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"trial": "a"}', b"\xff"])
 def test_a_mark_that_is_damaged_says_nothing(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trial.json"
     path.write_bytes(content)
-    assert not next_process(path).ended_its_process("a")
+    assert not next_process(path).ended_its_process(A)
 
 
 @pytest.mark.parametrize("blocks", [None, InBlocks(9)])

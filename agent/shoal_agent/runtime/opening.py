@@ -26,7 +26,7 @@ from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.prepared import Prepared
 from shoal_agent.runtime.processor import Processor
-from shoal_agent.runtime.trial_marks import TrialMarks
+from shoal_agent.runtime.trial_marks import MarkedTrial, TrialMarks
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.buffers import nothing_arrives
 from shoal_protocol.manifest import UNKNOWN_SIZES, FragmentDamaged
@@ -214,7 +214,9 @@ class Opening:
         try:
             if key in self._trials or not is_wanted or not self.is_known(digest):
                 curve = await self._processor.call(self._runtime.open, *arguments)
-            elif self._marks.ended_its_process(mark := f"{key} within {ledger.budget}"):
+            elif self._marks.ended_its_process(
+                mark := MarkedTrial(digest, as_cut, granted, ledger.budget)
+            ):
                 log.warning("a trial of %s has ended this agent's last process", short(digest))
                 curve = await self._processor.call(self._runtime.open, *arguments)
                 taken, whole = ledger.budget + 1, prepared.whole is not None
@@ -239,7 +241,9 @@ class Opening:
             if key.digest == digest and trial is not None and trial.stopped and trial.taken <= room:
                 del self._trials[key]
 
-    def _try_marked(self, mark: str, *arguments: *_Trying) -> tuple[tuple[Point, ...], Tried]:
+    def _try_marked(
+        self, mark: MarkedTrial, *arguments: *_Trying
+    ) -> tuple[tuple[Point, ...], Tried]:
         with self._marks.running(mark):
             return self._runtime.open_and_try(*arguments)
 

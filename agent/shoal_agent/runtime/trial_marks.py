@@ -13,9 +13,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time
-from typing import Final
+from typing import Final, NamedTuple
 
 _LASTS_SECONDS: Final = 600.0
+_NOISE_BYTES: Final = 512 << 10
+"""What two processes measure of the same differs by less."""
+
+
+class MarkedTrial(NamedTuple):
+    """Of a fragment, prepared if it could be, or `as_cut`; within what, and what all had."""
+
+    digest: str
+    as_cut: bool
+    granted_bytes: int
+    budget_bytes: int
+
+    def ends_as(self, ended: "MarkedTrial") -> bool:
+        """Whether it gets no less than one that has ended its process, of no more: grants follow
+        from what was measured, and so may budgets."""
+        return (
+            (self.digest, self.as_cut) == (ended.digest, ended.as_cut)
+            and self.granted_bytes > ended.granted_bytes - _NOISE_BYTES
+            and self.budget_bytes < ended.budget_bytes + _NOISE_BYTES
+        )
 
 
 class TrialMarks:
@@ -29,12 +49,12 @@ class TrialMarks:
         self._ended = self._read()
         self._write(None)
 
-    def ended_its_process(self, trial: str) -> bool:
-        """Whether the process before this one was ended while the trial ran."""
-        return self._ended == trial
+    def ended_its_process(self, trial: MarkedTrial) -> bool:
+        """Whether the process before this one was ended while such a trial ran."""
+        return self._ended is not None and trial.ends_as(self._ended)
 
     @contextmanager
-    def running(self, trial: str) -> Iterator[None]:
+    def running(self, trial: MarkedTrial) -> Iterator[None]:
         """A trial runs."""
         self._write(trial)
         try:
@@ -42,7 +62,7 @@ class TrialMarks:
         finally:
             self._write(None)
 
-    def _write(self, trial: str | None) -> None:
+    def _write(self, trial: MarkedTrial | None) -> None:
         """What the kernel has of it outlives this process: nothing waits for the disk. Without a
         mark all is as if the process had not been ended."""
         with suppress(OSError):
@@ -54,12 +74,13 @@ class TrialMarks:
                 json.dump({"trial": trial, "began": time(), "parent": self._parent}, file)
             part.replace(self._path)
 
-    def _read(self) -> str | None:
+    def _read(self) -> MarkedTrial | None:
         with suppress(OSError, ValueError, KeyError, TypeError):
             mark = json.loads(self._path.read_bytes())
             is_new = 0 <= time() - float(mark["began"]) < _LASTS_SECONDS
             if is_new and mark["parent"] == self._parent:
-                return str(mark["trial"])
+                digest, as_cut, granted, budget = mark["trial"]
+                return MarkedTrial(str(digest), bool(as_cut), int(granted), int(budget))
         return None
 
 

@@ -65,6 +65,17 @@ def test_a_trial_is_the_same_in_a_process_that_measures_a_little_otherwise(
     assert next_process(tmp_path / "trial.json").ended_its_process(other) is ended
 
 
+def test_a_process_knows_what_ended_the_ones_before_it_one_after_the_other(tmp_path: Path) -> None:
+    """As a fragment's prepared form, and then what it was cut as."""
+    path = tmp_path / "trial.json"
+    end_in_a_trial(path, A)
+    end_in_a_trial(path, B)
+    marks = next_process(path)
+    assert marks.ended_its_process(A)
+    assert marks.ended_its_process(B)
+    assert not next_process(path).ended_its_process(A)
+
+
 def test_who_was_ended_together_with_its_parent_was_ended_by_that(tmp_path: Path) -> None:
     """As the agents of `shoal run`, when that is killed and run again."""
     path = tmp_path / "trial.json"
@@ -81,7 +92,7 @@ def test_who_was_ended_long_ago_may_have_been_switched_off(
     assert not next_process(path).ended_its_process(A)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"trial": "a"}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"trials": "a"}', b"\xff"])
 def test_a_mark_that_is_damaged_says_nothing(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trial.json"
     path.write_bytes(content)

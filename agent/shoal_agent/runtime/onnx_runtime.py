@@ -299,7 +299,7 @@ class Runtime:
         curve = self.open(digest, folder, granted_bytes, prepared)
         fragment = self._opened(digest)
         fixed = self._meter.used_bytes() - before + size_of(fragment.weight_pages())
-        is_prepared = isinstance(fragment, WholeFragment) and fragment.prepared
+        is_prepared = self.runs_prepared(digest)
         try:
             feed = largest_inputs(folder, fragment.inputs, granted_bytes)
             size = sum(array.nbytes for array in feed.values())
@@ -370,6 +370,11 @@ class Runtime:
         self.shrink()
         self._meter.give_back()
         return max(0, before - self._meter.used_bytes())
+
+    def runs_prepared(self, digest: str) -> bool:
+        """Whether a fragment is open as a whole, in the form prepared for it."""
+        fragment = self._open.get(digest)
+        return isinstance(fragment, WholeFragment) and fragment.prepared
 
     def weight_bytes(self, digest: str) -> int:
         """Of a fragment that is open as a whole; else none."""

@@ -219,8 +219,8 @@ class Opening:
             ):
                 log.warning("a trial of %s has ended this agent's last process", short(digest))
                 curve = await self._processor.call(self._runtime.open, *arguments)
-                taken, whole = ledger.budget + 1, prepared.whole is not None
-                tried = Tried(taken_bytes=taken, stopped=True, prepared=whole)
+                whole = await self._processor.call(self._runtime.runs_prepared, digest)
+                tried = Tried(taken_bytes=ledger.budget + 1, stopped=True, prepared=whole)
                 known = self._note(key, tried, Bytes(0))
             else:
                 before, coming = ledger.reserved + ledger.moving, ledger.moving

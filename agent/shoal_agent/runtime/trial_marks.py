@@ -3,7 +3,8 @@
 A node may take memory faster than the guard looks, and beside the arena, whose limit holds it back.
 The kernel then ends the agent, and would do so in each trial that follows. So a mark is on the disk
 for as long as a trial runs. The process that begins and finds one takes that fragment to need more
-than there is. The process after it tries it again, and so does one that was started by another
+than there is, in the form that was tried. Where another form ends it as well, the next one knows of
+both. The process after it tries it again, and so does one that was started by another
 parent, or that finds an old mark: who made it was ended with its parent, or switched off.
 """
 
@@ -18,6 +19,7 @@ from typing import Final, NamedTuple
 _LASTS_SECONDS: Final = 600.0
 _NOISE_BYTES: Final = 512 << 10
 """What two processes measure of the same differs by less."""
+_MOST: Final = 16
 
 
 class MarkedTrial(NamedTuple):
@@ -50,8 +52,8 @@ class TrialMarks:
         self._write(None)
 
     def ended_its_process(self, trial: MarkedTrial) -> bool:
-        """Whether the process before this one was ended while such a trial ran."""
-        return self._ended is not None and trial.ends_as(self._ended)
+        """Whether a process before this one was ended while such a trial ran."""
+        return any(map(trial.ends_as, self._ended))
 
     @contextmanager
     def running(self, trial: MarkedTrial) -> Iterator[None]:
@@ -71,17 +73,20 @@ class TrialMarks:
                 return
             part = self._path.with_suffix(".part")
             with open(part, "w", encoding="utf-8", opener=_open_no_link) as file:
-                json.dump({"trial": trial, "began": time(), "parent": self._parent}, file)
+                trials = [*self._ended, trial][-_MOST:]
+                json.dump({"trials": trials, "began": time(), "parent": self._parent}, file)
             part.replace(self._path)
 
-    def _read(self) -> MarkedTrial | None:
+    def _read(self) -> tuple[MarkedTrial, ...]:
         with suppress(OSError, ValueError, KeyError, TypeError):
             mark = json.loads(self._path.read_bytes())
             is_new = 0 <= time() - float(mark["began"]) < _LASTS_SECONDS
             if is_new and mark["parent"] == self._parent:
-                digest, as_cut, granted, budget = mark["trial"]
-                return MarkedTrial(str(digest), bool(as_cut), int(granted), int(budget))
-        return None
+                return tuple(
+                    MarkedTrial(str(digest), bool(as_cut), int(granted), int(budget))
+                    for digest, as_cut, granted, budget in mark["trials"]
+                )
+        return ()
 
 
 def _open_no_link(path: str, flags: int) -> int:

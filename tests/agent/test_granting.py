@@ -6,10 +6,13 @@ from functools import partial
 
 import pytest
 
-from shoal_agent.memory.residency import Grant, Ledger
+from shoal_agent.memory.allocation import Point
+from shoal_agent.memory.residency import Grant, Ledger, Reclaim
 from shoal_agent.runtime.granting import Granting, finish
 from shoal_agent.telemetry.counters import Counters
 from shoal_protocol.units import Bytes
+
+ALL = Point(40, 0.0)
 
 
 class Device:
@@ -19,12 +22,11 @@ class Device:
         self.done: list[str] = []
         self.allowed = asyncio.Semaphore(0)
         self.openings: list[Future[bool]] = []
-        self.rests = asyncio.Event()
-        self.rests.set()
+        self.turn = asyncio.Lock()
 
     async def grant(self, digest: str, size: int) -> None:
-        await self.rests.wait()
-        self.done.append(f"{digest} within {size}")
+        async with self.turn:
+            self.done.append(f"{digest} within {size}")
 
     async def widen(self, digest: str) -> Future[bool] | None:
         self.done.append(f"{digest} is looked at")
@@ -102,12 +104,39 @@ async def test_what_is_left_is_given_up_when_the_agent_ends(
 async def test_a_grant_is_carried_out_though_whoever_waits_for_it_is_cancelled(
     device: Device, granting: Granting
 ) -> None:
-    device.rests.clear()
+    await device.turn.acquire()
     granting.begin(Grant(digest="f", size=Bytes(8)))
     waiting = asyncio.create_task(granting.wait())
     await a_moment()
     waiting.cancel()
     await asyncio.wait((waiting,))
-    device.rests.set()
+    device.turn.release()
     await a_moment()
     assert device.done == ["f within 8", "f is looked at"]
+
+
+async def test_what_was_lent_is_taken_back_within_what_a_load_has_left_meanwhile(
+    device: Device,
+) -> None:
+    """The load takes more than what was lent, while the first of two is still to give that back."""
+    ledger = Ledger(budget=Bytes(96))
+    later = partial(finish, device.widen, device.pack, device.change)
+    granting = Granting(ledger, device.grant, later, Counters(), lambda *_: None)
+    for digest in ("a", "b"):
+        ledger.request_load(digest, Bytes(24))
+        ledger.finish_load(digest, least=Bytes(8), curve=(Point(8, 16.0), Point(32, 0.0), ALL))
+    assert {grant.digest for grant in ledger.lend()} == {"a", "b"}
+    await device.turn.acquire()
+    granting.take_back()
+    await a_moment()
+    match ledger.request_load("c", Bytes(76)):
+        case Reclaim(grants=grants):
+            for grant in grants:
+                granting.begin(grant)
+    device.turn.release()
+    await granting.wait()
+    last = dict(each.split(" within ") for each in device.done if " within " in each)
+    assert {each: int(size) for each, size in last.items()} == {
+        each: share.granted for each, share in ledger.shares.items()
+    }
+    assert 0 < sum(share.granted for share in ledger.shares.values()) <= 20

@@ -96,6 +96,8 @@ class Granting:
     async def _carry_out(self, grant: Grant) -> bool:
         """Let a fragment run within so many bytes; whether it can."""
         digest, size = grant.digest, grant.size
+        if (share := self._ledger.shares.get(digest)) is not None:
+            size = min(size, share.granted)  # it may have been granted less since
         try:
             await self._grant(digest, size)
         except (RuntimeFailed, FragmentDamaged, OSError) as error:

@@ -345,6 +345,25 @@ async def test_absurd_counts_do_not_spoil_the_list_of_devices(world: World) -> N
     assert [each.name for each in response.devices] == ["a"]
 
 
+async def test_what_is_told_of_a_device_can_be_written_down_whatever_it_claims(
+    world: World,
+) -> None:
+    """A Device of a cluster has numbers with a sign, and names of some length: one that could not
+    be written would keep all of its pool from being ready."""
+    most, long = (1 << 64) - 1, "x" * 300
+    device = world.device("a")
+    device.hello.floor_bytes = most
+    names = ("b", "b", "", long, "no name", "c")
+    links = [pb.PeerLink(device=name, bytes_per_second=1e6) for name in names]
+    async with connected(device):
+        counts = ("used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes")
+        await device.telemetry(links=links, **dict.fromkeys(counts, most))
+        response = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=60)
+    (status,) = response.devices
+    assert {getattr(status, name) for name in ("floor_bytes", *counts)} == {1 << 50}
+    assert [each.device for each in status.links] == ["b", "", "c"]
+
+
 async def test_a_device_that_floods_is_read_slowly_and_nobody_else_waits_for_it(
     world: World,
 ) -> None:

@@ -13,6 +13,7 @@ from math import inf
 from time import monotonic
 from typing import Final
 
+from shoal_coordinator.server.wire import size
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.session_pb2 import Executed, Hello, Telemetry
 
@@ -34,6 +35,7 @@ class _Marks:
     changed_at: float = -inf
 
     def note(self, measured: int, budget: int, now: float) -> None:
+        measured = size(measured)
         self.highest = max(self.highest, measured)
         if now - self.changed_at < _CHANGE_SECONDS:
             budget = max(budget, self.budget_before)

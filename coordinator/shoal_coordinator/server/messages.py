@@ -26,7 +26,7 @@ from shoal_protocol.partition import Outgrown, PartitionDocument, outgrown_of
 from shoal_protocol.seen_sizes import Sizes, read_sizes, write_sizes
 from shoal_protocol.units import Nanoseconds, counted, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.v1.session_pb2 import Telemetry
+from shoal_protocol.v1.session_pb2 import PeerLink, Telemetry
 
 _PLAN: Final = ("epoch", "stages", "explanation")
 _TERMS: Final = ("priority", "parallelism", "active_deadline_seconds", "end")
@@ -298,20 +298,30 @@ def device_status(
         sizes = {fragment.digest: fragment.bytes for fragment in hello.cached}
         cached = [sizes.get(digest) or size_of(digest) for digest in on_disk]
         status.architecture = hello.capabilities.architecture
-        status.floor_bytes = hello.floor_bytes
+        status.floor_bytes = wire.size(hello.floor_bytes)
         status.cached_fragments = len(cached)
         status.cached_bytes = sum(cached)
         for name in ("used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes"):
-            setattr(status, name, getattr(telemetry, name))
+            setattr(status, name, wire.size(getattr(telemetry, name)))
         status.silent_seconds = monotonic() - known.received_at
         if hello.HasField("speed"):
             status.speed.CopyFrom(hello.speed)
         if telemetry.HasField("link_round_trip_seconds"):
             status.round_trip_seconds = telemetry.link_round_trip_seconds
         set_readings(status, telemetry, _READINGS)
-        status.links.extend(telemetry.links[:_MOST_LINKS])
+        status.links.extend(_links(telemetry))
         status.times.extend(known.times.read(on_disk))
     return status
+
+
+def _links(telemetry: Telemetry) -> Iterable[PeerLink]:
+    """The links that a device tells of, each once; that to the coordinator has no name."""
+    named = {
+        each.device: each
+        for each in telemetry.links[:_MOST_LINKS]
+        if not each.device or wire.is_device(each.device)
+    }
+    return named.values()
 
 
 def set_readings(

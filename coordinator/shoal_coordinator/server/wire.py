@@ -49,7 +49,7 @@ def check_hello(hello: pb.Hello) -> None:
             f"speaks protocol {hello.protocol}; this coordinator speaks {PROTOCOL}: "
             f"install the same version of Shoal on both sides"
         )
-    if not _LABEL.fullmatch(hello.device):
+    if not is_device(hello.device):
         raise Malformed(f"{hello.device[:70]!r} is no DNS label, such as pi-4")
     if not 0 < hello.budget_bytes <= _LARGEST_BYTES:
         raise Malformed(f"device {hello.device} has a budget of {hello.budget_bytes} bytes")
@@ -62,6 +62,11 @@ def check_hello(hello: pb.Hello) -> None:
     sizes = (*(c.bytes for c in hello.cached), *(r.resident_bytes for r in hello.resident))
     if max(sizes, default=0) > _LARGEST_BYTES:
         raise Malformed(f"device {hello.device} has a fragment of {max(sizes)} bytes")
+
+
+def is_device(name: str) -> bool:
+    """Whether a device can have this name."""
+    return _LABEL.fullmatch(name) is not None
 
 
 def digest_of(text: str) -> Digest:
@@ -356,7 +361,7 @@ def _check_numbers(request: api.SubmitJobRequest) -> None:
 
 def _check_stage(placement: api.StagePlacement) -> None:
     for device in placement.devices:
-        if not _LABEL.fullmatch(device):
+        if not is_device(device):
             raise Malformed(f"{device[:70]!r} in the plan is no name of a device")
     devices, grants = len(placement.devices), len(placement.granted_bytes)
     if grants not in {0, devices}:

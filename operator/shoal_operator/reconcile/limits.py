@@ -6,6 +6,9 @@ template stays, and a pod that is made anew starts with the allowance again. An 
 started again in its pod may measure a little more than the time before, and takes no work where
 its limit does not leave its budget; so limits are rounded up, and one that has no session for
 `GRACE_SECONDS` gets the allowance back.
+
+A floor is the agent's own word, and its limit is what keeps it from the rest of the node, also when
+a model has broken into it: no floor counts for more than twice the allowance.
 """
 
 from collections.abc import Mapping
@@ -22,6 +25,7 @@ from shoal_operator.reconcile.snapshot import (
 from shoal_operator.reconcile.times import seconds_since
 
 GRACE_SECONDS: Final = 30.0
+_MOST_ALLOWANCES: Final = 2
 _STEP_BYTES: Final = 4 << 20
 _NOISE_BYTES: Final = 2 << 20
 """By how much the floors of two starts of an agent differ, at most."""
@@ -32,8 +36,9 @@ def floors(snapshot: DevicePoolSnapshot) -> Mapping[str, int]:
     view = snapshot.view
     if isinstance(view, Unreachable):
         return {}
+    allowance = snapshot.settings.agent_floor
     found = {
-        each.name: _rounded_up(each.floor_bytes)
+        each.name: min(_rounded_up(each.floor_bytes), _MOST_ALLOWANCES * allowance)
         for each in view.devices
         if each.state is not DeviceState.LOST and each.floor_bytes
     }
@@ -43,7 +48,7 @@ def floors(snapshot: DevicePoolSnapshot) -> Mapping[str, int]:
             continue
         away = seconds_since(ready.last_transition_time, snapshot.now)
         if ready.status is FALSE and away >= GRACE_SECONDS:
-            found[status.node] = snapshot.settings.agent_floor
+            found[status.node] = allowance
     return found
 
 

@@ -85,6 +85,19 @@ def test_a_limit_always_leaves_the_budget_and_two_mebibytes_and_never_six() -> N
         assert 2 * MIB <= found["shelf-agent-n1"] - BUDGET - floor < 6 * MIB
 
 
+@pytest.mark.parametrize("floor", [2 * SETTINGS.agent_floor, 500 << 30, 1 << 50])
+def test_an_agent_does_not_talk_its_own_limit_away(floor: int) -> None:
+    """The floor is the agent's own word, and the limit is what keeps it from the node's memory."""
+    found = limits(snapshot(view=view(measured("n1", floor)), pods=(pod("n1"),)))
+    assert found == {"shelf-agent-n1": 2 * SETTINGS.agent_floor + BUDGET}
+
+
+def test_a_floor_that_is_a_little_above_the_allowance_has_its_room() -> None:
+    floor = SETTINGS.agent_floor + 10 * MIB
+    found = limits(snapshot(view=view(measured("n1", floor)), pods=(pod("n1"),)))
+    assert found["shelf-agent-n1"] >= floor + BUDGET
+
+
 def test_the_template_of_the_pods_stays_whatever_was_measured() -> None:
     first, later = (
         decide(snapshot(view=view(measured("n1", floor)), pods=(pod("n1"),)))

@@ -93,6 +93,21 @@ def test_the_notes_say_how_to_go_on(release: ControlPlane) -> None:
     assert "WARNING" not in notes
 
 
+def test_the_notes_warn_of_alerts_about_what_nobody_measures(release: ControlPlane) -> None:
+    """Without measurements there seems to be no operator, and all else seems to be well."""
+
+    def notes(*values: str) -> str:
+        given = [f"--set={each}" for each in values]
+        where = (str(CHART), f"--namespace={NAMESPACE}", "--dry-run=server")
+        said = release.access.helm("upgrade", "shoal", *where, *given)
+        return " ".join(said.rpartition("NOTES:")[2].split())
+
+    warning = "WARNING: prometheusRule.enabled without podMonitor.enabled"
+    assert warning in notes("prometheusRule.enabled=true")
+    assert warning not in notes("prometheusRule.enabled=true", "podMonitor.enabled=true")
+    assert warning not in notes()
+
+
 def test_the_operators_pod_passes_pod_security(release: ControlPlane) -> None:
     def pods() -> list[str]:
         found = release.access.get("pods", f"--namespace={NAMESPACE}")

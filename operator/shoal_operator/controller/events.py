@@ -2,7 +2,8 @@
 
 The Event's name is a digest of its content, so that an operator does not repeat what another one
 has posted. A decision has a note as long as it is true; it is posted when it becomes true, and
-again when that happens again.
+again when that happens again. What happens again and again to one object is posted `BURST` times,
+and then once in `REFILL_SECONDS`, as Kubernetes' own client has it.
 """
 
 import hashlib
@@ -19,9 +20,12 @@ from shoal_operator.reconcile.conditions import shortened
 from shoal_operator.reconcile.decision import Note
 from shoal_operator.reconcile.names import MANAGER
 from shoal_operator.reconcile.resources import EVENT
+from shoal_operator.reconcile.times import instant
 
 logger = logging.getLogger(__name__)
 
+BURST: Final = 25
+REFILL_SECONDS: Final = 300
 MAX_MESSAGE: Final = 1024
 MAX_REMEMBERED: Final = 16_384
 _MAX_NAME: Final = 253
@@ -33,6 +37,8 @@ class NoteHistory:
     def __init__(self) -> None:
         self._posted: OrderedDict[str, None] = OrderedDict()
         self._current: OrderedDict[str, frozenset[str]] = OrderedDict()
+        self._full_at: OrderedDict[str, float] = OrderedDict()
+        """When an object has its whole burst again, in seconds since 1970."""
 
     def new(self, uid: str, notes: Sequence[Note], now: str) -> list[tuple[str, Note]]:
         """The notes to post now, each with the key that names its Event."""
@@ -48,10 +54,18 @@ class NoteHistory:
         for key, _ in keyed:
             self._posted[key] = None
             self._posted.move_to_end(key)
-        for memory in (self._posted, self._current):
+        admitted = [each for each in found if self._admit(uid, instant(now))]
+        for memory in (self._posted, self._current, self._full_at):
             while len(memory) > MAX_REMEMBERED:
                 memory.popitem(last=False)
-        return found
+        return admitted
+
+    def _admit(self, uid: str, now: float) -> bool:
+        """Whether one more may be posted about an object."""
+        full_at = max(now, self._full_at.pop(uid, now))
+        admitted = full_at - now <= (BURST - 1) * REFILL_SECONDS
+        self._full_at[uid] = full_at + admitted * REFILL_SECONDS
+        return admitted
 
     def forget(self, uid: str, key: str) -> None:
         """A note was not posted: if it is still true at the next reconciliation, it is new."""

@@ -38,12 +38,16 @@ def helm(*arguments: str) -> str:
 
 def render(values: dict[str, Any] | None = None, *arguments: str) -> Objects:
     """The objects of a release `shoal` in `shoal-system`, by kind and name."""
-    text = rendered_text(values, *arguments)
-    # The definitions of the kinds are long: the loader written in C reads them ten times as fast.
-    found = [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
+    found = json.loads(_as_json(rendered_text(values, *arguments)))
     objects = {(each["kind"], name_of(each)): each for each in found}
     assert len(objects) == len(found), "two objects with one name"
     return objects
+
+
+@cache
+def _as_json(text: str) -> str:
+    """Its documents; the definitions of the kinds are long, and JSON is read in no time."""
+    return json.dumps([each for each in yaml.load_all(text, yaml.CSafeLoader) if each])
 
 
 def rendered_text(values: dict[str, Any] | None = None, *arguments: str) -> str:

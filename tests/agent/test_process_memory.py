@@ -75,15 +75,26 @@ def test_library_pages_that_return_in_a_run_are_not_in_its_peak(meter: MemoryMet
     assert meter.peak_since_begin_bytes() - before < RETURNED_BYTES + NOISE_BYTES
 
 
+def counts_of_pages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What each count of library pages gives from now on."""
+    count = LibraryPages.resident_bytes
+    counts: list[int] = []
+
+    def counted(pages: LibraryPages) -> int:
+        counts.append(count(pages))
+        return counts[-1]
+
+    monkeypatch.setattr(LibraryPages, "resident_bytes", counted)
+    return counts
+
+
 def test_library_pages_are_not_counted_for_a_run_that_takes_no_more_than_others(
     meter: MemoryMeter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = LibraryPages.resident_bytes
-    counts: list[int] = []
     with take(TAKEN_BYTES):
         meter.begin_peak()
         most = meter.peak_since_begin_bytes()
-    monkeypatch.setattr(LibraryPages, "resident_bytes", lambda pages: counts.append(count(pages)))
+    counts = counts_of_pages(monkeypatch)
     meter.begin_peak(recount=False)
     with take(TAKEN_BYTES // 2):
         assert TAKEN_BYTES // 2 <= meter.peak_since_begin_bytes() <= most
@@ -104,15 +115,8 @@ def test_library_pages_are_no_part_of_a_run_that_takes_more_than_others(
 def test_library_pages_are_counted_once_for_a_run_that_takes_more_than_others(
     meter: MemoryMeter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = LibraryPages.resident_bytes
-    counts: list[int] = []
-
-    def counted(pages: LibraryPages) -> int:
-        counts.append(count(pages))
-        return counts[-1]
-
     meter.begin_peak()
-    monkeypatch.setattr(LibraryPages, "resident_bytes", counted)
+    counts = counts_of_pages(monkeypatch)
     with take(2 * TAKEN_BYTES):
         assert meter.peak_since_begin_bytes() >= 2 * TAKEN_BYTES
     assert len(counts) == 1
@@ -121,14 +125,7 @@ def test_library_pages_are_counted_once_for_a_run_that_takes_more_than_others(
 def test_a_reading_counts_library_pages_only_where_memory_has_changed(
     meter: MemoryMeter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = LibraryPages.resident_bytes
-    counts: list[int] = []
-
-    def counted(pages: LibraryPages) -> int:
-        counts.append(count(pages))
-        return counts[-1]
-
-    monkeypatch.setattr(LibraryPages, "resident_bytes", counted)
+    counts = counts_of_pages(monkeypatch)
     with take(TAKEN_BYTES):
         return_library_pages()
         peak, used = meter.reading()

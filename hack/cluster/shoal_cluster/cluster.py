@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 from shoal_cluster import machine, places, volumes
 from shoal_cluster.access import Access
 from shoal_cluster.build import NODE_PROGRAMS
 from shoal_cluster.control_plane import ControlPlane, Store
 from shoal_cluster.images import Image, base_image
+from shoal_cluster.lifetimes import Lifetime
 from shoal_cluster.machine import MachineLacks
 from shoal_cluster.network import MOST_NODES, Network
 from shoal_cluster.node import Node, NodeShape
@@ -36,7 +36,7 @@ def require_machine() -> None:
         raise MachineLacks("A cluster with nodes", tuple(lacks))
 
 
-class Cluster:
+class Cluster(Lifetime):
     """A cluster; use it as a context manager, and add nodes.
 
     Args:
@@ -164,15 +164,6 @@ class Cluster:
         shutil.copy(self.kubeconfig, kubeconfig)
         self._home.keep()
 
-    def __enter__(self) -> Self:
-        """Start; on failure nothing is left."""
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -182,7 +173,7 @@ class Cluster:
         """Stop, after a look at `SHOAL_CLUSTER_LOGS`: where that names a folder, logs go there."""
         if wanted := os.environ.get("SHOAL_CLUSTER_LOGS"):
             shutil.copytree(self.folder / "log", wanted, dirs_exist_ok=True)
-        self.stop()
+        super().__exit__(kind, error, traceback)
 
     # --- Its parts -------------------------------------------------------------------------
 

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from shoal_cluster import places
 from shoal_cluster.access import Access
 from shoal_cluster.certificates import Authority
+from shoal_cluster.lifetimes import Lifetime
 from shoal_cluster.places import Home
 from shoal_cluster.processes import Process
 from shoal_cluster.programs import find_all
@@ -54,7 +54,7 @@ class ApiWrite:
     seconds: float
 
 
-class ControlPlane:
+class ControlPlane(Lifetime):
     """A control plane; use it as a context manager.
 
     Args:
@@ -178,24 +178,6 @@ class ControlPlane:
             process.kill()
         if self._owns_home:
             take_down(self.home)
-
-    def __enter__(self) -> Self:
-        """Start; on failure nothing is left."""
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Stop."""
-        self.stop()
 
     # --- Its parts -------------------------------------------------------------------------
 

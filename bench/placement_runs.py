@@ -26,7 +26,7 @@ from pool import cut, write_items
 from processor_time import used_seconds
 
 from shoal_cli.local.cgroups import DeviceGroup
-from shoal_cli.standalone.submission import planned_for
+from shoal_cli.standalone.remote_devices import planned_for
 from shoal_cli.transfer.coordinators import JobFolder, upload_fragments
 from shoal_cli.transfer.copying import copy
 from shoal_cli.transfer.folders import Folder

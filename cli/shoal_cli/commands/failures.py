@@ -42,7 +42,7 @@ TITLES: Final[Mapping[str, str]] = {
     "shoal_cli.standalone.folders.FolderMissing": "no coordinator here",
     "shoal_cli.standalone.folders.AuthorityUnusable": "the authority cannot be used",
     "shoal_cli.commands.standalone.DeviceUnknown": "no such device",
-    "shoal_cli.standalone.submission.NoDevices": "no devices",
+    "shoal_cli.standalone.remote_devices.NoDevices": "no devices",
     "shoal_cli.commands.targets.NoCoordinator": "no coordinator",
     "shoal_cli.commands.targets.Unknown": "not known",
     "shoal_cli.commands.logs.NoLogs": "no logs",

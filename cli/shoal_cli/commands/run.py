@@ -96,7 +96,7 @@ def _there(how: HowToRun, bare: BareModel) -> _There | None:
     """The coordinator to run on; None: on this machine."""
     if how.coordinator is None:
         return None
-    from shoal_cli.standalone.submission import ready_devices
+    from shoal_cli.standalone.remote_devices import ready_devices
     from shoal_cli.transfer.joined import reach
 
     for option in (*given(bare), *given(how)):
@@ -132,7 +132,7 @@ def _manifests(files: list[Path], bare: BareModel, there: _There | None) -> "Man
         )
     if there is None:
         return manifests
-    from shoal_cli.standalone.submission import on_devices
+    from shoal_cli.standalone.remote_devices import on_devices
 
     return on_devices(manifests, there.devices)
 
@@ -166,7 +166,7 @@ def _orders(manifests: "Manifests", volumes: Mapping[str, Path], there: _There |
 
     if there is None:
         return read_orders(manifests, volumes, machine_speed(waiting=tables.measuring))
-    from shoal_cli.standalone.submission import as_measured
+    from shoal_cli.standalone.remote_devices import as_measured
 
     return as_measured(read_orders(manifests, volumes), there.devices)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from shoal_cli.standalone.submission import NoDevices, planned_for, ready_devices
+from shoal_cli.standalone.remote_devices import NoDevices, planned_for, ready_devices
 from shoal_cli.transfer.coordinators import upload_fragments
 from shoal_cli.transfer.joined import (
     CallRefused,

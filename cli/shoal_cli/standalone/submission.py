@@ -6,16 +6,13 @@
     4. fetch the results
     5. verify
 
-Each phase finds what an earlier run has done, so the same command resumes wherever one broke off. A
-job is called there by its name and by what its results depend on: another model or other inputs
-make another job. Whoever stops watching stops nothing: the job runs on.
+Each phase finds what an earlier run has done, so the same command resumes wherever one broke off.
+Whoever stops watching stops nothing: the job runs on.
 """
 
 import asyncio
 import contextlib
 import datetime
-import hashlib
-import platform
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -24,13 +21,9 @@ from functools import partial
 from importlib import metadata
 from typing import Final
 
-from shoal_api.kinds import DevicePool
-from shoal_api.kinds.device_pool import Local, LocalDevice
 from shoal_cli.local.finer_cuts import cut_finer
-from shoal_cli.local.manifests import Manifests
 from shoal_cli.local.observer import Observer, Snapshot
-from shoal_cli.local.orders import JobOrder, JobRefused, Orders
-from shoal_cli.local.planned_jobs import PlannedJob, device_report
+from shoal_cli.local.orders import JobOrder, Orders
 from shoal_cli.local.planning import notes_of, plan_jobs, try_finer
 from shoal_cli.local.pool import RunOptions
 from shoal_cli.local.remote import feeds_of
@@ -45,126 +38,20 @@ from shoal_cli.local.runner import (
 )
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
-from shoal_cli.transfer.coordinators import JobFolder, upload_fragments
+from shoal_cli.standalone.remote_devices import device_seen
+from shoal_cli.standalone.sent_jobs import Sent, carrier, folder_there, name_there
+from shoal_cli.transfer.coordinators import upload_fragments
 from shoal_cli.transfer.copying import Progress, copy
-from shoal_cli.transfer.feeds import Feed, Feeds, Note
-from shoal_cli.transfer.folders import Folder
+from shoal_cli.transfer.feeds import Feeds
 from shoal_cli.transfer.joined import Reachable
 from shoal_cli.transfer.places import with_tries
-from shoal_coordinator.storage.inputs import InputsRefused, scan_inputs
-from shoal_planner.devices import PoolDevice
-from shoal_planner.speeds import levelled, measured_device
-from shoal_protocol.choices import Residency
-from shoal_protocol.coordinator_client import CoordinatorClient
-from shoal_protocol.speeds import fragment_times_of, link_of, speed_of
-from shoal_protocol.units import Bytes, format_bytes
+from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
-_NAME_LENGTH: Final = 48
 _SHOWN_SECONDS: Final = 1.0
 _ENFORCED_THERE: Final = Enforcement(
     mode="none", reason="each device measures itself; limits are those of its own machine"
 )
-
-
-class NoDevices(Exception):
-    """A coordinator without a device that could work."""
-
-
-def device_seen(jobs: Sequence[PlannedJob], name: str, tally: DeviceTally) -> DeviceReport:
-    """A device of a coordinator, which knows within which budget it took what: that may follow a
-    limit of the device's machine."""
-    return device_report(
-        jobs,
-        name=name,
-        budget_bytes=tally.largest_budget_bytes,
-        tally=tally,
-        has_exceeded=tally.last.HasField("budget_excess"),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A job under the name that it has on the coordinator."""
-
-    name: str
-    job: PlannedJob
-
-    def request(self) -> pb.SubmitJobRequest:
-        request = self.job.request()
-        request.name = self.name
-        request.inputs_uri = request.outputs_uri = ""  # its folders on the coordinator's volume
-        return request
-
-    @property
-    def order(self) -> JobOrder:
-        return self.job.order
-
-    @property
-    def inputs(self) -> Folder:
-        """Its inputs on this machine."""
-        return Folder(str(self.order.inputs), self.order.inputs)
-
-    @property
-    def outputs(self) -> Folder:
-        """Where its results go on this machine."""
-        return Folder(str(self.order.outputs), self.order.outputs)
-
-
-async def ready_devices(coordinator: Reachable) -> Sequence[pb.DeviceStatus]:
-    """The devices that can work now. Raises `NoDevices`, and as `Reachable.calling` does."""
-    async with coordinator.calling() as client:
-        found = await client.devices()
-    ready = [each for each in found if each.state == pb.DeviceStatus.READY]
-    if not ready:
-        away = f" ({len(found)} were there before)" if found else ""
-        raise NoDevices(
-            f"{coordinator.target} has no device that is ready{away}; `shoal invite` on the "
-            "coordinator's machine prints a line to start an agent with"
-        )
-    return sorted(ready, key=lambda device: device.name)
-
-
-def on_devices(manifests: Manifests, devices: Sequence[pb.DeviceStatus]) -> Manifests:
-    """The manifests with the coordinator's devices in every pool."""
-    local = Local(
-        devices=tuple(LocalDevice(name=d.name, memory=Bytes(d.budget_bytes)) for d in devices)
-    )
-
-    def served(pool: DevicePool) -> DevicePool:
-        return replace(pool, spec=replace(pool.spec, local=local))
-
-    return replace(manifests, pools={name: served(p) for name, p in manifests.pools.items()})
-
-
-def as_measured(orders: Orders, devices: Sequence[pb.DeviceStatus]) -> Orders:
-    """The orders, planned for what the devices were measured to do."""
-
-    def planned(order: JobOrder) -> JobOrder:
-        single = order.plan.pool.spec.residency is Residency.SINGLE
-        cut = replace(order.plan.cut, devices=planned_for(devices, single=single))
-        return replace(order, plan=replace(order.plan, cut=cut))
-
-    return replace(orders, jobs=tuple(map(planned, orders.jobs)))
-
-
-def planned_for(
-    devices: Sequence[pb.DeviceStatus], *, single: bool = False
-) -> tuple[PoolDevice, ...]:
-    """A coordinator's devices as planning sees them."""
-    return levelled(
-        [
-            measured_device(
-                each.name,
-                Bytes(each.budget_bytes),
-                speed_of(each.speed),
-                link_of(each),
-                fragment_times_of(each),
-                single=single,
-            )
-            for each in devices
-        ]
-    )
 
 
 async def run_on_coordinator(
@@ -403,43 +290,3 @@ class _Shown:
             self.shown = time.monotonic()
             done, whole = format_bytes(progress.done_bytes), format_bytes(progress.bytes)
             self.observer.phase(f"{self.what}: {done} of {whole}")
-
-
-def folder_there(
-    coordinator: Reachable, job: str, folder: str, client: CoordinatorClient
-) -> JobFolder:
-    """A job's folder on the coordinator's volume."""
-    place = f"jobs/{job}/{folder}"
-    return JobFolder(f"coordinator://{coordinator.target}/{place}", client, place)
-
-
-def carrier(coordinator: Reachable, job: str, inputs: Folder, outputs: Folder, note: Note) -> Feeds:
-    """The feeds of a job that follows a folder of this machine: its inputs go there as they come,
-    its results come back as they are made."""
-
-    @contextlib.asynccontextmanager
-    async def there(folder: str) -> AsyncIterator[JobFolder]:
-        async with coordinator.calling() as client:
-            yield folder_there(coordinator, job, folder, client)
-
-    sending = Feed(source=lambda: inputs, target=partial(there, "in"), note=note)
-    fetching = Feed(source=partial(there, "out"), target=lambda: outputs, note=note, changed=True)
-    return Feeds([sending], [fetching])
-
-
-def name_there(job: PlannedJob) -> str:
-    """What the coordinator calls a job: its name, and eight digits of what its results depend on.
-    Raises `JobRefused` for inputs that cannot be read."""
-    document = job.prepared.document
-    try:
-        inputs = _followed(job) or scan_inputs(job.order.inputs, document.inputs).digest
-    except InputsRefused as error:
-        raise JobRefused(f"job {job.order.name}: {error}") from error
-    facts = (document.model_digest, inputs, str(job.order.lossy))
-    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()
-    return f"{job.order.name[:_NAME_LENGTH].rstrip('-.')}-{digest[:8]}"
-
-
-def _followed(job: PlannedJob) -> str:
-    """What inputs that are followed are: their folder here, whatever is in it; else empty."""
-    return f"{platform.node()}:{job.order.inputs.resolve()}" if job.order.follows else ""

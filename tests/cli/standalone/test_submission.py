@@ -12,13 +12,8 @@ from shoal_cli.local.planned_jobs import PlannedJob
 from shoal_cli.local.planning import plan_on_pool
 from shoal_cli.local.preparation import Prepared, cut_into_store, partition_path
 from shoal_cli.local.watch import DeviceTally
-from shoal_cli.standalone.submission import (
-    Sent,
-    as_measured,
-    device_seen,
-    name_there,
-    on_devices,
-)
+from shoal_cli.standalone.remote_devices import as_measured, device_seen, on_devices
+from shoal_cli.standalone.sent_jobs import Sent, name_there
 from shoal_protocol.choices import Mode, Policy, Residency
 from shoal_protocol.partition import document_from_json
 from shoal_protocol.v1 import coordinator_pb2 as api

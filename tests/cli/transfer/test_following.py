@@ -9,7 +9,7 @@ import pytest
 
 from cli.transfer.carrying import Shaky, fill, read
 from cli.transfer.conftest import volume_settings
-from shoal_cli.standalone.submission import carrier
+from shoal_cli.standalone.sent_jobs import carrier
 from shoal_cli.transfer.addresses import Access
 from shoal_cli.transfer.copying import copy
 from shoal_cli.transfer.folders import Folder

@@ -1,6 +1,6 @@
 """Sessions with devices, the dispatcher's driver, the effects of the jobs' machine, the services.
 
-    Connect ---> sessions ---+                         +---> sessions (messages down)
+    Connect ---> sessions ---+                         +---> messenger -> sessions (messages down)
     Exchange --> exchange ---+--> driver --> dispatch -+---> deliveries (inputs down)
                                     |  ^               +---> runs (results to disk)
                      job has ended  v  |  dispatch, amend, withdraw

@@ -26,6 +26,7 @@ from shoal_coordinator.server.concerns import device_of, job_of
 from shoal_coordinator.server.deliveries import Deliveries
 from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.excesses import Excesses
+from shoal_coordinator.server.messenger import Messenger
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.reports import reported
 from shoal_coordinator.server.routes import Relay, Routes
@@ -40,8 +41,6 @@ from shoal_protocol.v1 import session_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-RELEASE_SECONDS: Final = 0.02
-"""How long a release waits for a message to be sent with."""
 TICK_FAILURES: Final = 5
 """After so many in a row the driver fails, and the process ends."""
 
@@ -90,8 +89,7 @@ class Driver:
         self._stepping = False
         self._dispatched: set[str] = set()
         self._failed_ticks = 0
-        self._released: dict[str, list[ins.Release]] = {}
-        self._flushing: asyncio.TimerHandle | None = None
+        self._messenger = Messenger(sessions)
 
     # ---- jobs ------------------------------------------------------------------------------------
 
@@ -125,9 +123,7 @@ class Driver:
                 while self._events:
                     self._step(*self._events.popleft())
                 self._depart()
-            if self._released and self._flushing is None:
-                loop = asyncio.get_running_loop()
-                self._flushing = loop.call_later(RELEASE_SECONDS, self._flush_released)
+            self._messenger.flush_soon()
         finally:
             self._stepping = False
 
@@ -165,7 +161,7 @@ class Driver:
         self._metrics.step_seconds.observe(perf_counter() - started)
         if isinstance(event, ev.JobSubmitted):
             for name, message in self._routes.introductions(event.job, event.at):
-                self._send(name, message)
+                self._messenger.send(name, message)
         debug = logger.isEnabledFor(logging.DEBUG)
         if debug and not isinstance(event, ev.Tick):
             logger.debug("event %s", event)
@@ -222,7 +218,7 @@ class Driver:
             case ins.Execute():
                 self._execute(order)
             case ins.Release():
-                self._released.setdefault(order.device, []).append(order)
+                self._messenger.release(order)
             case ins.Load():
                 self._metrics.loads.inc()
                 self._instruct(order, wire.load_message(order, self._routes.peers(order.peers)))
@@ -238,11 +234,15 @@ class Driver:
             case ins.Cancel():
                 self._cancel(order)
             case ins.ForgetJob():
-                self._send(order.device, self._travels.end(order))
+                self._messenger.send(order.device, self._travels.end(order))
             case ins.PeerLost():
-                self._send(order.device, pb.CoordinatorMessage(peer_lost={"device": order.peer}))
+                self._messenger.send(
+                    order.device, pb.CoordinatorMessage(peer_lost={"device": order.peer})
+                )
             case ins.Probe():
-                self._send(order.device, pb.CoordinatorMessage(probe={"nonce": order.session}))
+                self._messenger.send(
+                    order.device, pb.CoordinatorMessage(probe={"nonce": order.session})
+                )
             case ins.Disconnect():
                 if (session := self._sessions.get(order.device)) is not None:
                     session.end(order.reason)
@@ -285,7 +285,7 @@ class Driver:
         self.deliveries.cancel(order.cancelled)
         if not self._travels.void(order.cancelled):
             message = pb.CoordinatorMessage(cancel={"instruction": order.cancelled})
-            self._send(order.device, message)
+            self._messenger.send(order.device, message)
 
     def _plan(self, order: ins.Plan) -> None:
         if (message := self._travels.leg(order, self._routes, self._now())) is not None:
@@ -322,24 +322,7 @@ class Driver:
         if (session := self._sessions.get(order.device)) is not None:
             self.timeline.instructed(order.device, self._now())
             session.unanswered[order.instruction] = order
-            self._send(order.device, message)
-
-    def _send(self, device: str, message: pb.CoordinatorMessage) -> None:
-        """Send a message, after what was released before: a task that runs again must not lose its
-        outputs to a release that was meant for its first run."""
-        if (session := self._sessions.get(device)) is None:
-            return
-        if (released := self._released.pop(device, None)) is not None:
-            session.send(wire.release_message(released))
-        session.send(message)
-
-    def _flush_released(self) -> None:
-        """Send the releases that no message has taken along."""
-        self._flushing = None
-        for device, released in self._released.items():
-            if (session := self._sessions.get(device)) is not None:
-                session.send(wire.release_message(released))
-        self._released.clear()
+            self._messenger.send(order.device, message)
 
     def _deadline_seconds(self, run: Run) -> float:
         if run.deadline is None:
@@ -369,7 +352,7 @@ class Driver:
 
     def left(self, session: DeviceSession, reason: str) -> None:
         """A session has ended, and its unanswered instructions are void."""
-        self._released.pop(session.device, None)
+        self._messenger.left(session.device)
         for instruction in session.unanswered:
             self.deliveries.cancel(instruction)
         session.unanswered.clear()

@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(150)]
 def work(bench: Workbench) -> Iterator[Path]:
     """The work folder of a run that has its first result, and is far from its end: each item takes
     its links two seconds, so it leaves the processors to those who look at it."""
-    save_inputs(bench.inputs, files=6, stacked=100, rows=512)
-    slow = "link: {rate: 2M}, memory:"
+    save_inputs(bench.inputs, files=6, stacked=25, rows=2048)
+    slow = "link: {rate: 8M}, memory:"
     bench.manifest.write_text(bench.manifest.read_text().replace("memory:", slow, 3))
     work = bench.folder / "work"
     process = bench.start("run", bench.manifest, "--progress", "plain", "--work", work)

@@ -1,4 +1,4 @@
-"""Parts of constants: of initializers, and of what nodes dequantise, cast or transpose.
+"""Parts of constants: of initializers, and of what nodes quantise, cast or transpose.
 
 A part's content is a range of the file that the whole is in, or strips of it where the axis is not
 the first: nothing is read.
@@ -17,9 +17,11 @@ from onnx import numpy_helper
 from shoal_compiler.graph import Graph, Weight
 from shoal_compiler.safety import Range, all_nodes, bits_of, integer_of, is_standard
 
-_MAKERS: Final = ("DequantizeLinear", "Cast", "Transpose")
+_MAKERS: Final = ("QuantizeLinear", "DequantizeLinear", "Cast", "Transpose")
 _MOST_MAKERS: Final = 4
 """One after the other."""
+_SLICES_BY_INPUTS: Final = 10
+"""Before this opset, what a Slice takes is said by attributes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Parting:
         self._taken = {*graph.sparse, *graph.weights, *(each.name for each in graph.inputs)}
         self._names: set[str] = set()
         self._parts: dict[tuple[str, int, int, int, int], str] = {}
+        self._opset = graph.opsets.get("", graph.opsets.get("ai.onnx", 0))
         self._integers: dict[tuple[int, ...], str] = {}
         self._joined: dict[tuple[str, ...], str] = {}
         for node in all_nodes(graph.nodes):
@@ -144,6 +147,18 @@ class Parting:
                 node.input[place], _ = self.cut(scale, along, start, end, number)
         node.output[0] = self.fresh(f"{name}.{number}")
         return node.output[0], [*makers, node]
+
+    def slice(self, name: str, start: int, end: int) -> onnx.NodeProto:
+        """The node that takes some channels, `[start, end)` of the second axis, of what the model
+        computes."""
+        part = self.fresh(f"{name}.{start}")
+        node = onnx.helper.make_node("Slice", [name], [part], name=unlike(part, self._names))
+        for key, value in (("starts", start), ("ends", end), ("axes", 1)):
+            if self._opset < _SLICES_BY_INPUTS:
+                node.attribute.append(onnx.helper.make_attribute(key, [value]))
+            else:
+                node.input.append(self.add_integers(f"{part}.{key}", [value]))
+        return node
 
     def drop(self, name: str) -> None:
         """A constant is in parts now: its initializer is not needed but as a table."""

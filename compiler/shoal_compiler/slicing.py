@@ -9,11 +9,13 @@ a kernel and a copy of its output, so they are no smaller than they have to be: 
 Where the output is reshaped at once, and keeps its channels last, the parts are: reshaped when they
 are joined, all of the output would be there twice more.
 
-A weight may come from nodes that dequantise, cast or transpose an initializer: each part has its
-own then, and is fused with them by the runtime as the whole is.
+A weight may come from nodes that quantise, dequantise, cast or transpose an initializer: each part
+has its own then, and is fused with them by the runtime as the whole is.
 
 A product that labels describe is parted along one of them (`labels`), and one with several matrices
-along the columns of all.
+along the columns of all. One whose constant is on the left is parted along its rows. Of a
+convolution in groups each part has whole groups, or channels of one, and the slice of the input
+that these read.
 
 A recurrent layer is parted by its directions alone (`directions`).
 
@@ -24,91 +26,26 @@ are ranges of it (`Weight.whole`).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from math import gcd, prod
+from functools import cache
 from typing import Final
 
 import onnx
 
 from shoal_compiler.costs import tables_of
 from shoal_compiler.directions import in_directions
-from shoal_compiler.graph import Graph, Weight, live
-from shoal_compiler.labels import labelled
-from shoal_compiler.parting import Constant, Parting
-from shoal_compiler.safety import integer_of, is_standard
+from shoal_compiler.graph import Graph, live
+from shoal_compiler.layers import Layer, layer_of
+from shoal_compiler.order import choose_order, roles
+from shoal_compiler.parting import Parting
+from shoal_compiler.safety import is_standard
+from shoal_compiler.shapes import Shapes, infer
 
 SLICE_BYTES: Final = (16 << 20, 4 << 20, 1 << 20, 256 << 10)
 """The largest weight of a part: at first, and where devices cannot hold such a part with what it
 works in."""
-CHANNELS: Final = 32
-"""Parts have a multiple of so many channels where they can: the widest kernels' steps, and whole
-pages of most weights. They have as many where channels are columns, since each part is read out of
-all rows."""
-MOST_PARTS: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _Operator:
-    """What a layer is made of, by the positions of its inputs. `biases` have an element for each
-    channel; `scales` too, or one for all. With `blocks` they have several for each channel, one
-    channel after the other. The attribute `counted` grows with the number of channels. So many
-    layers are `packed` in one, whose channels are one behind the other."""
-
-    weight: int
-    biases: tuple[int, ...] = ()
-    scales: tuple[int, ...] = ()
-    blocks: bool = False
-    counted: str = ""
-    packed: int = 1
-
-
-_CONVOLUTIONS: Final[Mapping[tuple[str, str], _Operator]] = {
-    ("", "Conv"): _Operator(1, biases=(2,)),
-    ("", "ConvTranspose"): _Operator(1, biases=(2,)),
-    ("", "ConvInteger"): _Operator(1, scales=(3,)),
-    ("", "QLinearConv"): _Operator(3, biases=(8,), scales=(4, 5)),
-    ("com.microsoft", "FusedConv"): _Operator(1, biases=(2,)),
-}
-_DENSE: Final[Mapping[tuple[str, str], _Operator]] = {
-    ("", "Gemm"): _Operator(1, biases=(2,)),
-    ("", "MatMul"): _Operator(1),
-    ("", "MatMulInteger"): _Operator(1, scales=(3,)),
-    ("", "QLinearMatMul"): _Operator(3, scales=(4, 5)),
-    ("com.microsoft", "FusedGemm"): _Operator(1, biases=(2,)),
-    ("com.microsoft", "FusedMatMul"): _Operator(1),
-    ("com.microsoft", "QGemm"): _Operator(3, biases=(6,), scales=(4, 5)),
-    ("com.microsoft", "DynamicQuantizeMatMul"): _Operator(1, biases=(4,), scales=(2, 3)),
-    ("com.microsoft", "MatMulIntegerToFloat"): _Operator(1, biases=(6,), scales=(3, 5)),
-    ("com.microsoft", "MatMulNBits"): _Operator(
-        1, biases=(5,), scales=(2, 3), blocks=True, counted="N"
-    ),
-    ("com.microsoft", "Attention"): _Operator(1, biases=(2,), counted="num_heads", packed=3),
-    ("com.microsoft", "QAttention"): _Operator(
-        1, biases=(2,), scales=(4, 7), counted="num_heads", packed=3
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    """A node that can be parted. `axis` is that of the channels in its weight, `joined` that in
-    its output; `others` are the inputs that are parted with it."""
-
-    operator: _Operator
-    weight: Constant
-    axis: int
-    channels: int
-    parts: Sequence[tuple[int, int]]
-    others: tuple[int, ...]
-    channels_last: bool
-    joined: int
-
-    @property
-    def initializer(self) -> tuple[str, int, int]:
-        """What is parted, along which of its axes, and how much is packed there."""
-        return self.weight.name, self.weight.axes[self.axis], self.operator.packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +65,18 @@ def slice_layers(graph: Graph, most_bytes: int) -> Graph:
     tables = Counter(name for node in graph.nodes for name in tables_of(node))
     parting = Parting(graph, readers)
     reshapes = _reshapes(graph, readers)
-    layers = [_layer(node, parting, most_bytes) for node in graph.nodes]
+
+    @cache
+    def shapes() -> Shapes:
+        """Asked for seldom: it is not free."""
+        node_roles = roles(graph)
+        return infer(graph, choose_order(graph, node_roles), node_roles, {})
+
+    def rank(name: str) -> int | None:
+        axes = shapes().axes(name)
+        return None if axes is None else len(axes)
+
+    layers = [layer_of(node, parting, rank, most_bytes) for node in graph.nodes]
     alike = Counter(each.initializer for each in layers if each is not None)
     nodes: list[onnx.NodeProto] = []
     waiting: dict[str, Iterator[onnx.NodeProto]] = {}
@@ -175,7 +123,7 @@ def _reshapes(graph: Graph, readers: Mapping[str, int]) -> dict[str, onnx.NodePr
 
 
 def _leading_sizes(
-    parting: Parting, reshape: onnx.NodeProto, layer: _Layer
+    parting: Parting, reshape: onnx.NodeProto, layer: Layer
 ) -> tuple[str, ...] | None:
     """Tensors that, joined, are the sizes of a reshaped output but for its channels, which are
     last; None: they are not last, or it is not known."""
@@ -206,12 +154,13 @@ def _reshape(
 def _in_parts(
     parting: Parting,
     node: onnx.NodeProto,
-    layer: _Layer,
+    layer: Layer,
     reshaping: _Reshaping | None = None,
 ) -> Iterator[onnx.NodeProto]:
     """The nodes that replace one, and the one that reshapes its output, if there is one."""
     output, outputs = node.output[0], []
     operator, packed = layer.operator, layer.operator.packed
+    slices: dict[tuple[int, int, int], str] = {}
     inputs = {operator.weight: (layer.axis, 1)}
     for place in layer.others:
         other = parting.constant(node.input[place])
@@ -228,9 +177,13 @@ def _in_parts(
                 name, axis, start * each, end * each, number, packed=packed
             )
             yield from makers
-        if operator.counted:
-            count = next(each for each in part.attribute if each.name == operator.counted)
-            count.i = count.i * (end - start) // layer.channels
+        for place, first, last in layer.slices(start, end):
+            if (place, first, last) not in slices:
+                maker = parting.slice(node.input[place], first, last)
+                slices[place, first, last] = maker.output[0]
+                yield maker
+            part.input[place] = slices[place, first, last]
+        _count(part, layer, start, end)
         outputs.append(part.output[0])
         yield part
         if reshaping is not None:
@@ -243,111 +196,10 @@ def _in_parts(
     yield onnx.helper.make_node("Concat", outputs, [output], name=node.name, axis=layer.joined)
 
 
-def _layer(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> _Layer | None:
-    """A node as a layer that can be parted, and whose weight is so large that it is to be."""
-    kind = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
-    by_labels = labelled(node, parting, most_bytes) if is_standard(node, "Einsum") else None
-    operator = _CONVOLUTIONS.get(kind) or _DENSE.get(kind)
-    if by_labels is not None:
-        operator = _Operator(by_labels.weight)
-    if operator is None or len(node.input) <= operator.weight or len(node.output) != 1:
-        return None
-    name = node.input[operator.weight]
-    weight = parting.constant(name)
-    if weight is None or weight.weight.bytes <= most_bytes or weight.weight.contents is None:
-        return None
-    axis = by_labels.axis if by_labels else _channel_axis(node, weight.dims)
-    if axis is None or list(node.input).count(name) > 1:
-        return None
-    channels = weight.dims[axis] // operator.packed
-    whole = channels // integer_of(node, "num_heads", 0) if operator.packed > 1 else 1
-    in_strips = weight.axes[axis] > 0 and not (by_labels and axis + 1 < len(weight.dims))
-    least = CHANNELS if in_strips else 1
-    parts = list(_parts(weight.weight, least, channels, whole, most_bytes))
-    step = gcd(channels, parts[0][1])
-    if len(parts) == 1 or not parting.can_cut(weight, axis, step, packed=operator.packed):
-        return None
-    others = _others(node, operator, parting, channels, step)
-    if others is None:
-        return None
-    return _Layer(
-        operator=operator,
-        weight=weight,
-        axis=axis,
-        channels=channels,
-        parts=parts,
-        others=others,
-        channels_last=kind in _DENSE,
-        joined=by_labels.joined if by_labels else -1 if kind in _DENSE else 1,
-    )
-
-
-def _channel_axis(node: onnx.NodeProto, dims: Sequence[int]) -> int | None:
-    """The axis of the output channels in a layer's weight of that shape."""
-    rank, grouped = len(dims), integer_of(node, "group", 1) != 1
-    match node.op_type:
-        case "Conv" | "ConvInteger" | "FusedConv" | "QLinearConv":
-            adds = node.op_type == "FusedConv" and any(node.input[3:])
-            axis, fits = 0, rank > 2 and not grouped and not adds
-        case "ConvTranspose":
-            axis, fits = 1, rank > 2 and not grouped
-        case "Attention" | "QAttention":
-            heads = integer_of(node, "num_heads", 0)
-            axis, fits = 1, rank == 2 and heads > 0 and dims[1] % (3 * heads) == 0
-            fits = fits and _projects_alone(node)
-        case "MatMul":
-            axis, fits = rank - 1, rank > 1
-        case "MatMulNBits":
-            axis, fits = 0, rank == 3 and integer_of(node, "N", 0) == dims[0]
-        case _:
-            axis = 0 if integer_of(node, "transB", 0) else 1
-            fits = rank == 2 and not integer_of(node, "transBatchB", 0)
-    return axis if fits else None
-
-
-def _projects_alone(node: onnx.NodeProto) -> bool:
-    """Whether each head of an attention comes from its columns of the weight, and from what all
-    heads have alike: there is no cache, nothing is added to products, and values are as wide."""
-    cached_from = 8 if node.op_type == "QAttention" else 4
-    differs = any(each.name in ("qkv_hidden_sizes", "do_rotary") for each in node.attribute)
-    return not any(node.input[cached_from:]) and not differs
-
-
-def _others(
-    node: onnx.NodeProto, operator: _Operator, parting: Parting, channels: int, step: int
-) -> tuple[int, ...] | None:
-    """The inputs that are parted with the weight; None: some input should be and cannot. Parts are
-    multiples of `step` channels."""
-    found = []
-    for place in (*operator.biases, *operator.scales):
-        if place >= len(node.input) or not node.input[place]:
-            continue
-        other = parting.constant(node.input[place])
-        if other is None:
-            return None
-        elements = prod(other.dims)
-        if elements == 1 and place in operator.scales:
-            continue
-        along = other.dims[other.only_axis] if other.dims else 0
-        several = operator.blocks and place in operator.scales and along and along % channels == 0
-        whole = several or elements == along == channels * operator.packed
-        step_along = step * (along // channels // operator.packed)
-        if not whole or not parting.can_cut(
-            other, other.only_axis, step_along, packed=operator.packed
-        ):
-            return None
-        found.append(place)
-    return tuple(found)
-
-
-def _parts(
-    weight: Weight, least: int, channels: int, whole: int, most_bytes: int
-) -> Iterator[tuple[int, int]]:
-    """The channels of each part, `least` or more; so many stay together as are one `whole`."""
-    most = max(least, most_bytes * channels // weight.bytes, -(-channels // MOST_PARTS))
-    if whole > 1:
-        most = max(whole, most - most % whole)
-    elif most > CHANNELS:
-        most -= most % CHANNELS
-    for start in range(0, channels, most):
-        yield start, min(start + most, channels)
+def _count(part: onnx.NodeProto, layer: Layer, start: int, end: int) -> None:
+    """Give a part the attributes that say how much of something it has."""
+    for each in part.attribute:
+        if each.name == layer.operator.counted:
+            each.i = each.i * (end - start) // layer.channels
+        if each.name == "group" and layer.grouped:
+            each.i = -(-end // layer.grouped) - start // layer.grouped

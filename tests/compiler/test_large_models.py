@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from shoal_compiler.slicing import CHANNELS
+from shoal_compiler.layers import CHANNELS
 
 LAYERS, SIDE = 9, 8192
 LAYER_BYTES = SIDE * SIDE * 4

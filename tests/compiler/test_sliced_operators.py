@@ -274,6 +274,16 @@ MADE: dict[str, Layer] = {
             helper.make_node("DequantizeLinear", ["t", "s", "z"], ["v"], axis=1),
         ],
     ),
+    "quantised and dequantised": Layer(
+        MULTIPLY,
+        VALUES,
+        {"w": weight(70, COLUMNS), "s": scales(COLUMNS), "z": np.zeros(COLUMNS, np.int8)},
+        ["s", "z"],
+        [
+            helper.make_node("QuantizeLinear", ["w", "s", "z"], ["q"], axis=1),
+            helper.make_node("DequantizeLinear", ["q", "s", "z"], ["v"], axis=1),
+        ],
+    ),
     "half precision that is cast": Layer(
         helper.make_node("Gemm", ["x", "v"], ["y"], transB=1),
         VALUES,
@@ -288,14 +298,6 @@ STAY: dict[str, Layer] = {
         weight(2, 200),
         {"w": integers(200, 200), "s": ONE, "z": ZERO},
         before=[DEQUANTISE, helper.make_node("MatMul", ["x", "v"], ["t"])],
-    ),
-    "a convolution that adds something": Layer(
-        helper.make_node(
-            "FusedConv", ["x", "w", "b", "t"], ["y"], domain=MICROSOFT, activation="Relu"
-        ),
-        weight(1, 100, 5, 6),
-        {"w": weight(100, 100, 1, 1), "b": weight(100)},
-        before=[helper.make_node("Neg", ["x"], ["t"])],
     ),
     "attention with values of another width": Layer(
         helper.make_node(

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from chaining import manifest, run_chained, run_whole
 from made_models import weight
 from shoal_compiler.cutting import cut_model
+from shoal_compiler.layers import CHANNELS
 from shoal_compiler.profile import Source, profile_model
-from shoal_compiler.slicing import CHANNELS
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Layout
 from shoal_protocol.fragment_store import FragmentStore
@@ -205,11 +205,6 @@ STAY: dict[str, tuple[list[onnx.NodeProto], Shape, dict[str, Shape]]] = {
         (1, 100),
         {"w": (100, 100)},
     ),
-    "a convolution in groups": (
-        [helper.make_node("Conv", ["x", "w"], ["y"], group=2)],
-        (1, 100, 4, 4),
-        {"w": (200, 50, 1, 1)},
-    ),
     "a bias that is computed": (
         [
             helper.make_node("ReduceSum", ["x"], ["c"], keepdims=0),
@@ -236,11 +231,6 @@ STAY: dict[str, tuple[list[onnx.NodeProto], Shape, dict[str, Shape]]] = {
         [helper.make_node("MatMul", ["x", "w"], ["y"])],
         (1, 1000),
         {"w": (1000, 20)},
-    ),
-    "a weight on the left": (
-        [helper.make_node("MatMul", ["w", "x"], ["y"])],
-        (100, 2),
-        {"w": (100, 100)},
     ),
 }
 

@@ -126,6 +126,8 @@ def normalise(model: CheckedModel) -> Graph:
     nodes = [node for node in graph.node if not hoist.constant(node)]
     for node in nodes:
         hoist.inside(node)
+    for node in all_nodes(nodes):
+        _write_out(node)
     nodes = _without_copies(graph, nodes, weights, hoist.definitions)
     inputs = tuple(each for each in graph.input if each.name not in weights | sparse)
     listed = (each.name for each in graph.input if each.name in weights | sparse)
@@ -170,6 +172,13 @@ def _without_copies(
             kept.append(node)
     _rename(graph, names)
     return kept
+
+
+def _write_out(node: onnx.NodeProto) -> None:
+    """Write out what onnx's inference takes for something else than its specification and the
+    runtime, where it is not said: that an STFT gives one side."""
+    if is_standard(node, "STFT") and all(each.name != "onesided" for each in node.attribute):
+        node.attribute.append(onnx.helper.make_attribute("onesided", 1))
 
 
 def _without_functions(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -2,10 +2,14 @@
 no other operand. No sum is over it, so parts of the weight give parts of the result."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import onnx
 
 from shoal_compiler.parting import Parting
+
+_REST: Final = "..."
+"""All axes that have no label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +26,29 @@ def labelled(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> Labelle
     Of several axes the first is taken that makes parts small enough, since it is read in one
     piece, else the longest."""
     equation = next((each.s.decode() for each in node.attribute if each.name == "equation"), "")
-    left, _, result = equation.replace(" ", "").partition("->")
+    left, arrow, result = equation.replace(" ", "").partition("->")
     terms = left.split(",")
-    if len(terms) != 2 or len(node.input) != 2 or "." in equation:
+    if len(terms) != 2 or len(node.input) != 2 or (_REST in left and not arrow):
         return None
+    if not arrow:  # it has what one operand alone has, in the order of the alphabet
+        result = "".join(sorted(set(terms[0]) ^ set(terms[1])))
     for place, term in enumerate(terms):
         constant = parting.constant(node.input[place])
         if constant is None or constant.weight.bytes <= most_bytes:
             continue
-        if len(term) != len(constant.dims) or any(len(set(e)) < len(e) for e in (*terms, result)):
+        labels = [each.replace(_REST, "") for each in (*terms, result)]
+        repeated = any(len(set(each)) < len(each) for each in labels)
+        if _REST in term or repeated or len(term) != len(constant.dims):
             return None
         other, dims, size = terms[1 - place], constant.dims, constant.weight.bytes
         axes = [axis for axis, each in enumerate(term) if each in result and each not in other]
         small = [axis for axis in axes if size <= most_bytes * dims[axis]]
         axis = next(iter(small or sorted(axes, key=lambda each: -dims[each])), None)
-        return None if axis is None else Labelled(place, axis, result.index(term[axis]))
+        return None if axis is None else Labelled(place, axis, _place(result, term[axis]))
     return None
+
+
+def _place(result: str, label: str) -> int:
+    """The axis with a label; from the end where axes without labels are before it."""
+    place = result.index(label)
+    return place - len(result) if _REST in result[:place] else place

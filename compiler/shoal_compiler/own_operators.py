@@ -2,20 +2,38 @@
 
 Of each output, the table says which input it has its type from, and a rule its sizes. An operator
 or an output that is not there stays unknown, and so do sizes that the runtime refuses or that
-depend on values.
+depend on values. An axis that the graph names keeps its name where it stays as it is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final
 
-import numpy as np
 import onnx
 from onnx import helper
 
 from shoal_compiler.safety import MAX_ELEMENTS, integer_of
 
-Dims = tuple[int, ...]
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """An axis whose size is not known; its name, if it has one. What is worked out from it is not
+    known either."""
+
+    name: str = ""
+
+    def __add__(self, other: object) -> "_Axis":
+        return self if other == 0 else _Axis()
+
+    def __mul__(self, other: object) -> "_Axis":
+        return self if other == 1 else _Axis()
+
+    __radd__, __rmul__, __floordiv__ = __add__, __mul__, __mul__
+
+
+Size = int | _Axis
+Dims = tuple[Size, ...]
 
 
 class _Unknown(Exception):
@@ -44,9 +62,12 @@ class _Reads:
     def dims(self, place: int) -> Dims:
         """An input's sizes. Raises `_Unknown`."""
         kind = self.kind(place)
-        if not kind.HasField("shape") or not all(d.HasField("dim_value") for d in kind.shape.dim):
+        if not kind.HasField("shape"):
             raise _Unknown
-        return tuple(each.dim_value for each in kind.shape.dim)
+        return tuple(
+            each.dim_value if each.HasField("dim_value") else _Axis(each.dim_param)
+            for each in kind.shape.dim
+        )
 
     def integer(self, name: str, default: int = 0) -> int:
         """An attribute that is an integer."""
@@ -73,18 +94,41 @@ def _columns(reads: _Reads) -> Sequence[Dims | None]:
     return [(*reads.dims(0)[:-1], reads.integer("N"))]
 
 
-def _matrix(dims: Dims, *, transposed: int) -> Dims:
+def _matrix(dims: Dims, *, transposed: int, items_second: int = 0) -> Dims:
+    """With items second, the first axis is what the last but one is else."""
     if len(dims) < 2:
         raise _Unknown
+    if items_second:
+        dims = (*dims[1:-1], dims[0], dims[-1])
     return (*dims[:-2], dims[-1], dims[-2]) if transposed else dims
 
 
-def _product(reads: _Reads) -> Sequence[Dims | None]:
-    if reads.integer("transBatchA") or reads.integer("transBatchB"):
+def _joined(*shapes: Dims) -> Dims:
+    """What tensors of these sizes are together, where the shorter ones have no first axes."""
+    return tuple(map(_common, zip_longest(*map(reversed, shapes), fillvalue=1)))[::-1]
+
+
+def _common(sizes: Sequence[Size]) -> Size:
+    """The size of an axis that several tensors have; what has one element is repeated."""
+    first, *others = {each for each in sizes if each != 1} or {1}
+    if not others and first != _Axis():
+        return first
+    numbers = [each for each in (first, *others) if isinstance(each, int)]
+    if len(numbers) > 1:
         raise _Unknown
-    one = _matrix(reads.dims(0), transposed=reads.integer("transA"))
-    two = _matrix(reads.dims(1), transposed=reads.integer("transB"))
-    return [(*np.broadcast_shapes(one[:-2], two[:-2]), one[-2], two[-1])]
+    return next(iter(numbers), _Axis())  # a size that is not known is 1, or the same
+
+
+def _product(reads: _Reads) -> Sequence[Dims | None]:
+    one, two = (
+        _matrix(
+            reads.dims(place),
+            transposed=reads.integer(f"trans{operand}"),
+            items_second=reads.integer(f"transBatch{operand}"),
+        )
+        for place, operand in enumerate("AB")
+    )
+    return [(*_joined(one[:-2], two[:-2]), one[-2], two[-1])]
 
 
 def _quantised_product(reads: _Reads) -> Sequence[Dims | None]:
@@ -110,7 +154,7 @@ def _pooled(reads: _Reads) -> Sequence[Dims | None]:
 
 
 def _chosen(reads: _Reads) -> Sequence[Dims | None]:
-    return [np.broadcast_shapes(reads.dims(0), reads.dims(1), reads.dims(4))]
+    return [_joined(reads.dims(0), reads.dims(1), reads.dims(4))]
 
 
 def _embedded(reads: _Reads) -> Sequence[Dims | None]:
@@ -220,7 +264,15 @@ def outputs_of(
         if not name or origin < 0 or not reads.has(given):
             continue
         known = sizes[place] if place < len(sizes) else None
-        if known is not None and not all(0 <= each < MAX_ELEMENTS for each in known):
-            known = None  # the attributes make no sense
-        found[name] = helper.make_tensor_type_proto(reads.kind(given).elem_type, known)
+        if known is not None and not all(map(_makes_sense, known)):
+            known = None
+        axes = None
+        if known is not None:
+            axes = [each.name or None if isinstance(each, _Axis) else each for each in known]
+        found[name] = helper.make_tensor_type_proto(reads.kind(given).elem_type, axes)
     return found
+
+
+def _makes_sense(size: Size) -> bool:
+    """Attributes may say anything."""
+    return isinstance(size, _Axis) or 0 <= size < MAX_ELEMENTS

@@ -1,6 +1,7 @@
 """Types and shapes of every tensor, twice: as the graph alone gives them, and for given inputs.
 
-*Symbolic*: `onnx.shape_inference` over the whole graph. Its names for axes (`batch`) are kept.
+*Symbolic*: `onnx.shape_inference` over the whole graph, and node by node behind operators that it
+does not know. Its names for axes (`batch`) are kept.
 *Concrete*: node by node, with the inputs' sizes put in for dynamic axes. What the graph computes
 from shapes (`Shape`, `Slice`, `Concat`, then `Reshape`) is evaluated on the way, as long as it is
 small, so that shapes stay known where whole-graph inference loses them. What is not known is None.
@@ -113,6 +114,7 @@ def infer(
     for index in order:
         concrete.node(index)
     types = _symbolic(graph, order)
+    _go_on(graph, order, roles, types)
     for name, kind in concrete.types.items():
         types.setdefault(name, _without_sizes(kind))
     for name, kind in graph.declared.items():
@@ -137,6 +139,23 @@ def _symbolic(graph: Graph, order: Sequence[int]) -> dict[str, onnx.TypeProto]:
         inferred = model.graph
     known = (*inferred.value_info, *inferred.output, *model.graph.input)
     return {each.name: each.type for each in known if each.type.WhichOneof("value")}
+
+
+def _go_on(
+    graph: Graph, order: Sequence[int], roles: Sequence[Role], types: dict[str, onnx.TypeProto]
+) -> None:
+    """Add the types behind operators of which onnx knows nothing, where its own inference ends."""
+    if all(onnx.defs.has(node.op_type, node.domain) for node in graph.nodes):
+        return
+    known = _Concrete(graph=graph, roles=roles, seen={})
+    known.types.update(types)
+    for index in order:
+        names = [name for name in graph.nodes[index].output if name]
+        if all(name in types and axes_of(types[name]) is not None for name in names):
+            continue
+        for name, kind in known.inferred(index).items():
+            if name and kind.WhichOneof("value"):
+                types[name] = known.types[name] = kind
 
 
 def _imports(graph: Graph) -> list[onnx.OperatorSetIdProto]:
@@ -224,7 +243,7 @@ class _Concrete:
 
     def node(self, index: int) -> None:
         node = self.graph.nodes[index]
-        for name, kind in self._inferred(index).items():
+        for name, kind in self.inferred(index).items():
             if name and kind.WhichOneof("value"):
                 self.learn(name, kind)
         looping = node.input[2:] if node.op_type == "Loop" else ()
@@ -239,7 +258,8 @@ class _Concrete:
         if self.roles[index] is not Role.COMPUTE:
             self._evaluate(node)
 
-    def _inferred(self, index: int) -> Mapping[str, onnx.TypeProto]:
+    def inferred(self, index: int) -> Mapping[str, onnx.TypeProto]:
+        """The types of what a node gives, from those of what it reads."""
         node, reads = self.graph.nodes[index], self.graph.reads[index]
         if any(name not in self.types for name in reads):
             return {}

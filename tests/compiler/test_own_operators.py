@@ -226,6 +226,16 @@ USED: dict[str, Used] = {
     ),
     "QGemm": Used({**PRODUCT, "wb": None, "wys": HALF, "wyz": ZERO}, attributes={"transB": 1}),
     "QGemm that gives numbers": Used(PRODUCT, attributes={"transB": 1}),
+    "FusedMatMul, items second": Used(
+        {"x": floats(LENGTH, BATCH, WIDTH), "k": floats(7, BATCH, WIDTH)},
+        attributes={"transBatchA": 1, "transBatchB": 1, "transB": 1},
+    ),
+    "STFT": Used({"x": floats(BATCH, 64, 1), "wstep": np.array(4), "wwindow": ONES}, domain=""),
+    "STFT of both sides": Used(
+        {"x": floats(BATCH, 64, 1), "wstep": np.array(4), "wwindow": ONES},
+        attributes={"onesided": 0},
+        domain="",
+    ),
     "MoE": Used(
         {
             "x": floats(6, WIDTH),
@@ -292,6 +302,36 @@ def test_sizes_with_channels_last_are_not_taken_for_others(tmp_path: Path) -> No
     onnx.save(model, tmp_path / "model.onnx")
     known = profile_model(tmp_path / "model.onnx").tensors["y"]
     assert (known.spec.dtype, known.sizes) == ("uint8", None)
+
+
+AXES = ["items", "words"]
+
+
+def test_axes_keep_their_names_behind_them(tmp_path: Path) -> None:
+    """So an agent knows the sizes of what leaves a fragment before it runs."""
+    ids = helper.make_tensor_value_info("ids", onnx.TensorProto.INT32, AXES)
+    weights = {"t": floats(9, WIDTH), "p": floats(LENGTH, WIDTH), "k": floats(WIDTH, 6)}
+    weights |= {"g": ONES, "b": ONES, "shape": np.array([0, 0, 2, 3])}
+    own = "com.microsoft"
+    read = ["ids", "", "t", "p", "", "g", "b"]
+    graph = helper.make_graph(
+        [
+            helper.make_node("EmbedLayerNormalization", read, ["e", "m"], domain=own),
+            helper.make_node("FusedMatMul", ["e", "k"], ["f"], domain=own),
+            helper.make_node("Reshape", ["f", "shape"], ["r"]),
+            helper.make_node("Relu", ["r"], ["y"]),
+        ],
+        "g",
+        [ids],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(own, 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "m.onnx")
+    known = profile_model(tmp_path / "m.onnx").tensors
+    assert known["e"].spec.shape == (*AXES, WIDTH)
+    assert known["f"].spec.shape == (*AXES, 6)
+    assert known["y"].spec.shape == (*AXES, 2, 3)
 
 
 FUNCTIONS: dict[str, tuple[int, dict[str, Any]]] = {

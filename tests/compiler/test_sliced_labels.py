@@ -37,6 +37,11 @@ PARTED = {
     "a weight on the left": Layer(
         labels("kd,nd->kn", "w", "x"), weight(3, 70), {"w": weight(400, 70)}
     ),
+    "axes without labels": Layer(labels("...d,dk->...k"), weight(2, 3, 70), {"w": weight(70, 400)}),
+    "axes without labels at the end": Layer(
+        labels("kd,d...->k...", "w", "x"), weight(70, 3, 2), {"w": weight(400, 70)}
+    ),
+    "a result that is not said": Layer(labels("bd,da"), weight(3, 70), {"w": weight(70, 400)}),
     "experts": Layer(labels("ebk,ekn->ebn"), weight(4, 3, 60), {"w": weight(4, 60, 96)}),
 }
 
@@ -55,8 +60,10 @@ WHOLE = {
     "a sum over all": Layer(labels("nd,dk->n"), weight(3, 70), {"w": weight(70, 400)}),
     "a diagonal": Layer(labels("nd,dkk->nk"), weight(3, 7), {"w": weight(7, 40, 40)}),
     "labels of both": Layer(labels("ek,ek->ek"), weight(80, 90), {"w": weight(80, 90)}),
-    "axes without names": Layer(labels("...d,dk->...k"), weight(3, 70), {"w": weight(70, 400)}),
-    "no result": Layer(labels("nd,dk"), weight(3, 70), {"w": weight(70, 400)}),
+    "a weight with axes without labels": Layer(
+        labels("nd,...dk->...nk"), weight(3, 70), {"w": weight(2, 70, 200)}
+    ),
+    "neither labels nor a result": Layer(labels("...d,dk"), weight(3, 70), {"w": weight(70, 400)}),
 }
 
 

@@ -18,6 +18,8 @@ from made_models import weight
 CHANNELS, SIDE = 64, 128
 PICTURE: Final = weight(1, CHANNELS, SIDE, SIDE)
 MATRIX: Final = weight(1024, 1024)
+DOUBLES: Final = MATRIX.astype(np.float64)
+INTEGERS: Final = np.ones((1024, 1024), np.int64)
 BYTES: Final = np.ones((1, CHANNELS, SIDE, SIDE), np.uint8)
 AROUND: Final[dict[str, Any]] = {"pads": [1, 1, 1, 1]}
 
@@ -59,7 +61,7 @@ def product(*left: int, right: npt.NDArray[np.uint8]) -> Case:
     return standard("QLinearMatMul", {**left_side, "k": right, **scales})
 
 
-def einsum(equation: str, *operands: npt.NDArray[np.float32]) -> Case:
+def einsum(equation: str, *operands: npt.NDArray[Any]) -> Case:
     return standard("Einsum", dict(zip("abc", operands, strict=False)), equation=equation)
 
 
@@ -115,6 +117,35 @@ CASES: Final = {
     "Einsum that sums up": einsum("bhqk,bkhd->bqhd", weight(4, 8, 256, 256), weight(4, 256, 8, 64)),
     "Einsum of three": einsum("ij,jk,kl->il", MATRIX, MATRIX, MATRIX),
     "Einsum of one": einsum("ij->ji", weight(2048, 1024)),
+    "Einsum of matrices, one after the other": einsum(
+        "...ij,...jk->...ik", weight(8, 256, 512), weight(8, 512, 256)
+    ),
+    "Einsum of matrices that are turned": einsum(
+        "...ij,...kj->...ki", weight(8, 512, 256), weight(8, 512, 256)
+    ),
+    "Einsum of double precision": einsum("ij,jk->ik", DOUBLES, DOUBLES),
+    "Einsum of integers": einsum("ij,jk->ik", INTEGERS, INTEGERS),
+    "Softmax of double precision": standard("Softmax", {"x": PICTURE.astype(np.float64)}, axis=1),
+    "a product of integers": standard("MatMul", {"x": INTEGERS, "k": INTEGERS}),
+    "a product of integers without signs": standard(
+        "MatMul", {"x": np.ones((512, 2048), np.uint32), "w": np.ones((2048, 2048), np.uint32)}
+    ),
+    "a quantised product with its scales": Case(
+        "QGemm",
+        {"x": np.ones((1024, 1024), np.uint8), "wxs": np.float32(1), "wxz": np.uint8(0)}
+        | {"w": np.ones((1024, 4096), np.int8), "ws": np.float32(1), "wz": np.int8(0)}
+        | {"wb": None, "wys": np.float32(1), "wyz": np.uint8(0)},
+    ),
+    "a product that quantises": Case(
+        "DynamicQuantizeMatMul",
+        {"x": MATRIX, "w": np.ones((1024, 4096), np.int8), "ws": np.float32(1)},
+    ),
+    "frames": standard(
+        "STFT", {"x": weight(1, 1 << 20, 1), "wstep": np.array(256), "wwindow": weight(1024)}
+    ),
+    "long frames": standard(
+        "STFT", {"x": weight(1, 1 << 20, 1), "wstep": np.array(1 << 14), "ww": weight(1 << 17)}
+    ),
     "resized by cubes": resized(2, 2, mode="cubic"),
     "resized against aliases": resized(0.5, 0.5, mode="linear", antialias=1),
     "sampled": standard("GridSample", {"x": weight(1, 4, 256, 256), "g": weight(1, 512, 512, 2)}),
@@ -154,6 +185,12 @@ OFTEN: Final = (
     "the sum of five",
     "Einsum that sums up",
     "Einsum of attention to one item",
+    "Einsum of matrices that are turned",
+    "Einsum of double precision",
+    "Softmax of double precision",
+    "a product of integers without signs",
+    "a quantised product with its scales",
+    "long frames",
     "scattered",
     "positions that are not zero",
 )

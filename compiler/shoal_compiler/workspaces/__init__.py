@@ -11,10 +11,16 @@ limit of the arena holds it back.
 """
 
 from shoal_compiler.shaped import Shaped, Unknown
-from shoal_compiler.workspaces import attention, convolutions, others, recurrent
+from shoal_compiler.workspaces import attention, convolutions, einsum, others, recurrent
 from shoal_compiler.workspaces.workspace import Workspace
 
-_RULES = {**attention.RULES, **convolutions.RULES, **recurrent.RULES, **others.RULES}
+_RULES = {
+    **attention.RULES,
+    **convolutions.RULES,
+    **einsum.RULES,
+    **recurrent.RULES,
+    **others.RULES,
+}
 
 
 def workspace(shaped: Shaped) -> Workspace:

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from math import prod
 from typing import Final
 
+from onnx import TensorProto
+
+from shoal_compiler.safety import bits_of
 from shoal_compiler.shaped import Dims, Shaped
 from shoal_compiler.workspaces.workspace import FLOAT_BYTES, Rule, Workspace, floats
 
@@ -11,6 +14,8 @@ STRIP_BYTES: Final = 1 << 18
 """A strip of a convolution's input, spread out, for two threads; it is small, whatever they are."""
 DEQUANTISES: Final = "DequantizeLinear"
 _ADDRESS_BYTES: Final = 8
+_INTEGERS: Final = (TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64)
+_DEEP: Final = 512
 
 
 def _convolution(shaped: Shaped) -> Workspace:
@@ -71,6 +76,25 @@ def _products_of_integers(shaped: Shaped) -> Workspace:
     return floats(prod(shaped.output(0)))
 
 
+def _quantised_layer(shaped: Shaped) -> Workspace:
+    """Rounded, too, unless numbers are asked for."""
+    return _products_of_integers(shaped) if shaped.has(7) else Workspace()
+
+
+def _quantising_product(shaped: Shaped) -> Workspace:
+    return Workspace((prod(shaped.input(0)),))
+
+
+def _product(shaped: Shaped) -> Workspace:
+    """Of integers, the rows and columns that are multiplied are copied, so many numbers of each at
+    a time."""
+    if shaped.type(0) not in _INTEGERS:
+        return Workspace()
+    rows, depth, columns = shaped.output(0)[-2:-1], shaped.input(0)[-1], shaped.input(1)[1:][-1:]
+    number = sum(rows) + sum(columns)
+    return Workspace(beside_bytes=(bits_of(shaped.type(0)) or 64) // 8 * number * min(depth, _DEEP))
+
+
 def _deformed(shaped: Shaped) -> Workspace:
     """One item's input is spread out, whole; its products are gathered twice."""
     given = prod(shaped.output(0)[1:])
@@ -84,5 +108,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "ConvInteger": _convolution_of_integers,
     "QLinearConv": _quantised_convolution,
     "QLinearMatMul": _products_of_integers,
+    "QGemm": _quantised_layer,
+    "DynamicQuantizeMatMul": _quantising_product,
+    "MatMul": _product,
     "DeformConv": _deformed,
 }

@@ -1,4 +1,4 @@
-"""Operators of other kinds: choosing, normalising, sums of several, Einsum, resizing, searching."""
+"""Operators of other kinds: choosing, normalising, sums of several, resizing, searching."""
 
 from collections.abc import Mapping
 from math import prod
@@ -7,8 +7,8 @@ from typing import Final
 from onnx import TensorProto
 
 from shoal_compiler.safety import bits_of
-from shoal_compiler.shaped import Dims, Shaped, Unknown
-from shoal_compiler.workspaces.workspace import FLOAT_BYTES, THREADS, Rule, Workspace, floats
+from shoal_compiler.shaped import Dims, Shaped
+from shoal_compiler.workspaces.workspace import THREADS, Rule, Workspace, floats, numbers
 
 _INDEX_BYTES: Final = 8
 _INTERPOLATED_BYTES: Final = 48
@@ -20,10 +20,9 @@ _BRANCH_BYTES: Final = 192
 
 def _where(shaped: Shaped) -> Workspace:
     """It selects from each operand before it joins the two. Halves are made numbers before."""
-    size = max(FLOAT_BYTES, (bits_of(shaped.type(1)) or 0) // 8)
     condition = shaped.input(0)
     chosen = (prod(_joined(condition, shaped.input(place))) for place in (1, 2))
-    return Workspace(tuple(size * each for each in chosen if each))
+    return numbers(shaped, *chosen, place=1)
 
 
 def _joined(one: Dims, two: Dims) -> Dims:
@@ -34,7 +33,7 @@ def _joined(one: Dims, two: Dims) -> Dims:
 
 def _times_its_output(times: int) -> Rule:
     """Operators that are made of several nodes."""
-    return lambda shaped: floats(*[prod(shaped.output(0))] * times)
+    return lambda shaped: numbers(shaped, *[prod(shaped.output(0))] * times)
 
 
 def _times_its_input(times: int) -> Rule:
@@ -53,14 +52,13 @@ def _along_an_axis(shaped: Shaped) -> Workspace:
     sizes = shaped.output(0)
     axis = shaped.integer("axis", -1)
     if (axis + 1) % len(sizes) and prod(sizes[axis % len(sizes) + 1 :]) > 1:
-        return floats(prod(sizes), prod(sizes))
+        return numbers(shaped, prod(sizes), prod(sizes))
     return _only_of_halves(shaped)
 
 
 def _of_several(shaped: Shaped) -> Workspace:
     """Two are joined, and the third with what came of that."""
-    size = max(FLOAT_BYTES, (bits_of(shaped.type(0)) or 0) // 8) * prod(shaped.output(0))
-    return Workspace((size,) * min(2, max(0, len(shaped.node.input) - 2)))
+    return numbers(shaped, *[prod(shaped.output(0))] * min(2, max(0, len(shaped.node.input) - 2)))
 
 
 def _local_response(shaped: Shaped) -> Workspace:
@@ -106,9 +104,17 @@ def _determinant(shaped: Shaped) -> Workspace:
 
 
 def _transform(shaped: Shaped) -> Workspace:
-    """One row at a time; where its length is no power of two, of longer ones."""
-    sizes = shaped.input(0)
-    length = sizes[shaped.integer("axis", 1)]
+    return _of_a_row(shaped.input(0)[shaped.integer("axis", 1)])
+
+
+def _frames(shaped: Shaped) -> Workspace:
+    """One after the other. Of one side there are half as many numbers, and one more."""
+    given = shaped.output(0)[-2]
+    return _of_a_row(2 * (given - 1) if shaped.integer("onesided", 1) else given)
+
+
+def _of_a_row(length: int) -> Workspace:
+    """Where its length is no power of two, it is made longer."""
     return floats(16 * length if length & (length - 1) else 0, beside=2 * length)
 
 
@@ -166,52 +172,6 @@ def _taken(shaped: Shaped) -> int:
     return prod(shaped.input(0)) * (bits_of(shaped.type(0)) or 64) // 8
 
 
-# ---- Einsum --------------------------------------------------------------------------------------
-
-
-def _einsum(shaped: Shaped) -> Workspace:
-    """Each operand has all axes of the equation, in the order in which they are named there. Two
-    are multiplied as matrices, of which copies are made where axes change places, and of what comes
-    of it, too. An axis of one element counts to the second of them. As if nothing was let go."""
-    left_side, arrow, result = shaped.text("equation").replace(" ", "").partition("->")
-    terms = left_side.split(",")
-    axes = [*dict.fromkeys(left_side.replace(",", ""))]
-    if not arrow:
-        result = "".join(name for name in sorted(axes) if left_side.count(name) == 1)
-    operands = []
-    for place, term in enumerate(terms):
-        if "." in term or len(set(term)) < len(term):
-            raise Unknown
-        operands.append(dict(zip(term, shaped.input(place), strict=True)))
-    copied = [
-        prod(each.values())
-        for term, each in zip(terms, operands, strict=True)
-        if [*term] != [name for name in axes if name in each]
-    ]
-    left, made = operands[0], [name for name in axes if name in operands[0]]
-    for place, right in enumerate(operands[1:], 1):
-        later = set(result).union(*terms[place + 1 :])
-        summed = [name for name in axes if name in left | right and name not in later]
-        rest = [name for name in axes if name not in summed]
-        both = [name for name in rest if left.get(name, 1) > 1 and right.get(name, 1) > 1]
-        one = [name for name in rest if left.get(name, 1) > 1 and name not in both]
-        other = [name for name in rest if name not in (*both, *one)]
-        if [*both, *one, *summed, *other] != axes:
-            copied.append(prod(left.values()))
-        if [*both, *summed, *other, *one] != axes:
-            copied.append(prod(right.values()))
-        made = [name for name in (*both, *one, *other) if name in left | right]
-        left = {name: max(left.get(name, 1), right.get(name, 1)) for name in made}
-        copied.append(prod(left.values()))
-        if place < len(terms) - 1 and made != [name for name in axes if name in left]:
-            copied.append(prod(left.values()))
-    if len(terms) == 1 and len(result) < len(made):  # what is summed up is there by itself
-        copied.append(prod(left[name] for name in result))
-    if made != [*result]:
-        copied.append(prod(left[name] for name in result))
-    return floats(*copied)
-
-
 RULES: Final[Mapping[str, Rule]] = {
     "Where": _where,
     **dict.fromkeys(("HardSwish", "Mish", "Swish"), _times_its_output(1)),
@@ -230,11 +190,11 @@ RULES: Final[Mapping[str, Rule]] = {
     "AffineGrid": _grid,
     "Det": _determinant,
     "DFT": _transform,
+    "STFT": _frames,
     "TopK": _largest,
     "ScatterElements": _scattered,
     "GatherND": _gathered,
     "NonZero": _not_zero,
     "Unique": _unique,
     "Compress": _compressed,
-    "Einsum": _einsum,
 }

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from shoal_compiler.safety import bits_of
 from shoal_compiler.shaped import Shaped
 
 FLOAT_BYTES: Final = 4
@@ -25,3 +26,9 @@ Rule = Callable[[Shaped], Workspace]
 def floats(*numbers: int, beside: int = 0) -> Workspace:
     """So many numbers in single precision."""
     return Workspace(tuple(FLOAT_BYTES * each for each in numbers if each), FLOAT_BYTES * beside)
+
+
+def numbers(shaped: Shaped, *counts: int, place: int = 0) -> Workspace:
+    """So many numbers of an input's type; halves, and what is smaller, become single precision."""
+    size = max(FLOAT_BYTES, (bits_of(shaped.type(place)) or 0) // 8)
+    return Workspace(tuple(size * each for each in counts if each))

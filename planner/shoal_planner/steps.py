@@ -27,7 +27,8 @@ class Step:
 
     An agent gives what is large a place outside of the arena, before it runs, where the shape
     follows from those of its inputs (`shoal_agent.runtime.destinations`). If that is so of all that
-    the node makes, `axes_outside` are the symbols that the inputs' shapes must have; else None.
+    is large, `axes_outside` are the symbols that the inputs' shapes must have; else None. What is
+    not large takes `small_bytes` of the arena.
     """
 
     node: NodeProfile
@@ -38,6 +39,7 @@ class Step:
     touched: Mapping[str, int]
     unknown: bool
     axes_outside: frozenset[str] | None
+    small_bytes: int
 
 
 def steps_of(
@@ -66,6 +68,9 @@ def _steps(
             touched={name: min(profile.weights[name], items * size) for name, size in node.touched},
             unknown=any(each.bytes is None for each in outputs.values()),
             axes_outside=_axes_outside(node, outputs.values()),
+            small_bytes=sum(
+                each.computed_bytes or 0 for each in outputs.values() if not _is_large(each)
+            ),
         )
 
 
@@ -76,9 +81,14 @@ def symbols(spec: TensorSpec) -> frozenset[str]:
 
 def _axes_outside(node: NodeProfile, outputs: Collection[TensorProfile]) -> frozenset[str] | None:
     # Graphs inside a node make what it gives, and what is converted is made in the arena first.
-    if node.inner_nodes or not all(map(_may_be_outside, outputs)):
+    large = [each for each in outputs if _is_large(each)]
+    if node.inner_nodes or not large or not all(map(_may_be_outside, large)):
         return None
-    return frozenset().union(*(symbols(each.spec) for each in outputs))
+    return frozenset().union(*(symbols(each.spec) for each in large))
+
+
+def _is_large(tensor: TensorProfile) -> bool:
+    return tensor.bytes is None or tensor.bytes >= OUTSIDE_BYTES
 
 
 def _may_be_outside(tensor: TensorProfile) -> bool:
@@ -87,7 +97,7 @@ def _may_be_outside(tensor: TensorProfile) -> bool:
         return False
     if any(isinstance(axis, int) and axis != size for axis, size in zip(shape, sizes, strict=True)):
         return False
-    return tensor.computed_bytes == tensor.bytes and (tensor.bytes or 0) >= OUTSIDE_BYTES
+    return tensor.computed_bytes == tensor.bytes
 
 
 def _sum_of(sizes: Mapping[str, int], names: Iterable[str]) -> int:

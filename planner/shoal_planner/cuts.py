@@ -356,9 +356,10 @@ def _too_large(layout: Layout, limit: int) -> Refusal:
     why = f"; it cannot be parted ({layout.obstacles[between[0]]})" if between else " by itself"
     if worst.resident_bytes > need:  # in a larger fragment it takes the place of its input
         why = " where it is cut off"
+    what = "what is handed through" if node is None else f"node {node}"
     return Refusal(
         reason=(
-            f"node {node} needs {format_upwards(worst.resident_bytes)}{why}, the limit is "
+            f"{what} needs {format_upwards(worst.resident_bytes)}{why}, the limit is "
             f"{format_downwards(limit)}; the smallest limit that some cut keeps is "
             f"{format_upwards(need)}"
         ),
@@ -368,7 +369,9 @@ def _too_large(layout: Layout, limit: int) -> Refusal:
     )
 
 
-def _heaviest(layout: Layout, start: int, end: int) -> str:
-    nodes = [each for each in layout.profile.nodes[start:end] if each.role is not Role.CONSTANT]
-    heaviest = max(nodes, key=lambda each: each.parameter_bytes + (each.activation_bytes or 0))
-    return heaviest.label
+def _heaviest(layout: Layout, start: int, end: int) -> str | None:
+    """The label of a node; None: there is none."""
+    own = layout.profile.nodes[start:end]
+    nodes = [each for each in own if each.role is not Role.CONSTANT] or own
+    weighed = [(each.parameter_bytes + (each.activation_bytes or 0), each.label) for each in nodes]
+    return max(weighed)[1] if weighed else None

@@ -30,7 +30,7 @@ def smallest_limit(layout: Layout) -> int:
     best = list(accumulate(finest, max, initial=0))  # before each position
     smallest = best[-1]
     needs = tuple(least_needs(layout))
-    lower = max(needs)
+    lower = max(needs, default=0)
     before = tuple(accumulate(_added_bytes(layout), initial=0))
     for index, start in enumerate(positions[:-1]):
         if best[index] >= smallest:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from random_profiles import chain, every_cut, profiles
+from random_profiles import chain, every_cut, profiles, spec
 from shoal_planner.cuts import SLACK, CutRequest, Refusal, choose_cuts
 from shoal_planner.pieces import Segment
 from shoal_planner.profile import Profile, Role
@@ -162,6 +162,24 @@ def test_too_large_a_node_is_named_with_what_it_needs() -> None:
     assert refused.have_bytes == 24 * MIB
     assert "layer 1 (MatMul) needs 41.8 MiB by itself, the limit is 24 MiB" in refused.reason
     assert "the smallest limit that some cut keeps is 41.8 MiB" in refused.reason
+
+
+def test_a_model_of_constants_alone_says_what_it_needs() -> None:
+    profile = chain(40 * MIB)
+    made = replace(profile.nodes[0], role=Role.CONSTANT, inputs=())
+    constant = replace(profile, nodes=(made,), inputs=(), outputs=(spec("t1"),))
+    refused = choose_cuts(constant, CutRequest(max_bytes=24 * MIB))
+    assert isinstance(refused, Refusal)
+    assert "node layer 0 (MatMul) needs 41.8 MiB by itself" in refused.reason
+
+
+def test_a_model_that_hands_a_large_tensor_through_says_what_it_needs() -> None:
+    profile = chain(MIB, sent=40 * MIB)
+    given = replace(profile, nodes=(), inputs=(spec("t1"),), outputs=(spec("t1"),))
+    refused = choose_cuts(given, CutRequest(max_bytes=24 * MIB))
+    assert isinstance(refused, Refusal)
+    assert refused.node is None
+    assert refused.reason.startswith("what is handed through needs 48.8 MiB by itself")
 
 
 def test_nodes_that_cannot_be_parted_say_why() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal_agent.execution.values import Made
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.session.itineraries import Itineraries
 from shoal_agent.session.tasks import Tasks
@@ -127,6 +128,42 @@ async def test_what_comes_while_its_session_ends_is_not_taken(
     assert not tasks.take(received, buffer)
     buffer.abandon()
     assert (fragments.ledger.moving, store.held_bytes) == (0, 0)
+
+
+async def test_what_a_run_gives_back_while_it_is_sent_on_takes_its_room_once(
+    make: Callable[..., Fragments], tmp_path: Path
+) -> None:
+    fragments = make()
+    store = ActivationStore(tmp_path / "store", 1 << 20, fragments, fragments.buffers)
+    ledger, made = fragments.ledger, Made("job", 1, 0, 0)
+    await store.put(made, {"x": np.zeros(4096, np.uint8)})
+    store.cover(made)
+    assert fragments.request_move(8192), "something else moves"
+    with store.lend(made):
+        await store.uncover(made)
+        assert ledger.moving == 4096 + 8192
+    assert (ledger.moving, ledger.reserved) == (8192, 4096)
+    store.drop([made])
+    assert ledger.reserved == fragments.buffers.holes_bytes
+
+
+async def test_what_a_run_gives_back_while_it_is_sent_on_goes_to_the_disk_where_memory_is_full(
+    make: Callable[..., Fragments], tmp_path: Path
+) -> None:
+    fragments = make()
+    store = ActivationStore(tmp_path / "store", 1 << 20, fragments, fragments.buffers)
+    made, content = Made("job", 1, 0, 0), np.arange(4096) % 251
+    await store.put(made, {"x": content})
+    store.cover(made)
+    assert fragments.request_move(fragments.ledger.free), "nothing is left"
+    with store.lend(made) as lent:
+        await store.uncover(made)
+        assert lent is not None
+        np.testing.assert_array_equal(lent["x"], content)
+    assert not store.in_memory(made)
+    kept = store.get(made)
+    assert kept is not None
+    np.testing.assert_array_equal(kept["x"], content)
 
 
 async def test_an_item_that_comes_while_its_session_ends_leaves_no_room_taken(

@@ -266,7 +266,8 @@ class ActivationStore:
         if stored.file is not None:
             _release_pages(stored.mapping)
         elif not stored.granted and stored.size and not stored.writing:
-            if self._space.request_space(stored.size):
+            request = self._space.request_move if stored.lent else self._space.request_space
+            if request(stored.size):
                 stored.granted = stored.size
             else:
                 await self._spill_or_drop(key, stored)
@@ -331,7 +332,8 @@ class ActivationStore:
         written = False
         try:
             mapping, views = await in_thread(_write, path, arrays)
-            written = not stored.dropped and not stored.lent
+            # What was granted moves while it is lent, so it is not the ledger's to have back.
+            written = not stored.dropped and not (stored.lent and stored.granted)
         finally:
             stored.writing = False
             if not written:

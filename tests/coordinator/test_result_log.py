@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lost_power import Disk, PowerLost
 from shoal_coordinator.storage import parts, result_log
 from shoal_coordinator.storage import results as results_module
 from shoal_coordinator.storage.catalogues import FixedFiles
-from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.parts import ResultFile
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
@@ -64,61 +63,6 @@ def assert_all_made(out: Path) -> None:
 
 def logs(out: Path) -> list[Path]:
     return sorted((out / ".shoal/job").glob("*.log"))
-
-
-class Disk:
-    """A disk that loses power at its n-th operation, and with it all content that was not synced.
-    Names that were not synced survive, or do not."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, folder: Path, fails_at: int) -> None:
-        self._folder = folder
-        self._fails_at = fails_at
-        self._sizes: Counter[int] = Counter()
-        self._names: set[Path] = set()
-        self.operations: list[str] = []
-        self._sync_all()
-        for name in ("pwrite", "replace", "unlink", "fsync", "fdatasync"):
-            patch.setattr(os, name, self._counted(getattr(os, name)))
-        patch.setattr(Folder, "sync_file_system", self._counted(Folder.sync_file_system))
-
-    def _counted(self, operation: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **keywords: Any) -> Any:
-            self.operations.append(operation.__name__)
-            if len(self.operations) >= self._fails_at:
-                raise PowerLost
-            result = operation(*arguments, **keywords)
-            if operation.__name__ == "sync_file_system":
-                self._sync_all()
-            elif operation.__name__ in ("fsync", "fdatasync"):
-                self._sync(Path(f"/proc/self/fd/{arguments[0]}").readlink())
-            return result
-
-        return counted
-
-    def _sync_all(self) -> None:
-        for path in (self._folder, *self._folder.rglob("*")):
-            with contextlib.suppress(FileNotFoundError):  # removed by another thread meanwhile
-                self._sync(path)
-
-    def _sync(self, path: Path) -> None:
-        if path.is_dir():
-            self._names |= set(path.iterdir())
-        else:
-            self._sizes[path.stat().st_ino] = path.stat().st_size
-
-    def copy_durable(self, target: Path, *, names_survive: bool) -> None:
-        """What is found when there is power again."""
-        shutil.copytree(self._folder, target)
-        for path in filter(Path.is_file, self._folder.rglob("*")):
-            found = target / path.relative_to(self._folder)
-            if names_survive or path in self._names:
-                os.truncate(found, self._sizes[path.stat().st_ino])
-            else:
-                found.unlink()
-
-
-class PowerLost(BaseException):
-    """No code of the store runs on after this."""
 
 
 def run_job(results: ResultStore, stored: set[int]) -> None:

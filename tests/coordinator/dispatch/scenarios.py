@@ -15,13 +15,17 @@ _HELD_SHARE = 0.3
 """Of the jobs, how many have their fragments held."""
 
 
-def scenario(seed: int, *, crashing: bool = False) -> World:
+Make = Callable[[int, list[Model], Trouble], World]
+"""Makes a world of a seed, devices and what goes wrong."""
+
+
+def scenario(seed: int, *, crashing: bool = False, make: Make = World) -> World:
     """Draw a world from a seed."""
     chance = random.Random(seed * 7919 + 1)  # noqa: S311 (not for secrets)
     jobs = [_job(chance, index) for index in range(chance.choice((1, 1, 1, 2, 3)))]
     models = _devices(chance, {s.digest: s.least_bytes for job in jobs for s in job.stages})
     rough = chance.random() < 0.7
-    world = World(seed, models, _trouble(chance, jobs) if rough else Trouble())
+    world = make(seed, models, _trouble(chance, jobs) if rough else Trouble())
     if crashing:
         world.trouble.crashing = frozenset({jobs[0].stages[-1].digest})
     names = [model.name for model in models]
@@ -39,7 +43,7 @@ def scenario(seed: int, *, crashing: bool = False) -> World:
     return world
 
 
-def chained(seed: int, *, light: bool = False) -> World:
+def chained(seed: int, *, light: bool = False, make: Make = World) -> World:
     """Draw a world of one long chain with a device for each stage and room for all, so that most
     tasks are given ahead of their inputs, or with `light` most items travel; then often there are
     replicas, and another light job on the same devices."""
@@ -76,7 +80,7 @@ def chained(seed: int, *, light: bool = False) -> World:
     rough = chance.random() < 0.9
     model = partial(Model, budget=50, smallest=20, single=False, slowness=1)
     models = [model(name=name) for name in names]
-    world = World(seed, models, _trouble(chance, [job]) if rough else Trouble())
+    world = make(seed, models, _trouble(chance, [job]) if rough else Trouble())
     world.state.limits = replace(world.state.limits, queue_depth=chance.choice((3, 8)))
     for agent in world.agents.values():
         world.later(chance.uniform(0, 0.2) * SECOND, agent.connect)

@@ -6,6 +6,7 @@ resident, is found by the other side. Disk and resident fragments survive a sess
 keeps its disk only.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from coordinator.dispatch.simulated_items import ItemLink
@@ -70,7 +71,8 @@ class Agent(ItemLink):
             self._refuse(session, load.instruction, answer)
             return
         if answer is not residency.Load.ADMITTED:
-            raise world.wrong(f"{self.name} cannot load {digest[7:9]}: {answer}")
+            self._wait_to_load(session, load, answer)
+            return
         took = world.chance.uniform(5, 60) * MILLISECOND
         if digest not in self.cached:
             took += world.chance.uniform(20, 300) * MILLISECOND
@@ -91,6 +93,9 @@ class Agent(ItemLink):
                 self._fail(session, load.instruction, kind, "it went wrong")
 
         world.later(took, loaded)
+
+    def _wait_to_load(self, session: int, load: give.Load, answer: object) -> None:
+        raise self.world.wrong(f"{self.name} cannot load {load.digest[7:9]}: {answer}")
 
     def _loaded(self, session: int, load: give.Load) -> None:
         if not self.ledger.finish_load(load.digest):
@@ -126,6 +131,7 @@ class Agent(ItemLink):
         self._unmeasured.remove(digest)
         taken = Bytes(self.ledger.resident[digest] + self.model.excess.get(digest, 0))
         demands = self.ledger.measure(digest, taken)
+        self.meet([each for each in demands if not isinstance(each, residency.Evict)])
         return next((each for each in demands if isinstance(each, residency.Evict)), None)
 
     def _refuse(
@@ -215,7 +221,12 @@ class Agent(ItemLink):
             world.feed_later(world.delay(), event)
             return
         key = ActivationKey(job, execute.epoch, item, -1, execute.stage)
-        world.later(world.delay(), lambda: self.arrive(session, key))
+        world.later(
+            world.delay(), lambda: self.accept(session, key, partial(self._inputs_came, execute))
+        )
+
+    def _inputs_came(self, execute: give.Execute, taken: bool) -> None:
+        """The coordinator hears whether a task has its inputs."""
 
     def _carry_out(self, effects: list[execution.Effect]) -> None:
         for effect in effects:
@@ -225,8 +236,16 @@ class Agent(ItemLink):
                 case execution.Refused(instruction=number, reason=reason, message=message):
                     del self._executes[number]
                     self._fail(self.session, number, FailureKind[reason.name], message)
-                case execution.Stop() | execution.Drop():
+                case execution.Drop(keys=keys):
+                    self._drop(keys)
+                case execution.Stop():
                     pass
+
+    def _drop(self, keys: Sequence[execution.Key]) -> None:
+        """Nobody needs these tensors any more."""
+
+    def _begin_run(self, starts: Sequence[execution.Start]) -> None:
+        """Tasks run now, at once."""
 
     def _start_tasks(self, session: int, start: execution.Start) -> None:
         """One task, or several at once: some of them do not suit, and some runs fail."""
@@ -236,6 +255,8 @@ class Agent(ItemLink):
         self._carry_out(queue.put_back(back))
         numbers = [start.assignment.instruction, *(each for each in others if each not in back)]
         executes = [self._executes[number] for number in numbers]
+        starts = (start, *start.joined)
+        self._begin_run([each for each in starts if each.assignment.instruction in numbers])
         compute = int(world.chance.uniform(5, 50) * MILLISECOND * self.model.slowness)
         items = {(each.job, each.item) for each in executes}
         if not items.isdisjoint(world.trouble.poison) and not world.calm:
@@ -255,6 +276,7 @@ class Agent(ItemLink):
 
     def _end_task(self, session: int, execute: give.Execute, compute: int) -> None:
         number = execute.instruction
+        self.world.note_run(execute.job, execute.item, execute.stage)
         failure = self._what_failed(execute)
         if failure is None and (demand := self._measure_run(execute.digest)):
             del self._executes[number]
@@ -267,7 +289,7 @@ class Agent(ItemLink):
         del self._executes[number]
         effects = self.queue.computed(number, TENSOR if needed and failure is None else ())
         if failure is None:
-            self._deliver(session, execute, compute)
+            self._deliver(session, execute, compute, lambda: None)
         else:
             self._fail(session, number, failure, "it went wrong")
             effects += self.queue.delivered(number)
@@ -285,7 +307,9 @@ class Agent(ItemLink):
             return world.chance.choice(kinds)
         return None
 
-    def _deliver(self, session: int, execute: give.Execute, compute: int) -> None:
+    def _deliver(
+        self, session: int, execute: give.Execute, compute: int, then: Callable[[], None]
+    ) -> None:
         delivered: list[int] = []
         left = [consumer for consumer, _ in execute.routes]
 
@@ -302,6 +326,7 @@ class Agent(ItemLink):
                     delivered=tuple(delivered),
                 ),
             )
+            then()
             self._carry_out(self.queue.delivered(execute.instruction))
 
         def pushed(consumer: int, came: bool) -> None:

@@ -19,9 +19,9 @@ class Luggage:
     compute: tuple[int, ...]
 
 
-def ticket(route: int, first: int) -> bytes:
+def ticket(life: int, route: int, first: int) -> bytes:
     """What items bring to the leg that begins with a stage."""
-    return f"{route} {first}".encode()
+    return f"{life} {route} {first}".encode()
 
 
 class ItemLink(Link):
@@ -47,9 +47,9 @@ class ItemLink(Link):
             sends=(),
             device=plan.devices[last] if last < len(plan.devices) else "",
             address="",
-            next_ticket=ticket(plan.route, last),
+            next_ticket=ticket(self.world.life, plan.route, last),
         )
-        self.legs.plan(ticket(plan.route, first), leg)
+        self.legs.plan(ticket(self.world.life, plan.route, first), leg)
         self._answer(session, LegPlanned(at=Nanoseconds(0), instruction=plan.instruction))
 
     def _void(self, job: str, epoch: int) -> None:
@@ -101,7 +101,8 @@ class ItemLink(Link):
         """What has come through all stages goes to the coordinator, together."""
         if results:
             world = self.world
-            world.later(world.delay(), lambda: world.take_results(self, results))
+            arrive = world.in_life(lambda: world.take_results(self, results))
+            world.later(world.delay(), arrive)
 
     def _leave(self, arrived: Arrived[Luggage], took: tuple[int, ...]) -> Luggage | None:
         """An item has run and goes on; what it has with it if that was the last stage."""
@@ -116,6 +117,8 @@ class ItemLink(Link):
         if world.unlucky(world.trouble.task):
             self._fail(self.session, number, FailureKind.RUNTIME, "it went wrong")
             return None
+        for stage in range(luggage.first, luggage.first + len(leg.steps)):
+            world.note_run(travel.job, travel.item, stage)
         carried = Luggage(travel, luggage.first + len(leg.steps), luggage.compute + took)
         if not leg.device:
             return carried

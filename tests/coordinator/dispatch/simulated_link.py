@@ -4,7 +4,7 @@ through.
 What the device does with what it hears is its own affair (`simulated_agent`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,7 @@ class Link:
         self.ledger = model.empty_ledger()
         self.cached: set[str] = set()
         self.queue = TaskQueue()
+        self.start_memory()
         self.reset_items()
         self.session = 0
         self.incarnation = 1
@@ -89,6 +90,9 @@ class Link:
     def connect(self) -> None:
         """The agent dials."""
         if self.connected or not self.alive:
+            return
+        if self.world.down:
+            self.world.later(self.world.chance.uniform(0.05, 2) * SECOND, self.connect)
             return
         self.session = self.world.next_session()
         self.connected, self.hung = True, False
@@ -115,6 +119,7 @@ class Link:
         if not self.connected:
             return
         lost = DeviceLost(at=Nanoseconds(0), device=self.name, session=self.session)
+        self.world.note(f"-- {self.name} loses its session")
         self.connected = False
         self.queue = TaskQueue()
         self.reset_items()
@@ -126,6 +131,13 @@ class Link:
         if self.alive:
             self.world.later(self.world.chance.uniform(0.05, 2) * SECOND, self.connect)
 
+    def lose_coordinator(self) -> None:
+        """It died: the stream breaks, and what it said of instructions says nothing of later ones,
+        whose numbers begin again."""
+        self.break_session(report=False)
+        self._tickets.clear()
+        self._gone.clear()
+
     def kill(self, away: float) -> None:
         """kill -9; a supervisor starts it again after a while. The disk stays."""
         if not self.alive:
@@ -134,6 +146,7 @@ class Link:
         self.alive = False
         self.break_session(report=not self.hung)
         self.ledger = self.model.empty_ledger()
+        self.start_memory()
         self.incarnation += 1
         self.world.later(away, self._start)
 
@@ -178,6 +191,10 @@ class Link:
                 resident={Digest(key): size for key, size in self.ledger.resident.items()},
             )
         )
+        self.meet(demands)
+
+    def meet(self, demands: Sequence[residency.Demand]) -> None:
+        """Do what the ledger wants done. Nothing is in memory but fragments, so nothing spills."""
         for each in demands:
             if isinstance(each, residency.Evict) and self.connected:
                 self._evict(each.digest)
@@ -244,7 +261,7 @@ class Link:
             if self._is_in(session) or self.world.chance.random() < 0.5:
                 self.world.feed(event)
 
-        self.world.later(self._sent_until - now, arrive)
+        self.world.later(self._sent_until - now, self.world.in_life(arrive))
 
     def _is_in(self, session: int) -> bool:
         return self.connected and self.session == session
@@ -268,6 +285,10 @@ class Link:
         self._carry_out(effects)
         return True
 
+    def accept(self, session: int, key: ActivationKey, then: Callable[[bool], None]) -> None:
+        """Tensors begin to come in; whether they were taken."""
+        then(self.arrive(session, key))
+
     def _push(
         self, number: int, key: ActivationKey, target: str, then: Callable[[bool], None]
     ) -> None:
@@ -279,36 +300,40 @@ class Link:
 
         def arrived() -> None:
             if other.hung:
-                stand_still()
-            else:
-                end(not lost and other.arrive(there, key))
-
-        def stand_still() -> None:
-            """Nothing comes back: until somebody says that nothing will, or for long."""
-            if number <= self._gone.get(target, -1):
+                self._stand_still(number, target, end)
+            elif lost:
                 end(False)
-                return
-            stuck = self._stuck.setdefault(target, [])
-            given_up = False
-
-            def give_up() -> None:
-                nonlocal given_up
-                if not given_up:
-                    given_up = True
-                    end(False)
-
-            stuck.append(give_up)
-            world.later(STANDSTILL, give_up)
+            else:
+                other.accept(there, key, end)
 
         def end(delivered: bool) -> None:
             if self._is_in(session):
                 then(delivered)
 
         if world.unlucky(world.trouble.repeat):
-            world.later(0, lambda: other.arrive(there, key))
+            world.later(0, lambda: other.accept(there, key, lambda _: None))
         world.later(world.delay(), arrived)
 
+    def _stand_still(self, number: int, target: str, end: Callable[[bool], None]) -> None:
+        """Nothing comes back: until somebody says that nothing will, or for long."""
+        if number <= self._gone.get(target, -1):
+            end(False)
+            return
+        given_up = False
+
+        def give_up() -> None:
+            nonlocal given_up
+            if not given_up:
+                given_up = True
+                end(False)
+
+        self._stuck.setdefault(target, []).append(give_up)
+        self.world.later(STANDSTILL, give_up)
+
     # ---- what the device does ----------------------------------------------------------------
+
+    def start_memory(self) -> None:
+        """The process has just started, with an empty ledger."""
 
     def reset_items(self) -> None:
         raise NotImplementedError

@@ -7,6 +7,7 @@ written into a transcript, which a failure carries.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from heapq import heappop, heappush
@@ -65,14 +66,21 @@ class World:
         self.now = 0
         turnaround = nanoseconds(self.chance.choice((0.003, 0.1)))
         self.state = new_state(Limits(turnaround=turnaround))
+        self.life = 1
+        """Of the coordinator: what an earlier one was to hear reaches nobody."""
+        self.down = False
         self.trouble = trouble
         self.calm = False
         self.together = 0
         self.travels: dict[int, give.Travel] = {}
         self.arrived = 0
+        self.faults = 0
+        """What went wrong so far."""
+        self.runs: Counter[tuple[str, int, int]] = Counter()
+        """Of tasks: job, item, stage."""
         self.story: list[tuple[int, str | Event | give.Instruction]] = []
         """What happened when; becomes text in `transcript`, as that takes as long as the rest."""
-        self.agents = {model.name: Agent(self, model) for model in models}
+        self.agents = {model.name: self.agent(model) for model in models}
         self.specs: dict[str, JobSpec] = {}
         self.finished: dict[str, Failure | None] = {}
         self.steps = 0
@@ -86,6 +94,10 @@ class World:
         self._under_way = 0
         self._looks = random.Random(f"{seed} looks")  # noqa: S311 (not for secrets)
 
+    def agent(self, model: Model) -> Agent:
+        """A device of the world."""
+        return Agent(self, model)
+
     # ---- time and chance ---------------------------------------------------------------------
 
     def later(self, delay: float, action: Callable[[], object], *, routine: bool = False) -> None:
@@ -97,14 +109,28 @@ class World:
 
     def feed_later(self, delay: float, event: Event) -> None:
         """Have an event reach the dispatcher after a delay."""
-        self.later(delay, lambda: self.feed(event))
+        self.later(delay, self.in_life(lambda: self.feed(event)))
+
+    def in_life(self, action: Callable[[], object]) -> Callable[[], None]:
+        """Something that only this life of the coordinator does."""
+        life = self.life
+
+        def act() -> None:
+            if self.life == life:
+                action()
+
+        return act
 
     def run(self, until: int, done: Callable[[], bool]) -> None:
         """Let time pass until something is the case, or the time is up."""
         while self._events and self._events[0][0] <= until and not done():
-            self.now, _, action, routine = heappop(self._events)
-            self._under_way -= not routine
-            action()
+            self.act()
+
+    def act(self) -> None:
+        """Have the next thing happen."""
+        self.now, _, action, routine = heappop(self._events)
+        self._under_way -= not routine
+        action()
 
     def tick(self) -> None:
         """The driver's clock."""
@@ -117,7 +143,9 @@ class World:
 
     def unlucky(self, probability: float) -> bool:
         """Whether it goes wrong this time."""
-        return not self.calm and self.chance.random() < probability
+        happens = not self.calm and self.chance.random() < probability
+        self.faults += happens
+        return happens
 
     def next_session(self) -> int:
         """Number of a session, growing."""
@@ -125,7 +153,8 @@ class World:
         return self._sessions
 
     def note(self, what: str | Event | give.Instruction) -> None:
-        """Record what happens now."""
+        """Record what happens now; what begins with dashes is a fault."""
+        self.faults += isinstance(what, str)
         self.story.append((self.now, what))
 
     @property
@@ -157,6 +186,8 @@ class World:
 
     def feed(self, event: Event) -> None:
         """One step of the dispatcher, checked, and what follows from it. The event happens now."""
+        if self.down:
+            return
         self.steps += 1
         event = replace(event, at=Nanoseconds(self.now))
         if isinstance(event, InstructionFailed):
@@ -169,7 +200,7 @@ class World:
         if self.look_every == 1 or self._looks.random() * self.look_every < 1:
             self.check_invariants()
         for instruction in given:
-            self._carry_out(instruction)
+            self.carry_out(instruction)
 
     def check_invariants(self) -> None:
         """Recount all that the dispatcher knows."""
@@ -180,6 +211,8 @@ class World:
         """A user submits a job, or a newer plan of one."""
         if spec.name in self.finished:
             return
+        if spec.name in self.state.jobs:
+            self.note(f"-- {spec.name} is planned anew")
         self.specs[spec.name] = spec
         self._completed.setdefault(spec.name, completed)
         self.feed(JobSubmitted(at=Nanoseconds(0), job=spec, completed=completed))
@@ -213,13 +246,20 @@ class World:
         """A user changes their mind."""
         self.feed(JobCancelled(at=Nanoseconds(0), job=name, reason="no longer wanted"))
 
+    def note_run(self, job: str, item: int, stage: int) -> None:
+        """A task has run: again only if something went wrong."""
+        self.runs[job, item, stage] += 1
+        if self.runs[job, item, stage] > 1 + self.faults:
+            raise self.wrong(f"{job}/{item}/{stage} runs again, and nothing was wrong")
+
     def note_result(self, execute: give.Execute) -> None:
         """An agent has sent what a stage gives of the model's outputs, if anything."""
         if self.specs[execute.job].stages[execute.stage].gives_results:
             key = (execute.job, execute.epoch, execute.item)
             self._results.setdefault(key, set()).add(execute.stage)
 
-    def _carry_out(self, instruction: give.Instruction) -> None:
+    def carry_out(self, instruction: give.Instruction) -> None:
+        """What the dispatcher wants is done, or sent."""
         match instruction:
             case give.FinishItem():
                 self._finish_item(instruction)
@@ -230,7 +270,7 @@ class World:
             case give.FailItem(job=job, item=item):
                 self._end_item(job, item, "failed")
             case give.FinishJob(job=job, failure=failure):
-                self._finish_job(job, failure)
+                self.finish_job(job, failure)
             case give.Disconnect(device=device, session=session):
                 if self.agents[device].session == session:
                     self.agents[device].break_session(report=False)
@@ -249,7 +289,8 @@ class World:
             self.feed_later(self.delay(), event)
             return
         luggage = Luggage(travel, 0, ())
-        self.later(self.delay(), lambda: where.arrive_item(ticket(travel.route, 0), luggage))
+        by = ticket(self.life, travel.route, 0)
+        self.later(self.delay(), lambda: where.arrive_item(by, luggage))
 
     def take_results(self, sender: ItemLink, results: list[Luggage]) -> None:
         """The results of items that have travelled arrive."""
@@ -288,6 +329,10 @@ class World:
         if (how := self._ends.get((job, item))) is not None:
             raise self.wrong(f"{job}/{item} ends twice: {how}, then finished")
         self._ends[job, item] = "being stored"
+        self.store(job, item)
+
+    def store(self, job: str, item: int) -> None:
+        """Write an item's results."""
         failure = None
         if self.unlucky(self.trouble.store):
             failure = Failure(kind=FailureKind.OUTPUT, message="not writable")
@@ -297,7 +342,7 @@ class World:
                 self._ends[job, item] = "stored"
             self.feed(ItemsStored(at=Nanoseconds(0), job=job, items=(item,), failure=failure))
 
-        self.later(self.delay(), stored)
+        self.later(self.delay(), self.in_life(stored))
 
     def _end_item(self, job: str, item: int, how: str) -> None:
         known = self._ends.get((job, item))
@@ -305,7 +350,8 @@ class World:
             raise self.wrong(f"{job}/{item} ends twice: {known}, then {how}")
         self._ends[job, item] = how
 
-    def _finish_job(self, job: str, failure: Failure | None) -> None:
+    def finish_job(self, job: str, failure: Failure | None) -> None:
+        """The dispatcher says that a job has ended."""
         if job in self.finished:
             raise self.wrong(f"{job} is finished twice")
         self.finished[job] = failure

@@ -7,13 +7,22 @@ of order or not at all; loads and tasks fail. After a while the faults stop. The
 end in bounded time, and no agent may still hold an activation.
 
     python tests/coordinator/dispatch/simulation.py 0 1000   runs these seeds, prints what fails
-    (`chain` or `light` behind them: of the other kinds); looks at the invariants at every step
+    (`chain`, `light`, `restart` or `memory` behind them: of the other kinds); looks at the
+    invariants at every step
 """
 
 import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import pytest
 
 from coordinator.dispatch.scenarios import chained, scenario
 from coordinator.dispatch.simulated_link import SECOND
+from coordinator.dispatch.simulated_memory import StoringAgent, StoringWorld
+from coordinator.dispatch.simulated_restarts import RestartingWorld
+from coordinator.dispatch.simulated_results import Outputs
 from coordinator.dispatch.simulated_world import World, Wrong
 
 LOOK_EVERY = 5
@@ -22,6 +31,8 @@ of one of many seeds finds it. The step that broke it: run the seed alone, as ab
 FAULTS_END = 25 * SECOND
 PATIENCE = 400 * SECOND
 """Virtual time after the last fault in which everything must have ended."""
+FULL_PATIENCE = 1200 * SECOND
+"""The same where disks are so full that a try takes as long as a sender waits for room."""
 _HELD_WITHIN = 120 * SECOND
 _HELD_STEADILY = 5 * SECOND
 """Longer than what moves a fragment waits for: what is at home by then stays there."""
@@ -46,14 +57,44 @@ def simulate(
     there is one job, whose tasks are given ahead of their inputs; with `light`, whose items travel.
     """
     world = chained(seed, light=light) if chain or light else scenario(seed, crashing=crashing)
+    return _run(world, look_every)
+
+
+def simulate_restarts(seed: int, folder: Path, *, look_every: int = LOOK_EVERY) -> RestartingWorld:
+    """Run a scenario in which the coordinator dies too; its disk is a `folder`, not there yet."""
+    kind = seed % 3
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        outputs = Outputs(folder, patch, seed)
+        make = partial(RestartingWorld, outputs=outputs)
+        world = chained(seed, light=kind == 1, make=make) if kind else scenario(seed, make=make)
+        assert isinstance(world, RestartingWorld)
+        _run(world, look_every)
+        return world
+
+
+def simulate_memory(seed: int, folder: Path, *, look_every: int = LOOK_EVERY) -> StoringWorld:
+    """Run a scenario in which activations take memory; devices have their disks in a `folder`."""
+    make = partial(StoringWorld, folder=folder)
+    world = chained(seed, make=make) if seed % 3 == 0 else scenario(seed, make=make)
+    assert isinstance(world, StoringWorld)
+    _run(world, look_every, FULL_PATIENCE)
+    for agent in world.agents.values():
+        assert isinstance(agent, StoringAgent)
+        if agent.connected and not agent.hung and (left := agent.left()):
+            raise world.wrong(f"{agent.name} has {left} left")
+    return world
+
+
+def _run(world: World, look_every: int, patience: int = PATIENCE) -> World:
     world.look_every = look_every
 
     def ended() -> bool:
-        return world.now > _QUIET and world.jobs_ended
+        return world.now > _QUIET and world.jobs_ended and not world.down
 
     world.run(FAULTS_END, ended)
     world.calm = True
-    world.run(FAULTS_END + PATIENCE, ended)
+    world.run(FAULTS_END + patience, ended)
     if not world.jobs_ended:
         raise world.wrong(f"{world.specs.keys() - world.finished.keys()} have not ended")
     _check_held(world)
@@ -122,7 +163,12 @@ def main() -> None:
     failed = []
     for seed in range(first, last):
         try:
-            simulate(seed, chain="chain" in sys.argv, light="light" in sys.argv, look_every=1)
+            if "restart" in sys.argv or "memory" in sys.argv:
+                run = simulate_restarts if "restart" in sys.argv else simulate_memory
+                with tempfile.TemporaryDirectory() as folder:
+                    run(seed, Path(folder) / "disk", look_every=1)
+            else:
+                simulate(seed, chain="chain" in sys.argv, light="light" in sys.argv, look_every=1)
         except Wrong as wrong:
             failed.append(seed)
             print(wrong if len(failed) == 1 else str(wrong).split("\n", maxsplit=1)[0])

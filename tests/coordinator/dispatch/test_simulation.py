@@ -1,10 +1,12 @@
 """1,000 seeds of lost, slow and returning devices (see `simulation`)."""
 
+from pathlib import Path
+
 import pytest
 
 from coordinator.dispatch import simulated_world
 from coordinator.dispatch.simulated_world import Wrong
-from coordinator.dispatch.simulation import simulate
+from coordinator.dispatch.simulation import simulate, simulate_memory, simulate_restarts
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Event, ItemsStored
 from shoal_coordinator.dispatch.instructions import Execute, Instruction, Travel
@@ -44,6 +46,36 @@ def test_items_that_travel_end_once_whatever_is_lost_repeated_or_late(first: int
         arrived += world.arrived
     assert arrived > 300
     assert travelled > arrived, "some did not come through"
+
+
+@pytest.mark.parametrize("first", range(0, 1000, CHUNK))
+def test_results_outlive_every_crash_of_their_coordinator_and_none_is_made_twice(
+    first: int, tmp_path: Path
+) -> None:
+    crashes = saved = runs = tasks = 0
+    for seed in range(first, first + CHUNK):
+        world = simulate_restarts(seed, tmp_path / str(seed))
+        assert set(world.finished) == set(world.specs)
+        crashes, saved = crashes + world.crashes, saved + world.saved
+        runs, tasks = runs + world.runs.total(), tasks + len(world.runs)
+    assert crashes > CHUNK
+    assert saved > 2 * CHUNK, "what was stored before a crash counts after it"
+    assert runs < 1.5 * tasks
+
+
+@pytest.mark.parametrize("first", range(0, 1000, CHUNK))
+def test_activations_stay_within_memory_and_disk_and_are_what_was_made(
+    first: int, tmp_path: Path
+) -> None:
+    refusals = spills = runs = tasks = 0
+    for seed in range(first, first + CHUNK):
+        world = simulate_memory(seed, tmp_path / str(seed))
+        assert set(world.finished) == set(world.specs)
+        refusals, spills = refusals + world.refusals, spills + world.spills
+        runs, tasks = runs + world.runs.total(), tasks + len(world.runs)
+    assert refusals > CHUNK, "many had to wait for room"
+    assert spills > CHUNK // 4, "fragments took the room of what waited in memory"
+    assert runs < 1.5 * tasks
 
 
 def test_a_fragment_that_crashes_every_device_fails_no_job_but_its_own() -> None:

@@ -1,0 +1,355 @@
+"""Devices of the simulation whose activations take memory, or a place on disk.
+
+What they keep is in the agent's own store, under its ledger, beside the fragments; what has no room
+is spilled, refused or given up as the agent does it. Time passes while it is received, sent and
+written. Checked at every step: that all in memory is granted, that the ledger and the store agree,
+and that what is taken out is what was put in.
+"""
+
+import asyncio
+import random
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from coordinator.dispatch.simulated_agent import Agent
+from coordinator.dispatch.simulated_link import MILLISECOND, SECOND, TENSOR, Model
+from coordinator.dispatch.simulated_world import Trouble, World
+from shoal_agent.execution import values as execution
+from shoal_agent.memory import residency
+from shoal_agent.runtime.in_background import begin
+from shoal_agent.runtime.spilling import Spilling
+from shoal_agent.transport.activations import ActivationStore, SpillFull
+from shoal_agent.transport.buffers import Buffers
+from shoal_coordinator.dispatch import instructions as give
+from shoal_coordinator.dispatch.events import (
+    ActivationForwarded,
+    Failure,
+    FailureKind,
+    InstructionFailed,
+)
+from shoal_protocol.bulk.link import BUSY_SECONDS
+from shoal_protocol.frame_sizes import frame_bytes
+from shoal_protocol.tensors import ActivationKey, Array
+from shoal_protocol.units import Nanoseconds
+from virtual_loop import VirtualLoop
+
+_LEASED_FROM = 1 << 17
+Meet = Callable[[Sequence[residency.Demand]], None]
+
+
+class StoringWorld(World):
+    """A scenario in which activations have sizes."""
+
+    def __init__(self, seed: int, models: list[Model], trouble: Trouble, folder: Path) -> None:
+        self.folder = folder
+        self.sizes = random.Random(f"{seed} sizes")  # noqa: S311 (not for secrets)
+        self.disk_bytes = self.sizes.choice((16, 64, 1000))
+        self.loop = VirtualLoop(
+            lambda delay, action: self.later(delay * SECOND, action),
+            lambda: self.now / SECOND,
+            lambda: self.sizes.uniform(0.1, 30) * MILLISECOND / SECOND,
+        )
+        self.refusals = self.spills = 0
+        super().__init__(seed, models, trouble)
+
+    def agent(self, model: Model) -> Agent:
+        return StoringAgent(self, model)
+
+    def act(self) -> None:
+        with self.loop.running():
+            super().act()
+
+    def check_invariants(self) -> None:
+        super().check_invariants()
+        for agent in self.agents.values():
+            assert isinstance(agent, StoringAgent)
+            if broken := list(agent.violations()):
+                raise self.wrong(f"{agent.name}: {'; '.join(broken)}")
+
+
+def content(key: execution.Key) -> Array:
+    """What a stage makes of an item; its size is the job's."""
+    producer = key.producer if isinstance(key, ActivationKey) else key.stage
+    size = 1 + zlib.crc32(key.job.encode()) % 7
+    return np.full(size, zlib.crc32(f"{key.job} {key.item} {producer}".encode()) % 251, np.uint8)
+
+
+class Share:
+    """The ledger's share for activations, as `Fragments` has it (a `Space`)."""
+
+    def __init__(self, ledger: residency.Ledger, buffers: Buffers, meet: Meet) -> None:
+        self._ledger, self._buffers, self._meet = ledger, buffers, meet
+        self.request_space = buffers.request_space
+        self.request_move = buffers.request_move
+        self.return_space = ledger.return_space
+        self.begin_move = ledger.begin_move
+        self.changed = asyncio.Event()
+
+    def end_move(self, size: int) -> None:
+        self._buffers.end_move(size)
+        self.changed.set()
+
+    def arrive(self, size: int) -> None:
+        self._meet(self._ledger.arrive(size))
+        self.changed.set()
+
+
+class StoringAgent(Agent):
+    """What the device does with memory."""
+
+    world: StoringWorld
+
+    def start_memory(self) -> None:
+        self.buffers = Buffers(self.ledger, _LEASED_FROM, lambda: None)
+        self.spilling = Spilling(self.ledger, self.buffers, self.meet)
+        self.share = Share(self.ledger, self.buffers, self.meet)
+        self._one_by_one = asyncio.Lock()
+        self._shrunk = False
+        """Its budget has, and what moved has not ended since."""
+        self._work: set[asyncio.Task[None]] = set()
+        self._begin_store()
+
+    def reset_items(self) -> None:
+        super().reset_items()
+        for task in self._work:
+            task.cancel()
+        self.store.clear()
+        self._begin_store()
+
+    def _begin_store(self) -> None:
+        folder = self.world.folder / self.name
+        self.store = ActivationStore(folder, self.world.disk_bytes, self.share, self.buffers)
+        self.spilling.spill = self.store.spill
+        self._taken: dict[int, tuple[execution.Key, ...]] = {}
+        """What runs now takes these."""
+        self._covered: set[execution.Key] = set()
+
+    def meet(self, demands: Sequence[residency.Demand]) -> None:
+        for each in demands:
+            if isinstance(each, residency.Spill):
+                self.world.spills += 1
+                self.spilling.begin(each.digest)
+        super().meet(demands)
+
+    def change_budget(self, budget: int) -> None:
+        self._shrunk |= budget < self.ledger.budget
+        super().change_budget(budget)
+
+    def violations(self) -> Iterator[str]:
+        """What of the memory is not as the ledger has it."""
+        ledger, store = self.ledger, self.store
+        over = ledger.fragments + ledger.moving + ledger.reserved - ledger.budget
+        self._shrunk = self._shrunk and over > 0
+        if over > 0 and not (self.spilling.tasks or self._shrunk):
+            yield f"{over} bytes over the budget, and nothing is done about it"
+        if not 0 <= store.spilled_bytes <= self.world.disk_bytes:
+            yield f"{store.spilled_bytes} bytes on disk"
+        granted = 0
+        for key, stored in store._stored.items():
+            granted += 0 if stored.lent else stored.granted
+            counted = stored.granted == stored.size or stored.file is not None
+            if not (counted or stored.writing or key in self._covered):
+                yield f"{key} is in memory without leave: {stored}"
+        waiting = self.buffers.waiting_bytes + self.buffers.holes_bytes
+        if ledger.reserved != granted + waiting:
+            yield f"{ledger.reserved} bytes reserved, for {granted} stored and {waiting} waiting"
+
+    def left(self) -> str:
+        """What is there once nothing goes on."""
+        store = self.store
+        here = [store._stored, store.held_bytes, store.spilled_bytes, self.ledger.moving]
+        return str(here) if any(here) else ""
+
+    # ---- loads -------------------------------------------------------------------------------
+
+    def _wait_to_load(self, session: int, load: give.Load, answer: object) -> None:
+        begin(self._make_room(session, load, answer), self._work)
+
+    async def _make_room(self, session: int, load: give.Load, answer: object) -> None:
+        try:
+            if isinstance(answer, residency.MakeRoom):
+                self.world.spills += 1
+                await self.spilling.make_room(answer.size)
+            else:
+                self.share.changed.clear()
+                await self.share.changed.wait()
+        except SpillFull as error:
+            self.world.note(f"-- {self.name} cannot load: {error}")
+            self._fail(session, load.instruction, FailureKind.DISK_FULL, str(error))
+        else:
+            self._load(session, load)
+
+    def _load(self, session: int, load: give.Load) -> None:
+        self.buffers.give_back()
+        super()._load(session, load)
+
+    # ---- what comes in -----------------------------------------------------------------------
+
+    def accept(self, session: int, key: ActivationKey, then: Callable[[bool], None]) -> None:
+        received: set[asyncio.Task[None]] = set()
+        begin(self._receive(session, key, then), received)
+
+    async def _receive(
+        self, session: int, key: ActivationKey, then: Callable[[bool], None]
+    ) -> None:
+        size, store, waited = content(key).nbytes, self.store, 0.0
+        buffer = None
+        while buffer is None and self._takes(session, key) and waited < BUSY_SECONDS:
+            with suppress(SpillFull):
+                buffer = store.open_buffer(size, 0) if store.has_room(size) else None
+            if buffer is None:
+                self.world.refusals += 1
+                await asyncio.sleep(min(1, 0.02 + waited))
+                waited += min(1, 0.02 + waited)
+        if buffer is None:
+            self.world.note(f"-- {self.name} takes no {key}")
+            then(False)
+            return
+        array = buffer.allocate(size)
+        await asyncio.sleep(self.world.sizes.uniform(0.1, 20) / 1000)
+        if not self._takes(session, key):
+            buffer.abandon()
+            then(False)
+            return
+        array[:] = content(key)
+        store.receive(key, {"tensor": array}, buffer)
+        then(self.arrive(session, key))
+
+    def _takes(self, session: int, key: ActivationKey) -> bool:
+        stale = self.queue.stale(key.job, key.epoch)
+        return self._is_in(session) and not self.hung and not stale
+
+    def _inputs_came(self, execute: give.Execute, taken: bool) -> None:
+        """The coordinator has the task forgotten before it says that it failed (`Deliveries`)."""
+        if not taken and execute.instruction in self._executes:
+            failure = Failure(kind=FailureKind.MISSING_ACTIVATION, message="not taken")
+            number = execute.instruction
+            self.receive(give.Cancel(device=self.name, cancelled=number))
+            self.world.feed(
+                InstructionFailed(at=Nanoseconds(0), instruction=number, failure=failure)
+            )
+
+    # ---- tasks -------------------------------------------------------------------------------
+
+    def _drop(self, keys: Sequence[execution.Key]) -> None:
+        self.store.drop(keys)
+
+    def _begin_run(self, starts: Sequence[execution.Start]) -> None:
+        for start in starts:
+            keys = tuple(key for key, _ in start.inputs)
+            self._taken[start.assignment.instruction] = keys
+            if len(starts) == 1:
+                for key in keys:
+                    self.store.cover(key)
+                self._covered.update(keys)
+
+    def _what_failed(self, execute: give.Execute) -> FailureKind | None:
+        for key in self._taken[execute.instruction]:
+            found = self.store.get(key)
+            if found is None:
+                return FailureKind.MISSING_ACTIVATION
+            if not np.array_equal(found["tensor"], content(key)):
+                raise self.world.wrong(f"{self.name}: {key} is {found}")
+        return super()._what_failed(execute)
+
+    def _end_task(self, session: int, execute: give.Execute, compute: int) -> None:
+        self.world.note_run(execute.job, execute.item, execute.stage)
+        begin(self._finish(session, execute, compute), self._work)
+
+    async def _finish(self, session: int, execute: give.Execute, compute: int) -> None:
+        """Store and send what a task made, and answer it (`Tasks`)."""
+        number, stages = execute.instruction, self.world.specs[execute.job].stages
+        made = execution.Made(execute.job, execute.epoch, execute.item, execute.stage)
+        failure, demand = self._what_failed(execute), None
+        kept = any(execute.stage in other.predecessors for other in stages)
+        if failure is None and (demand := self._measure_run(execute.digest)) is not None:
+            self._evict(execute.digest)
+        elif failure is None and kept:
+            try:
+                await self.store.put(made, {"tensor": content(made)})
+            except (SpillFull, OSError) as error:
+                self.world.note(f"-- {self.name} keeps no {made}: {error}")
+                failure = FailureKind.DISK_FULL
+        if failure is not None or demand is not None:
+            await self._computed(number, ())
+            del self._executes[number]
+            if demand is not None:
+                self._refuse(session, number, demand)
+            else:
+                assert failure is not None
+                self._fail(session, number, failure, "it went wrong")
+            self._carry_out(self.queue.delivered(number))
+            return
+        async with self._leaving(execute, made) as room:
+            await self._computed(number, TENSOR if kept else (), in_the_way=not room)
+            if not self.queue.holds(made):
+                self.store.drop([made])
+            del self._executes[number]
+            answered = asyncio.Event()
+            self._deliver(session, execute, compute, answered.set)
+            await answered.wait()
+
+    @asynccontextmanager
+    async def _leaving(self, execute: give.Execute, made: execution.Made) -> AsyncIterator[bool]:
+        """Room for what a task sends, if there is any, until it has left."""
+        size = content(made).nbytes
+        sent = frame_bytes(size) * len(execute.routes)
+        if execute.routes and not self.store.in_memory(made):
+            sent += size
+        room = self.share.request_move(sent)
+        try:
+            with self.store.lend(made):
+                yield room
+        finally:
+            if room:
+                self.share.end_move(sent)
+
+    async def _computed(
+        self, number: int, kept: frozenset[str] | tuple[()], *, in_the_way: bool = False
+    ) -> None:
+        self._carry_out(self.queue.computed(number, kept, in_the_way=in_the_way))
+        for key in self._taken.pop(number):
+            self._covered.discard(key)
+            try:
+                await self.store.uncover(key)
+            except (SpillFull, OSError) as error:
+                self.world.note(f"-- {self.name} drops {key}: {error}")
+
+    def _forward(self, session: int, forward: give.Forward) -> None:
+        begin(self._forward_kept(session, forward), self._work)
+
+    async def _forward_kept(self, session: int, forward: give.Forward) -> None:
+        made = execution.Made(forward.job, forward.epoch, forward.item, forward.producer)
+        key = ActivationKey(*made[:3], forward.producer, forward.consumer)
+        ended = asyncio.get_running_loop().create_future()
+        with self.store.lend(made) as held:
+            if held is None:
+                kind = FailureKind.MISSING_ACTIVATION
+                self._fail(session, forward.instruction, kind, f"of stage {forward.producer}")
+                return
+            if not np.array_equal(held["tensor"], content(made)):
+                raise self.world.wrong(f"{self.name}: {made} is {held}")
+            async with self._room_to_send(frame_bytes(content(made).nbytes)):
+                self._push(forward.instruction, key, forward.target, ended.set_result)
+                delivered = await ended
+        if delivered:
+            event = ActivationForwarded(at=Nanoseconds(0), instruction=forward.instruction)
+            self._answer(session, event)
+        else:
+            kind = FailureKind.UNREACHABLE
+            self._fail(session, forward.instruction, kind, f"{forward.target} is not there")
+
+    @asynccontextmanager
+    async def _room_to_send(self, size: int) -> AsyncIterator[None]:
+        if self.share.request_move(size):
+            try:
+                yield
+            finally:
+                self.share.end_move(size)
+        else:
+            async with self._one_by_one:
+                yield

@@ -23,5 +23,5 @@ those of a step's phases, which run in their order unless the worklist sends one
     state                                    everything known, and the worklist of a step
     device                                   memory, disk, work and health of one device
     instructions
-    events, histogram, timings, limits
+    events, histogram, timings, limits, item_sets
 """

@@ -1,7 +1,7 @@
 """What the dispatcher receives. Each event carries when it happened; an answer carries which
 instruction it answers. An answer to an instruction that is void is ignored."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -145,7 +145,7 @@ class JobSubmitted(_Event):
     earlier run and are not tried again."""
 
     job: JobSpec
-    completed: frozenset[int] = frozenset()
+    completed: Set[int] = frozenset()
     failed: Failures = field(default_factory=dict)
 
 

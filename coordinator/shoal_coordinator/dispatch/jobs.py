@@ -21,6 +21,7 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch import itineraries
 from shoal_coordinator.dispatch.device import Device
+from shoal_coordinator.dispatch.item_sets import ItemSet
 from shoal_coordinator.dispatch.ranking import refresh
 from shoal_coordinator.dispatch.readiness import drop_copies, ends, open_barrier, release
 from shoal_coordinator.dispatch.servers import unreserve
@@ -59,9 +60,9 @@ def submit(state: State, event: ev.JobSubmitted) -> None:
             _amend(state, known, spec)
         return
     first, items = spec.first, range(spec.first, spec.items)
-    completed = frozenset(index for index in event.completed if index in items)
+    completed = ItemSet.of(event.completed).within(items)
     failed = {item: why for item, why in event.failed.items() if item in items}
-    skipped = completed | failed.keys()
+    skipped = completed.plus(failed)
     job = Job(
         spec=spec,
         submitted_at=event.at,
@@ -237,8 +238,7 @@ def _fill_window(state: State, job: Job) -> None:
         if job.again:
             index = job.again.popleft()
         else:
-            while job.next_item in job.skipped:
-                job.next_item += 1
+            job.next_item = job.skipped.next_absent(job.next_item)
             if job.next_item >= job.items:
                 break
             index = job.next_item

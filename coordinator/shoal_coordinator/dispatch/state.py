@@ -26,6 +26,7 @@ from shoal_coordinator.dispatch.device import Device, Rank, Tally
 from shoal_coordinator.dispatch.events import Failure, JobSpec, Policy, Stage
 from shoal_coordinator.dispatch.histogram import Histogram
 from shoal_coordinator.dispatch.instructions import Instruction, Tier
+from shoal_coordinator.dispatch.item_sets import ItemSet
 from shoal_coordinator.dispatch.limits import Limits as Limits  # noqa: PLC0414 (offered from here)
 from shoal_coordinator.dispatch.timings import ItemTiming, Slowest, TaskTiming
 from shoal_protocol.digests import Digest
@@ -226,8 +227,8 @@ class Job:
     submitted_at: Nanoseconds
     items: int
     open_ended: bool
-    completed: frozenset[int]
-    skipped: frozenset[int] = frozenset()
+    completed: ItemSet
+    skipped: ItemSet = field(default_factory=ItemSet)
     queues: list[StageQueue] = field(default_factory=list)
     results: frozenset[int] = frozenset()
     active: dict[int, Item] = field(default_factory=dict)

@@ -11,7 +11,7 @@ counts, and fails after some in a row.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from time import monotonic_ns, perf_counter, time
 from typing import Final, assert_never
@@ -93,7 +93,7 @@ class Driver:
 
     # ---- jobs ------------------------------------------------------------------------------------
 
-    def submit(self, spec: ev.JobSpec, completed: frozenset[int], failed: ev.Failures) -> None:
+    def submit(self, spec: ev.JobSpec, completed: Set[int], failed: ev.Failures) -> None:
         """Give the dispatcher a job; `on_job_ended` follows, in the end."""
         now = self._now()
         if not self._dispatched:

@@ -58,7 +58,7 @@ class FollowedRun(JobRun):
             failures=tuple(files.failures(SHOWN_FAILURES)),
             superseded=files.superseded,
         )
-        self.completed |= files.ended_items()
+        self.completed = self.completed.plus(files.ended_items())
         self.failed = {}
         self._failed_places: dict[int, str] = {}
         """Of the first items that failed: their files may have ended since."""
@@ -165,7 +165,7 @@ class FollowedRun(JobRun):
             failed=before.failed - retaken.failed,
             failures=tuple(each for each in before.failures if each.item not in items),
             superseded=before.superseded + len(items),
-            retaken=before.retaken | items,
+            retaken=before.retaken.plus(items),
         )
 
     def _take(self, last: bool) -> tuple[list[tuple[int, InputFile]], int]:

@@ -5,12 +5,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, monotonic_ns, sleep
 from typing import Final, ParamSpec, TypeVar
 
 from shoal_coordinator.dispatch import events as ev
+from shoal_coordinator.dispatch.item_sets import ItemSet
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.task_results import Feed, Result, Run
 from shoal_coordinator.storage.catalogues import CatalogueFailed
@@ -67,7 +68,7 @@ class Earlier:
     failed: int = 0
     failures: tuple[FailedItem, ...] = ()
     superseded: int = 0
-    retaken: frozenset[int] = frozenset()
+    retaken: ItemSet = field(default_factory=ItemSet)
 
 
 class OutputsUnwritable(Exception):

@@ -19,11 +19,12 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import RLock
 from typing import Any, Final
 
+from shoal_coordinator.dispatch.item_sets import ItemSet
 from shoal_coordinator.storage.catalogues import Catalogue, CatalogueFailed
 from shoal_coordinator.storage.contents import FileContents
 from shoal_coordinator.storage.file_names import encodable
@@ -91,7 +92,7 @@ class Waiting:
 class Retaken:
     """What a retry takes again: items by their old numbers, and how these had ended."""
 
-    items: frozenset[int] = frozenset()
+    items: ItemSet = field(default_factory=ItemSet)
     failed: int = 0
 
 
@@ -303,24 +304,21 @@ class FollowedFiles(Catalogue):
             _wait(db, (there for *_, there in back))
         failed = sum(row[4] for row in back)
         with self._lock:
-            retaken = frozenset(
-                item for _, _, first, count, *_ in back for item in range(first, first + count)
-            )
+            retaken = ItemSet(runs=(range(row[2], row[2] + row[3]) for row in back))
             self._failed -= failed
             self.succeeded -= len(retaken) - failed
             self.superseded += len(retaken)
         return Retaken(retaken, failed)
 
-    def ended_items(self) -> frozenset[int]:
+    def ended_items(self) -> ItemSet:
         """The items of files that had ended, after the first that had not."""
         if not self.live:
-            return frozenset()
+            return ItemSet()
         with self._changing() as db:
             found = db.execute(
                 "SELECT first, items FROM taken WHERE ended AND number > ?", [self.live[0][0]]
             ).fetchall()
-        ranges = (range(first, first + items) for first, items in found)
-        return frozenset(item for items in ranges for item in items)
+        return ItemSet(runs=(range(first, first + items) for first, items in found))
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:

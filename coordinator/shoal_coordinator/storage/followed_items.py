@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,7 @@ class FollowedItems(Items):
     result. Iterating reads the disk and may raise `OSError`."""
 
     query: Query
-    stored: frozenset[int] = frozenset()
+    stored: Set[int] = frozenset()
 
     def __iter__(self) -> Iterator[ListedItem]:
         number = 0

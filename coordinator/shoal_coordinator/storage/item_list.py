@@ -9,12 +9,13 @@ import json
 import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from shoal_coordinator.dispatch.item_sets import ItemSet
 from shoal_coordinator.storage.file_names import encodable
 from shoal_coordinator.storage.folders import Folder
 
@@ -85,10 +86,10 @@ class ItemList(Items):
 
     total: int
     files: tuple[ListedFile, ...]
-    stored: frozenset[int]
+    stored: Set[int]
     failed: Mapping[int, FailedItem]
     tries: Mapping[int, int] = field(default_factory=dict)
-    earlier: frozenset[int] = frozenset()
+    earlier: Set[int] = frozenset()
 
     def __iter__(self) -> Iterator[ListedItem]:
         for item in range(self.total):
@@ -117,13 +118,13 @@ def write_items(folder: Folder, items: ItemList) -> None:
         "version": _VERSION,
         "total": items.total,
         "files": [[each.name, each.first, each.stacked] for each in items.files],
-        "stored": list(_ranges(items.stored)),
+        "stored": _pairs(items.stored),
         "failed": [
             [each.item, each.input, each.reason, each.tries, each.device]
             for _, each in sorted(items.failed.items())
         ],
         "tries": sorted(items.tries.items()),
-        "earlier": list(_ranges(items.earlier)),
+        "earlier": _pairs(items.earlier),
     }
     folder.replace(_NAME, json.dumps(document, separators=(",", ":")).encode())
 
@@ -175,7 +176,7 @@ def _parsed(document: object) -> ItemList | None:
                 case {"earlier": list(ranges)}:
                     earlier = _within(ranges, total)
                 case _:  # of a version that counted the tries of all
-                    earlier = found - counted.keys()
+                    earlier = ItemSet.of(found - counted.keys())
             return ItemList(
                 total=total,
                 files=listed,
@@ -192,20 +193,10 @@ def _parsed(document: object) -> ItemList | None:
             return None
 
 
-def _within(ranges: Iterable[tuple[int, int]], total: int) -> frozenset[int]:
-    return frozenset(
-        item for first, end in ranges for item in range(max(0, first), min(end, total))
-    )
+def _within(pairs: Iterable[tuple[int, int]], total: int) -> ItemSet:
+    return ItemSet(runs=(range(first, end) for first, end in pairs)).within(range(total))
 
 
-def _ranges(items: Iterable[int]) -> Iterator[tuple[int, int]]:
+def _pairs(items: Set[int]) -> list[tuple[int, int]]:
     """Runs of consecutive numbers, as first and end."""
-    first = end = None
-    for item in sorted(items):
-        if first is None or end != item:
-            if first is not None and end is not None:
-                yield first, end
-            first = item
-        end = item + 1
-    if first is not None and end is not None:
-        yield first, end
+    return [(run.start, run.stop) for run in ItemSet.of(items).runs()]

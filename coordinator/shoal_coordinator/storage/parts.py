@@ -30,6 +30,7 @@ from array import array as packed
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
@@ -132,8 +133,15 @@ class Part:
     def any_stored(self) -> bool:
         return len(self.failed_rows) < self.file.items
 
+    def stored_items(self) -> Iterator[range]:
+        """The items of committed rows, as runs of consecutive ones."""
+        there = np.frombuffer(self._committed, np.int64) != _ABSENT
+        edges = np.flatnonzero(np.diff(there, prepend=False, append=False)) + self.file.first
+        return map(range, edges[::2].tolist(), edges[1::2].tolist())
+
     def stored_rows(self) -> Iterator[int]:
-        return (row for row, at in enumerate(self._committed) if at != _ABSENT)
+        first = self.file.first
+        return (item - first for item in chain.from_iterable(self.stored_items()))
 
     # ---- writing ---------------------------------------------------------------------------------
 

@@ -34,9 +34,11 @@ import os
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from shoal_coordinator.dispatch.item_sets import ItemSet
 from shoal_coordinator.storage.arrays import Array
 from shoal_coordinator.storage.catalogues import Catalogue
 from shoal_coordinator.storage.folders import Folder
@@ -139,14 +141,11 @@ class ResultStore:
     def _expect(self, files: Iterable[tuple[int, ResultFile]]) -> None:
         self._small |= {number: file.name for number, file in files if file.items == 1}
 
-    def completed(self) -> frozenset[int]:
-        items: set[int] = set()
-        for number in self._made.keys() | self._log.numbers:
-            file = self._files[number]
-            items.update(range(file.first, file.first + file.items))
-        for part in self._parts.values():
-            items.update(part.file.first + row for row in part.stored_rows())
-        return frozenset(items)
+    def completed(self) -> ItemSet:
+        whole = (self._files[number] for number in self._made.keys() | self._log.numbers)
+        runs = (range(file.first, file.first + file.items) for file in whole)
+        parts = (part.stored_items() for part in self._parts.values())
+        return ItemSet(runs=chain(runs, chain.from_iterable(parts)))
 
     def failed(self) -> dict[int, FailedItem]:
         return {each.item: each for each in self._catalogue.failures(self._catalogue.failed)}

@@ -20,6 +20,7 @@ from shoal_coordinator.dispatch.decisions import (
 from shoal_coordinator.dispatch.device import Backoff, Device, Tally, new_device
 from shoal_coordinator.dispatch.events import DeviceJoined, Failure, FailureKind, JobSpec, Policy
 from shoal_coordinator.dispatch.instructions import Tier
+from shoal_coordinator.dispatch.item_sets import ItemSet
 from shoal_coordinator.dispatch.servers import add_server
 from shoal_coordinator.dispatch.state import (
     Crashes,
@@ -45,7 +46,7 @@ def job_of(spec: JobSpec, waiting: int = 0) -> Job:
         submitted_at=NOW,
         items=spec.items,
         open_ended=False,
-        completed=frozenset(),
+        completed=ItemSet(),
         open=100,
         window=8,
     )

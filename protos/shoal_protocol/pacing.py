@@ -129,9 +129,20 @@ class Allowance:
 
     async def take(self) -> None:
         """Take one; waits until there is one."""
-        now = monotonic()
-        earned = (now - self._counted_at) * self._per_second
-        self._left = min(self._burst, self._left + earned) - 1
-        self._counted_at = now
+        self._earn()
+        self._left -= 1
         if self._left < 0:
             await asyncio.sleep(-self._left / self._per_second)
+
+    def take_now(self) -> bool:
+        """Take one, if there is one."""
+        self._earn()
+        there = self._left >= 1
+        self._left -= there
+        return there
+
+    def _earn(self) -> None:
+        now = monotonic()
+        earned = (now - self._counted_at) * self._per_second
+        self._left = min(self._burst, self._left + earned)
+        self._counted_at = now

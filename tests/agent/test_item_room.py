@@ -17,7 +17,7 @@ from shoal_agent.transport.intake import open_intake
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation
 from shoal_protocol.bulk.transport import Allocate, Held, new_memory
-from shoal_protocol.frames import split_frame
+from shoal_protocol.frames import Frame, split_frame
 from shoal_protocol.items import items_frame
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.units import Bytes
@@ -25,7 +25,8 @@ from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FrameHeader
 
 TICKET, DIGEST = bytes(16), "sha256:" + 64 * "0"
-FRAME = items_frame(TICKET, (), [(1, {"x": np.zeros(4, np.float32)})])
+X = np.zeros(4, np.float32)
+FRAME = items_frame(TICKET, (), [(1, {"x": X})])
 
 
 class Session:
@@ -69,6 +70,14 @@ class Slow:
         raise AssertionError("an item is read whole")
 
 
+class Sized(Slow):
+    """The payload of a frame, which nobody asks for."""
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__()
+        self.size = frame.payload_bytes
+
+
 def planned(fragments: Fragments, session: Session) -> Itineraries:
     """With a leg for the frame."""
     fragments.ledger.resident = {DIGEST: Bytes(1)}
@@ -93,6 +102,26 @@ async def test_a_flood_of_items_without_room_leaves_a_bounded_number_of_answers(
     session.full = True  # the coordinator gives up what it hears nothing of
     await itineraries.take_items(items, Slow())
     assert not session.replies
+
+
+async def test_rubbish_by_one_way_leaves_few_answers_and_what_comes_by_another_is_answered(
+    make: Callable[..., Fragments],
+) -> None:
+    """Numbers that nobody gave are answered in the device's name."""
+    session = Session()
+    itineraries = planned(make(), session)
+    other = bytes(15) + b"1"
+    step = pb.Step(digest=DIGEST, inputs=["x"])
+    itineraries.plan(pb.Plan(job="other", ticket=other, steps=[step], next_ticket=other))
+    session.replies.clear()
+    itineraries.drain()
+    for first in range(0, 3200, 32):
+        rubbish = items_frame(TICKET, (), [(n, {"x": X}) for n in range(first, first + 32)])
+        await itineraries.take_items(FrameHeader.FromString(rubbish.header).items, Sized(rubbish))
+    assert 200 <= len(session.replies) < 300, "all that may be under way, and a few"
+    honest = items_frame(other, (), [(9999, {"x": X})])
+    await itineraries.take_items(FrameHeader.FromString(honest.header).items, Sized(honest))
+    assert session.replies[-1].instruction == 9999
 
 
 async def test_a_session_that_has_ended_takes_no_activation(

@@ -336,6 +336,28 @@ def test_what_a_device_says_that_it_lacks_is_no_more_than_a_device_can_have() ->
     assert (stated.need, stated.have) == (5, 4)
 
 
+async def test_replies_that_peers_cause_do_not_hold_up_what_a_device_says(world: World) -> None:
+    """A peer that sends a device rubbish has it answer what it was never asked."""
+    device, heard = world.device("a"), asyncio.Event()
+    driver = world.coordinator.driver
+    feed = driver.feed
+
+    def note(event: ev.Event, job: str | None = None, device: str | None = None) -> None:
+        feed(event, job, device)
+        if isinstance(event, ev.DeviceTelemetry):
+            heard.set()
+
+    driver.feed = note  # type: ignore[method-assign]
+    failed = pb.Reply(instruction=1 << 40, failure=pb.Failure(code=pb.INVALID_INPUT))
+    batch = pb.AgentBatch(messages=[pb.AgentMessage(reply=failed)] * BATCHED_MESSAGES)
+    async with connected(device):
+        for _ in range(1500 // BATCHED_MESSAGES):
+            await device.say(pb.AgentMessage(batch=batch))
+        await device.telemetry(used_bytes=1)
+        async with asyncio.timeout(1500 / UNASKED_PER_SECOND / 3):
+            await heard.wait()
+
+
 async def test_absurd_counts_do_not_spoil_the_list_of_devices(world: World) -> None:
     most = (1 << 64) - 1
     device = world.device("a")

@@ -36,6 +36,7 @@ from shoal_protocol.items import (
     items_frame,
     read_layout,
 )
+from shoal_protocol.pacing import Allowance
 from shoal_protocol.tensors import Array, UnsupportedTensor
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Items
@@ -49,6 +50,11 @@ _PUSHED: Final = 256
 """Frames, and items, that a link may lose when it breaks: more are not under way."""
 _PUSHED_SECONDS: Final = 60.0
 """What left earlier has arrived, or the coordinator has given it up."""
+_FAILED_AT_ONCE: Final = 200.0
+"""All items that the coordinator has under way may fail here."""
+_FAILED_PER_SECOND: Final = 10.0
+"""Of one leg: who sends along it may send numbers that nobody gave, and each is answered in the
+name of this device."""
 
 
 class ItemSink(Protocol):
@@ -103,6 +109,7 @@ class Itineraries:
         self._turn = turn
         self._legs: Legs[_Brought] = Legs()
         self._pushed: dict[BulkLink, deque[tuple[int, Sequence[int], float]]] = {}
+        self._failing: dict[Leg, Allowance] = {}
         self._unsent = 0
         self._running_since: float | None = None
         self._pump: asyncio.Task[None] | None = None
@@ -139,6 +146,7 @@ class Itineraries:
     def void(self, job: str, epoch: int) -> None:
         """Legs of a job below an epoch are not needed any more."""
         self._legs.void(job, epoch)
+        self._failing = {leg: each for leg, each in self._failing.items() if leg.job != job}
 
     async def take_items(self, items: Items, payload: Payload) -> None:
         """Take items that come; see `ItemHandler`."""
@@ -157,7 +165,7 @@ class Itineraries:
         if no_room or not self._fragments.request_move(count * room):
             self._counters.transfers_refused["BUSY"] += 1
             no_room_left = failure(pb.CANCELLED, "there is no room for items")
-            self._fail_all(items.instructions, no_room_left)
+            self._fail(leg, items.instructions, no_room_left)
             return
         try:
             tensors = layout.items(await payload.read(), count)
@@ -200,7 +208,8 @@ class Itineraries:
         self._draining = True
         for arrived in self._legs.clear():
             self._fragments.end_move(arrived.content.room)
-            self._fail(arrived.instruction, failure(pb.CANCELLED, "the device leaves"))
+            leaves = failure(pb.CANCELLED, "the device leaves")
+            self._fail(arrived.leg, [arrived.instruction], leaves)
 
     def close(self) -> None:
         """The session broke: nothing of it is needed any more."""
@@ -252,7 +261,7 @@ class Itineraries:
             self._send(leg, compute, list(zip(numbers, values, strict=True)))
         except (KeyError, UnsupportedTensor, *EXPECTED) as error:
             if len(together) == 1:
-                self._fail(together[0].instruction, _failure_of(error))
+                self._fail(leg, [together[0].instruction], _failure_of(error))
                 return
             for each in together:
                 await self._run((each,))
@@ -344,17 +353,21 @@ class Itineraries:
             if at > oldest and number > way.pushed.arrived
             for instruction in instructions
         ]
-        self._fail_all(lost[-_PUSHED:], failure(pb.UNREACHABLE, reason))
+        self._report(lost[-_PUSHED:], failure(pb.UNREACHABLE, reason))
 
-    def _fail_all(self, instructions: Iterable[int], what: pb.Failure) -> None:
+    def _fail(self, leg: Leg, instructions: Iterable[int], what: pb.Failure) -> None:
+        """Items of a leg have failed. Peers say how many there are: beyond a bound nothing is said,
+        and they are given up."""
+        allowed = self._failing.get(leg)
+        if allowed is None:
+            allowed = self._failing[leg] = Allowance(_FAILED_PER_SECOND, _FAILED_AT_ONCE)
+        self._report((each for each in instructions if allowed.take_now()), what)
+
+    def _report(self, instructions: Iterable[int], what: pb.Failure) -> None:
         for instruction in instructions:
-            self._fail(instruction, what)
-
-    def _fail(self, instruction: int, what: pb.Failure) -> None:
-        # Peers say how many there are: beyond a bound nothing is said, and they are given up.
-        if not (self._closed or self._sink.full):
-            self._counters.tasks[pb.FailureCode.Name(what.code).lower()] += 1
-            self._sink.reply(pb.Reply(instruction=instruction, failure=what))
+            if not (self._closed or self._sink.full):
+                self._counters.tasks[pb.FailureCode.Name(what.code).lower()] += 1
+                self._sink.reply(pb.Reply(instruction=instruction, failure=what))
 
 
 def _failure_of(error: Exception) -> pb.Failure:

@@ -38,6 +38,10 @@ UNASKED_PER_SECOND: Final = 50.0
 """Messages that answer no instruction (telemetry, mostly): a device that sends more is read at this
 rate."""
 UNASKED_AT_ONCE: Final = 200.0
+STRAY_PER_SECOND: Final = 500.0
+"""Replies to nothing that the device was asked, which cost little: peers that send it rubbish cause
+them, so they do not count with what the device says unasked."""
+STRAY_AT_ONCE: Final = 2000.0
 
 
 class Sessions:
@@ -166,11 +170,12 @@ class Sessions:
         self, session: DeviceSession, requests: AsyncIterator[Sequence[AgentMessage]]
     ) -> None:
         unasked = Allowance(UNASKED_PER_SECOND, UNASKED_AT_ONCE)
+        stray = Allowance(STRAY_PER_SECOND, STRAY_AT_ONCE)
         async for messages in requests:
             session.received_at = monotonic()
             for each in messages:
                 if not session.waits_for(each):
-                    await unasked.take()
+                    await (stray if each.HasField("reply") else unasked).take()
                 self._driver.receive(session, each)
 
     def _remember(self, session: DeviceSession) -> None:

@@ -26,6 +26,7 @@ from shoal_protocol.frames import join_frame, split_frame
 from shoal_protocol.services import PeerClient
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.tickets import make_ticket, new_ticket_key
+from shoal_protocol.transfers import STALL_SECONDS
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest, FrameHeader
 
@@ -270,6 +271,25 @@ async def test_what_is_on_its_way_to_a_lost_peer_is_given_up_at_once_and_goes_ag
     assert reply.HasField("forwarded"), reply
 
 
+async def test_a_fetch_from_a_lost_peer_goes_on_elsewhere_at_once(
+    join: Join, fragment: MadeFragment
+) -> None:
+    joined, peer = await join(), await join("jetson")
+    await peer.device.load(fragment.digest, fragment.resident_bytes)
+    peer.agent.process.send_signal(signal.SIGSTOP)
+    try:
+        source = f"jetson@{peer.device.hello.address}"
+        load = joined.device.load(fragment.digest, fragment.resident_bytes, source)
+        waiting = asyncio.create_task(load)
+        done, _ = await asyncio.wait([waiting], timeout=1)
+        assert not done, "nothing comes, and nobody else is asked"
+        joined.device.send(peer_lost=pb.PeerLost(device="jetson"))
+        reply = await asyncio.wait_for(waiting, STALL_SECONDS / 2)
+        assert reply.HasField("loaded"), reply
+    finally:
+        peer.agent.process.send_signal(signal.SIGCONT)
+
+
 async def test_a_task_given_before_its_peer_was_lost_does_not_try_to_reach_it(
     join: Join, fragment: MadeFragment
 ) -> None:
@@ -403,7 +423,7 @@ async def test_streams_to_peers_are_bounded_and_the_idle_ones_give_way(
         await asyncio.sleep(0)
         with pytest.raises(Undelivered, match="streams to 2 peers are busy already"):
             peers.link("c", f"unix:{folder}/silent.sock")
-        peers.close_streams("a")
+        peers.lose("a")
         with pytest.raises(Undelivered, match="the coordinator has lost a"):
             await sending[0]
         peers.link("c", f"unix:{folder}/silent.sock")

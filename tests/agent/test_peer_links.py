@@ -86,7 +86,7 @@ async def test_a_stream_that_is_left_ends_with_the_others(folder: Path, ends: st
     async with under_way(folder) as tensor:
         tensor.peers.renew()
         if ends == "lost":
-            tensor.peers.close_streams("a")
+            tensor.peers.lose("a")
         else:
             await asyncio.wait_for(tensor.peers.close(), 10)
         with pytest.raises(Undelivered):

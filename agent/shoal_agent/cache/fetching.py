@@ -71,6 +71,10 @@ class FragmentCorrupt(FragmentUnavailable):
     """The sources that answered gave bytes that do not match."""
 
 
+class SourceLost(Exception):
+    """Nothing more comes from a source."""
+
+
 class Fetcher:
     """Fetches into one cache."""
 
@@ -135,7 +139,7 @@ class Fetcher:
                 await transfer.run(source)
             except grpc.aio.AioRpcError as error:
                 answers.append(f"{source.name}: {error.code().name} {error.details()}")
-            except Stalled as error:
+            except (Stalled, SourceLost) as error:
                 answers.append(f"{source.name}: {error}")
             except (MalformedFrame, FragmentDamaged, WrongBytes) as error:
                 corrupt = True
@@ -266,12 +270,17 @@ async def _parts(
 async def _pieces(
     request: FetchFragmentRequest, limit_bytes: int, source: Source
 ) -> AsyncIterator[memoryview]:
-    """The bytes that a source answers. Raises `MalformedFrame`, `grpc.aio.AioRpcError`."""
+    """The bytes that a source answers. Raises `MalformedFrame`, `SourceLost`,
+    `grpc.aio.AioRpcError`."""
     receiver = FileReceiver(request, limit_bytes)
     call = source.fetch(request, _FILE_SECONDS)
     try:
         async for message in call:
             yield receiver.feed(message)
+    except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        raise SourceLost("the coordinator has lost it") from error  # so its call was cancelled
     finally:
         call.cancel()
     if not receiver.complete:

@@ -319,7 +319,7 @@ class Session:
                 self._start(message.prefetch.instruction, self._prefetch(message.prefetch))
             case "peer_lost":
                 self._lost_peers.add(message.peer_lost.device)
-                self._device.links.close_streams(message.peer_lost.device)
+                self._device.links.lose(message.peer_lost.device)
             case "neighbours":
                 self._neighbours.expect(message.neighbours)
             case "welcome":

@@ -42,6 +42,7 @@ class PeerLink:
         self._codec = LinkCodec()
         self._bulk: BulkLink | None = None
         self._serving: set[asyncio.Task[str]] = set()
+        self._fetches: set[FileStream] = set()
         self._users = 0
 
     @property
@@ -79,13 +80,20 @@ class PeerLink:
         """A file of a fragment from the peer's cache; `timeout` in seconds."""
         self._users += 1
         call = self._client.fetch_fragment(request, timeout)
-        call.add_done_callback(self._fetched)
+        self._fetches.add(call)
+        call.add_done_callback(lambda _: self._fetched(call))
         return call
 
     def close_stream(self, reason: str) -> None:
         """Give up what is on its way; what is sent later goes over another stream."""
         if self._bulk is not None:
             self._bulk.end(reason)
+
+    def lose(self, reason: str) -> None:
+        """Nothing comes from the peer any more, and nothing gets there."""
+        self.close_stream(reason)
+        for call in list(self._fetches):
+            call.cancel()
 
     async def hang_up(self) -> None:
         """Close it when what is on its way has arrived, of what nobody acknowledges too: else that
@@ -109,7 +117,8 @@ class PeerLink:
         if not serving.cancelled():
             serving.exception()  # senders have the reason
 
-    def _fetched(self, _: object) -> None:
+    def _fetched(self, call: FileStream) -> None:
+        self._fetches.discard(call)
         self._users -= 1
 
 
@@ -158,12 +167,12 @@ class PeerLinks:
         bulks = {device: link.bulk for (device, _), link in self._links.items()}
         return {device: bulk for device, bulk in bulks.items() if bulk is not None}
 
-    def close_streams(self, device: str) -> None:
-        """A device is lost: whatever is on its way to it fails at once."""
+    def lose(self, device: str) -> None:
+        """A device is lost: whatever is on its way to it, or from it, fails at once."""
         links = [(name, link) for (name, _), link in self._links.items()]
         for name, link in (*links, *self._closing.values()):
             if name == device:
-                link.close_stream(f"the coordinator has lost {device}")
+                link.lose(f"the coordinator has lost {device}")
 
     def renew(self) -> None:
         """What is sent from now on goes over new streams; what is on its way arrives."""

@@ -146,10 +146,11 @@ def lose(state: State, device: Device, reason: str, *, crashed: bool = True) -> 
     device.lost = True
     del state.devices[device.name]
     tried = trials(state, device) if crashed else []
+    partners = _partners(state, device)
     served = _withdraw_device(state, device)
     itineraries.lose(state, device)
     _void_instructions(state, device, failure)
-    _warn_senders(state, device)
+    state.out += [ins.PeerLost(device=each, peer=device.name) for each in partners]
     count_all_homes(state, device)
     for service in served:
         for queue in service.queues:
@@ -199,20 +200,25 @@ def _void_instructions(state: State, device: Device, failure: ev.Failure) -> Non
                 raise AssertionError("the routes over a lost device are closed before")
 
 
-def _warn_senders(state: State, lost: Device) -> None:
-    """Tell the devices that send to a lost one: to them it may only seem slow, and what they wait
-    to hand over blocks all else that they send.
+def _partners(state: State, lost: Device) -> list[str]:
+    """The devices that send to a lost one, or may fetch from it, to be told: to them it may only
+    seem slow, what they wait to hand over blocks all else that they send, and what they fetch is to
+    be had elsewhere.
     """
-    senders: dict[str, None] = {}
+    partners: dict[str, None] = {}
     for pending in state.pending.values():
         match pending:
             case Running(routes=routes) if any(target is lost for _, target in routes):
-                senders[pending.device.name] = None
+                partners[pending.device.name] = None
             case Forwarding(target=target) if target is lost:
-                senders[pending.device.name] = None
+                partners[pending.device.name] = None
+            case Loading(digest=digest) | Prefetching(digest=digest):
+                if digest in lost.disk.cached and digest not in pending.device.disk.cached:
+                    partners[pending.device.name] = None
             case _:
                 pass
-    state.out += [ins.PeerLost(device=sender, peer=lost.name) for sender in senders]
+    partners.pop(lost.name, None)
+    return list(partners)
 
 
 def give_up(state: State, device: Device, reason: str) -> None:

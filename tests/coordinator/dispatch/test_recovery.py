@@ -61,6 +61,16 @@ def test_whoever_sends_to_a_lost_device_is_told(ahead: bool) -> None:
     assert (warning.device, warning.peer) == ("d1", target)
 
 
+def test_whoever_may_fetch_from_a_lost_device_is_told() -> None:
+    table = Table()
+    table.join("d1", cached=("a",))
+    table.join("d2")
+    given = table.submit(job(chain("a", homes={"a": ("d2",)}), 1))
+    load = only(given, Load)
+    assert (load.device, load.peers) == ("d2", ("d1",))
+    assert only(table.lose("d1"), PeerLost).device == "d2"
+
+
 def test_who_does_not_send_to_a_lost_device_hears_nothing_of_it() -> None:
     table = three_devices()
     ((_, target),) = only(table.given, Execute).routes

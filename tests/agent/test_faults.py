@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,6 @@ from agent.fragment_making import MadeFragment, dense_model, slow_model, write_f
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 from agent.test_memory_of_fragments import run
 from agent.test_running import edge, task
-from shoal_agent.telemetry.counters import Counters
-from shoal_agent.transport import links
-from shoal_agent.transport.links import PeerLinks
-from shoal_agent.transport.shaping import Uplink
-from shoal_protocol.bulk.link import OutboundActivation, Undelivered
 from shoal_protocol.channels import open_channel
 from shoal_protocol.frames import join_frame, split_frame
 from shoal_protocol.services import PeerClient
@@ -405,34 +399,6 @@ async def test_a_peer_s_activation_is_taken_only_with_the_ticket_of_its_route(
 def inline(key: ActivationKey, tensors: dict[str, np.ndarray]) -> bytes:
     (frame,) = encode_activation(key, "pi-4", tensors, transfer=0)
     return frame
-
-
-async def test_streams_to_peers_are_bounded_and_the_idle_ones_give_way(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(links, "MAXIMUM_LINKS", 2)
-    counters = Counters()
-    peers = PeerLinks(None, Uplink(), counters, insecure=False)
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(f"{folder}/silent.sock")
-        silent.listen()
-        tensors = {"x": np.ones((1, 64), np.float32)}
-        busy = [peers.link(name, f"unix:{folder}/silent.sock") for name in ("a", "b")]
-        outbound = OutboundActivation(key=edge(0, 1), device="a", tensors=tensors)
-        sending = [asyncio.create_task(link.send(outbound)) for link in busy]
-        await asyncio.sleep(0)
-        with pytest.raises(Undelivered, match="streams to 2 peers are busy already"):
-            peers.link("c", f"unix:{folder}/silent.sock")
-        peers.lose("a")
-        with pytest.raises(Undelivered, match="the coordinator has lost a"):
-            await sending[0]
-        peers.link("c", f"unix:{folder}/silent.sock")
-        assert len(peers) == 2
-        assert peers.link("b", f"unix:{folder}/silent.sock") is busy[1], "it is not idle"
-        assert counters.full_queues["peers"] == 2
-        await peers.close()
-        with pytest.raises(Undelivered, match="closed"):
-            await sending[1]
 
 
 async def test_a_peer_gets_nothing_but_the_files_of_cached_fragments(join: Join) -> None:

@@ -1,6 +1,7 @@
-"""Streams to peers that are closed: what is on its way over them arrives first."""
+"""Streams to peers: how many there are, and what becomes of what is on its way when they close."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 from agent.test_running import edge
 from protocol.test_bulk import Buffer
 from shoal_agent.telemetry.counters import Counters
+from shoal_agent.transport import links
 from shoal_agent.transport.links import PeerLink, PeerLinks
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.assembly import ReceivedActivation
@@ -91,3 +93,31 @@ async def test_a_stream_that_is_left_ends_with_the_others(folder: Path, ends: st
             await asyncio.wait_for(tensor.peers.close(), 10)
         with pytest.raises(Undelivered):
             await asyncio.wait_for(tensor.sending, 10)
+
+
+async def test_streams_to_peers_are_bounded_and_the_idle_ones_give_way(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "MAXIMUM_LINKS", 2)
+    counters = Counters()
+    peers = PeerLinks(None, Uplink(), counters, insecure=False)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{folder}/silent.sock")
+        silent.listen()
+        tensors = {"x": np.ones((1, 64), np.float32)}
+        busy = [peers.link(name, f"unix:{folder}/silent.sock") for name in ("a", "b")]
+        outbound = OutboundActivation(key=edge(0, 1), device="a", tensors=tensors)
+        sending = [asyncio.create_task(link.send(outbound)) for link in busy]
+        await asyncio.sleep(0)
+        with pytest.raises(Undelivered, match="streams to 2 peers are busy already"):
+            peers.link("c", f"unix:{folder}/silent.sock")
+        peers.lose("a")
+        with pytest.raises(Undelivered, match="the coordinator has lost a"):
+            await sending[0]
+        peers.link("c", f"unix:{folder}/silent.sock")
+        assert len(peers) == 2
+        assert peers.link("b", f"unix:{folder}/silent.sock") is busy[1], "it is not idle"
+        assert counters.full_queues["peers"] == 2
+        await peers.close()
+        with pytest.raises(Undelivered, match="closed"):
+            await sending[1]

@@ -68,11 +68,18 @@ class ItemLink(Link):
         number = luggage.travel.instruction
         if not self.legs.room_for(1):
             raise self.world.wrong(f"too many items wait on {self.name}")
-        if self.world.unlucky(self.world.trouble.load / 4):
+        if self.world.unlucky(self.world.trouble.load / 4) or not self._take_item_room():
             self._fail(self.session, number, FailureKind.CANCELLED, "there is no room")
             return
         self.legs.arrive([Arrived(leg, number, b"", luggage)])
         self._run_next()
+
+    def _take_item_room(self) -> bool:
+        """Whether there is memory for an item, until it has left."""
+        return True
+
+    def _leave_item_room(self, count: int) -> None:
+        """So many items have left."""
 
     def _run_next(self) -> None:
         world, legs = self.world, self.legs
@@ -92,6 +99,7 @@ class ItemLink(Link):
             if self.legs is legs:
                 self._item_runs = False
                 results = [self._leave(arrived, took) for arrived in together]
+                self._leave_item_room(len(together))
                 self._return([each for each in results if each is not None])
                 self._run_next()
 

@@ -9,7 +9,7 @@ and that what is taken out is what was put in.
 import asyncio
 import random
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from coordinator.dispatch.simulated_link import MILLISECOND, SECOND, TENSOR, Mod
 from coordinator.dispatch.simulated_world import Trouble, World
 from shoal_agent.execution import values as execution
 from shoal_agent.memory import residency
-from shoal_agent.runtime.in_background import begin
 from shoal_agent.runtime.spilling import Spilling
 from shoal_agent.transport.activations import ActivationStore, SpillFull
 from shoal_agent.transport.buffers import Buffers
@@ -38,6 +37,7 @@ from shoal_protocol.units import Nanoseconds
 from virtual_loop import VirtualLoop
 
 _LEASED_FROM = 1 << 17
+_ITEM_BYTES = 4
 Meet = Callable[[Sequence[residency.Demand]], None]
 
 
@@ -108,14 +108,16 @@ class StoringAgent(Agent):
         self.spilling = Spilling(self.ledger, self.buffers, self.meet)
         self.share = Share(self.ledger, self.buffers, self.meet)
         self._one_by_one = asyncio.Lock()
+        self._items_here = 0
         self._shrunk = False
         """Its budget has, and what moved has not ended since."""
-        self._work: set[asyncio.Task[None]] = set()
+        self._work: dict[asyncio.Task[None], None] = {}
         self._begin_store()
 
     def reset_items(self) -> None:
+        self._leave_item_room(self._items_here)
         super().reset_items()
-        for task in self._work:
+        for task in tuple(self._work):
             task.cancel()
         self.store.clear()
         self._begin_store()
@@ -127,6 +129,12 @@ class StoringAgent(Agent):
         self._taken: dict[int, tuple[execution.Key, ...]] = {}
         """What runs now takes these."""
         self._covered: set[execution.Key] = set()
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        """Do it beside what goes on, until the session ends."""
+        task = self.world.loop.create_task(work)
+        self._work[task] = None
+        task.add_done_callback(lambda ended: self._work.pop(ended, None))
 
     def meet(self, demands: Sequence[residency.Demand]) -> None:
         for each in demands:
@@ -167,7 +175,7 @@ class StoringAgent(Agent):
     # ---- loads -------------------------------------------------------------------------------
 
     def _wait_to_load(self, session: int, load: give.Load, answer: object) -> None:
-        begin(self._make_room(session, load, answer), self._work)
+        self._begin(self._make_room(session, load, answer))
 
     async def _make_room(self, session: int, load: give.Load, answer: object) -> None:
         try:
@@ -190,8 +198,7 @@ class StoringAgent(Agent):
     # ---- what comes in -----------------------------------------------------------------------
 
     def accept(self, session: int, key: ActivationKey, then: Callable[[bool], None]) -> None:
-        received: set[asyncio.Task[None]] = set()
-        begin(self._receive(session, key, then), received)
+        self.world.loop.create_task(self._receive(session, key, then))
 
     async def _receive(
         self, session: int, key: ActivationKey, then: Callable[[bool], None]
@@ -233,6 +240,17 @@ class StoringAgent(Agent):
                 InstructionFailed(at=Nanoseconds(0), instruction=number, failure=failure)
             )
 
+    def _take_item_room(self) -> bool:
+        there = self.share.request_move(_ITEM_BYTES)
+        self._items_here += there
+        self.world.refusals += not there
+        self.world.faults += not there  # it begins anew
+        return there
+
+    def _leave_item_room(self, count: int) -> None:
+        self._items_here -= count
+        self.share.end_move(count * _ITEM_BYTES)
+
     # ---- tasks -------------------------------------------------------------------------------
 
     def _drop(self, keys: Sequence[execution.Key]) -> None:
@@ -258,7 +276,7 @@ class StoringAgent(Agent):
 
     def _end_task(self, session: int, execute: give.Execute, compute: int) -> None:
         self.world.note_run(execute.job, execute.item, execute.stage)
-        begin(self._finish(session, execute, compute), self._work)
+        self._begin(self._finish(session, execute, compute))
 
     async def _finish(self, session: int, execute: give.Execute, compute: int) -> None:
         """Store and send what a task made, and answer it (`Tasks`)."""
@@ -320,7 +338,7 @@ class StoringAgent(Agent):
                 self.world.note(f"-- {self.name} drops {key}: {error}")
 
     def _forward(self, session: int, forward: give.Forward) -> None:
-        begin(self._forward_kept(session, forward), self._work)
+        self._begin(self._forward_kept(session, forward))
 
     async def _forward_kept(self, session: int, forward: give.Forward) -> None:
         made = execution.Made(forward.job, forward.epoch, forward.item, forward.producer)

@@ -76,7 +76,9 @@ def simulate_restarts(seed: int, folder: Path, *, look_every: int = LOOK_EVERY) 
 def simulate_memory(seed: int, folder: Path, *, look_every: int = LOOK_EVERY) -> StoringWorld:
     """Run a scenario in which activations take memory; devices have their disks in a `folder`."""
     make = partial(StoringWorld, folder=folder)
-    world = chained(seed, make=make) if seed % 3 == 0 else scenario(seed, make=make)
+    kind = seed % 4
+    chain = chained(seed, light=kind == 1, make=make) if kind < 2 else None
+    world = chain or scenario(seed, make=make)
     assert isinstance(world, StoringWorld)
     _run(world, look_every, FULL_PATIENCE)
     for agent in world.agents.values():

@@ -74,7 +74,7 @@ def test_activations_stay_within_memory_and_disk_and_are_what_was_made(
         refusals, spills = refusals + world.refusals, spills + world.spills
         runs, tasks = runs + world.runs.total(), tasks + len(world.runs)
     assert refusals > CHUNK, "many had to wait for room"
-    assert spills > CHUNK // 4, "fragments took the room of what waited in memory"
+    assert spills > CHUNK // 10, "fragments took the room of what waited in memory"
     assert runs < 1.5 * tasks
 
 
@@ -90,9 +90,12 @@ def test_a_fragment_that_crashes_every_device_fails_no_job_but_its_own() -> None
     assert blamed > 50
 
 
-def test_a_seed_gives_the_same_transcript_every_time() -> None:
+def test_a_seed_gives_the_same_transcript_every_time(tmp_path: Path) -> None:
     one, other = simulate(7), simulate(7)
     assert one.transcript == other.transcript
+    for run in (simulate_restarts, simulate_memory):
+        once, again = (run(7, tmp_path / f"{run.__name__}-{time}") for time in range(2))
+        assert once.transcript == again.transcript
 
 
 def test_a_count_that_is_wrong_for_one_step_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,18 @@ from enum import StrEnum
 from typing import Final, NewType, TypeVar
 
 from shoal_api.schema import Object, member, record
-from shoal_api.shapes import INT64_MAX, Choice, Items, Json, Number, Quantity, Table, Text, Whole
+from shoal_api.shapes import (
+    INT64_MAX,
+    Choice,
+    Flag,
+    Items,
+    Json,
+    Number,
+    Quantity,
+    Table,
+    Text,
+    Whole,
+)
 from shoal_protocol.units import Bytes
 
 R = TypeVar("R")
@@ -207,6 +218,45 @@ def printed(meaning: str, example: str) -> str | None:
 def records(of: type[R], most: int, meaning: str) -> tuple[R, ...]:
     """Records of a status, none where nothing is known."""
     return member(Items(of=Object(of), max_items=most), meaning, default=[])
+
+
+@record()
+class TimeAtBudget:
+    """What a task of a fragment takes on a device with this budget and nothing else in it."""
+
+    budget_bytes: int = member(COUNT, "The device's budget.", unit="bytes", example=22020096)
+    seconds: float | None = measured(
+        "With all that the fragment needs, or in blocks, transfers apart; absent where that cannot "
+        "be predicted.",
+        "seconds",
+        0.031,
+    )
+    measured: bool = member(
+        Flag(),
+        "true: the device has measured it. Else it is predicted, also from what was measured.",
+        default=False,
+        example=True,
+    )
+
+
+def budgets_of_a_fragment() -> tuple[TimeAtBudget, ...]:
+    """Of a fragment on a device."""
+    return records(
+        TimeAtBudget,
+        8,
+        "From the budget that holds all of the fragment down to leastBudgetBytes.",
+    )
+
+
+def least_budget() -> int:
+    """Of a fragment on a device."""
+    return member(
+        COUNT,
+        "The smallest budget of a device that the fragment runs in, in blocks where that is less, "
+        "with room for what items take on their way.",
+        unit="bytes",
+        example=7340032,
+    )
 
 
 def aspects(meaning: str) -> tuple[Condition, ...]:

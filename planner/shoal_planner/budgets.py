@@ -1,4 +1,5 @@
-"""What a partition would give with other budgets: the smallest that work, and the times at several.
+"""What a partition, or a fragment of it, would give with other budgets: the smallest that work, and
+the times at several.
 
 The fragments are those that there are; where budgets decide how a model is cut, another budget may
 cut it otherwise, and do better. All devices have the same budget here.
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal_planner.costs import Costs
+from shoal_planner.costs import Costs, Span
 from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.explanation import Table, rate
@@ -19,9 +20,11 @@ from shoal_planner.outcome import Infeasible, Plan, duration
 from shoal_planner.placement import plan
 from shoal_planner.smallest_budgets import smallest_at_once, smallest_in_turn
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, format_upwards
+from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, Nanoseconds, format_upwards
 
 _SHOWN: Final = 6
+FRAGMENT_BUDGETS: Final = 5
+"""At so many budgets the times of a fragment are shown, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ def with_other_budgets(
     in_turn = smallest_in_turn(costs, count)
     ample = smallest_at_once(costs.resident, fragments, count)
     plans = []
-    for budget in _steps(ample, in_turn):
+    for budget in _steps(ample, in_turn, _SHOWN):
         devices = [replace(device, budget_bytes=budget) for device in pool]
         answer = plan(document, devices, goal.objective, items=goal.known_items)
         if not isinstance(answer, Infeasible):
@@ -88,10 +91,24 @@ def explain_budgets(others: OtherBudgets) -> Table:
     )
 
 
-def _steps(most: int, least: int) -> list[Bytes]:
-    """From the most to the least, each smaller by the same factor."""
-    factor = (least / most) ** (1 / (_SHOWN - 1))
-    between = [round(most * factor**step) for step in range(1, _SHOWN - 1)]
+def fragment_at_budgets(
+    costs: Costs, index: int, device: PoolDevice
+) -> tuple[tuple[Bytes, Nanoseconds | None], ...]:
+    """What a task of a fragment takes on a device that runs nothing else, by its budget: from where
+    all of it is resident down to the smallest that it runs in. Times are None where unknown."""
+    span = Span(index, index + 1)
+    found: list[tuple[Bytes, Nanoseconds | None]] = []
+    for budget in _steps(costs.resident(span), costs.least(span), FRAGMENT_BUDGETS):
+        (granted,) = costs.grants(span, replace(device, budget_bytes=budget))
+        time = costs.at_grant(index, device, granted) if costs.known else None
+        found.append((budget, time))
+    return tuple(found)
+
+
+def _steps(most: int, least: int, count: int) -> list[Bytes]:
+    """So many, from the most to the least, each smaller by the same factor."""
+    factor = (least / max(1, most)) ** (1 / (count - 1))
+    between = [round(most * factor**step) for step in range(1, count - 1)]
     return [Bytes(size) for size in dict.fromkeys((most, *between, least))]
 
 

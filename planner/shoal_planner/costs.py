@@ -358,12 +358,11 @@ class Costs(SpanCosts):
             times.append(Nanoseconds(time))
         return tuple(times)
 
-    def whole_and_least(self, index: int, device: PoolDevice) -> tuple[Nanoseconds, Nanoseconds]:
-        """What a task of a fragment takes there, all of it in memory, and within its least."""
-        fragment = self.document.fragments[index]
-        whole = self._compute(Span(index, index + 1), device)
-        again = time_of(paged_bytes(fragment, fragment.least_bytes), device.page_bytes_per_second)
-        return Nanoseconds(whole), Nanoseconds(whole + again)
+    def at_grant(self, index: int, device: PoolDevice, granted_bytes: int) -> Nanoseconds:
+        """What a task of a fragment takes there where it is granted so much, transfers apart."""
+        paged = paged_bytes(self.document.fragments[index], granted_bytes)
+        computed = self._compute(Span(index, index + 1), device)
+        return Nanoseconds(computed + time_of(paged, device.page_bytes_per_second))
 
     def on(self, span: Span, device: PoolDevice, homes: Homes = NOWHERE) -> DeviceCost:
         compute = self._compute(span, device)

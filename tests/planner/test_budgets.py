@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragment_pools import MIB, device, partition, placed
-from shoal_planner.budgets import explain_budgets, with_other_budgets
-from shoal_planner.costs import Costs
+from shoal_planner.budgets import explain_budgets, fragment_at_budgets, with_other_budgets
+from shoal_planner.costs import Costs, Span
 from shoal_planner.device_costs import Holding
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan
@@ -149,3 +149,23 @@ def test_a_budget_that_is_printed_suffices() -> None:
     )
     assert table.title.endswith("20.1 MiB on the device")
     assert [row[0] for row in table.rows] == ["20.1 MiB"]
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 3))
+def test_a_fragment_takes_at_each_budget_what_a_plan_on_such_a_device_says(
+    least: int, more: int, crossing: int
+) -> None:
+    sizes = [(least + more) * MIB]
+    document = partition([10**8], sizes, [crossing * MIB] * 2, least=[least * MIB])
+    costs, on = Costs(document), device("a")
+    found = fragment_at_budgets(costs, 0, on)
+    assert found[0][0] == costs.resident(Span(0, 1))
+    for budget, time in found:
+        (stage,) = placed(
+            plan(document, [replace(on, budget_bytes=budget)], Objective.THROUGHPUT)
+        ).stages
+        (share,) = stage.shares
+        assert share.predicted == (time,)
+    smallest, _ = found[-1]
+    too_small = [replace(on, budget_bytes=Bytes(smallest - 1))]
+    assert isinstance(plan(document, too_small, Objective.THROUGHPUT), Infeasible)

@@ -5,12 +5,18 @@ from typing import Final
 from shoal_api.fields import (
     COLUMNS,
     COUNT,
+    FRAGMENT,
+    NAME,
     REFERENCE,
     Condition,
     Reference,
     Resource,
     Status,
+    TimeAtBudget,
     aspects,
+    budgets_of_a_fragment,
+    digest_of,
+    least_budget,
     measured,
     moment,
     optional,
@@ -22,6 +28,7 @@ from shoal_api.rules import immutable
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Text
 
+MAX_PLANNED: Final = 64
 _MOST_PEERS: Final = 128
 
 
@@ -101,6 +108,17 @@ class DeviceLink:
 
 
 @record()
+class PlannedFragment:
+    """A fragment that a Placement gives to the device, and what it would take in other budgets."""
+
+    placement: str = member(NAME, "The Placement; the newest, of several.", example="ocr")
+    fragment: int = member(FRAGMENT, "The fragment's index.", example=0)
+    digest: str | None = digest_of("Its name in the fragment store.")
+    least_budget_bytes: int = least_budget()
+    times: tuple[TimeAtBudget, ...] = budgets_of_a_fragment()
+
+
+@record()
 class DeviceColumns:
     """A Device in one line."""
 
@@ -134,6 +152,12 @@ class DeviceStatus(Status):
         DeviceSpeed, "What it was measured to do; plans are made with it."
     )
     link: DeviceLink | None = optional(DeviceLink, "What its link was measured to do.")
+    fragments: tuple[PlannedFragment, ...] = records(
+        PlannedFragment,
+        MAX_PLANNED,
+        "What plans give to it: the smallest budget that each fragment runs in, and how long a "
+        "task takes at several. Those of the newest Placements.",
+    )
     last_seen_time: str | None = moment(
         "When it was last heard of; moves at most once a minute.", "2026-01-31T12:00:00Z"
     )

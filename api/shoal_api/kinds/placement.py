@@ -17,8 +17,11 @@ from shoal_api.fields import (
     Reference,
     Resource,
     Status,
+    TimeAtBudget,
     aspects,
+    budgets_of_a_fragment,
     digest_of,
+    least_budget,
     measured,
     optional,
     printed,
@@ -30,6 +33,8 @@ from shoal_api.shapes import Choice, Flag, Items, Number, Text
 from shoal_protocol.choices import Objective, PinPolicy
 
 MAX_GRANTS: Final = 4096
+MAX_BUDGETS: Final = 512
+"""Each has several numbers: the API server keeps objects of 1.5 MiB at most."""
 
 
 @record()
@@ -148,6 +153,21 @@ class FragmentMemory:
         "seconds",
         0.038,
     )
+
+
+@record()
+class FragmentBudgets:
+    """What a fragment takes on devices of its stage, had they other budgets."""
+
+    fragment: int = member(FRAGMENT, "The fragment's index.", example=0)
+    devices: tuple[str, ...] = member(
+        # Without a name's pattern, as in StageStatus.
+        Items(of=Text(max_length=253, meant="a device's name"), max_items=MAX_DEVICES),
+        "The devices of its stage of which this is true.",
+        example=["jetson"],
+    )
+    least_budget_bytes: int = least_budget()
+    times: tuple[TimeAtBudget, ...] = budgets_of_a_fragment()
 
 
 @record()
@@ -282,6 +302,11 @@ class PlacementStatus(Status):
     stages: tuple[StageStatus, ...] = records(StageStatus, MAX_FRAGMENTS, "The stages.")
     fragments: tuple[FragmentMemory, ...] = records(
         FragmentMemory, MAX_FRAGMENTS, "The memory of each fragment, in their order."
+    )
+    budgets: tuple[FragmentBudgets, ...] = records(
+        FragmentBudgets,
+        MAX_BUDGETS,
+        "The smallest budget that each fragment runs in, and how long a task takes at several.",
     )
     prefetched: tuple[Prefetched, ...] = records(
         Prefetched, MAX_GRANTS, "With prefetch: where the fragments are."

@@ -158,6 +158,12 @@ class Snapshots:
             devices=reader.all_own(Device, namespace, referring(name)),
             jobs=self._jobs(reader, namespace),
             own_jobs=tuple(self._jobs_on(namespace, name)),
+            placements=tuple(
+                # Nobody subscribes to them: a thousand jobs have as many.
+                each
+                for each in self.cache.all_own(Placement, namespace)
+                if each.spec.pool_ref.name == name
+            ),
             enrolment_authority=self.enrolment_authority(),
         )
         return replace(snapshot, pods=await self._agent_pods.read(snapshot))

@@ -29,6 +29,7 @@ from shoal_operator.reconcile.conditions import (
     with_conditions,
 )
 from shoal_operator.reconcile.decision import DeviceChild
+from shoal_operator.reconcile.fragment_budgets import planned_on
 from shoal_operator.reconcile.manifests import labels_of, manifest
 from shoal_operator.reconcile.names import device_object_name
 from shoal_operator.reconcile.snapshot import (
@@ -153,7 +154,11 @@ def _child(
 ) -> DeviceChild:
     """A Device; its status is as it was, but for what is given."""
     status, budget = status or device.status or DeviceStatus(), device_budget(device, reported)
-    status = replace(status, limit_bytes=_limit(snapshot, device, status.node))
+    status = replace(
+        status,
+        limit_bytes=_limit(snapshot, device, status.node),
+        fragments=planned_on(status.node, snapshot.placements),
+    )
     return DeviceChild(
         device=manifest(
             snapshot.pool,

@@ -35,6 +35,7 @@ from shoal_operator.reconcile.conditions import (
     with_conditions,
 )
 from shoal_operator.reconcile.decision import Decision, Note
+from shoal_operator.reconcile.fragment_budgets import budgets_of
 from shoal_operator.reconcile.partition import current_document
 from shoal_operator.reconcile.planned_cuts import (
     CutQuestion,
@@ -54,6 +55,7 @@ from shoal_operator.reconcile.plans import (
     with_measured,
 )
 from shoal_operator.reconcile.snapshot import (
+    CoordinatorView,
     CutAnswer,
     DeviceState,
     PlacementSnapshot,
@@ -267,12 +269,15 @@ def _planned(snapshot: PlacementSnapshot, site: Site, best: Plan) -> Decision:
     previous = in_force(snapshot.placement, site.document)
     text = summary(best)
     epoch = _before(snapshot).epoch or 0
+    assert isinstance(snapshot.view, CoordinatorView), "`_devices` has checked"
+    status = replace(
+        status_of(best, site), budgets=budgets_of(best, site, snapshot.view.devices), epoch=epoch
+    )
     if assignment(previous) == assignment(best.stages):
-        status = replace(status_of(best, site), epoch=epoch)
         return _decision(snapshot, status, _good(text))
     # A Placement that was deleted under a run continues the epochs of the run's plan.
     of_the_run = 0 if snapshot.measured is None else snapshot.measured.plan
-    status = replace(status_of(best, site), epoch=max(epoch, of_the_run) + 1)
+    status = replace(status, epoch=max(epoch, of_the_run) + 1)
     since = f"epoch {status.epoch}"
     note = Note("PlannedPlacement", text, since=since)
     if previous:

@@ -290,11 +290,13 @@ def _kinds(site: Site, stage: StagePlan) -> Set[PoolDevice]:
 
 def _seconds(costs: Costs, fragment: int, devices: Set[PoolDevice]) -> Mapping[str, float | None]:
     """What a task takes on the slowest, as a whole and within the least; None: not known."""
-    times = [costs.whole_and_least(fragment, each) for each in devices] if costs.known else []
-    whole, least = (max(each) for each in zip(*times, strict=True)) if times else (None, None)
+    if not costs.known:
+        return {"resident_seconds": None, "least_seconds": None}
+    known = costs.document.fragments[fragment]
+    needs = {"resident_seconds": known.resident_bytes, "least_seconds": known.least_bytes}
     return {
-        "resident_seconds": known_seconds(whole),
-        "least_seconds": known_seconds(least),
+        name: known_seconds(max(costs.at_grant(fragment, each, need) for each in devices))
+        for name, need in needs.items()
     }
 
 

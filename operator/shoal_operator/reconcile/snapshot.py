@@ -344,9 +344,8 @@ class DevicePoolSnapshot(_Snapshot):
     `agents`: every DaemonSet that carries the pool's uid as the label `shoal.dev/owner-uid`. `jobs`
     are the coordinator's names (`names.job_id`) of all InferenceJobs of the namespace that exist
     and are not being deleted; None as long as the controller has not seen all of them, because what
-    is not among them is cancelled and removed. `own_jobs` are the InferenceJobs on this pool.
-    `enrolment_authority`: the certificates (PEM) that agents are to trust when they enrol; empty
-    while there is none.
+    is not among them is cancelled and removed. `own_jobs` and `placements` are those on this pool.
+    `enrolment_authority`: the certificates (PEM) that agents trust when they enrol, if there are.
     """
 
     pool: DevicePool
@@ -359,6 +358,7 @@ class DevicePoolSnapshot(_Snapshot):
     devices: tuple[Device, ...]
     jobs: frozenset[str] | None
     own_jobs: tuple[InferenceJob, ...] = ()
+    placements: tuple[Placement, ...] = ()
     enrolment_authority: str = ""
     pods: tuple[AgentPod, ...] = ()
 

@@ -1,0 +1,102 @@
+"""The smallest budget that a fragment runs in, and what a task of it takes at several: as a
+Placement says of the devices of its plan, and a Device of the plans that it serves. Pure.
+
+They change where the plan does, or what it was made with. A device that has measured its tasks says
+so only where that has changed much (`fragment_times` of the coordinator).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+
+from shoal_api.fields import TimeAtBudget
+from shoal_api.kinds import Placement
+from shoal_api.kinds.device import MAX_PLANNED, PlannedFragment
+from shoal_api.kinds.placement import MAX_BUDGETS, FragmentBudgets
+from shoal_operator.reconcile.planned_cuts import age
+from shoal_operator.reconcile.plans import Site
+from shoal_operator.reconcile.snapshot import ConnectedDevice
+from shoal_planner.budgets import fragment_at_budgets
+from shoal_planner.costs import Costs
+from shoal_planner.devices import PoolDevice
+from shoal_planner.figures import known_seconds
+from shoal_planner.outcome import Plan
+from shoal_planner.speeds import are_alike
+from shoal_protocol.digests import Digest
+from shoal_protocol.units import Bytes
+
+
+def budgets_of(
+    plan: Plan, site: Site, reported: Iterable[ConnectedDevice]
+) -> tuple[FragmentBudgets, ...]:
+    """Of each fragment of a plan, on the devices of its stage; these have `reported` what they
+    measured."""
+    measured = {
+        (each.name, time.digest): time.task_seconds
+        for each in reported
+        for time in each.times
+        if time.task_seconds is not None
+    }
+    return tuple(islice(_budgets(plan, site, measured), MAX_BUDGETS))
+
+
+def _budgets(
+    plan: Plan, site: Site, measured: Mapping[tuple[str, Digest], float]
+) -> Iterator[FragmentBudgets]:
+    costs, devices = Costs(site.document), {each.name: each for each in site.devices}
+    for stage in plan.stages:
+        kinds: dict[PoolDevice, list[str]] = {}
+        for name in stage.devices:
+            kind = replace(devices[name], name="", budget_bytes=Bytes(0), cached=())
+            kinds.setdefault(kind, []).append(name)
+        for index in stage.fragments:
+            digest = site.document.fragments[index].digest
+            for kind, names in kinds.items():
+                took = {name: measured.get((name, digest)) for name in names}
+                for times, its in _times(costs, index, kind, took).items():
+                    least = times[-1].budget_bytes
+                    yield FragmentBudgets(
+                        fragment=index,
+                        devices=tuple(its),
+                        least_budget_bytes=least,
+                        times=times,
+                    )
+
+
+def _times(
+    costs: Costs, index: int, kind: PoolDevice, measured: Mapping[str, float | None]
+) -> Mapping[tuple[TimeAtBudget, ...], list[str]]:
+    """With the devices of the kind that have measured this, and those that have not. Plans are made
+    with what devices have measured, unless that is beyond belief. It is of a fragment that is in
+    memory as a whole; what is read again in less is reckoned."""
+    whole, *less = (
+        TimeAtBudget(budget_bytes=budget, seconds=known_seconds(time))
+        for budget, time in fragment_at_budgets(costs, index, kind)
+    )
+    found: dict[tuple[TimeAtBudget, ...], list[str]] = {}
+    for name, took in measured.items():
+        known = took is not None and whole.seconds is not None and are_alike(took, whole.seconds)
+        times = (replace(whole, measured=known), *less)
+        found.setdefault(times, []).append(name)
+    return found
+
+
+def planned_on(device: str | None, placements: Iterable[Placement]) -> tuple[PlannedFragment, ...]:
+    """What plans give to a device: each fragment once, as the newest of them says."""
+    found: dict[str | None, PlannedFragment] = {}
+    for each in sorted(placements, key=age, reverse=True):
+        digests = (
+            {} if each.status is None else {f.fragment: f.digest for f in each.status.fragments}
+        )
+        for budgets in () if each.status is None else each.status.budgets:
+            if device in budgets.devices and len(found) < MAX_PLANNED:
+                digest = digests.get(budgets.fragment)
+                planned = PlannedFragment(
+                    placement=each.metadata.name,
+                    fragment=budgets.fragment,
+                    digest=digest,
+                    least_budget_bytes=budgets.least_budget_bytes,
+                    times=budgets.times,
+                )
+                found.setdefault(digest, planned)
+    return tuple(sorted(found.values(), key=lambda each: (each.placement, each.fragment)))

@@ -44,7 +44,13 @@ Answer = TypeVar("Answer")
 _UNREACHABLE: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 )
-_REFUSED: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS})
+_REFUSED: Final = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.ABORTED,
+    }
+)
 _FINAL: Final = _REFUSED | {
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -74,6 +80,12 @@ class CallFailed(Exception):
     def refused(self) -> bool:
         """Whether the coordinator refuses the request as it is."""
         return self.code in _REFUSED
+
+    @property
+    def other_way(self) -> bool:
+        """Whether a job is refused since it runs in another way to the same results, such as with
+        other fragments: when it was cancelled, it may go on in this one."""
+        return self.code is grpc.StatusCode.ABORTED
 
     @property
     def missing(self) -> bool:

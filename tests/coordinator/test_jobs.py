@@ -133,7 +133,7 @@ async def test_the_same_job_is_joined_and_another_of_its_name_refused(world: Wor
         await world.submit(epoch=3)
         again = await world.submit(epoch=4)
         assert again.epoch == 3
-        code, text = await refusal(world.submit(backoff_limit=7))
+        code, text = await refusal(world.submit(lossy=True))
         assert code == grpc.StatusCode.ALREADY_EXISTS
         assert text.startswith("job job runs already, with another content")
         for _ in range(9):
@@ -145,6 +145,34 @@ async def test_the_same_job_is_joined_and_another_of_its_name_refused(world: Wor
         second = await world.ended()
     assert (second.state, second.resumed, second.succeeded) == (api.JobStatus.COMPLETE, 3, 3)
     assert second.epoch == 4
+    world.check_results(rows)
+
+
+async def test_a_job_that_is_to_run_in_another_way_goes_on_so_when_it_was_cancelled(
+    world: World,
+) -> None:
+    """As with other fragments: its results are the same."""
+    rows = world.inputs(4)
+    gate = asyncio.Semaphore(0)
+
+    def some_done(status: api.JobStatus) -> bool:
+        gate.release()
+        return status.succeeded > 0
+
+    async with connected(world.device("a", gate=gate)):
+        await world.submit()
+        await world.until(some_done)
+        code, text = await refusal(world.submit(epoch=2, mode=api.BARRIER))
+        assert code == grpc.StatusCode.ABORTED
+        assert text.startswith("job job runs already, with another content")
+        before = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=60)
+        assert before.succeeded < 4, "it went on, and was stopped on its way"
+        for _ in range(20):
+            gate.release()
+        await world.submit(epoch=2, mode=api.BARRIER)
+        ended = await world.ended()
+    assert (ended.state, ended.succeeded) == (api.JobStatus.COMPLETE, 4)
+    assert ended.resumed >= 1, "what was finished stays"
     world.check_results(rows)
 
 

@@ -1,5 +1,6 @@
 """A submission of the operator, as the coordinator receives it."""
 
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -107,3 +108,24 @@ async def test_a_refusal_is_remembered_until_the_job_is_accepted(
     assert (refusal.plan, refusal.terms) == (wanted.plan, wanted.terms)
     await coordinators.call("lab", wanted)
     assert coordinators.refusal("lab", "shelf", "ocr") is None
+
+
+async def test_a_refusal_says_whether_the_job_may_go_on_so_when_it_was_stopped(
+    world: World, coordinators: Coordinators
+) -> None:
+    """Another mode makes the same results, and float16 on the way does not."""
+    await coordinators.call("lab", submission(world))
+    first = world.coordinator.jobs.find("ocr")
+    assert first is not None
+    assert first.request is not None
+    world.inputs(3)
+    shutil.copytree(world.folder / "in", first.request.inputs_uri, dirs_exist_ok=True)
+    await coordinators.call("lab", submission(world))
+    for wanted, may in (
+        (replace(submission(world), mode="Streaming", plan=4), True),
+        (replace(submission(world, lossy=True), plan=4), False),
+    ):
+        await coordinators.call("lab", wanted)
+        refusal = coordinators.refusal("lab", "shelf", "ocr")
+        assert refusal is not None
+        assert (refusal.plan, refusal.other_way) == (4, may)

@@ -267,13 +267,14 @@ class Fallback:
 
 @record()
 class FinerCut:
-    """The job's own Partition was cut again: a fragment, as measured, fitted on no device. Cut for
+    """The job's own Partition was cut again. A fragment, as measured, fitted on no device: cut for
     the sizes that items have shown, and where these are nothing new, with that fragment divided.
-    Where that cannot be, and sizes follow from what inputs hold, the cut before runs once more."""
+    Where that cannot be, and sizes follow from what inputs hold, the cut before runs once more. Or
+    budgets became smaller, and the fragments had no place: cut for what devices have now."""
 
     cuts: int = member(COUNT, "Cuts so far, with the first one.", example=2)
     max_fragment_size_bytes: int = member(
-        COUNT, "What the first cut was for.", unit="bytes", example=67108864
+        COUNT, "The fragments' size that it is cut for.", unit="bytes", example=67108864
     )
     seen: tuple[SeenShape, ...] = member(
         SEEN,

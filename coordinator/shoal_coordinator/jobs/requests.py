@@ -72,7 +72,7 @@ def _submitted(state: State, request: ev.Submitted) -> None:
     wanted = job.submission.amended_by(request.submission)
     moves = wanted.plan.stages != job.submission.plan.stages
     if job.submission.work != request.submission.work:
-        _refuse_other_work(state, request)
+        _refuse_other_work(state, request, job)
     elif wanted == job.submission or job.completes:
         job.submission = wanted
         state.accept(request.caller, job.name)
@@ -176,12 +176,16 @@ def _removal_requested(state: State, request: ev.RemovalRequested) -> None:
         state.out.append(do.RemoveFiles(job=name))
 
 
-def _refuse_other_work(state: State, request: ev.Submitted) -> None:
+def _refuse_other_work(state: State, request: ev.Submitted, job: Job) -> None:
+    """A run goes on as it began. When it was cancelled, it may go on in another way to the same
+    results, such as with other fragments."""
     reason = (
         f"job {request.job} runs already, with another content; "
         f"wait for it, cancel it, or choose another name"
     )
-    state.refuse(request.caller, Refusal.KNOWN, reason)
+    same_results = request.submission.continues(job.submission)
+    refusal = Refusal.OTHER_WAY if same_results else Refusal.KNOWN
+    state.refuse(request.caller, refusal, reason)
 
 
 def cancel(state: State, event: ev.CancelRequested) -> None:
@@ -192,7 +196,7 @@ def cancel(state: State, event: ev.CancelRequested) -> None:
     for request in state.requests.pop(event.job, ()):
         match request:
             case ev.Submitted() if request.submission.work != job.submission.work:
-                _refuse_other_work(state, request)
+                _refuse_other_work(state, request, job)
             case ev.RemovalRequested():
                 state.requests.setdefault(event.job, deque()).append(request)
             case _ if job.phase is Phase.RECORDING:

@@ -136,12 +136,14 @@ class End:
 
 class Refusal(Enum):
     """Why a request is refused: it makes no sense; the store lacks fragments; another job of the
-    name runs; the job still runs; it has nothing to be tried again; there is no such job; there is
-    no room now; the coordinator stops."""
+    name runs; it runs in another way, such as with other fragments, to the same results; the job
+    still runs; it has nothing to be tried again; there is no such job; there is no room now; the
+    coordinator stops."""
 
     MALFORMED = auto()
     LACKING = auto()
     KNOWN = auto()
+    OTHER_WAY = auto()
     RUNS = auto()
     COMPLETE = auto()
     UNKNOWN = auto()

@@ -12,6 +12,7 @@ _CODES: Final = {
     Refusal.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
     Refusal.LACKING: grpc.StatusCode.FAILED_PRECONDITION,
     Refusal.KNOWN: grpc.StatusCode.ALREADY_EXISTS,
+    Refusal.OTHER_WAY: grpc.StatusCode.ABORTED,
     Refusal.RUNS: grpc.StatusCode.FAILED_PRECONDITION,
     Refusal.COMPLETE: grpc.StatusCode.FAILED_PRECONDITION,
     Refusal.UNKNOWN: grpc.StatusCode.NOT_FOUND,

@@ -206,7 +206,7 @@ class _Coordinator:
                 terms=call.terms,
                 message=error.reason,
                 retry=call.retry,
-                running=self._runs(call.job),
+                other_way=error.other_way,
             )
             if self.refusals.get(call.job) != refusal:
                 self.refusals[call.job] = refusal
@@ -214,11 +214,6 @@ class _Coordinator:
         else:
             self.refusals.pop(call.job, None)
             self._update_run(call.job, run_of(answer))
-
-    def _runs(self, job: str) -> bool:
-        """Whether a job runs, as far as is known."""
-        run = self.view.runs.get(job) if isinstance(self.view, CoordinatorView) else None
-        return run is not None and not run.state.is_over
 
     async def _cancel(self, client: CoordinatorClient, call: CancelJob) -> Run | None:
         try:

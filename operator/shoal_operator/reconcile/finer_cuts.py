@@ -1,4 +1,5 @@
-"""A fragment of a job's own Partition fits on no device, as measured: it is cut again, finer. Pure.
+"""A fragment of a job's own Partition fits on no device, as measured, or since budgets were lowered
+or devices have left: it is cut again. Pure.
 
 The coordinator fails the run then, and says which fragments those are, and which sizes items had
 there that no plan knew. As long as a cut for these sizes, or dividing the fragments may help, that
@@ -10,6 +11,12 @@ What is to be divided is in the status, which is written before the Partition; s
 dies in between, or decides twice, asks for the same cut. The next step follows only when what is in
 force, cut and planned as the status says, has failed. A plan that is newer than that of the failed
 run is run first. A Partition that the user has made is the user's, and stays as it is.
+
+Where no device has what the cut was made for any more, and its fragments have no place (the planner
+says that, with the budgets that devices report), the model is cut for what there is, from the
+beginning: what was divided, was in another cut. That has to last: a limit may be lowered for a
+moment, and a device may be back (`job_cuts.other_size`). A run that is active goes on meanwhile,
+and is stopped when the new fragments are planned and delivered (`job_submission`).
 
 Where a finer cut is not possible, that is the verdict if sizes are known: the items are alike. Else
 the cut before runs once more, for the last time (`final`): each item that is too large fails by
@@ -26,17 +33,22 @@ from shoal_api.kinds.inference_job import Fallback, FinerCut
 from shoal_api.kinds.partition import OutgrownFragment, SeenShape
 from shoal_operator.reconcile.conditions import MAX_MESSAGE, shortened
 from shoal_operator.reconcile.decision import Note
-from shoal_operator.reconcile.job_preparation import (
-    Ready,
+from shoal_operator.reconcile.job_cuts import (
+    AWAY_SECONDS,
     is_asked,
     is_cut_as_wanted,
     is_final,
-    is_ours,
+    larger_budget,
     misplaced,
-    plan_for,
+    other_size,
+    owns_partition,
     refusal_of,
+    seconds_without_plan,
+    without_place,
 )
+from shoal_operator.reconcile.job_preparation import Ready, plan_for
 from shoal_operator.reconcile.job_status import has_ended, pending_verdict
+from shoal_operator.reconcile.planned_cuts import cuts_of, is_planned
 from shoal_operator.reconcile.retries import is_of_before
 from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, Run, RunState
 from shoal_planner.finer_cuts import (
@@ -47,31 +59,53 @@ from shoal_planner.finer_cuts import (
     to_divide,
 )
 from shoal_protocol.partition import Outgrown
+from shoal_protocol.units import format_bytes
 
 CUTTING_FINER: Final = "CuttingFiner"
 
 
 def too_large_run(snapshot: InferenceJobSnapshot) -> Run | None:
     """The run, if a fragment of the job's own Partition fits on no device."""
-    run, job = snapshot.run, snapshot.job
-    if job.spec.model_ref is None or not is_ours(job, snapshot.partition):
+    run = snapshot.run
+    if run is None or not owns_partition(snapshot) or not _was_too_large(run):
         return None
-    if run is None or run.state is not RunState.FAILED or not is_too_large(run.reason):
-        return None
-    return None if is_of_before(run, job) else run
+    return None if is_of_before(run, snapshot.job) else run
+
+
+def _was_too_large(run: Run) -> bool:
+    return run.state is RunState.FAILED and is_too_large(run.reason)
 
 
 def with_finer_cut(snapshot: InferenceJobSnapshot) -> InferenceJobSnapshot:
     """The snapshot with the next cut in the job's status, where what is in force turned out too
-    large.
+    large, or has no place in smaller budgets.
     """
     before, run = snapshot.before, too_large_run(snapshot)
-    if has_ended(before) or pending_verdict(before) is not None or run is None:
+    if has_ended(before) or pending_verdict(before) is not None or not owns_partition(snapshot):
         return snapshot
-    wanted = _final_cut(snapshot, run) or _finer_cut(snapshot, run)
+    wanted = _cut_for_budgets(snapshot)
+    if wanted is None and run is not None:
+        wanted = _final_cut(snapshot, run) or _finer_cut(snapshot, run)
     if wanted is None:
         return snapshot
     return replace(snapshot, job=replace(snapshot.job, status=replace(before, finer_cut=wanted)))
+
+
+def _cut_for_budgets(snapshot: InferenceJobSnapshot) -> FinerCut | None:
+    """The cut for what devices have now; None: that there is stays. What was divided, was in
+    another cut; what items have shown stays true."""
+    known, other = snapshot.before.finer_cut, other_size(snapshot)
+    if other is None:
+        return None
+    (size, why), partition = other, snapshot.partition
+    assert partition is not None, "`other_size` has checked"
+    text = f"{why}; now it is cut for {format_bytes(size)}"
+    return FinerCut(
+        cuts=2 if known is None else known.cuts + 1,
+        max_fragment_size_bytes=size,
+        seen=partition.spec.seen,
+        message=shortened(text, MAX_MESSAGE),
+    )
 
 
 def _finer_cut(snapshot: InferenceJobSnapshot, run: Run) -> FinerCut | None:
@@ -133,12 +167,31 @@ def nothing_finer(snapshot: InferenceJobSnapshot, run: Run) -> str | None:
     return "it cannot be cut finer" if known.final else f"it was cut {known.cuts} times"
 
 
+def another_is_chosen(snapshot: InferenceJobSnapshot, run: Run) -> bool:
+    """Whether a run is too large whose cut a Placement chooses: another cut may follow, for what
+    devices have now. Else its end is the verdict; also where another Placement chooses, and has
+    not for a while."""
+    partition, placement = snapshot.partition, snapshot.placement
+    if not _was_too_large(run) or partition is None or not is_planned(partition):
+        return False
+    ready = plan_for(snapshot)
+    if isinstance(ready, Ready):
+        return ready.plan > run.plan
+    if placement is None or refusal_of(partition) is not None:
+        return False
+    if without_place(snapshot) is None or seconds_without_plan(snapshot) < AWAY_SECONDS:
+        return True
+    chosen = None if placement.status is None else placement.status.cut
+    stored = snapshot.document
+    return chosen is not None and stored is not None and cuts_of(stored) != chosen.cuts
+
+
 def finer_note(snapshot: InferenceJobSnapshot) -> tuple[Note, ...]:
     """That the model is cut again, until its new fragments run: whoever decided that may have died
     before it said so.
     """
     known = snapshot.before.finer_cut
-    if known is None or too_large_run(snapshot) is None:
+    if known is None or (too_large_run(snapshot) is None and is_cut_as_wanted(snapshot)):
         return ()
     reason = "CannotCutFiner" if known.final else "CutFiner"
     return (Note(reason, known.message, warning=True, since=f"cut {known.cuts}"),)
@@ -160,8 +213,10 @@ def _impossible(snapshot: InferenceJobSnapshot) -> str | None:
     known, partition = snapshot.before.finer_cut, snapshot.partition
     if known is None or partition is None:
         return None
-    if is_asked(partition, known) and (refusal := refusal_of(partition)) is not None:
-        return f"it cannot be cut finer: {refusal}"
+    refusal = refusal_of(partition) if is_asked(partition, known) else None
+    if refusal is not None:
+        larger = larger_budget(snapshot, partition)
+        return f"it cannot be cut finer: {refusal}" if larger is None else None
     problem = _misplaced(snapshot)
     return None if problem is None else f"cut finer, it cannot be placed: {problem}"
 

@@ -9,7 +9,7 @@ In order of precedence:
 1. it has ended, or is being deleted: only its run at the coordinator is removed; that of a failed
    job stays until the job is deleted, so that it can be retried;
 2. its run has ended, or can only wait for inputs that do not come: results are transferred, then
-   the verdict is reported; not where a finer cut may help (`finer_cuts`): it is prepared again;
+   the verdict is reported; not where another cut may help (`finer_cuts`): it is prepared again;
 3. the deadline has passed: the run is stopped, finished results are transferred, Failed;
 4. it is suspended: the run is stopped;
 5. it runs, or is prepared: plan, its turn, fragments, inputs, submission.
@@ -34,13 +34,13 @@ from shoal_operator.reconcile.conditions import (
     ConditionUpdate,
 )
 from shoal_operator.reconcile.decision import (
-    CancelJob,
     CoordinatorCall,
     Decision,
     RemoveJob,
 )
 from shoal_operator.reconcile.finer_cuts import (
     CUTTING_FINER,
+    another_is_chosen,
     finer_note,
     nothing_finer,
     too_large_run,
@@ -48,11 +48,9 @@ from shoal_operator.reconcile.finer_cuts import (
 )
 from shoal_operator.reconcile.following import (
     active_followers,
-    how_far,
     input_worker,
     lacks_inputs,
     takes_more,
-    with_followers,
 )
 from shoal_operator.reconcile.job_preparation import (
     Ready,
@@ -65,18 +63,17 @@ from shoal_operator.reconcile.job_preparation import (
     transfer_inputs,
     unusable,
 )
+from shoal_operator.reconcile.job_running import running
 from shoal_operator.reconcile.job_status import (
     LATER_SECONDS,
     NOT_FAILED,
     RESULT_TRANSFER_FAILED,
-    RUNNING_SECONDS,
     SOON_SECONDS,
     Verdict,
     decision,
     ended,
     has_ended,
     in_progress,
-    lost_devices,
     missing_pool,
     pending_verdict,
     planned_before,
@@ -85,12 +82,7 @@ from shoal_operator.reconcile.job_status import (
     verdict_of,
     with_run,
 )
-from shoal_operator.reconcile.job_submission import (
-    NOTHING_NEWER,
-    newest_for,
-    refusal_of,
-    submission,
-)
+from shoal_operator.reconcile.job_submission import cancel, refusal_of, submission
 from shoal_operator.reconcile.names import job_id
 from shoal_operator.reconcile.retries import failed_before, is_of_before, with_retry
 from shoal_operator.reconcile.snapshot import (
@@ -177,14 +169,10 @@ def _may_be_retried(snapshot: InferenceJobSnapshot) -> bool:
 def _clear(snapshot: InferenceJobSnapshot, *, keep: bool) -> tuple[CoordinatorCall, ...]:
     """Stop the run of a job that has ended, then remove it, unless it is to be kept."""
     if snapshot.active_run is not None:
-        return (_cancel(snapshot, "its InferenceJob has ended"),)
+        return (cancel(snapshot, "its InferenceJob has ended"),)
     if snapshot.run is None or keep:
         return ()
     return (RemoveJob(pool=snapshot.pool_name, job=job_id(snapshot.job)),)
-
-
-def _cancel(snapshot: InferenceJobSnapshot, reason: str) -> CancelJob:
-    return CancelJob(pool=snapshot.pool_name, job=job_id(snapshot.job), reason=reason)
 
 
 # ---- 2. its run has ended ------------------------------------------------------------------------
@@ -205,8 +193,8 @@ def _verdict_so_far(snapshot: InferenceJobSnapshot) -> Verdict | None:
 
 
 def _verdict(snapshot: InferenceJobSnapshot, run: Run) -> Verdict | None:
-    """What the coordinator says, unless a finer cut may help."""
-    if is_of_before(run, snapshot.job):
+    """What the coordinator says, unless another cut may help."""
+    if is_of_before(run, snapshot.job) or another_is_chosen(snapshot, run):
         return None
     verdict = verdict_of(run, terms_of(snapshot.job))
     if verdict is None or too_large_run(snapshot) is None:
@@ -306,7 +294,7 @@ def _stop(snapshot: InferenceJobSnapshot) -> Decision:
     if snapshot.active_run is None:
         return _transfer(snapshot, verdict)
     result = in_progress(snapshot, Cause("Stopping", text))
-    return replace(result, calls=(_cancel(snapshot, text),))
+    return replace(result, calls=(cancel(snapshot, text),))
 
 
 # ---- 4. suspended --------------------------------------------------------------------------------
@@ -319,7 +307,7 @@ def _suspend(snapshot: InferenceJobSnapshot) -> Decision:
     requeue: float | None = None
     if snapshot.active_run is not None:
         suspended = ConditionUpdate("Suspended", FALSE, "Suspending", "the run is being stopped")
-        calls, requeue = (_cancel(snapshot, "suspended"),), SOON_SECONDS
+        calls, requeue = (cancel(snapshot, "suspended"),), SOON_SECONDS
     elif away is not None and missing is None and holds(status.conditions, "Planned"):
         suspended, requeue = ConditionUpdate("Suspended", UNKNOWN, *away), LATER_SECONDS
     else:
@@ -346,7 +334,7 @@ def _proceed(snapshot: InferenceJobSnapshot) -> Decision:
     if hopeless is not None and snapshot.run is None:
         return _end(snapshot, hopeless)
     if snapshot.active_run is not None:
-        return _running(snapshot, snapshot.active_run)
+        return running(snapshot, snapshot.active_run)
     ready, away = plan_for(snapshot), unreachable(snapshot)
     if isinstance(ready, Cause):
         result = _waiting(snapshot, ready)
@@ -378,19 +366,6 @@ def _waiting(snapshot: InferenceJobSnapshot, missing: Cause) -> Decision:
         if missing_pool(snapshot) is None:
             planned = planned_before(snapshot)
     return in_progress(snapshot, complete, planned=planned, status=status, requeue=LATER_SECONDS)
-
-
-def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
-    ready, complete, planned = plan_for(snapshot), how_far(snapshot, run), planned_before(snapshot)
-    newest = NOTHING_NEWER
-    if isinstance(ready, Ready):
-        planned, newest = ready.planned, newest_for(snapshot, run, ready)
-        if newest.problem:
-            complete = Cause(complete.reason, f"{complete.message}; {newest.problem}")
-    result = in_progress(snapshot, complete, planned=planned, requeue=RUNNING_SECONDS)
-    notes = (*result.notes, *lost_devices(snapshot))
-    result = replace(result, notes=notes, calls=newest.calls, children=newest.children)
-    return with_followers(snapshot, run, result)
 
 
 def _prepare(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from shoal_api.kinds import InferenceJob, Partition, Placement
-from shoal_api.kinds.inference_job import FinerCut
+from shoal_api.kinds import InferenceJob, Partition
 from shoal_api.kinds.placement import StageStatus
 from shoal_api.writing import write
 from shoal_operator.reconcile.addresses import offline, unsuitable
@@ -24,6 +23,15 @@ from shoal_operator.reconcile.conditions import (
     not_ready,
 )
 from shoal_operator.reconcile.decision import Manifest
+from shoal_operator.reconcile.job_cuts import (
+    cut_for,
+    is_asked,
+    is_cut_as_wanted,
+    is_ours,
+    is_outdated,
+    larger_budget,
+    refusal_of,
+)
 from shoal_operator.reconcile.job_status import (
     POOL_NOT_FOUND,
     Verdict,
@@ -32,18 +40,14 @@ from shoal_operator.reconcile.job_status import (
 )
 from shoal_operator.reconcile.manifests import labels_of, manifest, owner_reference
 from shoal_operator.reconcile.names import (
-    OWNER_UID,
     model_of,
     partition_of,
     placement_of,
     pool_of,
-    uid_of,
 )
-from shoal_operator.reconcile.partition import current_document, pool_budget, recipe_of
+from shoal_operator.reconcile.partition import current_document
 from shoal_operator.reconcile.plans import in_force, served_by
 from shoal_operator.reconcile.snapshot import (
-    CoordinatorView,
-    DeviceState,
     InferenceJobSnapshot,
     PlacementSnapshot,
     Unreachable,
@@ -67,9 +71,6 @@ _PASSING: Final = frozenset(
     {"Waiting", "Planning", "ModelNotReady", "PartitionNotReady", "PlacementNotPlanned"}
 )
 """Reasons of Planned for a job that gets its plan by itself soon."""
-
-_REFUSALS: Final = frozenset({"Refused", "TooManyFragments", "DocumentTooLarge"})
-"""Reasons of Cut for a Partition that is not cut unless somebody edits it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ def own_children(snapshot: InferenceJobSnapshot) -> tuple[Manifest, ...]:
     job = snapshot.job
     children: list[Manifest] = []
     if job.spec.model_ref is not None and is_ours(job, snapshot.partition):
-        size = _cut_for(snapshot)
+        size = cut_for(snapshot)
         if size is None:
             return ()
         model_ref = {"name": job.spec.model_ref.name}
@@ -123,66 +124,6 @@ def own_children(snapshot: InferenceJobSnapshot) -> tuple[Manifest, ...]:
             )
         )
     return tuple(children)
-
-
-def _cut_for(snapshot: InferenceJobSnapshot) -> int | None:
-    """What the job's own Partition is cut for: fragments that every device of the pool can hold;
-    where there is no such cut, those that the largest can. Once it is cut, that stays as it is,
-    until no device has that much any more and the fragments have no place.
-    """
-    there, finer = snapshot.partition, snapshot.before.finer_cut
-    if finer is not None:
-        return finer.max_fragment_size_bytes
-    if there is None or there.spec.max_fragment_size is None:
-        return None if snapshot.pool is None else pool_budget(snapshot.pool)
-    size = there.spec.max_fragment_size
-    return _larger_budget(snapshot, there) or _smaller_budget(snapshot, size) or size
-
-
-def _smaller_budget(snapshot: InferenceJobSnapshot, size: int) -> int | None:
-    """The least budget in the pool, if the cut was made for one that no device has any more, and
-    its fragments have no place."""
-    if snapshot.pool is None or misplaced(snapshot) is None:
-        return None
-    assert isinstance(snapshot.view, CoordinatorView), "`misplaced` has checked"
-    largest = max((device.budget_bytes for device in snapshot.view.devices), default=size)
-    return pool_budget(snapshot.pool) if largest < size else None
-
-
-def misplaced(snapshot: InferenceJobSnapshot) -> str | None:
-    """Why the fragments that there are have no place, though every device is there."""
-    placement, view = snapshot.placement, snapshot.view
-    planned = None if placement is None else placement.condition("Planned")
-    if planned is None or planned.status is not FALSE or planned.reason != "Infeasible":
-        return None
-    away = isinstance(view, Unreachable) or any(
-        device.state is not DeviceState.READY for device in view.devices
-    )
-    return None if away else planned.message
-
-
-def _larger_budget(snapshot: InferenceJobSnapshot, there: Partition) -> int | None:
-    """The largest budget in the pool, if the cut for a smaller one was refused."""
-    if isinstance(snapshot.view, Unreachable) or refusal_of(there) is None:
-        return None
-    if snapshot.before.finer_cut is not None:
-        return None
-    size = there.spec.max_fragment_size or 0
-    largest = max((device.budget_bytes for device in snapshot.view.devices), default=0)
-    return largest if largest > size else None
-
-
-def refusal_of(there: Partition) -> str | None:
-    """Why a Partition, as its spec is now, cannot be cut."""
-    cut = there.condition("Cut")
-    if cut is None or cut.status is not FALSE or cut.reason not in _REFUSALS:
-        return None
-    return cut.message if cut.observed_generation == there.generation else None
-
-
-def is_ours(job: InferenceJob, there: Partition | Placement | None) -> bool:
-    """Whether an object of the job's name is the job's, or may become it."""
-    return there is None or there.metadata.labels.get(OWNER_UID) == uid_of(job)
 
 
 def _child(job: InferenceJob, kind: str, **spec: object) -> Manifest:
@@ -210,10 +151,13 @@ def refused_cut(snapshot: InferenceJobSnapshot) -> Verdict | None:
     job, partition = snapshot.job, snapshot.partition
     if job.spec.model_ref is None or partition is None or not is_ours(job, partition):
         return None
+    finer = snapshot.before.finer_cut
+    if finer is not None and not is_asked(partition, finer):
+        return None
     refused = refusal_of(partition)
     if refused is None or isinstance(snapshot.view, Unreachable):
         return None
-    if _larger_budget(snapshot, partition) is not None:
+    if larger_budget(snapshot, partition) is not None:
         return None
     return Verdict("PartitionRefused", refused)
 
@@ -238,8 +182,9 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
         partition = partition_of(snapshot.job, placement)
         return Cause("PartitionNotReady", f"Partition {partition} is not cut yet")
     in_place = in_force(placement, document)
-    if not in_place:
-        return Cause("PlacementNotPlanned", f"Placement {name} still plans other fragments")
+    if not in_place or is_outdated(snapshot):
+        still = "with larger budgets" if in_place else "other fragments"
+        return Cause("PlacementNotPlanned", f"Placement {name} still plans {still}")
     stages, granted = served_by(in_place)
     planned = ConditionUpdate("Planned", TRUE, "Planned", placement.message("Planned"))
     return Ready(
@@ -296,7 +241,7 @@ def _references(snapshot: InferenceJobSnapshot) -> Cause | None:
 def _unready(snapshot: InferenceJobSnapshot) -> Cause | None:
     """What exists and is not ready."""
     partition = snapshot.partition
-    if partition is None and _cut_for(snapshot) is None:
+    if partition is None and cut_for(snapshot) is None:
         text = f"the budget of DevicePool {snapshot.pool_name} is not known yet"
         return Cause("PoolNotReady", text)
     for there in (snapshot.model, partition):
@@ -305,29 +250,6 @@ def _unready(snapshot: InferenceJobSnapshot) -> Cause | None:
     if snapshot.placement is None or partition is None or not is_cut_as_wanted(snapshot):
         return Cause("Planning", "the plan is being made")
     return None
-
-
-def is_cut_as_wanted(snapshot: InferenceJobSnapshot) -> bool:
-    """Whether the stored document is of the cut that the job wants its own Partition to have."""
-    finer, partition, stored = snapshot.before.finer_cut, snapshot.partition, snapshot.document
-    if finer is None:
-        return True
-    if partition is None or snapshot.model is None or stored is None:
-        return False
-    return is_asked(partition, finer) and stored.recipe == recipe_of(partition, snapshot.model)
-
-
-def is_asked(partition: Partition, finer: FinerCut) -> bool:
-    """Whether a Partition says what the job's status does."""
-    spec = partition.spec
-    asked = (spec.max_fragment_size, set(spec.seen), spec.outgrown)  # the server may sort by key
-    return asked == (finer.max_fragment_size_bytes, set(finer.seen), finer.outgrown)
-
-
-def is_final(snapshot: InferenceJobSnapshot) -> bool:
-    """Whether the job's own Partition cannot be cut finer: what is too large fails by itself."""
-    finer = snapshot.before.finer_cut
-    return finer is not None and finer.final
 
 
 # ---- its turn ------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ force stays
 
 - while a device of it is silent, or away for less than `GRACE_SECONDS` (Ready is False meanwhile);
 - while its coordinator cannot be reached (Ready is Unknown);
-- while a node of it is cordoned, though a new plan does without cordoned nodes;
+- while a node of it is cordoned, though a new plan does without cordoned nodes, unless a budget has
+  become too small for it;
 - while the best plan gains less than a tenth over it. Where it gains more, or devices were lost, a
   plan that moves fewer fragments may follow instead (`shoal_planner.replanning`).
 
@@ -50,6 +51,7 @@ from shoal_operator.reconcile.plans import (
     Stages,
     assignment,
     in_force,
+    is_too_much,
     status_of,
     taken_by,
     with_measured,
@@ -211,7 +213,9 @@ def _usable(
             return _in_grace_period(snapshot, missing, GRACE_SECONDS - (since or 0.0))
     spec = snapshot.placement.spec
     cordoned = snapshot.cordoned - frozenset(pin.device for pin in spec.pins)
-    if planned and cordoned & _used(previous):
+    budgets = {device.name: device.budget_bytes for device in devices}
+    fits = not is_too_much(_before(snapshot), budgets)
+    if planned and fits and cordoned & _used(previous):
         return _unchanged(snapshot)
     usable = tuple(device for device in devices if device.name not in cordoned)
     if not usable:

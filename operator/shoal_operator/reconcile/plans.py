@@ -119,6 +119,17 @@ def in_force(placement: Placement, document: PartitionDocument) -> tuple[StageSt
     return stages if same else ()
 
 
+def is_too_much(status: PlacementStatus, budgets: Mapping[str, int]) -> bool:
+    """Whether a plan gives a device a fragment that has no room in its budget, even in blocks:
+    budgets have become smaller since."""
+    needs = {each.fragment: each.least_bytes for each in status.fragments}
+    for stage in status.stages:
+        least = max((needs.get(fragment, 0) for fragment in stage.fragments), default=0)
+        if any(least > budgets.get(name, least) for name in stage.devices):
+            return True
+    return False
+
+
 def served_by(
     stages: Sequence[StageStatus],
 ) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[int, ...], ...]]:

@@ -259,15 +259,15 @@ class Run:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """The coordinator's last answer to `SubmitJob` of this plan on these terms, where asking again
-    would bring the same (invalid, or other work under the same name); never that it is busy or
-    away. `running`: the job ran then.
+    would bring the same; never that it is busy or away. `other_way`: it runs, with
+    other fragments, and may go on with these when it was stopped.
     """
 
     plan: int
     terms: Terms
     message: str
     retry: int = 0
-    running: bool = False
+    other_way: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,7 +116,8 @@ class CoordinatorServicer:
 
     def SubmitJob(self, request, context):
         """Idempotent by name: a job of the same name and the same content is joined, another content is
-        refused with ALREADY_EXISTS unless the first has ended. Results that exist are not made again.
+        refused unless the first has ended: with ABORTED where the results would be the same (it is cut, or
+        run, in another way), else with ALREADY_EXISTS. Results that exist are not made again.
         What may change of a job that runs is taken over: a plan of a higher epoch, and the terms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -33,7 +33,8 @@ class CoordinatorStub:
     def __new__(cls, channel: _aio.Channel) -> CoordinatorAsyncStub: ...
     SubmitJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.SubmitJobRequest, _coordinator_pb2.JobStatus]
     """Idempotent by name: a job of the same name and the same content is joined, another content is
-    refused with ALREADY_EXISTS unless the first has ended. Results that exist are not made again.
+    refused unless the first has ended: with ABORTED where the results would be the same (it is cut, or
+    run, in another way), else with ALREADY_EXISTS. Results that exist are not made again.
     What may change of a job that runs is taken over: a plan of a higher epoch, and the terms.
     """
     WatchJob: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]
@@ -92,7 +93,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.SubmitJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """Idempotent by name: a job of the same name and the same content is joined, another content is
-    refused with ALREADY_EXISTS unless the first has ended. Results that exist are not made again.
+    refused unless the first has ended: with ABORTED where the results would be the same (it is cut, or
+    run, in another way), else with ALREADY_EXISTS. Results that exist are not made again.
     What may change of a job that runs is taken over: a plan of a higher epoch, and the terms.
     """
     WatchJob: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
@@ -154,7 +156,8 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]:
         """Idempotent by name: a job of the same name and the same content is joined, another content is
-        refused with ALREADY_EXISTS unless the first has ended. Results that exist are not made again.
+        refused unless the first has ended: with ABORTED where the results would be the same (it is cut, or
+        run, in another way), else with ALREADY_EXISTS. Results that exist are not made again.
         What may change of a job that runs is taken over: a plan of a higher epoch, and the terms.
         """
 

@@ -1,6 +1,6 @@
 """What happens in the simulated cluster: jobs in the coordinator, and workers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +10,12 @@ from shoal_operator.reconcile.decision import Manifest, SubmitJob, Terms
 from shoal_operator.reconcile.names import TEMPLATE
 from shoal_operator.reconcile.snapshot import Run, RunState, WorkerPhase, Workload
 from shoal_protocol.cut_table import CutTable, table_to_json
-from shoal_protocol.partition import Outgrown, PartitionDocument, document_to_json
+from shoal_protocol.partition import (
+    Outgrown,
+    PartitionDocument,
+    document_from_json,
+    document_to_json,
+)
 
 ITEMS = 6
 
@@ -35,18 +40,52 @@ class SimulatedJob:
     large_items: AbstractSet[int] = frozenset()
     retry: int = 0
     final_cut: bool = False
+    cut: PartitionDocument | None = None
 
     @staticmethod
     def submitted(call: SubmitJob, known: "SimulatedJob | None") -> "SimulatedJob":
         """A run, perhaps after another one; of a retry, what failed is tried again."""
         again = SimulatedJob(
-            RunState.PENDING, call.plan, call.terms, retry=call.retry, final_cut=call.final_cut
+            RunState.PENDING,
+            call.plan,
+            call.terms,
+            retry=call.retry,
+            final_cut=call.final_cut,
+            cut=document_from_json(call.partition),
         )
         if known is not None:
             later = known.retry < call.retry
             assert later or known.reason in {"Cancelled", "Budget"}, "run twice"
             again.finished, again.failed = known.finished, set() if later else known.failed
         return again
+
+    @property
+    def is_active(self) -> bool:
+        return self.state in (RunState.PENDING, RunState.RUNNING)
+
+    def has(self, fragments: PartitionDocument) -> bool:
+        """Whether these are its fragments."""
+        assert self.cut is not None
+        mine, others = ([each.digest for each in of.fragments] for of in (self.cut, fragments))
+        return mine == others
+
+    def waits_for_room(self, there: Iterable[int], known: Iterable[int]) -> bool:
+        """Whether a fragment has no place in the budgets of devices that are there. Where it has
+        none in any that is known, the job fails."""
+        if not self.is_active or not self._without_room(max(there, default=0)):
+            return False
+        if outgrown := self._without_room(max(known)):
+            self.state, self.reason, self.too_large = RunState.FAILED, "Budget", outgrown
+            self.message = f"fragment {outgrown[0].fragment} fits on no device"
+        return True
+
+    def _without_room(self, budget: int) -> tuple[Outgrown, ...]:
+        assert self.cut is not None
+        return tuple(
+            Outgrown(fragment=each.index, need_bytes=each.least_bytes)
+            for each in self.cut.fragments
+            if each.least_bytes > budget
+        )
 
     def advance(self, seconds: float, now: float, bad_items: AbstractSet[int]) -> list[int]:
         """Run for so long until now; the items that have finished meanwhile."""

@@ -55,6 +55,7 @@ from shoal_operator.reconcile.snapshot import (
     Node,
     PartitionSnapshot,
     PlacementSnapshot,
+    Refusal,
     RunState,
     Snapshot,
     StoredDocument,
@@ -77,8 +78,8 @@ START = instant("2026-03-01T12:00:00Z")
 class Cluster:
     """Everything there is. `cut`: what a worker's command cuts; `refusal`: why it cannot; `table`:
     what its model can be cut into; `too_large`: the fragments that, as measured, fit on no device,
-    for `large_items`, or, where these are none, for any; `finished`: how often each item was
-    finished anew.
+    for `large_items`, or, where these are none, for any; `budgets` are those of devices that have
+    another one; `finished`: how often each item was finished anew.
     """
 
     chance: Random
@@ -89,6 +90,7 @@ class Cluster:
     table: CutTable | None = None
     large_items: frozenset[int] = frozenset()
     too_large: Callable[[PartitionDocument], tuple[Outgrown, ...]] = lambda _: ()
+    budgets: dict[str, int] = field(default_factory=dict)
     now: float = START
     models: dict[str, Model] = field(default_factory=dict)
     partitions: dict[str, Partition] = field(default_factory=dict)
@@ -101,6 +103,7 @@ class Cluster:
     connected: dict[str, DeviceState] = field(default_factory=dict)
     reachable: bool = True
     runs: dict[str, SimulatedJob] = field(default_factory=dict)
+    refusals: dict[str, Refusal] = field(default_factory=dict)
     inputs: set[str] = field(default_factory=set)
     fragments: set[str] = field(default_factory=set)
     transferred: dict[str, set[int]] = field(default_factory=dict)
@@ -125,7 +128,7 @@ class Cluster:
                     name=name,
                     state=state,
                     architecture="amd64",
-                    budget_bytes=Bytes(64 * MIB),
+                    budget_bytes=Bytes(self.budget_of(name)),
                     floor_bytes=Bytes(60 * MIB),
                     cached_fragments=0,
                     cached_bytes=Bytes(0),
@@ -136,6 +139,9 @@ class Cluster:
             runs={name: job.seen(name) for name, job in self.runs.items()},
             fragments=frozenset(self.fragments),
         )
+
+    def budget_of(self, device: str) -> int:
+        return self.budgets.get(device, 64 * MIB)
 
     def workers_of(self, *owners: str | None) -> tuple[Worker, ...]:
         return tuple(
@@ -261,6 +267,7 @@ class Cluster:
             pool=there,
             view=self.view() if there is not None else Unreachable(reason="there is no pool"),
             workers=self.workers_of(*owners),
+            refusal=self.refusals.get(job_id(of)),
             rivals=tuple(
                 each for each in self.jobs.values() if each.spec.priority > of.spec.priority
             ),
@@ -345,8 +352,13 @@ class Cluster:
         match call:
             case SubmitJob(job=name, partition=partition, plan=plan, terms=terms):
                 known = self.runs.get(name)
-                if known is not None and known.state in (RunState.PENDING, RunState.RUNNING):
-                    known.plan, known.terms = max(known.plan, plan), terms
+                if known is not None and known.is_active:
+                    if known.has(document_from_json(partition)):
+                        known.plan, known.terms = max(known.plan, plan), terms
+                    else:
+                        self.refusals[name] = Refusal(
+                            plan=plan, terms=terms, message="runs with others", other_way=True
+                        )
                 elif name not in self.inputs:
                     self.runs[name] = again = SimulatedJob.submitted(call, known)
                     again.state, again.reason = RunState.FAILED, "FolderRefused"
@@ -356,11 +368,11 @@ class Cluster:
                     again.large_items = self.large_items if again.too_large else frozenset()
             case CancelJob(job=name):
                 known = self.runs.get(name)
-                if known is not None and known.state in (RunState.PENDING, RunState.RUNNING):
+                if known is not None and known.is_active:
                     known.state, known.reason = RunState.CANCELLED, "Cancelled"
             case RemoveJob(job=name):
                 known = self.runs.get(name)
-                if known is not None and known.state not in (RunState.PENDING, RunState.RUNNING):
+                if known is not None and not known.is_active:
                     del self.runs[name]
                     self.inputs.discard(name)
 
@@ -373,8 +385,14 @@ class Cluster:
             self._work(worker)
         if self.reachable and any(s is DeviceState.READY for s in self.connected.values()):
             for name, job in self.runs.items():
-                for item in job.advance(seconds, self.now, self.bad_items):
+                for item in self._advance(job, seconds):
                     self.finished[name, item] = self.finished.get((name, item), 0) + 1
+
+    def _advance(self, job: SimulatedJob, seconds: float) -> list[int]:
+        ready = [name for name, each in self.connected.items() if each is DeviceState.READY]
+        if job.waits_for_room(map(self.budget_of, ready), map(self.budget_of, self.connected)):
+            return []
+        return job.advance(seconds, self.now, self.bad_items)
 
     def _work(self, worker: SimulatedWorker) -> None:
         talks = "--tls-ca" in worker.command

@@ -16,7 +16,7 @@ from shoal_api.fields import Condition, ConditionStatus
 from shoal_api.kinds.inference_job import FinerCut, InferenceJobStatus
 from shoal_api.kinds.partition import OutgrownFragment, PartitionStatus, SeenShape
 from shoal_operator.reconcile.decision import SubmitJob
-from shoal_operator.reconcile.job_preparation import is_asked
+from shoal_operator.reconcile.job_cuts import is_asked
 from shoal_operator.reconcile.names import job_id
 from shoal_operator.reconcile.partition import recipe_of
 from shoal_operator.reconcile.snapshot import (

@@ -10,12 +10,11 @@ from shoal_api.fields import Condition, ConditionStatus
 from shoal_api.kinds.device_pool import Budget
 from shoal_api.kinds.partition import PartitionStatus
 from shoal_api.kinds.placement import PlacementStatus
-from shoal_operator.reconcile.decision import Decision, SubmitJob, Terms
+from shoal_operator.reconcile.decision import Decision, SubmitJob
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
     DeviceState,
     InferenceJobSnapshot,
-    Refusal,
     RunState,
 )
 from shoal_protocol.units import Bytes
@@ -80,9 +79,12 @@ def test_a_larger_device_changes_nothing_about_a_cut_that_was_made() -> None:
 
 
 def without_a_place(
-    *budgets_mib: int, cut_for: int, state: DeviceState = DeviceState.READY
+    *budgets_mib: int,
+    cut_for: int,
+    state: DeviceState = DeviceState.READY,
+    before: str = "2026-03-01T11:59:00Z",
 ) -> InferenceJobSnapshot:
-    """A job whose fragments fit nowhere any more: its run has failed for that."""
+    """A job whose fragments fit nowhere any more since a moment `before`."""
     partition, placement, view = PLANNED.partition, PLANNED.placement, PLANNED.view
     assert partition is not None
     assert placement is not None
@@ -93,7 +95,7 @@ def without_a_place(
         status=ConditionStatus.FALSE,
         reason="Infeasible",
         message=NO_PLACE,
-        last_transition_time=NOW,
+        last_transition_time=before,
     )
     size = Bytes(cut_for * MIB)
     budget = Budget(memory=Bytes(min(budgets_mib) * MIB))
@@ -123,19 +125,6 @@ def test_the_cut_stays_while_a_device_is_away_that_may_have_room() -> None:
 def test_the_cut_stays_where_fragments_have_a_place_in_smaller_budgets() -> None:
     smaller = replace(without_a_place(17, cut_for=24), placement=PLANNED.placement)
     assert sizes(decide(smaller)) == [24 * MIB]
-
-
-def test_a_job_that_is_resumed_takes_the_plan_that_its_run_was_refused() -> None:
-    """A run keeps its fragments; the job may have others when it has been suspended."""
-    refused = Refusal(plan=1, terms=Terms(), message="runs, with another content", running=True)
-    going = knows(PLANNED, run(RunState.RUNNING, succeeded=8, plan=0))
-    decision = decide(replace(going, refusal=refused))
-    assert decision.calls == ()
-    assert "with another content" in condition(decision.status, "Complete").message
-    stopped = knows(PLANNED, run(RunState.CANCELLED, succeeded=8, plan=0))
-    decision = decide(replace(stopped, refusal=refused))
-    assert word(decision.status, "Failed") == "False NotFailed"
-    assert [type(call) for call in decision.calls] == [SubmitJob]
 
 
 def test_a_run_goes_on_until_the_fragments_of_its_newest_plan_are_delivered() -> None:

@@ -353,6 +353,16 @@ def test_a_plan_in_force_keeps_a_device_whose_node_is_cordoned() -> None:
     assert "a" not in used(edited)
 
 
+def test_a_plan_in_force_that_a_cordoned_node_has_no_room_for_any_more_is_made_anew() -> None:
+    view = devices("a", "b", "c", "d")
+    of, _, first = see(placement(), view)
+    assert "a" in used(first)
+    small = (device("a", budget=2 * MIB), *view.devices[1:])
+    _, _, second = see(of, replace(view, devices=small), cordoned=frozenset({"a"}))
+    assert "a" not in used(second)
+    assert word(second, "Planned") == "True Planned"
+
+
 def test_a_pool_whose_nodes_are_all_cordoned_says_what_to_do() -> None:
     _, _, status = see(placement(), devices("a", "b"), cordoned=frozenset({"a", "b"}))
     assert word(status, "Planned") == "False WaitingForDevices"

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from shoal_planner.devices import PoolDevice
 from shoal_protocol.channels import open_channel
 from shoal_protocol.coordinator_client import ENDED, CallFailed, CoordinatorClient
 from shoal_protocol.partition import PartitionDocument, document_to_json
+from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 CALL_SECONDS = 30.0
@@ -91,6 +93,17 @@ class Pool:
     @property
     def device_names(self) -> tuple[str, ...]:
         return tuple(device.name for device in self._processes.devices)
+
+    async def end_devices(self) -> None:
+        """End all agents; nothing starts them again."""
+        run = self._processes
+        await self._supervisor.stop([run.label(name) for name in self.device_names])
+
+    async def start_device(self, name: str, budget_bytes: int) -> None:
+        """Start an agent that was ended, with another budget."""
+        number = self.device_names.index(name)
+        device = replace(self._processes.devices[number], memory=Bytes(budget_bytes))
+        await self._processes.start_agent(device, number)
 
     async def submit(  # noqa: PLR0913 - the parts of one job
         self,

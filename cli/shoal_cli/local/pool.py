@@ -162,7 +162,11 @@ class PoolRun:
                 self._device_groups[device.name] = group
                 if device.cpus is not None and group.cpu is not None:
                     group.limit_processors(Decimal(device.cpus) / 1000)
-            await self.supervisor.start(self._agent_spec(device, number))
+            await self.start_agent(device, number)
+
+    async def start_agent(self, device: LocalDevice, number: int) -> None:
+        """Start the agent of one device."""
+        await self.supervisor.start(self._agent_spec(device, number))
 
     async def wait_for_sessions(self, on_note: Callable[[str], None]) -> None:
         """Until every agent has its session. It is idle then, and what is charged to its cgroup

@@ -33,7 +33,7 @@ def newest_for(snapshot: InferenceJobSnapshot, run: Run, ready: Ready) -> Newest
     fragments: they are delivered first. A run keeps its fragments, and is refused others; then it
     is stopped as for a suspension, and submitted with them. Items that have finished stay."""
     newer = (ready.plan, retries(snapshot.job)) > (run.plan, run.retry)
-    if not newer and wanted_terms(snapshot) == run.terms:
+    if run.completing or (not newer and wanted_terms(snapshot) == run.terms):
         return NOTHING_NEWER
     refusal = refusal_of(snapshot, ready)
     replaces = newer and snapshot.refusal is not None and snapshot.refusal.other_way

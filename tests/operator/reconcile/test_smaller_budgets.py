@@ -301,6 +301,13 @@ def test_a_run_that_keeps_other_fragments_is_stopped_and_submitted_again() -> No
     assert "Job" not in kinds(decision), "its inputs are there"
 
 
+def test_a_run_that_completes_its_results_is_not_stopped_for_other_fragments() -> None:
+    over = run(RunState.RUNNING, succeeded=24, plan=0, completing=True)
+    decision = decide(knows(refusing(PLANNED), over))
+    assert (decision.calls, [each.reason for each in decision.notes]) == ((), ["StartedJob"])
+    assert word(decision.status, "Complete") == "False Completing"
+
+
 def test_it_is_not_stopped_before_the_new_fragments_are_delivered() -> None:
     snapshot = refusing(PLANNED)
     assert isinstance(snapshot.view, CoordinatorView)

@@ -16,9 +16,11 @@ class Limits:
     tasks may run at once, the next batch waits while one runs, within the same bound.
     An activation is sent ahead to a device with one task more than that at most, given or
     reserved. `silence` without a sign of life is followed by a probe, `probe_patience` after that
-    the device is lost (Asteroid, section 3.4, heartbeat). `settle`: how long a fragment must lie
-    idle before another takes its place without need; `patience`: how long a stage that no device
-    serves waits for a better moment to evict; `turn`: how long a fragment is served, at least,
+    the device is lost (Asteroid, section 3.4, heartbeat). `homes_grace`: how long others wait for
+    a home that has not joined, `joining`: how long a job does that has no room elsewhere (agents
+    redial every five seconds). `settle`: how long a fragment must lie idle before another takes its
+    place without need; `patience`: how long a stage that no device serves waits for a better moment
+    to evict; `turn`: how long a fragment is served, at least,
     while one of equal priority waits for the device. `load_tries` and `kills` bound what a
     fragment, and an item, may cost, `load_losses` how many devices in a row may be lost while they
     load one fragment (see `crashes`); `overdue` is when a device that lives but does not answer an
@@ -38,6 +40,7 @@ class Limits:
     patience: Nanoseconds = nanoseconds(1)
     turn: Nanoseconds = nanoseconds(2)
     homes_grace: Nanoseconds = nanoseconds(5)
+    joining: Nanoseconds = nanoseconds(30)
     retry_delay: Nanoseconds = nanoseconds(0.5)
     retry_delay_most: Nanoseconds = nanoseconds(30)
     load_tries: int = 6

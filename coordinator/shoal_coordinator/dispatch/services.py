@@ -2,7 +2,7 @@
 
 The homes that a plan names are preferences: while one of them is up, only homes serve; when all are
 lost, any device that fits serves, until a home joins again. Homes that have not joined yet are
-awaited for `Limits.homes_grace`.
+awaited for `Limits.homes_grace`, and where no other device has room, for `Limits.joining`.
 """
 
 from dataclasses import replace
@@ -167,6 +167,12 @@ def count_all_homes(state: State, device: Device, digest: Digest | None = None) 
                 request_provisioning(state, service)
 
 
+def _may_come(state: State, job: Job, service: Service) -> bool:
+    """Whether a home has not joined yet, and may: the coordinator may have begun again just now."""
+    young = state.now - job.submitted_at < state.limits.joining
+    return young and any(name not in state.tallies for name in service.homes)
+
+
 def impossible(state: State, job: Job) -> Failure | None:
     """Fragments larger than every budget known: what the first would need, and what each has."""
     if not state.devices:
@@ -174,7 +180,7 @@ def impossible(state: State, job: Job) -> Failure | None:
     failures: list[Failure] = []
     for queue in job.queues:
         service = queue.service
-        if awaits_homes(state, service):
+        if awaits_homes(state, service) or _may_come(state, job, service):
             continue
         budgets = {name: tally.budget for name, tally in state.tallies.items()}
         needs = [

@@ -103,3 +103,13 @@ def test_what_was_too_large_for_the_budget_is_tried_again_in_a_larger_one() -> N
     assert only(given, FinishJob).failure
     table.change_budget("d1", 64)
     assert only(table.submit(job(STAGES, name="next")), Load).granted == 60 * MIB
+
+
+def test_a_home_that_is_back_late_after_a_restart_of_the_coordinator_gets_its_fragment() -> None:
+    """Agents redial after up to five seconds; the others have no room for it."""
+    table = Table()
+    table.submit(job(chain("a", mib=60, homes={"a": ("large",)})))
+    table.join("d1", 24)
+    live(table, 9)
+    assert table.all(FinishJob) == []
+    assert only(table.join("large", 64), Load).device == "large"

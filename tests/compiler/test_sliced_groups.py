@@ -1,6 +1,7 @@
 """Convolutions in groups, and those that add something, in parts that read slices."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ __all__ = ["small_limit"]
 ZERO = np.array(100, np.uint8)
 
 
-def groups(number: int, channels: int, depth: int, opset: int = 17, **attributes: object) -> Layer:
+def groups(number: int, channels: int, depth: int, opset: int = 17, **attributes: Any) -> Layer:
     return Layer(
         helper.make_node("Conv", ["x", "w", "b"], ["y"], group=number, **attributes),
         weight(2, number * depth, 5, 6),

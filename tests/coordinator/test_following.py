@@ -147,18 +147,18 @@ async def test_more_files_than_are_held_at_once_wait_on_disk(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "LIVE_FILES", 4)
-    drop(world.folder / "in", *range(30))
+    drop(world.folder / "in", *range(10))
     gate = asyncio.Semaphore(0)
     async with connected(world.device("a", gate=gate)):
         await world.submit(follow=True)
         await world.until(lambda status: status.items == 4)
-        for _ in range(90):
+        for _ in range(30):
             gate.release()
-        await world.until(lambda status: status.succeeded == 30)
+        await world.until(lambda status: status.succeeded == 10)
         await world.submit(follow=True, end=True)
         last = await world.ended()
-    assert (last.state, last.items) == (api.JobStatus.COMPLETE, 30)
-    check_frames(world.folder / "out", *range(30))
+    assert (last.state, last.items) == (api.JobStatus.COMPLETE, 10)
+    check_frames(world.folder / "out", *range(10))
 
 
 async def test_a_job_is_ended_by_its_name(world: World) -> None:

@@ -19,6 +19,7 @@ from cli.transfer.web_server import Web
 from made_models import TOPOLOGIES
 from shoal_cli.commands.app import run_app
 from shoal_compiler.profile import profile_model
+from shoal_protocol import coordinator_client
 from shoal_protocol.channels import open_channel
 from shoal_protocol.coordinator_client import CallFailed, CoordinatorClient
 from shoal_protocol.fragment_store import FragmentStore
@@ -84,6 +85,7 @@ def test_what_is_refused_ends_with_2_and_what_may_pass_with_1(
     tmp_path: Path,
     web: Web,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = f"sha256:{'0' * 64}"
     (tmp_path / "bad.onnx").write_bytes(b"this is no model")
@@ -103,9 +105,11 @@ def test_what_is_refused_ends_with_2_and_what_may_pass_with_1(
         assert status == 2, (arguments, errors)
         assert said in " ".join(errors.split())
         assert "Traceback" not in errors
-    done = shoal("copy", model, "localhost:1/jobs/a/in", "--insecure")
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.startswith("shoal: the transfer broke off")
+    monkeypatch.setattr(coordinator_client, "REACH_SECONDS", 0.1)
+    status = run_app(["copy", str(model), "localhost:1/jobs/a/in", "--insecure"])
+    errors = capsys.readouterr().err
+    assert status == 1, errors
+    assert errors.startswith("shoal: the transfer broke off")
 
 
 def test_fragments_are_described_and_delivered_and_jobs_carried(

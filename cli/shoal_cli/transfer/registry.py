@@ -42,6 +42,7 @@ from shoal_cli.transfer.web import (
     read_whole,
     refusal,
     translated,
+    why_not_redirect,
 )
 from shoal_protocol.digests import Digest, digest_of, is_digest
 
@@ -153,9 +154,13 @@ class RegistrySource(Source):
         if scheme.lower() != "bearer" or "realm" not in details:
             raise TransferRefused(f"{self.address}: the registry asks for credentials")
         realm = details.pop("realm")
-        if self._base.startswith("https:") and not realm.startswith("https:"):
-            raise TransferRefused(f"{self.address}: the registry sends credentials to {realm}")
-        check_web(realm)
+        try:
+            check_web(realm)
+            reason = why_not_redirect(URL(self._base), URL(realm))
+        except ValueError:
+            reason = "names no address for a token"
+        if reason is not None:
+            raise TransferRefused(f"{self.address}: the registry sends to {realm}: {reason}")
         headers = {"Authorization": login} if login is not None else {}
         async with await self.session.get(realm, params=details, headers=headers) as response:
             if response.status != 200:

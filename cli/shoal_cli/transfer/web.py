@@ -46,6 +46,7 @@ ANSWER_SECONDS: Final = 60.0
 """For an answer to begin, redirects included; and for a server to take a megabyte."""
 _TRANSIENT: Final = (408, 425, 429)
 """Statuses of the 400s that another try may not get."""
+_ITSELF: Final = "is this machine itself"
 _METADATA: Final = frozenset({"fd00:ec2::254", "100.100.100.200", "168.63.129.16"})
 """Addresses of clouds' metadata services that are not link-local."""
 _FINAL: Final = (
@@ -57,10 +58,10 @@ _FINAL: Final = (
 
 def open_session() -> aiohttp.ClientSession:
     """A session whose requests last as long as bytes come, and that checks where it is sent."""
-    redirects = aiohttp.TraceConfig()
-    redirects.on_request_redirect.append(_check_redirect)
+    resolver, redirects = _Resolver(), aiohttp.TraceConfig()
+    redirects.on_request_redirect.append(resolver.check_redirect)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(resolver=_Resolver()),
+        connector=aiohttp.TCPConnector(resolver=resolver),
         trace_configs=[redirects],
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60),
         headers={"User-Agent": "shoal", "Accept-Encoding": "identity"},
@@ -69,31 +70,13 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
-async def _check_redirect(
-    session: aiohttp.ClientSession,
-    context: SimpleNamespace,
-    redirect: aiohttp.TraceRequestRedirectParams,
-) -> None:
-    """Raise `TransferRefused` before a redirect that is less safe is followed: a server must not
-    have a worker read what only the worker's network reaches."""
-    headers = redirect.response.headers
-    try:
-        to = redirect.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
-    except ValueError:
-        return  # no address at all, which the session says itself
-    reason = why_not_redirect(redirect.url, to)
-    if reason is not None:
-        redirect.response.close()
-        raise TransferRefused(f"{redirect.url.host} redirects to {to.scheme}://{to.host}: {reason}")
-
-
 def why_not_redirect(origin: URL, to: URL) -> str | None:
     """Why a redirect is refused; None where it is followed."""
     host = to.host or ""
     if reason := why_not_host(host):
         return reason
     if is_loopback(host) and not is_loopback(origin.host or ""):
-        return "is this machine itself"
+        return _ITSELF
     if to.scheme != "https" and not (to.scheme == origin.scheme == "http" and is_loopback(host)):
         return "is not encrypted"
     return None
@@ -129,16 +112,47 @@ def why_not_host(host: str) -> str | None:
 
 
 class _Resolver(aiohttp.ThreadedResolver):
-    """Finds no addresses of metadata services behind names."""
+    """Finds no addresses of metadata services behind names, and of those that somebody else has
+    redirected to, none of this machine: whoever owns a name says which address it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._redirected: set[str] = set()
+
+    async def check_redirect(
+        self,
+        session: aiohttp.ClientSession,
+        context: SimpleNamespace,
+        redirect: aiohttp.TraceRequestRedirectParams,
+    ) -> None:
+        """Raise `TransferRefused` before a redirect that is less safe is followed: a server must
+        not have a worker read what only the worker's network reaches."""
+        headers = redirect.response.headers
+        try:
+            to = redirect.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
+        except ValueError:
+            return  # no address at all, which the session says itself
+        reason = why_not_redirect(redirect.url, to)
+        if reason is not None:
+            redirect.response.close()
+            raise TransferRefused(
+                f"{redirect.url.host} redirects to {to.scheme}://{to.host}: {reason}"
+            )
+        if to.host and to.host != redirect.url.host and not is_loopback(redirect.url.host or ""):
+            self._redirected.add(to.host)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         found = await super().resolve(host, port, family)
-        reasons = [why_not_host(each["host"]) for each in found]
+        reasons = [self._why_not(host, each["host"]) for each in found]
         if found and all(reasons):
             raise TransferRefused(f"{host}: {reasons[0]}")
         return [each for each, reason in zip(found, reasons, strict=True) if reason is None]
+
+    def _why_not(self, host: str, address: str) -> str | None:
+        own = host in self._redirected and is_loopback(address)
+        return _ITSELF if own else why_not_host(address)
 
 
 def environment_headers(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

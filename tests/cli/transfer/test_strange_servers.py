@@ -21,6 +21,7 @@ from shoal_cli.transfer import web as module
 from shoal_cli.transfer.addresses import Access, AddressRefused
 from shoal_cli.transfer.copying import copy
 from shoal_cli.transfer.places import TransferBroken, TransferRefused, redacted
+from shoal_cli.transfer.registry import RegistrySource
 from shoal_cli.transfer.web import open_session, why_not_redirect
 from shoal_protocol import transfers
 
@@ -159,6 +160,46 @@ async def test_a_name_of_a_link_local_address_is_refused(monkeypatch: pytest.Mon
     async with open_session() as session:
         with pytest.raises(TransferRefused, match=r"metadata\.test: is a link-local address"):
             await session.get("https://metadata.test/")
+
+
+async def test_a_redirect_to_a_name_of_this_machine_is_refused(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever owns a name says which address it has."""
+    look_up = socket.getaddrinfo
+
+    def named(host: str, *details: Any, **more: Any) -> Any:
+        return look_up("127.0.0.1" if str(host).endswith(".test") else host, *details, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", named)
+    port = web.url.rpartition(":")[2]
+    web.files["/own"] = b"of a name that the user gave"
+    web.redirects["/far"] = f"https://inside.test:{port}/x"
+    async with open_session() as session:
+        async with session.get(f"http://given.test:{port}/own") as response:
+            assert response.status == 200
+        with pytest.raises(TransferRefused, match=r"inside\.test: is this machine itself"):
+            await session.get(f"http://given.test:{port}/far")
+    assert [path for path, _ in web.asked] == ["/own", "/far"]
+
+
+@pytest.mark.parametrize(
+    ("realm", "said"),
+    [
+        ("https://127.0.0.1:8443/token", "is this machine itself"),
+        ("http://registry.example/token", "is not encrypted"),
+        ("https://[::1/token", "names no address for a token"),
+    ],
+)
+async def test_a_registry_far_away_sends_nobody_where_it_would_do_harm(
+    access: Access, realm: str, said: str
+) -> None:
+    source = access.source("oci://registry.example/models/tiny:1")
+    assert isinstance(source, RegistrySource)
+    source._base = "https://registry.example/v2/models/tiny"  # as after a request
+    with pytest.raises(TransferRefused, match=said):
+        await source._authorise(f'Bearer realm="{realm}",service="test"')
+    await source.close()
 
 
 async def test_a_registry_does_not_send_its_clients_elsewhere_for_a_token(

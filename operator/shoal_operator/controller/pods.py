@@ -14,6 +14,7 @@ from typing import Final
 from shoal_operator.controller.api import Api, NotFound, Rejected
 from shoal_operator.controller.foreign import JobState, Raw, WorkloadState, identity_of
 from shoal_operator.controller.watches import OURS
+from shoal_operator.reconcile.bounded_json import MOST_BYTES, is_bounded
 from shoal_operator.reconcile.names import AGENTS, OWNER_UID
 from shoal_operator.reconcile.resources import CLAIM, EVENT, POD
 from shoal_operator.reconcile.snapshot import Claim, Worker, WorkerPhase, Workload
@@ -23,7 +24,6 @@ from shoal_protocol.units import Bytes, parse_quantity
 REQUEUE_SECONDS: Final = 5.0
 LISTED_SECONDS: Final = 3.0
 """How long a list of pods is taken for what there is."""
-MAX_LOG_BYTES: Final = 16 << 20
 MAX_KEPT_BYTES: Final = 8 << 20
 MAX_SEEN: Final = 16_384
 _BOUND: Final = "Bound"
@@ -159,10 +159,10 @@ class Pods:
             return _WorkerEnd(message="its pod is gone")
         name = pods[0].table("metadata").text("name")
         try:
-            log = await self._api.log(namespace, name, limit_bytes=MAX_LOG_BYTES)
+            log = await self._api.log(namespace, name, limit_bytes=MOST_BYTES)
         except NotFound:
             return _WorkerEnd(message="its log is gone")
-        return _WorkerEnd(output=_answer(log))
+        return _WorkerEnd(output=last_answer(log))
 
 
 class Claims:
@@ -275,13 +275,13 @@ def _made_at(pod: Raw) -> str:
     return pod.table("metadata").text("creationTimestamp")
 
 
-def _answer(log: bytes) -> bytes | None:
+def last_answer(log: bytes) -> bytes | None:
     """The last line that is JSON; a pod's log mixes both of its outputs."""
     for line in reversed(log.splitlines()):
-        if line.strip():
+        if line.strip() and is_bounded(line):
             try:
                 json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             return line.strip()
     return None

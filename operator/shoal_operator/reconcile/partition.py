@@ -25,6 +25,7 @@ from shoal_api.fields import MAX_FRAGMENTS
 from shoal_api.kinds import DevicePool, Model, Partition
 from shoal_api.kinds.partition import FragmentStatus, PartitionStatus
 from shoal_operator.reconcile.addresses import offline
+from shoal_operator.reconcile.bounded_json import MOST_BYTES, is_bounded
 from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
@@ -80,8 +81,6 @@ from shoal_protocol.units import counted, format_bytes, format_need
 KEY: Final = "partition.json.gz"
 ARGUMENTS: Final = "shoal.dev/arguments"
 MAX_PACKED_BYTES: Final = 1_000_000
-MAX_DOCUMENT_BYTES: Final = 64 << 20
-"""Unpacked: a ConfigMap that anyone may have written must not fill the operator's memory."""
 _NAMES: Final = 256
 _NAME_LENGTH: Final = 512
 _ALL_NAMES: Final = 256 << 10
@@ -412,7 +411,9 @@ def read_document(config_map: Mapping[str, object]) -> StoredDocument | None:
         }:
             try:
                 unpacker = zlib.decompressobj(wbits=31)
-                text = unpacker.decompress(base64.b64decode(packed), MAX_DOCUMENT_BYTES)
+                text = unpacker.decompress(base64.b64decode(packed), MOST_BYTES)
+                if not is_bounded(text):
+                    return None
                 given = json.loads(arguments)
                 document = document_from_json(text)
             except (ValueError, RecursionError, zlib.error, DocumentRefused):

@@ -18,6 +18,7 @@ from typing import Final
 
 from shoal_api.kinds import Partition, Placement
 from shoal_api.kinds.placement import ChosenCut
+from shoal_operator.reconcile.bounded_json import MOST_BYTES, is_bounded
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.manifests import labels_of, manifest
 from shoal_operator.reconcile.names import table_name
@@ -39,7 +40,6 @@ from shoal_protocol.units import counted, listed, seconds
 
 KEY: Final = "cuts.json.gz"
 RECIPE: Final = "shoal.dev/recipe"
-MAX_TABLE_BYTES: Final = 16 << 20
 _REMEMBERED: Final = 32
 _NAMED: Final = 8
 
@@ -168,6 +168,7 @@ def read_table(config_map: Mapping[str, object]) -> StoredTable | None:
 def _unpacked(packed: str) -> CutTable | None:
     try:
         unpacker = zlib.decompressobj(wbits=31)
-        return table_from_json(unpacker.decompress(base64.b64decode(packed), MAX_TABLE_BYTES))
+        text = unpacker.decompress(base64.b64decode(packed), MOST_BYTES)
+        return table_from_json(text) if is_bounded(text) else None
     except (ValueError, zlib.error, TableRefused):
         return None

@@ -36,6 +36,8 @@ pod through only some seconds after it has begun, and a coordinator may just be 
 _REFUSAL_SECONDS: Final = (0.0, 0.02, 0.1, 0.5, 2.0)
 """How long each try of an upload waits for a refusal before it writes: a refusal that comes while
 something is written may be lost (`STATUS_LOST`)."""
+MOST_LISTED_BYTES: Final = 64 << 20
+"""Of jobs: a thousand have a few. Who asks many coordinators keeps what they answer."""
 SENT_BYTES: Final = 256 << 10
 """Of one message: a gRPC message is held whole on both sides."""
 
@@ -186,7 +188,15 @@ class CoordinatorClient:
         """All jobs."""
         with self._call("ListJobs"):
             stream = self._jobs.ListJobs(pb.ListJobsRequest(), timeout=seconds or self._seconds)
-            return [status async for status in stream]
+            statuses, size = list[pb.JobStatus](), 0
+            async for status in stream:
+                statuses.append(status)
+                size += status.ByteSize()
+                if size > MOST_LISTED_BYTES:
+                    stream.cancel()
+                    reason = f"it tells of more than {MOST_LISTED_BYTES >> 20} MiB of jobs"
+                    raise CallFailed("ListJobs", grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+            return statuses
 
     async def devices(self, *, seconds: float | None = None) -> Sequence[pb.DeviceStatus]:
         """The devices that have or had a session."""

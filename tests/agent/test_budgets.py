@@ -16,6 +16,7 @@ import pytest
 
 from agent.conftest import SOURCES
 from agent.fragment_making import InBlocks, dense_model, write_fragment
+from agent.in_process import Thread
 from agent.scripted_coordinator import PATIENCE_SECONDS
 from shoal_agent.runtime.failures import OverBudget
 from shoal_agent.runtime.fragments import Fragments
@@ -165,5 +166,55 @@ async def test_what_a_larger_budget_leaves_is_lent_to_a_fragment_that_streams(
     await fragments.change_budget(64 * MIB)
     share = fragments.ledger.shares[made.digest]
     assert share.granted == share.useful > made.least_bytes
+    await fragments.unload(made.digest)
+    await fragments.close()
+
+
+async def test_a_load_that_is_cancelled_while_others_make_room_leaves_nothing_behind(
+    tmp_path: Path, make: Callable[..., Fragments], processor: Thread
+) -> None:
+    """As when a session ends."""
+    first = write_fragment(tmp_path, dense_model([512] * 9), 48 * MIB, InBlocks(8))
+    second = write_fragment(tmp_path, dense_model([512] * 9, seed=1), 24 * MIB, InBlocks(8))
+    fragments, may_go_on = make(), threading.Event()
+    await fragments.load(first.digest, first.resident_bytes, [])
+    processor.submit(may_go_on.wait, PATIENCE_SECONDS)
+    loading = asyncio.create_task(fragments.load(second.digest, second.resident_bytes, []))
+    while second.digest not in fragments.ledger.in_flight:
+        await asyncio.sleep(0)
+    loading.cancel()
+    await asyncio.sleep(0)
+    may_go_on.set()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        assert not fragments.ledger.in_flight
+        await fragments.load(second.digest, second.resident_bytes, [])
+    for each in (first, second):
+        await fragments.unload(each.digest)
+    await fragments.close()
+
+
+async def test_a_fragment_is_loaded_again_when_a_load_that_lost_its_place_has_ended(
+    tmp_path: Path, make: Callable[..., Fragments]
+) -> None:
+    """Two loads of one fragment at a time would be one in the ledger."""
+    made = write_fragment(tmp_path, dense_model([512] * 9), 24 * MIB)
+    fragments = make(kind=Trying)
+    Trying.begun.clear()
+    Trying.may_end.clear()
+    lost = asyncio.create_task(fragments.load(made.digest, made.resident_bytes, []))
+    assert await asyncio.to_thread(Trying.begun.wait, PATIENCE_SECONDS)
+    for budget in (16, 64):
+        await fragments.change_budget(budget * MIB)
+    again = asyncio.create_task(fragments.load(made.digest, made.resident_bytes, []))
+    await asyncio.sleep(0.05)
+    Trying.may_end.set()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with pytest.raises(OverBudget, match="was given up while it was loaded"):
+            await lost
+        assert (await again).resident_bytes == made.resident_bytes
+    assert set(fragments.ledger.resident) == {made.digest}
+    await fragments.run(made.digest, {"x": np.ones((1, 512), np.float32)})
     await fragments.unload(made.digest)
     await fragments.close()

@@ -104,16 +104,17 @@ class Fragments:
         started, used = perf_counter(), process_time()
         while True:
             async with self._turn:
-                admitted = await self._admit(digest, need_bytes)
+                admitted = digest not in self._loading and await self._admit(digest, need_bytes)
             if admitted:
                 break
             if digest in self.ledger.resident:
                 return LoadResult(self.ledger.resident[digest], perf_counter() - started, 0.0, 0)
-            # Somebody else loads it. Where that fails, this load is one of its own.
+            # Somebody else loads it, or did and lost its place. Then this load is one of its own.
             await self._loading[digest].wait()
         self._loading[digest] = asyncio.Event()
         self.cache.pin(digest)
         try:
+            await self._granting.wait()  # others may run within less for it
             opened = await self.opening.open(digest, need_bytes, sources)
             self.ledger.finish_load(
                 digest, opened.least, opened.curve, opened.granted, urgency_of(priority)
@@ -399,7 +400,6 @@ class Fragments:
                     await self.spilling.make_room(size)
                 case Reclaim(grants=grants):
                     self._carry_out(grants)
-                    await self._granting.wait()
                     return True
                 case Refusal(need=need, have=have, reason=reason):
                     raise OverBudget(need, have, reason)

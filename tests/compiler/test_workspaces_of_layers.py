@@ -98,6 +98,9 @@ CASES: Final[Mapping[str, Callable[[], Case]]] = {
     "Softmax along channels": lambda: standard("Softmax", {"x": PICTURE}, axis=1),
     "Softmax of halves": lambda: standard("Softmax", {"x": PICTURE.astype(np.float16)}, axis=-1),
     "Gelu of halves": lambda: standard("Gelu", {"x": MATRIX.astype(np.float16)}, sure=False),
+    "Gelu of a sum": lambda: Case("BiasGelu", {"x": MATRIX, "wb": weight(1024)}),
+    "FastGelu of a sum": lambda: Case("FastGelu", {"x": MATRIX, "wb": weight(1024)}),
+    "FastGelu": lambda: Case("FastGelu", {"x": MATRIX}),
     "GroupNormalization": lambda: standard(
         "GroupNormalization",
         {"x": PICTURE, "ws": weight(CHANNELS), "wb": weight(CHANNELS)},
@@ -171,6 +174,9 @@ CASES: Final[Mapping[str, Callable[[], Case]]] = {
     "gathered one by one": lambda: standard(
         "GatherND", {"x": MATRIX, "i": np.zeros((1 << 20, 2), np.int64)}
     ),
+    "scattered one by one": lambda: standard(
+        "ScatterND", {"x": MATRIX, "i": np.zeros((1 << 19, 2), np.int64), "u": weight(1 << 19)}
+    ),
     "a sum over the first axis": lambda: standard(
         "Einsum", {"x": weight(8, 1024, 1024)}, equation="hqk->kq"
     ),
@@ -203,6 +209,8 @@ OFTEN: Final = (
     "a quantised product with its scales",
     "long frames",
     "scattered",
+    "scattered one by one",
+    "Gelu of a sum",
     "positions that are not zero",
 )
 

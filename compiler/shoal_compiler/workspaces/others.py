@@ -46,6 +46,11 @@ def _only_of_halves(shaped: Shaped) -> Workspace:
     return floats(prod(shaped.output(0))) if halves else Workspace()
 
 
+def _of_a_sum(shaped: Shaped) -> Workspace:
+    """What is added makes a sum, which is there by itself."""
+    return floats(prod(shaped.output(0))) if shaped.has(1) else _only_of_halves(shaped)
+
+
 def _along_an_axis(shaped: Shaped) -> Workspace:
     """Where that is not the last one, what goes in and what comes out are turned. Halves become
     numbers in one place, and are worked on in another."""
@@ -131,7 +136,7 @@ def _scattered(shaped: Shaped) -> Workspace:
     return Workspace(beside_bytes=_INDEX_BYTES * prod(shaped.input(1)))
 
 
-def _gathered(shaped: Shaped) -> Workspace:
+def _by_positions(shaped: Shaped) -> Workspace:
     """Where each slice begins."""
     return Workspace(beside_bytes=_INDEX_BYTES * prod(shaped.input(1)[:-1]))
 
@@ -180,7 +185,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "Bernoulli": _times_its_output(2),
     **dict.fromkeys(("CenterCropPad", "QLinearAveragePool"), _times_its_input(1)),
     "SoftmaxCrossEntropyLoss": _times_its_input(3),
-    **dict.fromkeys(("Gelu", "FastGelu", "BiasGelu", "QuickGelu"), _only_of_halves),
+    **dict.fromkeys(("Gelu", "QuickGelu"), _only_of_halves),
+    **dict.fromkeys(("BiasGelu", "FastGelu"), _of_a_sum),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _along_an_axis),
     **dict.fromkeys(("Sum", "Mean", "Max", "Min"), _of_several),
     "LRN": _local_response,
@@ -193,7 +199,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "STFT": _frames,
     "TopK": _largest,
     "ScatterElements": _scattered,
-    "GatherND": _gathered,
+    **dict.fromkeys(("GatherND", "ScatterND"), _by_positions),
     "NonZero": _not_zero,
     "Unique": _unique,
     "Compress": _compressed,

@@ -22,16 +22,16 @@ class Labelled:
 
 
 def labelled(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> Labelled | None:
-    """How a product of two operands is parted whose weight is over some size; None: it cannot be.
+    """How a product is parted whose weight is over some size; None: it cannot be.
     Of several axes the first is taken that makes parts small enough, since it is read in one
     piece, else the longest."""
     equation = next((each.s.decode() for each in node.attribute if each.name == "equation"), "")
     left, arrow, result = equation.replace(" ", "").partition("->")
     terms = left.split(",")
-    if len(terms) != 2 or len(node.input) != 2 or (_REST in left and not arrow):
+    if len(terms) != len(node.input) or len(terms) < 2 or (_REST in left and not arrow):
         return None
     if not arrow:  # it has what one operand alone has, in the order of the alphabet
-        result = "".join(sorted(set(terms[0]) ^ set(terms[1])))
+        result = "".join(sorted(each for each in {*left} - {","} if left.count(each) == 1))
     for place, term in enumerate(terms):
         constant = parting.constant(node.input[place])
         if constant is None or constant.weight.bytes <= most_bytes:
@@ -40,11 +40,13 @@ def labelled(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> Labelle
         repeated = any(len(set(each)) < len(each) for each in labels)
         if _REST in term or repeated or len(term) != len(constant.dims):
             return None
-        other, dims, size = terms[1 - place], constant.dims, constant.weight.bytes
+        other = {*"".join(terms[:place] + terms[place + 1 :])}
+        dims, size = constant.dims, constant.weight.bytes
         axes = [axis for axis, each in enumerate(term) if each in result and each not in other]
         small = [axis for axis in axes if size <= most_bytes * dims[axis]]
         axis = next(iter(small or sorted(axes, key=lambda each: -dims[each])), None)
-        return None if axis is None else Labelled(place, axis, _place(result, term[axis]))
+        if axis is not None:
+            return Labelled(place, axis, _place(result, term[axis]))
     return None
 
 

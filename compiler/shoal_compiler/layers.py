@@ -160,9 +160,10 @@ def _way(node: onnx.NodeProto, parting: Parting, rank: Rank, most_bytes: int) ->
     kind = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
     if is_standard(node, "Einsum"):
         by_labels = labelled(node, parting, most_bytes)
-        if by_labels is None or list(node.input).count(node.input[by_labels.weight]) > 1:
+        if by_labels is None:
             return None
-        return _Way(Operator(by_labels.weight), by_labels.axis, by_labels.joined)
+        way = _Way(Operator(by_labels.weight), by_labels.axis, by_labels.joined)
+        return way if _large(node, way.operator, parting, most_bytes) else None
     operator = _CONVOLUTIONS.get(kind) or _DENSE.get(kind)
     if operator and (weight := _large(node, operator, parting, most_bytes)):
         axis, last = _channel_axis(node, weight.dims), kind in _DENSE

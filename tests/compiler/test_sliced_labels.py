@@ -42,6 +42,16 @@ PARTED = {
         labels("kd,d...->k...", "w", "x"), weight(70, 3, 2), {"w": weight(400, 70)}
     ),
     "a result that is not said": Layer(labels("bd,da"), weight(3, 70), {"w": weight(70, 400)}),
+    "the second of three": Layer(
+        labels("ab,bc,ad->acd", "x", "w", "v"),
+        weight(3, 70),
+        {"w": weight(70, 400), "v": weight(3, 5)},
+    ),
+    "the last of three": Layer(
+        labels("ab,bc,cd", "x", "v", "w"),
+        weight(3, 20),
+        {"w": weight(70, 400), "v": weight(20, 70)},
+    ),
     "experts": Layer(labels("ebk,ekn->ebn"), weight(4, 3, 60), {"w": weight(4, 60, 96)}),
 }
 

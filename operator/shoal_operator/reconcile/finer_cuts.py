@@ -31,14 +31,15 @@ from typing import Final
 from shoal_api.fields import MAX_FRAGMENTS
 from shoal_api.kinds.inference_job import Fallback, FinerCut
 from shoal_api.kinds.partition import OutgrownFragment, SeenShape
-from shoal_operator.reconcile.conditions import MAX_MESSAGE, shortened
+from shoal_operator.reconcile.conditions import MAX_MESSAGE, Cause, shortened
 from shoal_operator.reconcile.decision import Note
 from shoal_operator.reconcile.job_cuts import (
     AWAY_SECONDS,
     is_asked,
     is_cut_as_wanted,
     is_final,
-    larger_budget,
+    lacks_devices,
+    may_have_more,
     misplaced,
     other_size,
     owns_partition,
@@ -167,6 +168,15 @@ def nothing_finer(snapshot: InferenceJobSnapshot, run: Run) -> str | None:
     return "it cannot be cut finer" if known.final else f"it was cut {known.cuts} times"
 
 
+def awaited(snapshot: InferenceJobSnapshot, plan: int) -> Cause | None:
+    """What a run that was too large by this plan waits for: devices of it that are missing, or the
+    plan without them."""
+    run, placement = too_large_run(snapshot), snapshot.placement
+    if run is None or placement is None or plan > run.plan or not lacks_devices(snapshot):
+        return None
+    return Cause("Waiting", f"{run.message}; {placement.message('Ready')}")
+
+
 def another_is_chosen(snapshot: InferenceJobSnapshot, run: Run) -> bool:
     """Whether a run is too large whose cut a Placement chooses: another cut may follow, for what
     devices have now. Else its end is the verdict; also where another Placement chooses, and has
@@ -202,9 +212,10 @@ def _shown(each: Outgrown) -> OutgrownFragment:
 
 
 def _is_in_force(snapshot: InferenceJobSnapshot, run: Run) -> bool:
-    """Whether the newest cut and its newest plan are those of the run, which is as final."""
+    """Whether the newest cut and its newest plan are those of the run, which is as final. While
+    devices of the plan are missing, another one may follow."""
     ready = plan_for(snapshot)
-    newest = isinstance(ready, Ready) and ready.plan <= run.plan
+    newest = isinstance(ready, Ready) and ready.plan <= run.plan and not lacks_devices(snapshot)
     return newest and run.final_cut == is_final(snapshot)
 
 
@@ -215,8 +226,8 @@ def _impossible(snapshot: InferenceJobSnapshot) -> str | None:
         return None
     refusal = refusal_of(partition) if is_asked(partition, known) else None
     if refusal is not None:
-        larger = larger_budget(snapshot, partition)
-        return f"it cannot be cut finer: {refusal}" if larger is None else None
+        more = may_have_more(snapshot, partition)
+        return None if more else f"it cannot be cut finer: {refusal}"
     problem = _misplaced(snapshot)
     return None if problem is None else f"cut finer, it cannot be placed: {problem}"
 

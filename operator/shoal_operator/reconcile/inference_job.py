@@ -41,6 +41,7 @@ from shoal_operator.reconcile.decision import (
 from shoal_operator.reconcile.finer_cuts import (
     CUTTING_FINER,
     another_is_chosen,
+    awaited,
     finer_note,
     nothing_finer,
     too_large_run,
@@ -340,6 +341,8 @@ def _proceed(snapshot: InferenceJobSnapshot) -> Decision:
         result = _waiting(snapshot, ready)
     elif away is not None:
         result = in_progress(snapshot, away, planned=ready.planned, requeue=LATER_SECONDS)
+    elif missing := awaited(snapshot, ready.plan):
+        result = in_progress(snapshot, missing, planned=ready.planned)
     elif stale := failed_before(snapshot):
         result = _retried(snapshot, ready, stale)
     else:

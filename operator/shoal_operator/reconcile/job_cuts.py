@@ -137,6 +137,31 @@ def is_outdated(snapshot: InferenceJobSnapshot) -> bool:
     return is_too_much(placement.status, budgets)
 
 
+def may_have_more(snapshot: InferenceJobSnapshot, there: Partition) -> bool:
+    """Whether devices may have, or get back, what a Partition that was refused for less takes: one
+    that is known, or for a while one that a coordinator that began again does not know yet."""
+    if isinstance(snapshot.view, Unreachable) or refusal_of(there) is None or _is_divided(snapshot):
+        return False
+    if larger_budget(snapshot, there) is not None:
+        return True
+    recent = seconds_without_plan(snapshot) < _LASTS_AT_MOST_SECONDS
+    return snapshot.before.finer_cut is not None and recent and _lacks_some(snapshot)
+
+
+def lacks_devices(snapshot: InferenceJobSnapshot) -> bool:
+    """Whether devices of the plan are missing, and it stays for them for a while."""
+    placement = snapshot.placement
+    ready = None if placement is None else placement.condition("Ready")
+    return ready is not None and ready.status is FALSE and ready.reason == "DevicesMissing"
+
+
+def _lacks_some(snapshot: InferenceJobSnapshot) -> bool:
+    """Whether the pool has more nodes than devices that are there."""
+    status = None if snapshot.pool is None else snapshot.pool.status
+    counts = None if status is None else status.devices
+    return counts is not None and counts.ready < counts.total
+
+
 def without_place(snapshot: InferenceJobSnapshot) -> str | None:
     """Why no plan has room for the fragments that there are."""
     planned = _planned(snapshot)
@@ -150,7 +175,7 @@ def _lasts(snapshot: InferenceJobSnapshot) -> bool:
     finer = snapshot.before.finer_cut
     cuts = 1 if finer is None else finer.cuts
     wanted = min(_LASTS_SECONDS * (1 << min(cuts - 1, 16)), _LASTS_AT_MOST_SECONDS)
-    if any(state is not DeviceState.READY for state in _states(snapshot)):
+    if _lacks_some(snapshot) or set(_states(snapshot)) != {DeviceState.READY}:
         wanted = max(wanted, AWAY_SECONDS)
     return seconds_without_plan(snapshot) >= wanted
 
@@ -158,7 +183,8 @@ def _lasts(snapshot: InferenceJobSnapshot) -> bool:
 def seconds_without_plan(snapshot: InferenceJobSnapshot) -> float:
     """For how long there has been no plan."""
     planned = _planned(snapshot)
-    assert planned is not None, "`without_place` has checked"
+    if planned is None or planned.status is not FALSE:
+        return 0.0
     return seconds_since(planned.last_transition_time, snapshot.now)
 
 

@@ -29,7 +29,7 @@ from shoal_operator.reconcile.job_cuts import (
     is_cut_as_wanted,
     is_ours,
     is_outdated,
-    larger_budget,
+    may_have_more,
     refusal_of,
 )
 from shoal_operator.reconcile.job_status import (
@@ -157,7 +157,7 @@ def refused_cut(snapshot: InferenceJobSnapshot) -> Verdict | None:
     refused = refusal_of(partition)
     if refused is None or isinstance(snapshot.view, Unreachable):
         return None
-    if larger_budget(snapshot, partition) is not None:
+    if may_have_more(snapshot, partition):
         return None
     return Verdict("PartitionRefused", refused)
 

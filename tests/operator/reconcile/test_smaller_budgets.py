@@ -10,14 +10,17 @@ from reconcile.rules import decide, name_of
 from reconcile.simulation import ITEMS, Cluster, started
 from reconcile.test_finer_cuts import FINER, cut_finer, cut_for, failed
 from reconcile.test_inference_job import PLANNED, kinds, knows, run, silent
-from reconcile.test_job_cuts import NO_PLACE, sizes, without_a_place
+from reconcile.test_job_cuts import NO_PLACE, refused, sizes, without_a_place
 from reconcile.test_placement import device
 from reconcile.test_walks import NODES, check_the_end, disturb, heal, reconcile_all, settle
 from reconcile.values import MIB, NOW, condition, cut_at, cuts_in, word
+from shoal_api.fields import Condition, ConditionStatus
 from shoal_api.kinds import InferenceJob, Partition, Placement
+from shoal_api.kinds.device_pool import DeviceCounts, DevicePoolStatus
 from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_operator.reconcile.decision import CancelJob, SubmitJob, Terms
 from shoal_operator.reconcile.names import job_id
+from shoal_operator.reconcile.partition import recipe_of
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
     DeviceState,
@@ -272,8 +275,6 @@ def test_each_further_cut_waits_twice_as_long() -> None:
 
 
 def cut_as_asked(snapshot: InferenceJobSnapshot) -> InferenceJobSnapshot:
-    from shoal_operator.reconcile.partition import recipe_of  # noqa: PLC0415
-
     assert snapshot.partition is not None
     assert snapshot.model is not None
     assert snapshot.document is not None
@@ -335,13 +336,16 @@ def test_a_plan_that_budgets_have_left_behind_is_not_taken_for_the_newest() -> N
     assert decision.calls == ()
 
 
-def test_a_refused_cut_for_less_is_no_verdict_while_a_device_is_away_that_has_more() -> None:
-    from reconcile.test_job_cuts import refused  # noqa: PLC0415
-
+def refused_for_less() -> InferenceJobSnapshot:
+    """A job whose Partition cannot be cut for what devices have now."""
     snapshot = refused(17, cut_for=17)
     finer = replace(FINER, max_fragment_size_bytes=17 * MIB, outgrown=())
     status = replace(snapshot.before, finer_cut=finer)
-    snapshot = replace(snapshot, job=replace(snapshot.job, status=status))
+    return replace(snapshot, job=replace(snapshot.job, status=status))
+
+
+def test_a_refused_cut_for_less_is_no_verdict_while_a_device_is_away_that_has_more() -> None:
+    snapshot = refused_for_less()
     assert word(decide(snapshot).status, "Failed") == "True PartitionRefused"
     assert isinstance(snapshot.view, CoordinatorView)
     lost = device("large", DeviceState.LOST, budget=64 * MIB)
@@ -351,6 +355,48 @@ def test_a_refused_cut_for_less_is_no_verdict_while_a_device_is_away_that_has_mo
     assert sizes(waiting) == [17 * MIB]
     back = replace(away, devices=(*snapshot.view.devices, replace(lost, state=DeviceState.READY)))
     assert sizes(decide(replace(snapshot, view=back))) == [64 * MIB]
+
+
+def test_nothing_is_divided_while_a_device_of_the_plan_is_missing() -> None:
+    """A coordinator that began again does not know it yet, nor what it has."""
+    of = failed()
+    assert of.placement is not None
+    assert of.placement.status is not None
+    ready = Condition(
+        type="Ready",
+        status=ConditionStatus.FALSE,
+        reason="DevicesMissing",
+        message="n3 not connected",
+        last_transition_time=NOW,
+    )
+    planned = of.placement.condition("Planned")
+    assert planned is not None
+    status = replace(of.placement.status, conditions=(planned, ready))
+    decision = decide(replace(of, placement=replace(of.placement, status=status)))
+    assert isinstance(decision.status, InferenceJobStatus)
+    assert decision.status.finer_cut is None
+    assert word(decision.status, "Failed") == "False NotFailed"
+    assert decision.calls == ()
+    assert condition(decision.status, "Complete").message.endswith("; n3 not connected")
+
+
+def lacking_one(snapshot: InferenceJobSnapshot) -> InferenceJobSnapshot:
+    """The pool has a device more, which its coordinator does not know."""
+    assert snapshot.pool is not None
+    assert isinstance(snapshot.view, CoordinatorView)
+    ready = len(snapshot.view.devices)
+    status = DevicePoolStatus(devices=DeviceCounts(total=ready + 1, ready=ready))
+    return replace(snapshot, pool=replace(snapshot.pool, status=status))
+
+
+def test_a_device_that_a_coordinator_that_began_again_does_not_know_is_waited_for_too() -> None:
+    since = "2026-03-01T11:59:30Z"
+    assert sizes(decide(going(without_a_place(17, cut_for=24, before=since)))) == [17 * MIB]
+    assert sizes(decide(lacking_one(going(without_a_place(17, cut_for=24, before=since))))) == []
+    refusal = refused_for_less()
+    assert word(decide(refusal).status, "Failed") == "True PartitionRefused"
+    waiting = decide(lacking_one(refusal))
+    assert word(waiting.status, "Failed") == "False NotFailed"
 
 
 def test_nothing_is_cut_while_nobody_says_which_devices_there_are() -> None:

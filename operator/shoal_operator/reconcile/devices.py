@@ -76,6 +76,16 @@ def devices_gone(snapshot: DevicePoolSnapshot, selected: frozenset[str]) -> froz
 
 def device_children(snapshot: DevicePoolSnapshot, gone: frozenset[str]) -> tuple[DeviceChild, ...]:
     """A Device for each that is connected, and for those that were and are not gone."""
+    planned = planned_on(snapshot.placements)
+    return tuple(
+        replace(
+            each, status=replace(each.status, fragments=planned.get(each.status.node or "", ()))
+        )
+        for each in _children(snapshot, gone)
+    )
+
+
+def _children(snapshot: DevicePoolSnapshot, gone: frozenset[str]) -> tuple[DeviceChild, ...]:
     known = {each.metadata.name: each for each in snapshot.devices}
     pool, view = snapshot.pool.metadata.name, snapshot.view
     if isinstance(view, Unreachable):
@@ -154,11 +164,7 @@ def _child(
 ) -> DeviceChild:
     """A Device; its status is as it was, but for what is given."""
     status, budget = status or device.status or DeviceStatus(), device_budget(device, reported)
-    status = replace(
-        status,
-        limit_bytes=_limit(snapshot, device, status.node),
-        fragments=planned_on(status.node, snapshot.placements),
-    )
+    status = replace(status, limit_bytes=_limit(snapshot, device, status.node))
     return DeviceChild(
         device=manifest(
             snapshot.pool,

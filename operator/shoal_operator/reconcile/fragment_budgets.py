@@ -12,7 +12,7 @@ from itertools import islice
 from shoal_api.fields import TimeAtBudget
 from shoal_api.kinds import Placement
 from shoal_api.kinds.device import MAX_PLANNED, PlannedFragment
-from shoal_api.kinds.placement import MAX_BUDGETS, FragmentBudgets
+from shoal_api.kinds.placement import MAX_BUDGETS, FragmentBudgets, PlacementStatus
 from shoal_operator.reconcile.planned_cuts import age
 from shoal_operator.reconcile.plans import Site
 from shoal_operator.reconcile.snapshot import ConnectedDevice
@@ -81,22 +81,31 @@ def _times(
     return found
 
 
-def planned_on(device: str | None, placements: Iterable[Placement]) -> tuple[PlannedFragment, ...]:
-    """What plans give to a device: each fragment once, as the newest of them says."""
-    found: dict[str | None, PlannedFragment] = {}
+def planned_on(placements: Iterable[Placement]) -> Mapping[str, tuple[PlannedFragment, ...]]:
+    """What plans give to each device: a fragment once, as the newest of them says. A thousand jobs
+    may have as many plans of the same fragments on the same devices."""
+    found: dict[str, dict[str | None, PlannedFragment]] = {}
+    seen: set[tuple[str | None, tuple[str, ...]]] = set()
     for each in sorted(placements, key=age, reverse=True):
-        digests = (
-            {} if each.status is None else {f.fragment: f.digest for f in each.status.fragments}
-        )
-        for budgets in () if each.status is None else each.status.budgets:
-            if device in budgets.devices and len(found) < MAX_PLANNED:
-                digest = digests.get(budgets.fragment)
-                planned = PlannedFragment(
-                    placement=each.metadata.name,
-                    fragment=budgets.fragment,
-                    digest=digest,
-                    least_budget_bytes=budgets.least_budget_bytes,
-                    times=budgets.times,
-                )
-                found.setdefault(digest, planned)
-    return tuple(sorted(found.values(), key=lambda each: (each.placement, each.fragment)))
+        status = each.status or PlacementStatus()
+        digests = {of.fragment: of.digest for of in status.fragments}
+        for budgets in status.budgets:
+            digest = digests.get(budgets.fragment)
+            if (digest, budgets.devices) in seen:
+                continue
+            seen.add((digest, budgets.devices))
+            planned = PlannedFragment(
+                placement=each.metadata.name,
+                fragment=budgets.fragment,
+                digest=digest,
+                least_budget_bytes=budgets.least_budget_bytes,
+                times=budgets.times,
+            )
+            for name in budgets.devices:
+                its = found.setdefault(name, {})
+                if len(its) < MAX_PLANNED:
+                    its.setdefault(digest, planned)
+    return {
+        name: tuple(sorted(its.values(), key=lambda of: (of.placement, of.fragment)))
+        for name, its in found.items()
+    }

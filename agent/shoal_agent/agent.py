@@ -53,7 +53,7 @@ from shoal_protocol.services import SessionClient, add_peer_service
 from shoal_protocol.speeds import UNKNOWN_SPEED, report_link, speed_message
 from shoal_protocol.supervision import supervise
 from shoal_protocol.threads import in_thread
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import Bytes, format_bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
 if TYPE_CHECKING:
@@ -76,7 +76,6 @@ class Agent:
         """Scans the cache and warms ONNX Runtime up; raises `OSError`."""
         self.settings = settings
         self.name = settings.name
-        self.largest_budget_bytes = settings.budget
         self.counters = Counters()
         self.uplink = Uplink(
             settings.link_rate,
@@ -91,6 +90,10 @@ class Agent:
         )
         self._incarnation = time.time_ns()
         self._machine = Machine()
+        # What is told later may be more than the budget of now.
+        self.largest_budget_bytes = (
+            settings.budget if settings.budget_file is None else Bytes(self._machine.physical_bytes)
+        )
         self._meter = MemoryMeter()
         spill_bytes = settings.cache_bytes // 4
         self._spill_bytes = spill_bytes
@@ -240,7 +243,7 @@ class Agent:
             self.tasks,
             self.uplink,
             self.counters,
-            limit_bytes=settings.budget,
+            limit_bytes=self.largest_budget_bytes,
         )
         listener = Listener(
             lambda server: add_peer_service(server, peers), connections=_CONNECTIONS
@@ -387,17 +390,18 @@ class Agent:
             raise SessionBroken(await why_unreachable(channel)) from error
         self._follower.find_libraries()
         floor = await self.fragments.processor.call(self._meter.settle, LIBRARY_RESERVE_BYTES)
-        self._check_limit(floor)
+        budget = await self._follower.catch_up()
+        self._check_limit(floor, budget)
         await self._follower.settled()
         self._settled = True
-        log.info("floor %s, budget %s", format_bytes(floor), format_bytes(self.settings.budget))
+        log.info("floor %s, budget %s", format_bytes(floor), format_bytes(budget))
 
-    def _check_limit(self, floor: int) -> None:
+    def _check_limit(self, floor: int, budget: int) -> None:
         """A container's limit is what the idle agent is allowed plus the budget. One that takes
         more would be killed in the midst of its work: it says so, and takes none. In local mode
         (`exit_with_parent`) the runner measures the floor first and sets the limit.
         """
-        limit, budget = self._machine.memory_limit_bytes(), self.settings.budget
+        limit = self._machine.memory_limit_bytes()
         if limit is None or self.settings.exit_with_parent or floor + budget <= limit:
             return
         raise SessionBroken(
@@ -426,6 +430,7 @@ class Agent:
 
     def _evicted(self, digest: str, reason: str) -> None:
         log.warning("gave up %s: %s", digest, reason)
+        self.counters.evictions += 1
         if self._session is not None:
             self._session.evicted(digest, reason)
 

@@ -13,6 +13,7 @@ import grpc
 
 from shoal_agent import __version__
 from shoal_agent.enrolment.identity import Enrolment
+from shoal_agent.memory.told_budgets import read_budget
 from shoal_agent.telemetry.machine import Machine
 from shoal_agent.transport.addresses import reached_at
 from shoal_protocol.arguments import (
@@ -67,6 +68,7 @@ class Settings:
     cache_bytes: Bytes
     speed: Path | None
     budget: Bytes
+    budget_file: Path | None
     single: bool
     threads: int | None
     metrics: tuple[str, int] | None
@@ -112,6 +114,8 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     values.enrolment = None
     if values.join is not None:
         _join(parser, values)
+    if values.budget_file is not None:
+        _read_budget(parser, values)
     for option in ("coordinator", "budget"):
         if getattr(values, option) is None:
             parser.error(f"the following arguments are required: --{option} (or a join line)")
@@ -124,6 +128,17 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     if values.enrolment is not None:
         values.credentials = values.enrolment.credentials
     return Settings(**{each.name: getattr(values, each.name) for each in fields(Settings)})
+
+
+def _read_budget(parser: argparse.ArgumentParser, values: argparse.Namespace) -> None:
+    """The budget to start with, in a file that may say another later."""
+    if values.budget is not None:
+        parser.error("--budget-file excludes --budget")
+    try:
+        text = values.budget_file.read_text()
+        values.budget = read_budget(text, Machine().physical_bytes)
+    except (OSError, ValueError) as error:
+        parser.error(f"argument --budget-file: {values.budget_file}: {error}")
 
 
 def _join(parser: argparse.ArgumentParser, values: argparse.Namespace) -> None:
@@ -229,6 +244,13 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="QUANTITY",
         help="memory for weights, activations and workspace, above the idle agent: 24Mi, 1.5G "
         "(default with a join line: half of this machine's memory)",
+    )
+    group.add_argument(
+        "--budget-file",
+        type=Path,
+        metavar="FILE",
+        help="the same in a file, which is read again and again: a budget that is written there is "
+        "adopted while the agent runs",
     )
     group.add_argument(
         "--residency",

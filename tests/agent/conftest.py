@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from agent.control_groups import control_group
 from agent.forking import ForkedProcess, ForkServer
 from agent.in_process import Thread, make_fragments
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
@@ -96,6 +97,13 @@ def folder() -> Iterator[Path]:
     yield path
     if not os.environ.get("KEEP"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group whose memory is limited."""
+    with control_group() as made:
+        yield made
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ def make_fragments(
     budget: int = BUDGET,
     kind: type[Runtime] = Runtime,
     clock: Callable[[], float] = perf_counter,
+    on_evicted: Callable[[str, str], None] = lambda *_: None,
 ) -> Fragments:
     """Fragments over a cache that holds what the test wrote to the folder. `clock` says how long
     the processor has rested."""
@@ -54,5 +55,5 @@ def make_fragments(
         runtime=runtime,
         processor=Processor(runtime, processor, clock=clock),
         counters=Counters(),
-        on_evicted=lambda *_: None,
+        on_evicted=on_evicted,
     )

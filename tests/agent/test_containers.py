@@ -7,13 +7,13 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agent.conftest import SOURCES
+from agent.control_groups import LIMIT, charged, limit
 from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
 from agent.test_huge_pages import advised
@@ -21,23 +21,6 @@ from agent.test_memory_in_blocks import run
 from shoal_agent.telemetry import machine
 from shoal_agent.telemetry.machine import Machine
 from shoal_agent.transport.addresses import advertised
-
-LIMIT = 600 << 20
-
-
-ROOTS = {
-    Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes",
-    Path("/sys/fs/cgroup"): "memory.max",
-}
-
-
-def limit(group: Path, size: int) -> None:
-    (group / ROOTS[group.parent]).write_text(str(size))
-
-
-def charged(group: Path) -> int:
-    usage = {"memory.limit_in_bytes": "memory.usage_in_bytes", "memory.max": "memory.current"}
-    return int((group / usage[ROOTS[group.parent]]).read_text())
 
 
 def with_a_library(folder: Path, size: int) -> Path:
@@ -55,24 +38,6 @@ def with_a_library(folder: Path, size: int) -> Path:
         f"read = int(numpy.frombuffer(library, numpy.uint8)[::4096].sum())\n"
     )
     return folder
-
-
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A control group whose memory is limited, of whichever version there is."""
-    for root, name in ROOTS.items():
-        folder = root / f"shoal-test-{os.getpid()}"
-        try:
-            folder.mkdir()
-            if (folder / name).exists():
-                limit(folder, LIMIT)
-                yield folder
-                folder.rmdir()
-                return
-            folder.rmdir()
-        except OSError:
-            continue
-    pytest.skip("no control group for memory can be made here: not root, or no controller")
 
 
 @pytest.mark.real
@@ -203,8 +168,8 @@ def test_a_group_of_either_version_says_what_it_allows_and_how_often_that_was_to
         ("memory.max", "memory.current", "memory.events", events),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.failcnt", "7\n"),
     )
-    for limit, usage, hits, text in versions:
-        for name, content in ((limit, "4096\n"), (usage, "512\n"), (hits, text)):
+    for allowed, usage, hits, text in versions:
+        for name, content in ((allowed, "4096\n"), (usage, "512\n"), (hits, text)):
             (tmp_path / name).write_text(content)
         found = Machine()
         assert found.memory_limit_bytes() == 4096
@@ -212,7 +177,7 @@ def test_a_group_of_either_version_says_what_it_allows_and_how_often_that_was_to
         assert found.memory_limit_hits() == 7
         (tmp_path / hits).unlink()
         assert found.memory_limit_hits() == 0
-        (tmp_path / limit).unlink()
+        (tmp_path / allowed).unlink()
 
 
 @pytest.mark.real

@@ -84,13 +84,13 @@ def test_parts_work_in_what_they_worked_in_for_the_item_before(
     another grant it is not known, and all is given back."""
     made, kept = made_in(tmp_path, (0, 2)), list[int]()
     runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=64 * MIB)
-    keep = runtime._region.keep
+    keep = runtime._arena.region.keep
 
     def noted(size_bytes: int) -> bool:
         kept.append(size_bytes)
         return keep(size_bytes)
 
-    monkeypatch.setattr(runtime._region, "keep", noted)
+    monkeypatch.setattr(runtime._arena.region, "keep", noted)
     runtime.open("f", made.folder, made.least_bytes)
 
     def kept_by(x: dict[str, np.ndarray]) -> list[int]:
@@ -162,7 +162,7 @@ def test_the_first_block_works_in_what_the_last_one_has_left_where_nothing_is_ke
 def region() -> Iterator[WorkingRegion]:
     """One that nobody works in."""
     runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=64 * MIB)
-    yield runtime._region
+    yield runtime._arena.region
     runtime.shrink()
 
 

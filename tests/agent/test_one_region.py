@@ -72,9 +72,9 @@ def test_the_region_can_be_had_as_a_whole_once_models_have_run() -> None:
     """Its pages can be given back then, and what blocks work in stays in memory."""
     runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=48 * MIB + 300)
     runtime.rehearse()
-    with runtime._ballast.hold(MIB):
+    with runtime._arena.ballast.hold(MIB):
         pass
-    assert reserved(runtime._region.size_bytes) is not None
+    assert reserved(runtime._arena.region.size_bytes) is not None
     runtime.shrink()
 
 
@@ -147,7 +147,7 @@ class Trials:
 @pytest.fixture
 def ballast() -> Iterator[Ballast]:
     runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=16 * MIB)
-    yield runtime._ballast
+    yield runtime._arena.ballast
     runtime.shrink()
 
 

@@ -28,6 +28,7 @@ from shoal_agent.memory.residency import (
 )
 from shoal_agent.memory.trials import need_of_stopped
 from shoal_agent.runtime.batches import Batches
+from shoal_agent.runtime.enlarging import Enlarging
 from shoal_agent.runtime.failures import Exceeded, NotResident, OverBudget
 from shoal_agent.runtime.gathered_rows import GatheredRows
 from shoal_agent.runtime.granting import Granting, finish
@@ -43,7 +44,7 @@ from shoal_agent.runtime.spilling import Spilling
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.buffers import Buffers, nothing_arrives
-from shoal_protocol.frame_sizes import FETCH_BYTES, MAXIMUM_PAYLOAD_BYTES
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_apart, format_bytes
 
@@ -77,6 +78,9 @@ class Fragments:
         self.batches = Batches(ledger, processor, runtime, make_room, self.end_move)
         self._turn = asyncio.Lock()
         self._loading: dict[str, asyncio.Event] = {}
+        self._enlarging = Enlarging(
+            ledger, runtime, processor, self._turn, self._loading, self._close
+        )
         self._evicting: set[asyncio.Task[None]] = set()
         self._measured: set[str] = set()
         self._gathered = GatheredRows(ledger, processor, runtime, make_room)
@@ -160,18 +164,8 @@ class Fragments:
             return UnloadResult(freed, perf_counter() - started, process_time() - used)
 
     async def prefetch(self, digest: str, sources: Sequence[Source]) -> Fetched:
-        """Bring a fragment into the cache, where there is room for what gRPC receives ahead
-        meanwhile: nothing else is granted for it. Raises as `load` does."""
-        if digest in self.cache:
-            return Fetched(0, 0.0)
-        if not self.request_move(FETCH_BYTES):
-            need, have = format_apart(FETCH_BYTES, self.ledger.free)
-            reason = f"{short(digest)} is not fetched now: needs {need} on its way, have {have}"
-            raise OverBudget(FETCH_BYTES, self.ledger.free, reason)
-        try:
-            return await self._fetcher.fetch_ahead(digest, sources)
-        finally:
-            self.end_move(FETCH_BYTES)
+        """Bring a fragment into the cache, where there is room for that. Raises as `load` does."""
+        return await self.opening.prefetch(digest, sources, self.request_move, self.end_move)
 
     async def run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
         """Run a resident fragment on one item's tensors, and measure it. Raises `NotResident`,
@@ -301,14 +295,19 @@ class Fragments:
 
     async def change_budget(self, budget_bytes: int) -> None:
         """There is more or less memory from now on. On return, what had to leave memory has left
-        it, but for what moves; and fragments have what that has left to them."""
+        it, but for what moves; and fragments have what that has left to them. For more than ever
+        before, all are given up, to be loaded with it."""
         await self._gathered.drop_all()
-        log.warning("the budget is %s now", format_bytes(budget_bytes))
-        self.processor.note_budget()
-        self.batches.take_back()
-        self.buffers.give_back()
-        tune_allocator(budget_bytes)
-        self._carry_out(self.ledger.change_budget(Bytes(budget_bytes)))
+        budget, gone = await self._enlarging.make_room(budget_bytes)
+        if budget is not None:
+            log.warning("the budget is %s now", format_bytes(budget))
+            self.processor.note_budget()
+            self.batches.take_back()
+            self.buffers.give_back()
+            tune_allocator(budget)
+            self._carry_out(self.ledger.change_budget(Bytes(budget)))
+        for digest in gone:
+            self._on_evicted(digest, "there is more memory than ever before to load it with")
         while changing := self.spilling.tasks | self._granting.tasks | self._evicting:
             await asyncio.gather(*map(asyncio.shield, changing), return_exceptions=True)
         self._carry_out(self.ledger.lend())
@@ -446,5 +445,4 @@ class Fragments:
         # Loads that come after this wait until the memory is back.
         async with self._turn:
             await self._close(digest)
-        self._counters.evictions += 1
         self._on_evicted(digest, reason)

@@ -31,8 +31,6 @@ from shoal_agent.memory.allocation import Point
 from shoal_agent.memory.residency import short
 from shoal_agent.memory.swapping import grant_curve
 from shoal_agent.runtime import rehearsal_model
-from shoal_agent.runtime.arena import WorkingRegion, register_arena
-from shoal_agent.runtime.ballast import Ballast
 from shoal_agent.runtime.beside_arena import Beside
 from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.blocks import Blocks
@@ -57,6 +55,7 @@ from shoal_agent.runtime.runs import OpenFragment, Runs
 from shoal_agent.runtime.sessions import open_session, opens, options_of
 from shoal_agent.runtime.whole_fragment import Whole, WholeFragment, whole_of
 from shoal_agent.runtime.widening import Widening
+from shoal_agent.runtime.working_arena import WorkingArena
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.tensors import Array
 
@@ -77,8 +76,8 @@ class Runtime:
         limit_bytes: int,
         free: Callable[[], int] | None = None,
     ) -> None:
-        """`limit_bytes` is the largest budget there will be; `free` says what of the present one
-        nobody was granted; None: what is not in use."""
+        """`limit_bytes` is the largest budget there will be before `enlarge`; `free` says what of
+        the present one nobody was granted; None: what is not in use."""
         self._meter = meter
         self.threads = threads
         self._processor_clock = thread_time if threads == 1 else process_time
@@ -90,11 +89,18 @@ class Runtime:
         self._passing = InPassing(meter)
         self._runs = Runs(meter, self._processor_clock, self._passing.begin_peak, self.shrink)
         onnxruntime.set_default_logger_severity(4)
-        self._limit_bytes, self._arena_bytes = limit_bytes, register_arena(limit_bytes)
-        self._free = free or (lambda: self._limit_bytes - meter.used_at_most_bytes())
-        tiny = self._session(rehearsal_model.tiny_model())
-        self._ballast = Ballast(tiny, meter, limit_bytes, self._arena_bytes)
-        self._region = WorkingRegion(limit_bytes, self.shrink, self._shares_arena)
+        self._free = free or (lambda: self.limit_bytes - meter.used_at_most_bytes())
+        self._arena = WorkingArena(meter, limit_bytes, threads, self._widening)
+        self.shrink()
+
+    @property
+    def limit_bytes(self) -> int:
+        """The largest budget that there may be."""
+        return self._arena.limit_bytes
+
+    def enlarge(self, limit_bytes: int) -> None:
+        """Have room for a larger budget, while no fragment is open."""
+        self._arena = self._arena.enlarged(limit_bytes)
         self.shrink()
 
     def rehearse(self) -> None:
@@ -162,12 +168,12 @@ class Runtime:
             if soon:
                 blocks = blocks.unpacked_first(granted_bytes)
             sessions = opens(threads, in_order=runs_in_order(folder))
-            return BlockFragment(blocks, granted_bytes, sessions, self._region)
+            return BlockFragment(blocks, granted_bytes, sessions, self._arena.region)
         whole = self._whole(folder, granted_bytes, prepared)
         return whole.open(whole.options(self.threads))
 
     def _whole(self, folder: Path, granted_bytes: int | None, prepared: Prepared) -> Whole:
-        spare_bytes = self._limit_bytes - (granted_bytes or 0)
+        spare_bytes = self.limit_bytes - (granted_bytes or 0)
         return whole_of(folder, prepared.whole, granted_bytes, spare_bytes)
 
     def grant(self, digest: str, granted_bytes: int) -> None:
@@ -269,18 +275,18 @@ class Runtime:
             read_bytes = 0 if is_known and not is_larger else fragment.keep_nothing_once()
             placed = {} if is_larger else fragment.destinations(feed)
             beside = Beside(self._meter, feed, placed, weights, read_bytes)
-            held = beside.held_back(self._arena_bytes, limit_bytes, is_larger=is_larger)
+            held = beside.held_back(self._arena.size_bytes, limit_bytes, is_larger=is_larger)
             # Blocks decide that themselves. What is on its way from the disk cannot be dropped.
             whole = () if in_blocks else fragment.weight_pages()
             try:
-                with self._ballast.hold(held), nothing_read_ahead(whole):
+                with self._arena.ballast.hold(held), nothing_read_ahead(whole):
                     bring_in(beside.on_disk)
                     return self._runs.run_guarded(
                         fragment, feed, stopper, limit_bytes, weights, placed
                     )
             finally:  # the arena has the place of weights, which the next run reads
                 self.shrink()
-        return self._runs.run(fragment, feed, stopper, self._limit_bytes)
+        return self._runs.run(fragment, feed, stopper, self.limit_bytes)
 
     def open_and_try(
         self,
@@ -313,7 +319,7 @@ class Runtime:
                     fragment, feed, stopper, limit_bytes, planned_bytes=planned_bytes
                 )
 
-            peak = self._ballast.least_peak(
+            peak = self._arena.ballast.least_peak(
                 run,
                 before + granted_bytes,
                 limit_bytes,
@@ -394,11 +400,7 @@ class Runtime:
 
     def shrink(self) -> None:
         """Give back what neither fragments nor activations hold."""
-        self._ballast.empty_arena()
-
-    def _shares_arena(self) -> bool:
-        """Whether some is held back, or taken by what is being opened beside a run."""
-        return self._ballast.holds or self._widening.under_way
+        self._arena.ballast.empty_arena()
 
     def _session(self, model: bytes) -> onnxruntime.InferenceSession:
         return open_session(model, options_of(AS_IT_IS, self.threads))

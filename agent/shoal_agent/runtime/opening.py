@@ -8,13 +8,13 @@ One whose trial has ended this agent a moment ago is taken to need more (`trial_
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from shoal_agent.cache.disk import FragmentCache
-from shoal_agent.cache.fetching import Fetcher, Source
+from shoal_agent.cache.fetching import Fetched, Fetcher, Source
 from shoal_agent.memory.allocation import Point
 from shoal_agent.memory.residency import Ledger, short
 from shoal_agent.memory.trials import Trial, is_worth_a_trial, need_of_stopped, next_grant
@@ -29,6 +29,7 @@ from shoal_agent.runtime.processor import Processor
 from shoal_agent.runtime.trial_marks import MarkedTrial, TrialMarks
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.buffers import nothing_arrives
+from shoal_protocol.frame_sizes import FETCH_BYTES
 from shoal_protocol.manifest import UNKNOWN_SIZES, FragmentDamaged
 from shoal_protocol.seen_sizes import is_within
 from shoal_protocol.tensors import Array
@@ -115,6 +116,26 @@ class Opening:
         self._ran: dict[str, Trial] = {}
         self._unknown: dict[str, Mapping[str, tuple[int, ...] | None]] = {}
         self._marks = TrialMarks(cache.folder.with_name(_MARK))
+
+    async def prefetch(
+        self,
+        digest: str,
+        sources: Sequence[Source],
+        request_move: Callable[[int], bool],
+        end_move: Callable[[int], None],
+    ) -> Fetched:
+        """Bring a fragment into the cache, where there is room for what gRPC receives ahead
+        meanwhile: nothing else is granted for it. Raises as `open` does."""
+        if digest in self._cache:
+            return Fetched(0, 0.0)
+        if not request_move(FETCH_BYTES):
+            need, have = format_apart(FETCH_BYTES, self._ledger.free)
+            reason = f"{short(digest)} is not fetched now: needs {need} on its way, have {have}"
+            raise OverBudget(FETCH_BYTES, self._ledger.free, reason)
+        try:
+            return await self._fetcher.fetch_ahead(digest, sources)
+        finally:
+            end_move(FETCH_BYTES)
 
     async def open(self, digest: str, granted_bytes: int, sources: Sequence[Source]) -> Opened:
         """Raises `OverBudget`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,

@@ -44,6 +44,7 @@ class Machine:
         self.architecture = platform.machine()
         self.share = self._share()
         self.processors = max(1, round(self.share + 0.499))
+        self.physical_bytes = _meminfo().get("MemTotal", 0)
         self.memory_bytes = self._memory_bytes()
 
     def read(self) -> Telemetry:
@@ -78,9 +79,8 @@ class Machine:
         return count
 
     def _memory_bytes(self) -> int:
-        total = _meminfo().get("MemTotal", 0)
         limit = self.memory_limit_bytes()
-        return total if limit is None else min(total, limit)
+        return self.physical_bytes if limit is None else min(self.physical_bytes, limit)
 
     def _memory_available_bytes(self) -> int | None:
         available = _meminfo().get("MemAvailable")

@@ -20,6 +20,7 @@ from pool import read_results
 
 from cli.transfer.servers import serve_s3
 from cluster_fixtures import MIB
+from e2e.agents import agents_of, allowance, have_adopted, limit_is_lowered
 from e2e_cluster import (
     CHART,
     IMAGES,
@@ -28,7 +29,6 @@ from e2e_cluster import (
     ROOT,
     SHAPES,
     SYSTEM,
-    Json,
     ShoalOnNodes,
 )
 from parity_with_whole import TOLERANCE
@@ -130,23 +130,6 @@ def test_agents_are_on_different_nodes_and_their_limits_follow_their_floors(
         (container,) = pod["status"]["containerStatuses"]
         assert container["restartCount"] == 0
         assert read.condition("device", device, "WithinBudget")["status"] == "True"
-
-
-def limit_is_lowered(shoal: ShoalOnNodes, pod: Json, device: str, allowed: int) -> bool:
-    """By the kernel, and as the Device shows it."""
-    shown: int = shoal.get("device", device)["status"].get("limitBytes", 0)
-    return shoal.memory_of(pod).limit == shown < allowed
-
-
-def allowance(shoal: ShoalOnNodes) -> int:
-    """What the chart allows an idle agent, in bytes."""
-    (quantity,) = [
-        line.split()[1]
-        for line in shoal.helm("get", "values", RELEASE, "--all").splitlines()
-        if line.strip().startswith("floor:")
-    ]
-    assert quantity.endswith("Mi")
-    return int(quantity.removesuffix("Mi")) * MIB
 
 
 def test_an_idle_agent_takes_less_than_the_chart_allows_it(read: ShoalOnNodes) -> None:
@@ -306,13 +289,51 @@ def test_a_job_reads_from_a_bucket_and_writes_to_it(read: ShoalOnNodes, tmp_path
         assert read.difference(results) <= TOLERANCE
 
 
-def test_a_job_goes_on_through_an_upgrade_of_everything(read: ShoalOnNodes) -> None:
-    inputs = read.volume("lines")
+def give_many(shoal: ShoalOnNodes) -> None:
+    """Each line `TIMES` times, in the folder `many`."""
+    inputs = shoal.volume("lines")
     many = inputs / "many"
-    many.mkdir()
+    many.mkdir(exist_ok=True)
     for line in sorted((inputs / "in").iterdir()):
         for number in range(TIMES):
-            os.link(line, many / f"{number:02}-{line.name}")
+            with contextlib.suppress(FileExistsError):
+                os.link(line, many / f"{number:02}-{line.name}")
+
+
+def test_a_budget_that_is_edited_during_a_job_is_adopted_and_nobody_is_started_again(
+    read: ShoalOnNodes,
+) -> None:
+    give_many(read)
+    before = agents_of(read)
+    read.apply(read.job("moved", inputs={"uri": "pvc://lines/many"}, parallelism=1))
+    read.wait_until("the job runs", lambda: "StartedJob" in read.events("InferenceJob", "moved"))
+    for size in (40 * MIB, 18 * MIB, BUDGET):
+        edit = {"spec": {"budget": {"memory": str(size)}}}
+        read.kubectl("patch", "devicepool", "shelf", "--type=merge", f"--patch={json.dumps(edit)}")
+        read.wait_until(f"all have {size // MIB} MiB", partial(have_adopted, read, size))
+        done = read.get("inferencejob", "moved")["status"]["items"]["succeeded"]
+        print(f"{size // MIB} MiB adopted with {done} items done")
+        read.wait("devicepool/shelf")
+    try:
+        read.wait("inferencejob/moved", "Complete", seconds=300)
+    except AssertionError:
+        print(read.story_of("inferencejob/moved"))
+        raise
+    assert read.get("inferencejob", "moved")["status"]["items"]["succeeded"] == ITEMS * TIMES
+    check_results(read, "moved")
+    assert agents_of(read) == before, "the same pods, and no container was started again"
+    for pod in read.pods("agent"):
+        device = f"shelf-{pod['spec']['nodeName']}"
+        lowered = partial(limit_is_lowered, read, pod, device, allowance(read) + BUDGET)
+        read.wait_until(f"the limit of {device} is lowered", lowered)
+        memory, floor = read.memory_of(pod), read.get("device", device)["status"]["floorBytes"]
+        assert 2 * MIB <= memory.limit - BUDGET - floor < 6 * MIB
+        assert memory.kills == 0
+        assert read.condition("device", device, "WithinBudget")["status"] == "True"
+
+
+def test_a_job_goes_on_through_an_upgrade_of_everything(read: ShoalOnNodes) -> None:
+    give_many(read)
     read.apply(read.job("long", inputs={"uri": "pvc://lines/many"}, parallelism=2))
     read.wait_until("the job runs", lambda: "StartedJob" in read.events("InferenceJob", "long"))
     for node in read.cluster.nodes.values():
@@ -345,7 +366,7 @@ def test_a_job_goes_on_through_an_upgrade_of_everything(read: ShoalOnNodes) -> N
     assert read.events("InferenceJob", "long").count("StartedJob") == 1
     read.wait_until("its end is told", lambda: "FinishedJob" in read.events("InferenceJob", "long"))
     assert read.events("InferenceJob", "long").count("FinishedJob") == 1
-    check_results(read)
+    check_results(read, "long")
     read.wait_until("everything is of the new version", lambda: images(read) == ALL_NEXT)
     read.wait("devicepool/shelf")
 
@@ -379,9 +400,9 @@ def images(shoal: ShoalOnNodes) -> list[str]:
     return [pod["spec"]["containers"][0]["image"].rpartition(":")[2] for pod in pods]
 
 
-def check_results(shoal: ShoalOnNodes) -> None:
+def check_results(shoal: ShoalOnNodes, job: str) -> None:
     """Each line was read as often as it was given, and each time as the first job read it."""
-    found = read_results(shoal.volume("lines") / "long")
+    found = read_results(shoal.volume("lines") / job)
     first = read_results(shoal.volume("lines") / "out")
     assert len(found) == ITEMS * TIMES
     for number, result in enumerate(found):

@@ -1,7 +1,7 @@
 {{- /*
 What the operator may do, and why; what it watches it need not get. Nothing is allowed that is not asked for here, and nothing is
 asked for that the operator does not do: it never lists Secrets, never writes roles or nodes, of pods
-nothing but their resources, and never executes in a pod. What it makes is applied server-side, which takes create and patch; what an
+nothing but their resources and one annotation, and never executes in a pod. What it makes is applied server-side, which takes create and patch; what an
 object of ours owns, Kubernetes deletes with it.
 */ -}}
 
@@ -55,11 +55,12 @@ object of ours owns, Kubernetes deletes with it.
 - apiGroups: [apps]
   resources: [daemonsets]
   verbs: [list, watch, create, patch, delete]
-# Why a pod of a pool does not start (image, OOMKilled, no node), and on which node an agent is.
+# Why a pod of a pool does not start (image, OOMKilled, no node), and on which node an agent is; and
+# an agent's budget, an annotation of its pod, when that of its pool is edited.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list]
-# An agent's memory limit follows the floor that it has measured, while it runs.
+  verbs: [get, list, patch]
+# An agent's memory limit follows the floor that it has measured and its budget, while it runs.
 - apiGroups: [""]
   resources: [pods/resize]
   verbs: [patch]

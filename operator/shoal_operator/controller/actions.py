@@ -16,6 +16,7 @@ from shoal_api.writing import write
 from shoal_operator.controller.api import (
     Api,
     ApiError,
+    Conflict,
     NotFound,
     Rejected,
     Unavailable,
@@ -38,7 +39,9 @@ from shoal_operator.reconcile.decision import (
     Note,
     ObjectKey,
     Resize,
+    TellBudget,
 )
+from shoal_operator.reconcile.names import BUDGET
 from shoal_operator.reconcile.resources import BY_KIND, POD, key_of
 
 logger = logging.getLogger(__name__)
@@ -64,6 +67,7 @@ class Actions:
     leads: Callable[[], bool] = field(kw_only=True)
     _events: Events = field(init=False)
     _applied: dict[ObjectName, tuple[str, Applied]] = field(default_factory=dict)
+    _not_resized: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._events = Events(self.api)
@@ -75,7 +79,8 @@ class Actions:
 
     def forget(self, name: ObjectName) -> None:
         """An object is gone."""
-        self._applied.pop(name, None)
+        uid, _ = self._applied.pop(name, ("", None))
+        self._not_resized.pop(uid, None)
 
     async def carry_out(self, own: Own, decision: Decision) -> bool:
         """Do what was decided about an object; whether something but its status has changed.
@@ -129,7 +134,11 @@ class Actions:
     def _remember(self, own: Own, decision: Decision, refused: tuple[str, ...]) -> bool:
         """Remember what was refused; whether the next decision will report something else."""
         before = self.applied(own)
-        applied = Applied(generation=own.identity.generation, refused=refused)
+        applied = Applied(
+            generation=own.identity.generation,
+            refused=refused,
+            not_resized=self._not_resized.get(own.identity.uid, ""),
+        )
         self._applied[own.name] = (own.identity.uid, applied)
         reasons = {each.reason for each in decision.status.conditions}
         return applied != before and bool(refused or reasons & {APPLYING, NOT_APPLIED})
@@ -146,8 +155,10 @@ class Actions:
             yield _named(key_of(child)), partial(self.children.apply, child, identity)
         for each in decision.devices:
             yield _named(key_of(each.device)), partial(self._device, each, identity)
+        for budget in decision.budgets:
+            yield f"Pod {budget.pod}", partial(self._tell, identity.namespace, budget)
         if decision.resizes:
-            yield "to resize pods", partial(self._resize, identity.namespace, decision.resizes)
+            yield "to resize pods", partial(self._resize, identity, decision.resizes)
         for key in decision.removals:
             yield f"to delete {_named(key)}", partial(self.children.remove, key)
         for call in decision.calls:
@@ -170,11 +181,26 @@ class Actions:
             await self._events.post(state.identity, child.notes)
         return changed
 
-    async def _resize(self, namespace: str, resizes: Sequence[Resize]) -> bool:
+    async def _tell(self, namespace: str, budget: TellBudget) -> bool:
+        """Write a budget where its agent reads it, unless somebody has written there meanwhile."""
+        metadata = {
+            "name": budget.pod,
+            "namespace": namespace,
+            "uid": budget.uid,
+            "resourceVersion": budget.version,
+            "annotations": {BUDGET: str(budget.budget_bytes)},
+        }
+        try:
+            await self.api.apply(POD.manifest(metadata))
+        except Conflict:
+            return False  # it is read again
+        return True
+
+    async def _resize(self, owner: Identity, resizes: Sequence[Resize]) -> bool:
         """Resize pods in place, up to the first that the cluster refuses: it may be too old for
-        that (Kubernetes lowers memory limits from 1.34 on), and nothing depends on it.
+        that (Kubernetes lowers memory limits from 1.34 on).
         """
-        changed = False
+        changed, namespace, why_not = False, owner.namespace, ""
         for each in resizes:
             memory = {"memory": str(each.memory_bytes)}
             resources = {"limits": memory, "requests": memory}
@@ -186,8 +212,13 @@ class Actions:
                 await self.api.apply(manifest, "resize")
                 changed = True
             except (NotFound, Rejected) as error:
+                if isinstance(error, NotFound) and each.pod in error.message:
+                    continue  # it is gone
                 logger.info("memory limits stay as they are: %s", error)
+                why_not = error.message
                 break
+        changed |= self._not_resized.get(owner.uid, "") != why_not
+        self._not_resized[owner.uid] = why_not
         return changed
 
     async def _apply_status(self, identity: Identity, status: Manifest) -> Identity:

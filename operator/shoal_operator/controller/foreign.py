@@ -11,9 +11,9 @@ from sys import intern
 from typing import Final
 
 from shoal_api.schema import GROUP
-from shoal_operator.reconcile.names import OWNER_UID, TEMPLATE
+from shoal_operator.reconcile.names import BUDGET, OWNER_UID, TEMPLATE
 from shoal_operator.reconcile.snapshot import Node, WorkerPhase, Workload
-from shoal_protocol.units import Bytes, parse_quantity
+from shoal_protocol.units import Bytes, parse_quantity, parse_whole
 
 APPLIED: Final = "shoal.dev/applied"
 """Annotation of a child: digest of the manifest as it was applied."""
@@ -175,14 +175,18 @@ def workload_state(document: Mapping[str, object]) -> WorkloadState:
         wanted = raw.table("spec").number("replicas")
         ready, updated = status.number("readyReplicas"), status.number("updatedReplicas")
     labels = raw.table("spec", "selector", "matchLabels").texts()
+    annotations = raw.table("metadata", "annotations")
+    in_place = raw.table("spec", "updateStrategy").text("type") == "OnDelete"
     workload = Workload(
         name=identity.name,
         wanted=wanted,
         ready=ready,
-        current=seen and updated >= wanted,
+        current=seen and (in_place or updated >= wanted),
         updated=updated if seen else 0,
-        template=raw.table("metadata", "annotations").text(TEMPLATE),
+        template=annotations.text(TEMPLATE),
         message=raw.condition("ReplicaFailure").text("message"),
+        budget_bytes=Bytes(parse_whole(annotations.text(BUDGET)) or 0),
+        in_place=in_place,
     )
     return WorkloadState(
         identity=identity,

@@ -166,7 +166,10 @@ class Snapshots:
             ),
             enrolment_authority=self.enrolment_authority(),
         )
-        return replace(snapshot, pods=await self._agent_pods.read(snapshot))
+        snapshot = replace(snapshot, pods=await self._agent_pods.read(snapshot))
+        if self._agent_pods.are_adopting(snapshot):
+            reader.requeue(REQUEUE_SECONDS)
+        return snapshot
 
     async def _placement(self, reader: Reader, placement: Placement) -> PlacementSnapshot:
         namespace, pool = namespace_of(placement), placement.spec.pool_ref.name

@@ -10,10 +10,15 @@ first.
 An edit or an upgrade replaces agents a tenth at a time, one at least; nodes that are away do not
 count. Kubernetes does that within one DaemonSet. Where each node has its own, those that have to
 wait are not applied.
+
+A budget replaces nobody. The template has the newest, for pods to come; where nothing else has
+changed, pods stay when it changes (`OnDelete`), and agents adopt it while they run (`limits`). Only
+where the cluster does not resize their pods are they replaced for it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from shoal_api.kinds import DevicePool
@@ -30,10 +35,12 @@ from shoal_operator.reconcile.manifests import (
     labels_of,
     manifest,
     pod_template,
+    resources,
     scratch,
     served,
 )
 from shoal_operator.reconcile.names import (
+    AGENT,
     AGENTS,
     BUDGET,
     ENROLMENT_AUDIENCE,
@@ -49,8 +56,6 @@ from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, Node, Unreacha
 from shoal_operator.reconcile.workers import coordinator_address
 from shoal_protocol.units import Bytes
 
-AGENT: Final = "agent"
-"""The name of the container."""
 _CLASS_BYTES: Final = 16 << 20
 _LEAST_BYTES: Final = 1 << 20
 _SCRATCH_BYTES: Final = 64 << 20
@@ -60,6 +65,10 @@ _GRACE_SECONDS: Final = 40
 _CACHE: Final = "/var/cache/shoal"
 _TOKEN: Final = "/var/run/secrets/shoal.dev"  # noqa: S105 - a folder
 _TRUST: Final = "/etc/shoal/enrolment"
+_TOLD: Final = "/etc/shoal/told"
+"""Where an agent reads its budget: the kubelet writes it there whenever the annotation changes."""
+_BUDGET: Final = "budget"
+_IN_PLACE: Final = "OnDelete"
 _RUN: Final = "/run/shoal"
 _IDENTITY: Final = f"{_RUN}/identity"
 """Made by the agent, for a volume's own folder is everybody's."""
@@ -71,7 +80,8 @@ _OF_KUBERNETES: Final = "node.kubernetes.io/"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSet:
     """A DaemonSet: its nodes and the budget on each. `away`: how many of the nodes are not Ready.
-    `template` is the mark of its pods' template.
+    `template` is the mark of its pods' template, whatever the budget. To apply it leaves pods as
+    they are (`in_place`), or else it may replace those that there are (`replaces`).
     """
 
     name: str
@@ -80,6 +90,30 @@ class AgentSet:
     away: int
     template: str
     manifest: Manifest
+    in_place: bool = False
+    replaces: bool = False
+
+
+class _There:
+    """The DaemonSets that there are, and those whose pods cannot have another budget in place."""
+
+    def __init__(self, sets: Iterable[Workload], refused: Container[str]) -> None:
+        self._sets = {each.name: each for each in sets}
+        self._refused = refused
+
+    def becomes(self, name: str, template: str, budget_bytes: Bytes) -> tuple[bool, bool]:
+        """Whether pods stay when a DaemonSet becomes what is wanted, and whether they are replaced;
+        neither where it is that already. Pods that are not of the template that is there are being
+        replaced: a budget that changes meanwhile comes with that."""
+        known = self._sets.get(name)
+        if known is None:
+            return False, False
+        if known.template == template:
+            if not known.in_place and known.budget_bytes == budget_bytes:
+                return False, False
+            if name not in self._refused and (known.in_place or known.current):
+                return True, False
+        return False, True
 
 
 # ---- which nodes ---------------------------------------------------------------------------------
@@ -130,19 +164,25 @@ def _tolerates(toleration: Toleration, key: str, value: str, effect: str) -> boo
 
 
 def agent_sets(
-    pool: DevicePool, nodes: Sequence[Node], settings: OperatorSettings
+    pool: DevicePool,
+    nodes: Sequence[Node],
+    settings: OperatorSettings,
+    there: Sequence[Workload] = (),
+    refused: Container[str] = (),
 ) -> tuple[AgentSet, ...]:
-    """The DaemonSets that there should be."""
+    """The DaemonSets that there should be. Of those that are `there`, the pods of `refused` cannot
+    have another budget in place."""
     budget, name = pool.spec.budget, pool.metadata.name
+    make = partial(_agent_set, pool, settings, _There(there, refused))
     if budget.memory is not None:
-        return (_agent_set(pool, settings, agent_name(name), budget.memory, nodes),)
+        return (make(agent_name(name), budget.memory, nodes),)
     assert budget.percent is not None, "the schema asks for one of the two"
     sets = []
     for node in nodes:
         size = _percent_of(node, budget.percent, settings)
         if size >= _LEAST_BYTES:
             own, place = agents_name(name, node.name), _on_node(node.name)
-            sets.append(_agent_set(pool, settings, own, Bytes(size), [node], affinity=place))
+            sets.append(make(own, Bytes(size), [node], affinity=place))
     return tuple(sets)
 
 
@@ -175,17 +215,17 @@ def agent_workloads(snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet]) -> t
 
 
 def _rollout(sets: Sequence[AgentSet], there: Sequence[Workload]) -> frozenset[str]:
-    """The DaemonSets that may be applied now: those that are new, or have their template already,
-    and of the others as many as may be replaced at once.
+    """The DaemonSets that may be applied now: those that replace nobody, and of the others as many
+    as may be replaced at once.
     """
-    marks = {each.name: each.template for each in sets}
-    known = {each.name: each for each in there if each.name in marks}
-    old = {name for name, each in known.items() if each.template != marks[name]}
+    wanted = {each.name for each in sets}
+    known = {each.name: each for each in there if each.name in wanted}
+    old = {each.name for each in sets if each.replaces}
     down = {name for name, each in known.items() if each.is_behind}
     away = {each.name for each in sets if each.away}
     idle = old & (down | away)  # Who does not run anyway loses nothing by it.
     room = max(0, _max_unavailable(len(sets)) - len(down - away - old))
-    return frozenset((marks.keys() - old) | idle | set(sorted(old - idle)[:room]))
+    return frozenset((wanted - old) | idle | set(sorted(old - idle)[:room]))
 
 
 def _max_unavailable(agents: int) -> int:
@@ -196,6 +236,7 @@ def _max_unavailable(agents: int) -> int:
 def _agent_set(
     pool: DevicePool,
     settings: OperatorSettings,
+    there: _There,
     name: str,
     budget_bytes: Bytes,
     nodes: Sequence[Node],
@@ -205,10 +246,12 @@ def _agent_set(
     labels = labels_of(pool, "agent") | {AGENTS: name}
     # Two DaemonSets of one pool must not take each other's pods for theirs.
     selector = pool_selector(pool, "agent") | {AGENTS: name}
+
+    agent = _container(pool, settings)
     template = pod_template(
         labels,
         settings.images,
-        [_container(pool, budget_bytes, settings)],
+        [agent],
         _volumes(pool, labels),
         serviceAccountName=agent_name(pool.metadata.name),
         terminationGracePeriodSeconds=_GRACE_SECONDS,
@@ -216,15 +259,20 @@ def _agent_set(
         tolerations=[write(each) for each in pool.spec.tolerations],
         **more,
     )
-    template["metadata"] = {"labels": labels, "annotations": {BUDGET: str(budget_bytes)}}
     mark, away = fingerprint([template]), sum(not node.ready for node in nodes)
+    # What follows is another with each budget.
+    template["metadata"] = {"labels": labels, "annotations": {BUDGET: str(budget_bytes)}}
+    agent["resources"] = _resources(settings.agent_floor + budget_bytes)
+    in_place, replaces = there.becomes(name, mark, budget_bytes)
     rolling = {"maxUnavailable": away + _max_unavailable(len(nodes))}
     spec = {
         "selector": {"matchLabels": selector},
-        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": rolling},
+        "updateStrategy": {"type": _IN_PLACE}
+        if in_place
+        else {"type": "RollingUpdate", "rollingUpdate": rolling},
         "template": template,
     }
-    annotations = {"annotations": {TEMPLATE: mark}}
+    annotations = {"annotations": {TEMPLATE: mark, BUDGET: str(budget_bytes)}}
     return AgentSet(
         name=name,
         budget_bytes=budget_bytes,
@@ -232,10 +280,18 @@ def _agent_set(
         away=away,
         template=mark,
         manifest=manifest(pool, "DaemonSet", name, labels, annotations, spec=spec),
+        in_place=in_place,
+        replaces=replaces,
     )
 
 
-def _container(pool: DevicePool, budget_bytes: Bytes, settings: OperatorSettings) -> Json:
+def _resources(memory_bytes: int) -> Json:
+    # It will use all of it, and must not be evicted first.
+    return resources(memory_bytes, memory_bytes)
+
+
+def _container(pool: DevicePool, settings: OperatorSettings) -> Json:
+    """An agent's, before anybody knows its budget."""
     spec = pool.spec
     command = (
         *("python", "-m", "shoal_agent"),
@@ -243,21 +299,20 @@ def _container(pool: DevicePool, budget_bytes: Bytes, settings: OperatorSettings
         *("--coordinator", coordinator_address(pool.metadata.name, namespace_of(pool))),
         # With a port, an IPv6 address would need brackets; without, the agent adds what it bound.
         *("--listen", f"0.0.0.0:{PEER_PORT}", "--advertise", "$(POD_IP)"),
-        *("--budget", str(budget_bytes), "--residency", spec.residency.value),
+        *("--budget-file", f"{_TOLD}/{_BUDGET}", "--residency", spec.residency.value),
         *("--cache", _CACHE, "--cache-size", str(spec.cache.size)),
         *("--metrics-address", f"0.0.0.0:{METRICS_PORT}"),
         *("--drain-seconds", str(DRAIN_SECONDS), "--log-level", "info", "--log-format", "json"),
         *("--enrol", settings.enrolment, "--enrol-ca", f"{_TRUST}/ca.crt"),
         *("--enrol-token", f"{_TOKEN}/token", "--identity-folder", _IDENTITY),
     )
-    memory = settings.agent_floor + budget_bytes
     return container(
         AGENT,
         settings.images.agent,
         settings.images,
         command,
-        memory,
-        memory,  # It will use all of it, and must not be evicted first.
+        settings.agent_floor,
+        settings.agent_floor,
         env=[_field("NODE_NAME", "spec.nodeName"), _field("POD_IP", "status.podIP")],
         volumeMounts=[
             TMP_MOUNT,
@@ -265,16 +320,22 @@ def _container(pool: DevicePool, budget_bytes: Bytes, settings: OperatorSettings
             {"name": "identity", "mountPath": _RUN},
             {"name": "token", "mountPath": _TOKEN, "readOnly": True},
             {"name": "trust", "mountPath": _TRUST, "readOnly": True},
+            {"name": "told", "mountPath": _TOLD, "readOnly": True},
         ],
         **served("peers", PEER_PORT),
     )
 
 
 def _field(name: str, path: str) -> Json:
-    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+    return {"name": name, "valueFrom": _field_of(path)}
+
+
+def _field_of(path: str) -> Json:
+    return {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}
 
 
 def _volumes(pool: DevicePool, labels: dict[str, str]) -> list[Json]:
+    told = f"metadata.annotations['{BUDGET}']"
     source = {"audience": ENROLMENT_AUDIENCE, "expirationSeconds": _TOKEN_SECONDS, "path": "token"}
     return [
         scratch(_SCRATCH_BYTES),
@@ -283,6 +344,7 @@ def _volumes(pool: DevicePool, labels: dict[str, str]) -> list[Json]:
         {"name": "identity", "emptyDir": {"medium": "Memory", "sizeLimit": str(_IDENTITY_BYTES)}},
         {"name": "token", "projected": {"sources": [{"serviceAccountToken": source}]}},
         {"name": "trust", "configMap": {"name": trust_name(pool.metadata.name)}},
+        {"name": "told", "downwardAPI": {"items": [{"path": _BUDGET, **_field_of(told)}]}},
     ]
 
 

@@ -42,6 +42,8 @@ def decide(snapshot: Snapshot, applied: Applied | None) -> Decision:
     """What is to be done. `applied`: what came of the decision before this one; None where this
     operator has not carried out any about the object.
     """
+    if isinstance(snapshot, DevicePoolSnapshot) and applied is not None:
+        snapshot = replace(snapshot, not_resized=applied.not_resized)
     decision = reconcile(snapshot)
     about = subject(snapshot)
     update = _override(about, decision, applied)

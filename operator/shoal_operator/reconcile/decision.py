@@ -1,8 +1,8 @@
 """What a reconciler decides: the status, the children, Events, and calls of the coordinator.
 
 The controller carries a decision out in this order: status first (so that a status never lags
-behind what is done), then certificates, children, Devices, resizes, removals, coordinator calls,
-Events, and last the object's own deletion.
+behind what is done), then certificates, children, Devices, budgets, resizes, removals, coordinator
+calls, Events, and last the object's own deletion.
 """
 
 from collections.abc import Mapping
@@ -57,6 +57,17 @@ class Resize:
     uid: str
     container: str
     memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellBudget:
+    """Another budget for the agent of a pod that runs, which goes on running. `version` is that of
+    the pod that was read: what somebody has told it meanwhile may be newer."""
+
+    pod: str
+    uid: str
+    version: str
+    budget_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,15 +156,16 @@ class Decision:
     `children` are applied server-side with the object as their controlling owner, except for those
     that name another owner themselves (`metadata.ownerReferences`); what is no child any more is in
     `removals`, which are deleted (with their pods). A cluster may not be able to do `resizes`: that
-    is no fault of the object. `certificates` are Secrets that the controller
-    makes once and renews, because keys come from chance. `requeue_seconds`: reconcile again then,
-    even if nothing happens; None: an event will come. `delete_self`: the object itself has served
+    is no fault of the object: `Applied.not_resized` says it. `certificates` are Secrets that the
+    controller makes once and renews, because keys come from chance. `requeue_seconds`: reconcile
+    again then, even if nothing happens; None: an event will come. `delete_self`: it has served
     its time.
     """
 
     status: Status
     children: tuple[Manifest, ...] = ()
     devices: tuple[DeviceChild, ...] = ()
+    budgets: tuple[TellBudget, ...] = ()
     resizes: tuple[Resize, ...] = ()
     removals: tuple[ObjectKey, ...] = ()
     calls: tuple[CoordinatorCall, ...] = ()
@@ -179,9 +191,10 @@ class CertificateWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What came of carrying a decision out: of which generation of the object it was, and what the
-    cluster refused of it and will refuse again, in words.
+    """What came of carrying a decision out: of which generation of the object it was, what the
+    cluster refused of it and will refuse again, in words, and why it last did not resize a pod.
     """
 
     generation: int
     refused: tuple[str, ...] = ()
+    not_resized: str = ""

@@ -47,7 +47,12 @@ from shoal_operator.reconcile.decision import (
     RemoveJob,
 )
 from shoal_operator.reconcile.devices import device_children, devices_gone
-from shoal_operator.reconcile.limits import resizes
+from shoal_operator.reconcile.limits import (
+    adopted,
+    budgets,
+    refusals,
+    resizes,
+)
 from shoal_operator.reconcile.manifests import child_key
 from shoal_operator.reconcile.names import namespace_of
 from shoal_operator.reconcile.networks import network_policies, pod_monitor
@@ -69,7 +74,7 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
     """What is to be done about a DevicePool."""
     pool, settings = snapshot.pool, snapshot.settings
     nodes = selected_nodes(pool, snapshot.nodes)
-    sets = agent_sets(pool, nodes, settings)
+    sets = agent_sets(pool, nodes, settings, snapshot.agents, refusals(snapshot))
     gone = devices_gone(snapshot, frozenset(node.name for node in nodes))
     wanted = {each.name for each in sets}
     stale = (each.name for each in snapshot.agents if each.name not in wanted)
@@ -81,6 +86,7 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
             *_optional(pool, settings),
         ),
         devices=device_children(snapshot, gone),
+        budgets=budgets(snapshot),
         resizes=resizes(snapshot),
         removals=(
             *(child_key(pool, "DaemonSet", name) for name in stale),
@@ -88,6 +94,7 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
             *(child_key(pool, "Device", name) for name in sorted(gone)),
         ),
         calls=_orphans(snapshot),
+        notes=_replacing(snapshot, sets),
         certificates=certificates_wanted(pool, settings),
         requeue_seconds=REQUEUE_SECONDS,
     )
@@ -186,7 +193,7 @@ def _agents(
     served = {name for each in sets for name in each.nodes}
     text = f"{total - len(away)} of {counted(total, 'agent')} connected"
     if old:
-        text += f", {len(served) - old} of {len(served)} updated"
+        text += f", {len(served) - old} of {len(served)} updated{_why_so(snapshot, sets)}"
     if not away:
         return (
             no(UPDATING, text)
@@ -208,16 +215,38 @@ def _agents(
 
 
 def _not_updated(snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet]) -> int:
-    """How many agents are not of the newest template, as far as their controllers know."""
-    known = {each.name: each for each in snapshot.agents}
+    """How many agents are not of the newest template, as far as their controllers know; and where
+    pods stay, have not adopted its budget."""
+    known, has = {each.name: each for each in snapshot.agents}, adopted(snapshot)
     old = 0
     for each in sets:
         workload = known.get(each.name)
-        if workload is None or workload.template != each.template:
+        if each.in_place:
+            old += sum(has.get(node, each.budget_bytes) != each.budget_bytes for node in each.nodes)
+        elif workload is None or each.replaces:
             old += len(each.nodes)
         elif not workload.current:
             old += max(1, len(each.nodes) - workload.updated)
     return old
+
+
+def _why_so(snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet]) -> str:
+    """Why pods are replaced for a budget, or what a budget waits for, as far as that is known."""
+    if notes := _replacing(snapshot, sets):
+        return f"; {notes[0].message}"
+    waiting = (pod for pod in snapshot.pods if pod.deferred)
+    return next((f"; pod {pod.name} waits: {pod.deferred}" for pod in waiting), "")
+
+
+def _replacing(snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet]) -> tuple[Note, ...]:
+    """That pods are replaced for a budget, since they cannot have it in place."""
+    refused = refusals(snapshot)
+    for each in sets:
+        if not each.in_place and each.name in refused:
+            text = f"pods are replaced, for they are not resized: {refused[each.name]}"
+            since = f"generation {snapshot.pool.metadata.generation}"
+            return (Note("ReplacingAgents", text, warning=True, since=since),)
+    return ()
 
 
 def _whereabouts(node: Node, states: dict[str, DeviceState]) -> str:

@@ -83,6 +83,15 @@ def owner_reference(owner: AnyKind, **more: bool) -> Json:
 # ---- pods ----------------------------------------------------------------------------------------
 
 
+def resources(memory_bytes: int, requested_bytes: int = REQUESTED_BYTES) -> Json:
+    """What a container may use, and requests."""
+    requested = min(memory_bytes, requested_bytes)
+    return {
+        "requests": {"cpu": "50m", "memory": str(requested)},
+        "limits": {"memory": str(memory_bytes)},
+    }
+
+
 def container(
     name: str,
     image: str,
@@ -98,16 +107,12 @@ def container(
     It requests at most `requested_bytes` of the memory: by default what our processes take while
     models and inputs are not large, so that small nodes have room for them.
     """
-    requested = min(memory_bytes, requested_bytes)
     return {
         "name": name,
         "image": image,
         "imagePullPolicy": images.pull_policy,
         "command": list(command),
-        "resources": {
-            "requests": {"cpu": "50m", "memory": str(requested)},
-            "limits": {"memory": str(memory_bytes)},
-        },
+        "resources": resources(memory_bytes, requested_bytes),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},

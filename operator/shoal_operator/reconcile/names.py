@@ -20,12 +20,15 @@ from shoal_api.kinds import AnyKind, InferenceJob, Partition, Placement
 MAX_NAME: Final = 63
 _MAX_SUFFIX: Final = 40
 OWNER_UID: Final = "shoal.dev/owner-uid"
+AGENT: Final = "agent"
+"""The name of an agent's container."""
 AGENTS: Final = "shoal.dev/agents"
 """Label of an agent's pod: the DaemonSet that it is of."""
 TEMPLATE: Final = "shoal.dev/template"
-"""Annotation of a set of agents: which template its pods were given."""
+"""Annotation of a set of agents: which template its pods were given, whatever the budget."""
 BUDGET: Final = "shoal.dev/budget"
-"""Annotation of an agent's pod: the budget that it was started with, in bytes."""
+"""Annotation of an agent's pod: the budget that it is to have, in bytes, which it reads while it
+runs; and of a set of agents: that of its template."""
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGER: Final = "shoal-operator"
 """Who makes and applies what is ours: as a label, and as the manager of fields."""

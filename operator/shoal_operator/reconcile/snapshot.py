@@ -12,6 +12,7 @@ from typing import Final
 from shoal_api.kinds import Device, DevicePool, InferenceJob, Model, Partition, Placement
 from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_api.kinds.placement import NearState
+from shoal_operator.reconcile.agent_pods import AgentPod
 from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.names import job_id, pool_of
 from shoal_operator.reconcile.settings import OperatorSettings
@@ -90,7 +91,9 @@ class Workload:
     """A Deployment or DaemonSet of ours: how many pods there should be, are ready, and are of the
     newest template, and what is wrong where that is known (image cannot be pulled, OOMKilled,
     no node fits). `current`: its controller has seen the newest template, and all pods are of it.
-    `template` is the mark of the pods' template that was applied (`names.TEMPLATE`).
+    `template` is the mark of the pods' template that was applied (`names.TEMPLATE`), and
+    `budget_bytes` its budget. `in_place`: pods stay when the template changes; `current` and
+    `updated` say nothing then.
     """
 
     name: str
@@ -100,25 +103,13 @@ class Workload:
     updated: int = 0
     template: str = ""
     message: str = ""
+    budget_bytes: Bytes = Bytes(0)
+    in_place: bool = False
 
     @property
     def is_behind(self) -> bool:
         """Whether pods are not ready yet, or not of the newest template."""
         return self.ready < self.wanted or not self.current
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentPod:
-    """An agent's pod that runs: its node, the budget that it was started with, the memory limit
-    that it is to have, and the one in force, where the kubelet says that.
-    """
-
-    name: str
-    uid: str
-    node: str
-    budget_bytes: Bytes
-    limit_bytes: Bytes
-    limit_in_force_bytes: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +337,7 @@ class DevicePoolSnapshot(_Snapshot):
     and are not being deleted; None as long as the controller has not seen all of them, because what
     is not among them is cancelled and removed. `own_jobs` and `placements` are those on this pool.
     `enrolment_authority`: the certificates (PEM) that agents trust when they enrol, if there are.
+    `not_resized`: why the cluster last refused to resize a pod.
     """
 
     pool: DevicePool
@@ -361,6 +353,7 @@ class DevicePoolSnapshot(_Snapshot):
     placements: tuple[Placement, ...] = ()
     enrolment_authority: str = ""
     pods: tuple[AgentPod, ...] = ()
+    not_resized: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

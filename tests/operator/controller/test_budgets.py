@@ -46,12 +46,12 @@ class Shelf:
         self._plane = plane
         self.namespace = namespace
 
-    def apply_pool(self) -> None:
+    def apply_pool(self, memory: str = "64Mi") -> None:
         manifest = {
             "apiVersion": "shoal.dev/v1alpha1",
             "kind": "DevicePool",
             "metadata": {"name": "shelf"},
-            "spec": {"nodeSelector": {"shelf": "yes"}, "budget": {"memory": "64Mi"}},
+            "spec": {"nodeSelector": {"shelf": "yes"}, "budget": {"memory": memory}},
         }
         self._plane.access.apply(manifest, namespace=self.namespace)
 
@@ -80,8 +80,19 @@ class Shelf:
         resources = self.pod()["spec"]["containers"][0]["resources"]
         return resources["limits"]["memory"], resources["requests"]["memory"]
 
-    def excesses(self) -> list[dict[str, Any]]:
-        return [each for each in self.all("events") if each["reason"] == "OverBudget"]
+    def told(self) -> int:
+        """The budget that the agent reads."""
+        return int(self.pod()["metadata"]["annotations"]["shoal.dev/budget"])
+
+    def pool_condition(self, type_: str) -> dict[str, Any]:
+        conditions = self.all("devicepools")[0].get("status", {}).get("conditions", [])
+        return next((each for each in conditions if each["type"] == type_), {})
+
+    def delete_device(self) -> None:
+        self._plane.kubectl("delete", "device", "--all", f"--namespace={self.namespace}")
+
+    def events(self, reason: str) -> list[dict[str, Any]]:
+        return [each for each in self.all("events") if each["reason"] == reason]
 
 
 def never(command: object) -> Process:
@@ -100,6 +111,13 @@ async def fake_node(plane: ControlPlane, namespace: str) -> AsyncIterator[None]:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await api.close()
+
+
+def without_resizing(plane: ControlPlane) -> None:
+    """Have every request for it refused."""
+    role = plane.access.get("clusterrole", ACCOUNT)
+    role["rules"] = [rule for rule in role["rules"] if "pods/resize" not in rule["resources"]]
+    plane.kubectl("replace", "--filename=-", given=json.dumps(role))
 
 
 async def until(what: str, true: Callable[[], bool]) -> None:
@@ -142,20 +160,80 @@ async def test_a_pods_limit_follows_the_floor_and_an_excess_is_a_condition_and_o
                 await device.telemetry(used_bytes=MIB, peak_bytes=peak * BUDGET // 100)
                 await until(f"{peak} % is reported", partial(shelf.says, f"({peak} %)"))
             assert shelf.within_budget()["reason"] == "OverBudget"
-            (event,) = shelf.excesses()
+            (event,) = shelf.events("OverBudget")
             assert (event["type"], event["involvedObject"]["kind"]) == ("Warning", "Device")
             assert event["message"] == "peaked at 80.6 MiB, budget 64 MiB (126 %)"
     (agents,) = shelf.all("daemonsets")
     assert agents["metadata"]["generation"] == 1, "what starts the pods is as it was"
 
 
+async def test_an_edited_budget_is_told_to_the_pod_that_runs_and_its_limit_follows(
+    plane: ControlPlane, namespace: str, running: Operators, coordinator: str, tmp_path: Path
+) -> None:
+    making = running_shelf(plane, namespace, running, coordinator, tmp_path)
+    async with making as (shelf, device, _):
+        first = shelf.pod()["metadata"]["uid"]
+        async with connected(device):
+            before = str(48 * MIB + BUDGET)
+            await until("its limit is lowered", lambda: shelf.memory() == (before, before))
+            shelf.apply_pool("96Mi")
+            more = str((48 + 96) * MIB)
+            await until("there is room for more", lambda: shelf.memory() == (more, more))
+            await until("it is told", lambda: shelf.told() == 96 * MIB)
+            assert shelf.pool_condition("AgentsReady")["reason"] == "Updating"
+            await device.telemetry(used_bytes=MIB, peak_bytes=MIB, budget_bytes=96 * MIB)
+            await until("it is adopted", lambda: shelf.device().get("budgetBytes") == 96 * MIB)
+            await until(
+                "nobody is waited for",
+                lambda: shelf.pool_condition("AgentsReady").get("status") == "True",
+            )
+            shelf.apply_pool("32Mi")
+            await until("it is told less", lambda: shelf.told() == 32 * MIB)
+            assert shelf.memory() == (more, more), "it has not adopted that yet"
+            await device.telemetry(used_bytes=MIB, peak_bytes=MIB, budget_bytes=32 * MIB)
+            less = str((48 + 32) * MIB)
+            await until("its limit follows", lambda: shelf.memory() == (less, less))
+            assert shelf.pod()["metadata"]["uid"] == first, "the agent goes on running"
+            (agents,) = shelf.all("daemonsets")
+            assert agents["spec"]["updateStrategy"] == {"type": "OnDelete"}
+            (made,) = agents["spec"]["template"]["spec"]["containers"]
+            assert int(made["resources"]["limits"]["memory"]) == (96 + 32) * MIB
+            await until(
+                "the Device shows it", lambda: shelf.device().get("limitBytes") == int(less)
+            )
+            shelf.delete_device()
+            await until(
+                "one made anew shows it too", lambda: shelf.device().get("limitBytes") == int(less)
+            )
+
+
+async def test_where_pods_are_not_resized_an_edited_budget_replaces_them_and_says_why(
+    plane: ControlPlane, namespace: str, running: Operators, coordinator: str, tmp_path: Path
+) -> None:
+    without_resizing(plane)
+    making = running_shelf(plane, namespace, running, coordinator, tmp_path)
+    async with making as (shelf, device, _), connected(device):
+        first = shelf.pod()["metadata"]["uid"]
+        shelf.apply_pool("160Mi")
+
+        def is_another() -> bool:
+            pod = shelf.pod()
+            return bool(pod) and pod["metadata"]["uid"] != first
+
+        await until("there is another pod", is_another)
+        assert shelf.told() == 160 * MIB
+        assert shelf.memory()[0] == str((96 + 160) * MIB)
+        await until("it is said why", lambda: bool(shelf.events("ReplacingAgents")))
+        (event,) = shelf.events("ReplacingAgents")
+        assert event["message"].startswith("pods are replaced, for they are not resized: ")
+        assert 'cannot patch resource "pods/resize"' in event["message"]
+
+
 async def test_where_pods_are_not_resized_a_limit_stays_and_the_pool_is_none_the_worse(
     plane: ControlPlane, namespace: str, running: Operators, coordinator: str, tmp_path: Path
 ) -> None:
     """As in a cluster that is too old for it: every request for it is refused."""
-    role = plane.access.get("clusterrole", ACCOUNT)
-    role["rules"] = [rule for rule in role["rules"] if "pods/resize" not in rule["resources"]]
-    plane.kubectl("replace", "--filename=-", given=json.dumps(role))
+    without_resizing(plane)
     making = running_shelf(plane, namespace, running, coordinator, tmp_path)
     async with making as (shelf, device, log), connected(device):
         refused = "memory limits stay as they are"

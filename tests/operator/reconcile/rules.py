@@ -17,6 +17,7 @@ from shoal_operator.reconcile.decision import Applied, Decision, Manifest
 from shoal_operator.reconcile.names import retries
 from shoal_operator.reconcile.placement import question_of, with_answer
 from shoal_operator.reconcile.snapshot import (
+    DevicePoolSnapshot,
     ModelSnapshot,
     PartitionSnapshot,
     PlacementSnapshot,
@@ -45,7 +46,8 @@ def decide(snapshot: Snapshot, *refused: str) -> Decision:
     did not let the decision before do.
     """
     generation = subject(snapshot).metadata.generation or 0
-    applied = Applied(generation=generation, refused=refused)
+    not_resized = snapshot.not_resized if isinstance(snapshot, DevicePoolSnapshot) else ""
+    applied = Applied(generation=generation, refused=refused, not_resized=not_resized)
     snapshot = answered(snapshot)
     decision = deciding.decide(snapshot, applied)
     check(snapshot, applied, decision)
@@ -179,7 +181,8 @@ def check_pod(pod: Mapping[str, object]) -> None:
     assert isinstance(security, Mapping)
     assert security["runAsNonRoot"] is True
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}
-    kinds = {"emptyDir", "secret", "configMap", "projected", "persistentVolumeClaim", "ephemeral"}
+    kinds = {"emptyDir", "secret", "configMap", "projected", "downwardAPI"}
+    kinds |= {"persistentVolumeClaim", "ephemeral"}
     volumes, containers = pod["volumes"], pod["containers"]
     assert isinstance(volumes, list)
     assert isinstance(containers, list)

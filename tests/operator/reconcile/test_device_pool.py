@@ -27,6 +27,7 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
     Workload,
 )
+from shoal_protocol.choices import Residency
 from shoal_protocol.units import Bytes
 
 SECRETS = frozenset({"shelf-ca", "shelf-coordinator-tls", "shelf-worker-tls"})
@@ -90,6 +91,7 @@ def rolled_out(of: DevicePoolSnapshot) -> tuple[Workload, ...]:
             current=True,
             updated=len(each.nodes),
             template=each.template,
+            budget_bytes=each.budget_bytes,
         )
         for each in agent_sets(of.pool, selected_nodes(of.pool, of.nodes), of.settings)
     )
@@ -209,7 +211,7 @@ def templates(decision: Decision) -> dict[str, object]:
 
 def test_an_edit_reaches_nodes_with_sets_of_their_own_one_after_the_other() -> None:
     nodes = tuple(node(name, ready=name != "e") for name in "abcde")
-    edited = pool(budget={"percent": 60})
+    edited = replace(SHARED, spec=replace(SHARED.spec, residency=Residency.SINGLE))
     before = snapshot(SHARED, nodes=nodes)
     agents = {each.name: each for each in before.agents}
     away = next(each.name for each in agent_sets(SHARED, nodes, SETTINGS) if each.away)

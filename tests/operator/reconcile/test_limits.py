@@ -10,10 +10,10 @@ from reconcile.test_placement import device
 from reconcile.values import MIB, NOW, SETTINGS
 from shoal_api.kinds import Device
 from shoal_api.schema import parse
+from shoal_operator.reconcile.agent_pods import AgentPod
 from shoal_operator.reconcile.decision import Resize
 from shoal_operator.reconcile.limits import GRACE_SECONDS
 from shoal_operator.reconcile.snapshot import (
-    AgentPod,
     ConnectedDevice,
     DevicePoolSnapshot,
     DeviceState,
@@ -31,7 +31,9 @@ def pod(node: str, limit: int = ALLOWED, budget: int = BUDGET) -> AgentPod:
     return AgentPod(
         name=f"shelf-agent-{node}",
         uid=f"uid-{node}",
+        version="1",
         node=node,
+        agents="shelf-agent",
         budget_bytes=Bytes(budget),
         limit_bytes=Bytes(limit),
         limit_in_force_bytes=Bytes(limit),

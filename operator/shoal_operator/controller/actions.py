@@ -67,7 +67,7 @@ class Actions:
     leads: Callable[[], bool] = field(kw_only=True)
     _events: Events = field(init=False)
     _applied: dict[ObjectName, tuple[str, Applied]] = field(default_factory=dict)
-    _not_resized: dict[str, str] = field(default_factory=dict)
+    _not_resized: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._events = Events(self.api)
@@ -134,10 +134,12 @@ class Actions:
     def _remember(self, own: Own, decision: Decision, refused: tuple[str, ...]) -> bool:
         """Remember what was refused; whether the next decision will report something else."""
         before = self.applied(own)
+        asked, why_not = self._not_resized.get(own.identity.uid, (0, ""))
+        generation = own.identity.generation
         applied = Applied(
-            generation=own.identity.generation,
+            generation=generation,
             refused=refused,
-            not_resized=self._not_resized.get(own.identity.uid, ""),
+            not_resized=why_not if asked == generation else "",
         )
         self._applied[own.name] = (own.identity.uid, applied)
         reasons = {each.reason for each in decision.status.conditions}
@@ -156,7 +158,7 @@ class Actions:
         for each in decision.devices:
             yield _named(key_of(each.device)), partial(self._device, each, identity)
         for budget in decision.budgets:
-            yield f"Pod {budget.pod}", partial(self._tell, identity.namespace, budget)
+            yield f"Pod {budget.pod}", partial(self.tell, identity.namespace, budget)
         if decision.resizes:
             yield "to resize pods", partial(self._resize, identity, decision.resizes)
         for key in decision.removals:
@@ -181,7 +183,7 @@ class Actions:
             await self._events.post(state.identity, child.notes)
         return changed
 
-    async def _tell(self, namespace: str, budget: TellBudget) -> bool:
+    async def tell(self, namespace: str, budget: TellBudget) -> bool:
         """Write a budget where its agent reads it, unless somebody has written there meanwhile."""
         metadata = {
             "name": budget.pod,
@@ -217,8 +219,9 @@ class Actions:
                 logger.info("memory limits stay as they are: %s", error)
                 why_not = error.message
                 break
-        changed |= self._not_resized.get(owner.uid, "") != why_not
-        self._not_resized[owner.uid] = why_not
+        said = (owner.generation, why_not)
+        changed |= self._not_resized.get(owner.uid, (0, "")) != said
+        self._not_resized[owner.uid] = said
         return changed
 
     async def _apply_status(self, identity: Identity, status: Manifest) -> Identity:

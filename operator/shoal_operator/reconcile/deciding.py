@@ -42,10 +42,12 @@ def decide(snapshot: Snapshot, applied: Applied | None) -> Decision:
     """What is to be done. `applied`: what came of the decision before this one; None where this
     operator has not carried out any about the object.
     """
-    if isinstance(snapshot, DevicePoolSnapshot) and applied is not None:
-        snapshot = replace(snapshot, not_resized=applied.not_resized)
-    decision = reconcile(snapshot)
     about = subject(snapshot)
+    if isinstance(snapshot, DevicePoolSnapshot):
+        known = applied or Applied(generation=0)
+        is_new = known.generation == about.generation
+        snapshot = replace(snapshot, not_resized=known.not_resized if is_new else "")
+    decision = reconcile(snapshot)
     update = _override(about, decision, applied)
     if update is not None:
         decision = _instead(decision, about, update, snapshot.now)

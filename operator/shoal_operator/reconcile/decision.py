@@ -192,7 +192,8 @@ class CertificateWanted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
     """What came of carrying a decision out: of which generation of the object it was, what the
-    cluster refused of it and will refuse again, in words, and why it last did not resize a pod.
+    cluster refused of it and will refuse again, in words, and why it last did not resize a pod. A
+    cluster may raise limits and lower none, so the latter is of this generation too.
     """
 
     generation: int

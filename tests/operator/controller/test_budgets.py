@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from coordinator.scripted import ScriptedDevice, connected, put_model
 from fake_node import GRACE_SECONDS, FakeNode, Process, run_nodes
 from operator_processes import ACCOUNT, Operators, wait_until
 from shoal_cluster import ControlPlane
+from shoal_operator.controller.actions import Actions
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.login import log_in
 from shoal_operator.controller.telemetry import Telemetry
+from shoal_operator.reconcile.decision import TellBudget
 from shoal_protocol import PROTOCOL
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -205,6 +208,34 @@ async def test_an_edited_budget_is_told_to_the_pod_that_runs_and_its_limit_follo
             await until(
                 "one made anew shows it too", lambda: shelf.device().get("limitBytes") == int(less)
             )
+
+
+async def test_an_older_budget_never_replaces_a_newer_one(
+    plane: ControlPlane, account: Path, namespace: str
+) -> None:
+    """As that of an operator which has read the pod, and leads no more when it writes."""
+    kubectl = partial(plane.kubectl, f"--namespace={namespace}")
+    await until("pods can be made", lambda: "default" in kubectl("get", "serviceaccounts"))
+    kubectl("run", "agent", "--image=none", "--annotations=shoal.dev/budget=1")
+    here = f"--namespace={namespace}"
+    metadata = plane.access.get("pod", "agent", here)["metadata"]
+    telemetry = Telemetry(asyncio.get_running_loop().time)
+    api = Api(await log_in(account), telemetry, namespace=namespace)
+    nothing: Any = None  # no other part is asked
+    actions = Actions(api, nothing, nothing, nothing, nothing, nothing, leads=lambda: True)
+    old = TellBudget(
+        pod="agent", uid=metadata["uid"], version=metadata["resourceVersion"], budget_bytes=2
+    )
+    try:
+        kubectl("annotate", "pod", "agent", "shoal.dev/budget=3", "--overwrite")
+        assert not await actions.tell(namespace, old)
+        metadata = plane.access.get("pod", "agent", here)["metadata"]
+        assert metadata["annotations"]["shoal.dev/budget"] == "3"
+        assert await actions.tell(namespace, replace(old, version=metadata["resourceVersion"]))
+    finally:
+        await api.close()
+    metadata = plane.access.get("pod", "agent", here)["metadata"]
+    assert metadata["annotations"]["shoal.dev/budget"] == "2"
 
 
 async def test_where_pods_are_not_resized_an_edited_budget_replaces_them_and_says_why(

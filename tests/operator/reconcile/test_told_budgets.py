@@ -14,9 +14,10 @@ from reconcile.test_device_pool import node, snapshot, view
 from reconcile.test_placement import device
 from reconcile.values import MIB, SETTINGS, condition, pool
 from shoal_api.kinds import DevicePool
+from shoal_operator.reconcile import deciding
 from shoal_operator.reconcile.agent_pods import AgentPod
 from shoal_operator.reconcile.agents import agent_sets, selected_nodes
-from shoal_operator.reconcile.decision import Decision
+from shoal_operator.reconcile.decision import Applied, Decision
 from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, DeviceState, Workload
 from shoal_protocol.units import Bytes
 
@@ -276,6 +277,19 @@ def test_where_pods_are_not_resized_they_are_replaced_and_a_condition_says_why(s
     assert {(pod.has, pod.made) for pod in cluster.pods.values()} == {(size, 2)}
     cluster.settle(refuse=True)
     assert {pod.made for pod in cluster.pods.values()} == {2}, "once is enough"
+
+
+def test_what_was_refused_before_an_edit_says_nothing_of_it() -> None:
+    """A limit was not lowered; that one may be raised all the same."""
+    cluster = Cluster(64 * MIB)
+    cluster.pool = shelf(256 * MIB)
+    cluster.reconcile()
+    seen, why = cluster.seen(), "memory limits cannot be decreased"
+    generation = cluster.pool.generation
+    for of, expected in ((generation - 1, "OnDelete"), (generation, "RollingUpdate")):
+        decision = deciding.decide(seen, Applied(generation=of, not_resized=why))
+        (made,) = (each for each in decision.children if each["kind"] == "DaemonSet")
+        assert _strategy(made) == expected
 
 
 def test_a_limit_that_cannot_follow_a_floor_replaces_nobody() -> None:

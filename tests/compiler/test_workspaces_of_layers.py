@@ -108,6 +108,13 @@ CASES: Final[Mapping[str, Callable[[], Case]]] = {
     ),
     "MeanVarianceNormalization": lambda: standard("MeanVarianceNormalization", {"x": PICTURE}),
     "LRN": lambda: standard("LRN", {"x": PICTURE}, size=5),
+    "bytes that are chosen": lambda: standard(
+        "Where",
+        {"c": np.ones((2048, 2048), bool)} | dict.fromkeys("ab", np.ones((2048, 2048), "u1")),
+    ),
+    "numbers of double precision that are chosen": lambda: standard(
+        "Where", {"c": np.ones((1024, 1024), bool), "a": DOUBLES, "b": DOUBLES}
+    ),
     "the largest of three": lambda: standard("Max", dict.fromkeys("abc", MATRIX)),
     "the sum of five": lambda: standard("Sum", dict.fromkeys("abcde", MATRIX)),
     "Einsum of matrices": lambda: einsum("ij,jk->ik", MATRIX, MATRIX),

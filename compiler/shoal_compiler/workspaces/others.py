@@ -19,10 +19,12 @@ _BRANCH_BYTES: Final = 192
 
 
 def _where(shaped: Shaped) -> Workspace:
-    """It selects from each operand before it joins the two. Halves are made numbers before."""
+    """It selects from each operand before it joins the two. Halves are made numbers before, bytes
+    stay bytes."""
     condition = shaped.input(0)
-    chosen = (prod(_joined(condition, shaped.input(place))) for place in (1, 2))
-    return numbers(shaped, *chosen, place=1)
+    chosen = tuple(prod(_joined(condition, shaped.input(place))) for place in (1, 2))
+    is_bytes = shaped.type(1) == TensorProto.UINT8
+    return Workspace(chosen) if is_bytes else numbers(shaped, *chosen, place=1)
 
 
 def _joined(one: Dims, two: Dims) -> Dims:

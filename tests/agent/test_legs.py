@@ -1,6 +1,6 @@
 """Items that wait on a device: which of them may run together."""
 
-from shoal_agent.execution.legs import KNOWN_LEGS, WAITING_ITEMS, Arrived, Leg, Legs
+from shoal_agent.execution.legs import KNOWN_LEGS, MOST_ITEMS, WAITING_ITEMS, Arrived, Leg, Legs
 
 _ONE, _OTHER = (
     Leg(
@@ -59,7 +59,12 @@ def taken(legs: Legs[str], most: int) -> list[list[int]]:
 
 def test_items_of_one_leg_and_layout_that_follow_one_another_may_run_together() -> None:
     items = [(_ONE, b"a"), (_ONE, b"a"), (_ONE, b"b"), (_OTHER, b"b"), (_OTHER, b"b"), (_ONE, b"a")]
-    assert taken(waiting(*items), 10) == [[0, 1], [2], [3, 4], [5]]
+    assert taken(waiting(*items), 10) == [[0, 1], [3, 4], [2], [5]]
+
+
+def test_legs_take_turns_however_many_items_wait_for_one_of_them() -> None:
+    legs = waiting(*[(_ONE, b"a")] * 5, (_OTHER, b"a"))
+    assert taken(legs, 2) == [[0, 1], [5], [2, 3], [4]]
 
 
 def test_no_more_run_together_than_may() -> None:
@@ -67,8 +72,15 @@ def test_no_more_run_together_than_may() -> None:
     assert taken(waiting(*[(_ONE, b"a")] * 3), 1) == [[0], [1], [2]]
 
 
-def test_only_so_many_may_wait() -> None:
+def test_only_so_many_may_wait_for_one_leg_and_for_all() -> None:
     legs = waiting(*[(_ONE, b"a")] * (WAITING_ITEMS - 1))
-    assert legs.room_for(1)
-    assert not legs.room_for(2)
+    assert legs.room_for(_ONE, 1)
+    assert not legs.room_for(_ONE, 2)
+    assert legs.room_for(_OTHER, WAITING_ITEMS), "which has its own"
     assert legs.waiting == WAITING_ITEMS - 1
+    others = [leg(f"job-{number}") for number in range(MOST_ITEMS // WAITING_ITEMS)]
+    for other in others:
+        legs.arrive(Arrived(other, 0, b"a", "") for _ in range(WAITING_ITEMS))
+    assert not legs.room_for(_OTHER, 1)
+    assert len(legs.clear()) == MOST_ITEMS + WAITING_ITEMS - 1
+    assert (legs.waiting, legs.next_leg) == (0, None)

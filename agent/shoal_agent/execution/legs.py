@@ -6,11 +6,13 @@ there: nobody is asked. An item is here from its arrival until it has left or fa
 is kept. What goes wrong is the coordinator's to mend: it gives the item up, and has it run task by
 task. So a leg that is not known any more is no fault, and its items are ignored.
 
-Items run in the order in which they came. Those that wait behind one another for the same leg, and
-have the same layout, may go on together. Their number is bounded; the ledger bounds their bytes.
+Items of a leg run in the order in which they came, and legs take turns: an item of one does not
+wait for all that another has. Those that wait behind one another for the same leg, and have the
+same layout, may go on together. Their number is bounded, for each leg too; the ledger bounds their
+bytes.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -18,7 +20,8 @@ from shoal_protocol.items import to_forget
 
 KNOWN_LEGS: Final = 512
 WAITING_ITEMS: Final = 256
-"""More than the coordinator has on one device at once."""
+"""Of one leg: more than the coordinator has of one job on one device at once."""
+MOST_ITEMS: Final = 2048
 
 Content = TypeVar("Content")
 
@@ -57,7 +60,9 @@ class Legs(Generic[Content]):
 
     def __init__(self) -> None:
         self._known: dict[bytes, Leg] = {}
-        self._waiting: deque[Arrived[Content]] = deque()
+        self._waiting: OrderedDict[int, deque[Arrived[Content]]] = OrderedDict()
+        """By the leg's `id`, in the order of their turns: of legs for which any wait."""
+        self._count = 0
 
     def plan(self, ticket: bytes, leg: Leg) -> None:
         """Take items with this ticket from now on; of too many legs one goes (`to_forget`)."""
@@ -74,9 +79,10 @@ class Legs(Generic[Content]):
     def find(self, ticket: bytes) -> Leg | None:
         return self._known.get(ticket)
 
-    def room_for(self, count: int) -> bool:
-        """Whether so many items more may wait."""
-        return len(self._waiting) + count <= WAITING_ITEMS
+    def room_for(self, leg: Leg, count: int) -> bool:
+        """Whether so many items more may wait for a leg."""
+        there = len(self._waiting.get(id(leg), ()))
+        return there + count <= WAITING_ITEMS and self._count + count <= MOST_ITEMS
 
     @property
     def known(self) -> int:
@@ -84,31 +90,36 @@ class Legs(Generic[Content]):
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return self._count
 
     @property
     def next_leg(self) -> Leg | None:
         """Of the item that runs next; None: none waits."""
-        return self._waiting[0].leg if self._waiting else None
+        return next((items[0].leg for items in self._waiting.values()), None)
 
     def arrive(self, items: Iterable[Arrived[Content]]) -> None:
-        self._waiting.extend(items)
+        for item in items:
+            self._waiting.setdefault(id(item.leg), deque()).append(item)
+            self._count += 1
 
     def next(self, most: int = 1) -> list[Arrived[Content]]:
         """The item that runs next, and those that may go on with it, at most so many in all."""
-        waiting = self._waiting
-        if not waiting:
+        if not self._waiting:
             return []
-        first = waiting.popleft()
-        together = [first]
-        while waiting and len(together) < most:
-            if waiting[0].leg is not first.leg or waiting[0].layout != first.layout:
-                break
-            together.append(waiting.popleft())
+        key, items = next(iter(self._waiting.items()))
+        together = [items.popleft()]
+        while items and len(together) < most and items[0].layout == together[0].layout:
+            together.append(items.popleft())
+        self._count -= len(together)
+        if items:
+            self._waiting.move_to_end(key)
+        else:
+            del self._waiting[key]
         return together
 
     def clear(self) -> list[Arrived[Content]]:
         """Nothing runs any more; what has waited."""
-        waiting = list(self._waiting)
+        waiting = [item for items in self._waiting.values() for item in items]
         self._waiting.clear()
+        self._count = 0
         return waiting

@@ -161,7 +161,7 @@ class Itineraries:
         if len(items.compute) > _STEPS * _STEPS:
             raise MalformedFrame(f"{len(items.compute)} stages before")
         room = -(-(size + received_frame_bytes(size)) // count)
-        no_room = self._draining or not self._legs.room_for(count)
+        no_room = self._draining or not self._legs.room_for(leg, count)
         if no_room or not self._fragments.request_move(count * room):
             self._counters.transfers_refused["BUSY"] += 1
             no_room_left = failure(pb.CANCELLED, "there is no room for items")

@@ -66,7 +66,7 @@ class ItemLink(Link):
         if not self.connected or self.hung or leg is None or self.queue.stale(leg.job, leg.epoch):
             return
         number = luggage.travel.instruction
-        if not self.legs.room_for(1):
+        if not self.legs.room_for(leg, 1):
             raise self.world.wrong(f"too many items wait on {self.name}")
         if self.world.unlucky(self.world.trouble.load / 4) or not self._take_item_room():
             self._fail(self.session, number, FailureKind.CANCELLED, "there is no room")

@@ -8,9 +8,11 @@ and that what is taken out is what was put in.
 
 import asyncio
 import random
+import shutil
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,7 @@ from shoal_coordinator.dispatch.events import (
 )
 from shoal_protocol.bulk.link import BUSY_SECONDS
 from shoal_protocol.frame_sizes import frame_bytes
+from shoal_protocol.frames import TransferError
 from shoal_protocol.tensors import ActivationKey, Array
 from shoal_protocol.units import Nanoseconds
 from virtual_loop import VirtualLoop
@@ -55,6 +58,20 @@ class StoringWorld(World):
         )
         self.refusals = self.spills = 0
         super().__init__(seed, models, trouble)
+        for model in models if self.sizes.random() < 0.5 else ():
+            for _ in range(self.sizes.choice((1, 3, 9))):
+                at = self.sizes.uniform(0.3, 8) * SECOND
+                self.later(at, partial(self._lose_disk, model.name))
+
+    def _lose_disk(self, device: str) -> None:
+        """For a while nothing can be written, and then again."""
+        if self.calm:
+            return
+        folder, away = self.folder / device / "activations", self.folder / device / "away"
+        if not away.exists():
+            self.note(f"-- {device} cannot write")
+            folder.rename(away)
+            self.later(self.sizes.uniform(0.01, 1) * SECOND, partial(_come_back, folder, away))
 
     def agent(self, model: Model) -> Agent:
         return StoringAgent(self, model)
@@ -69,6 +86,13 @@ class StoringWorld(World):
             assert isinstance(agent, StoringAgent)
             if broken := list(agent.violations()):
                 raise self.wrong(f"{agent.name}: {'; '.join(broken)}")
+
+
+def _come_back(folder: Path, away: Path) -> None:
+    if folder.exists():  # a new session has begun
+        shutil.rmtree(away)
+    else:
+        away.rename(folder)
 
 
 def content(key: execution.Key) -> Array:
@@ -216,7 +240,12 @@ class StoringAgent(Agent):
             self.world.note(f"-- {self.name} takes no {key}")
             then(False)
             return
-        array = buffer.allocate(size)
+        try:
+            array = buffer.allocate(size)
+        except TransferError:
+            buffer.abandon()
+            then(False)
+            return
         await asyncio.sleep(self.world.sizes.uniform(0.1, 20) / 1000)
         if not self._takes(session, key):
             buffer.abandon()

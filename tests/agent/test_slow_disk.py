@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,7 @@ from shoal_agent.session.greeting import SessionBroken
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.link import LinkMeters
 from shoal_agent.transport import activations
-from shoal_agent.transport.activations import ActivationStore
+from shoal_agent.transport.activations import ActivationStore, SpillFull
 from shoal_agent.transport.links import PeerLinks
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol import PROTOCOL, pacing
@@ -208,6 +209,24 @@ async def test_probes_are_answered_while_a_load_waits_for_activations_to_be_writ
         reply = await loading
     assert reply.HasField("loaded"), reply
     assert joined.agent.fragments.ledger.reserved == 0
+
+
+async def test_what_a_run_uses_while_it_is_written_still_counts_where_that_fails(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    store, ledger, made = agent.open_store(), agent.fragments.ledger, Made("job", 1, 0, 0)
+    await store.put(made, {"x": np.ones(MIB, np.uint8)})
+    with stopped(monkeypatch, activations, "_write") as disk:
+        spilling = asyncio.create_task(store.spill(MIB))
+        assert await asyncio.to_thread(disk.entered.wait, PATIENCE_SECONDS)
+        store.cover(made)
+        await store.uncover(made)
+        shutil.rmtree(folder / "agent" / "activations")
+        disk.leave.set()
+        with pytest.raises(SpillFull):
+            await spilling
+    assert store.in_memory(made)
+    assert ledger.reserved == MIB
 
 
 @pytest.mark.parametrize("name", ["description", "unplanned_inputs"])

@@ -249,9 +249,10 @@ class ActivationStore:
         return partial(_release_pages, stored.mapping)
 
     def cover(self, key: Key) -> None:
-        """A task uses these tensors: its fragment's own share of the budget has them now."""
+        """A task uses these tensors: its fragment's own share of the budget has them now. What is
+        being written keeps its own until that has ended: it may fail."""
         stored = self._stored.get(key)
-        if stored is not None and stored.granted and not stored.lent:
+        if stored is not None and stored.granted and not (stored.lent or stored.writing):
             self._space.return_space(stored.granted)
             stored.granted = 0
 

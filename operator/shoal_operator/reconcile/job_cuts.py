@@ -50,9 +50,14 @@ def larger_budget(snapshot: InferenceJobSnapshot, there: Partition) -> int | Non
     that is away, and may be back."""
     if isinstance(snapshot.view, Unreachable) or refusal_of(there) is None or _is_divided(snapshot):
         return None
-    size = there.spec.max_fragment_size or 0
-    largest = max((device.budget_bytes for device in snapshot.view.devices), default=0)
-    return largest if largest > size else None
+    whole = _is_whole(snapshot)
+    known = [
+        each.budget_bytes
+        for each in snapshot.view.devices
+        if each.state is not DeviceState.LOST or not whole
+    ]
+    largest = max(known, default=0)
+    return largest if largest > size_of(there) else None
 
 
 def _is_divided(snapshot: InferenceJobSnapshot) -> bool:
@@ -98,8 +103,7 @@ def is_final(snapshot: InferenceJobSnapshot) -> bool:
 def misplaced(snapshot: InferenceJobSnapshot) -> str | None:
     """Why the fragments that there are have no place, though every device is there, and some have
     what they were cut for."""
-    away = set(_states(snapshot)) != {DeviceState.READY}
-    return None if away or _have_less(snapshot) else without_place(snapshot)
+    return None if _is_away(snapshot) or _have_less(snapshot) else without_place(snapshot)
 
 
 def other_size(snapshot: InferenceJobSnapshot) -> tuple[int, str] | None:
@@ -157,9 +161,30 @@ def lacks_devices(snapshot: InferenceJobSnapshot) -> bool:
 
 def _lacks_some(snapshot: InferenceJobSnapshot) -> bool:
     """Whether the pool has more nodes than devices that are there."""
+    ready, total = _counts(snapshot)
+    return ready < total
+
+
+def _is_whole(snapshot: InferenceJobSnapshot) -> bool:
+    """Whether each node of the pool is a device that is there. One that is lost, and that the
+    coordinator remembers, will not be back then."""
+    ready, total = _counts(snapshot)
+    return ready >= total > 0
+
+
+def _counts(snapshot: InferenceJobSnapshot) -> tuple[int, int]:
+    """Devices that are there, as the pool and its coordinator say, and nodes; 0: not known."""
     status = None if snapshot.pool is None else snapshot.pool.status
-    counts = None if status is None else status.devices
-    return counts is not None and counts.ready < counts.total
+    if status is None or status.devices is None:
+        return 0, 0
+    seen = sum(state is DeviceState.READY for state in _states(snapshot))
+    return min(seen, status.devices.ready), status.devices.total
+
+
+def _is_away(snapshot: InferenceJobSnapshot) -> bool:
+    """Whether a device is away that may be back, or none is there."""
+    gone = {DeviceState.LOST} if _is_whole(snapshot) else set[DeviceState]()
+    return set(_states(snapshot)) - gone != {DeviceState.READY}
 
 
 def without_place(snapshot: InferenceJobSnapshot) -> str | None:
@@ -175,7 +200,7 @@ def _lasts(snapshot: InferenceJobSnapshot) -> bool:
     finer = snapshot.before.finer_cut
     cuts = 1 if finer is None else finer.cuts
     wanted = min(_LASTS_SECONDS * (1 << min(cuts - 1, 16)), _LASTS_AT_MOST_SECONDS)
-    if _lacks_some(snapshot) or set(_states(snapshot)) != {DeviceState.READY}:
+    if _lacks_some(snapshot) or _is_away(snapshot):
         wanted = max(wanted, AWAY_SECONDS)
     return seconds_without_plan(snapshot) >= wanted
 

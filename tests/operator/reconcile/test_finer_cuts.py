@@ -13,6 +13,7 @@ from reconcile.test_placement import KEPT, PARTITION, device, devices, placement
 from reconcile.test_walks import check_the_end, disturb, heal, reconcile_all, settle
 from reconcile.values import MIB, NOW, condition, document, word
 from shoal_api.fields import Condition, ConditionStatus
+from shoal_api.kinds.device_pool import DeviceCounts, DevicePoolStatus
 from shoal_api.kinds.inference_job import FinerCut, InferenceJobStatus
 from shoal_api.kinds.partition import OutgrownFragment, PartitionStatus, SeenShape
 from shoal_operator.reconcile.decision import SubmitJob
@@ -349,8 +350,17 @@ def test_a_finer_cut_that_has_no_place_fails_the_job_once_every_device_is_there(
     assert condition(decision.status, "Failed").message == text
     lost = device("n9", state=DeviceState.LOST)
     view = replace(before.view, devices=(*before.view.devices, lost))
-    decision = decide(replace(infeasible, view=view))
+    decision = decide(of_nodes(replace(infeasible, view=view), 4, ready=3))
     assert word(decision.status, "Failed") == "False NotFailed"
+    decision = decide(of_nodes(replace(infeasible, view=view), 3, ready=3))
+    assert word(decision.status, "Failed") == "True Budget", "its node is not the pool's any more"
+
+
+def of_nodes(snapshot: InferenceJobSnapshot, total: int, *, ready: int) -> InferenceJobSnapshot:
+    """The pool has so many nodes, and devices that are there."""
+    assert snapshot.pool is not None
+    status = DevicePoolStatus(devices=DeviceCounts(total=total, ready=ready))
+    return replace(snapshot, pool=replace(snapshot.pool, status=status))
 
 
 def test_the_users_own_partition_is_never_changed() -> None:

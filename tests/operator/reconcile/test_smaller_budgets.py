@@ -8,7 +8,7 @@ import pytest
 from fragment_pools import cut_table
 from reconcile.rules import decide, name_of
 from reconcile.simulation import ITEMS, Cluster, started
-from reconcile.test_finer_cuts import FINER, cut_finer, cut_for, failed
+from reconcile.test_finer_cuts import FINER, cut_finer, cut_for, failed, of_nodes
 from reconcile.test_inference_job import PLANNED, kinds, knows, run, silent
 from reconcile.test_job_cuts import NO_PLACE, refused, sizes, without_a_place
 from reconcile.test_placement import device
@@ -16,7 +16,6 @@ from reconcile.test_walks import NODES, check_the_end, disturb, heal, reconcile_
 from reconcile.values import MIB, NOW, condition, cut_at, cuts_in, word
 from shoal_api.fields import Condition, ConditionStatus
 from shoal_api.kinds import InferenceJob, Partition, Placement
-from shoal_api.kinds.device_pool import DeviceCounts, DevicePoolStatus
 from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_operator.reconcile.decision import CancelJob, SubmitJob, Terms
 from shoal_operator.reconcile.names import job_id
@@ -341,7 +340,7 @@ def refused_for_less() -> InferenceJobSnapshot:
     snapshot = refused(17, cut_for=17)
     finer = replace(FINER, max_fragment_size_bytes=17 * MIB, outgrown=())
     status = replace(snapshot.before, finer_cut=finer)
-    return replace(snapshot, job=replace(snapshot.job, status=status))
+    return of_nodes(replace(snapshot, job=replace(snapshot.job, status=status)), 1, ready=1)
 
 
 def test_a_refused_cut_for_less_is_no_verdict_while_a_device_is_away_that_has_more() -> None:
@@ -350,7 +349,7 @@ def test_a_refused_cut_for_less_is_no_verdict_while_a_device_is_away_that_has_mo
     assert isinstance(snapshot.view, CoordinatorView)
     lost = device("large", DeviceState.LOST, budget=64 * MIB)
     away = replace(snapshot.view, devices=(*snapshot.view.devices, lost))
-    waiting = decide(replace(snapshot, view=away))
+    waiting = decide(of_nodes(replace(snapshot, view=away), 2, ready=1))
     assert word(waiting.status, "Failed") == "False NotFailed"
     assert sizes(waiting) == [17 * MIB]
     back = replace(away, devices=(*snapshot.view.devices, replace(lost, state=DeviceState.READY)))
@@ -381,22 +380,37 @@ def test_nothing_is_divided_while_a_device_of_the_plan_is_missing() -> None:
 
 
 def lacking_one(snapshot: InferenceJobSnapshot) -> InferenceJobSnapshot:
-    """The pool has a device more, which its coordinator does not know."""
-    assert snapshot.pool is not None
+    """The pool has a node more, whose device its coordinator does not know."""
     assert isinstance(snapshot.view, CoordinatorView)
     ready = len(snapshot.view.devices)
-    status = DevicePoolStatus(devices=DeviceCounts(total=ready + 1, ready=ready))
-    return replace(snapshot, pool=replace(snapshot.pool, status=status))
+    return of_nodes(snapshot, ready + 1, ready=ready)
 
 
 def test_a_device_that_a_coordinator_that_began_again_does_not_know_is_waited_for_too() -> None:
-    since = "2026-03-01T11:59:30Z"
-    assert sizes(decide(going(without_a_place(17, cut_for=24, before=since)))) == [17 * MIB]
-    assert sizes(decide(lacking_one(going(without_a_place(17, cut_for=24, before=since))))) == []
+    soon = going(without_a_place(17, cut_for=24, before="2026-03-01T11:59:30Z"))
+    assert sizes(decide(of_nodes(soon, 1, ready=1))) == [17 * MIB]
+    assert sizes(decide(lacking_one(soon))) == []
     refusal = refused_for_less()
     assert word(decide(refusal).status, "Failed") == "True PartitionRefused"
     waiting = decide(lacking_one(refusal))
     assert word(waiting.status, "Failed") == "False NotFailed"
+
+
+def test_a_lost_device_whose_node_is_not_the_pools_any_more_is_not_waited_for() -> None:
+    """Its coordinator remembers it."""
+    lost = device("large", DeviceState.LOST, budget=64 * MIB)
+
+    def without_it(snapshot: InferenceJobSnapshot, nodes: int) -> InferenceJobSnapshot:
+        assert isinstance(snapshot.view, CoordinatorView)
+        view = replace(snapshot.view, devices=(*snapshot.view.devices, lost))
+        return of_nodes(replace(snapshot, view=view), nodes, ready=1)
+
+    refusal = refused_for_less()
+    assert word(decide(without_it(refusal, 2)).status, "Failed") == "False NotFailed"
+    assert word(decide(without_it(refusal, 1)).status, "Failed") == "True PartitionRefused"
+    soon = going(without_a_place(17, cut_for=24, before="2026-03-01T11:59:30Z"))
+    assert sizes(decide(without_it(soon, 2))) == []
+    assert sizes(decide(without_it(soon, 1))) == [17 * MIB]
 
 
 def test_nothing_is_cut_while_nobody_says_which_devices_there_are() -> None:

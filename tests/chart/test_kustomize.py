@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shoal_api.fields import Reference
+from shoal_api.fields import Reference, SecretReference
 from shoal_api.kinds import KINDS
 from shoal_api.schema import members, record_in
 from shoal_cluster import MachineLacks
@@ -24,7 +24,7 @@ def referring(cls: type, at: str = "spec") -> Iterator[str]:
     """The paths of a record's references, as kustomize writes them."""
     for name, declared in members(cls).items():
         inner = record_in(declared.shape)
-        if inner is Reference:
+        if inner in (Reference, SecretReference):
             yield f"{at}/{name}/name"
         elif inner is not None:
             yield from referring(inner, f"{at}/{name}")

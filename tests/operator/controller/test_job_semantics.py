@@ -397,7 +397,10 @@ async def test_a_new_operator_has_nothing_new_to_tell_of_a_pool_at_rest(
 
 # What no job of these tests needs, and what does.
 UNUSED = {
-    "pods": {"get": "an API server before 1.32 does not say to which node a token is bound"},
+    "pods": {
+        "get": "an API server before 1.32 does not say to which node a token is bound",
+        "patch": "the budget of a pool is edited",
+    },
     "events": {"list": "a claim is not bound"},
     "daemonsets.apps": {"delete": "a size of node is gone, with budget.percent"},
     "devices.shoal.dev": {"delete": "a node is not selected any more"},

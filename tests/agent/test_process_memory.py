@@ -4,6 +4,7 @@ import ctypes
 import gc
 import mmap
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import onnxruntime  # noqa: F401 - a large library
@@ -185,6 +186,34 @@ def test_library_pages_that_return_while_the_floor_is_taken_are_no_use(
     meter.settle(LIBRARY_RESERVE_BYTES)
     assert counts[0] >= RETURNED_BYTES
     assert meter.used_bytes() < NOISE_BYTES
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [MemoryMeter.used_bytes, MemoryMeter.peak_since_begin_bytes, MemoryMeter.peak_bytes],
+)
+def test_library_pages_that_return_while_they_are_counted_hide_no_use(
+    meter: MemoryMeter,
+    monkeypatch: pytest.MonkeyPatch,
+    reading: Callable[[MemoryMeter], int],
+) -> None:
+    meter.begin_peak()
+    before = meter.used_bytes()
+    count = LibraryPages.resident_bytes
+    counts: list[int] = []
+
+    def counted_late(pages: LibraryPages) -> int:
+        """As if another thread had used a library just before the first count."""
+        if not counts:
+            return_library_pages()
+        counts.append(count(pages))
+        return counts[-1]
+
+    with take(2 * TAKEN_BYTES):
+        monkeypatch.setattr(LibraryPages, "resident_bytes", counted_late)
+        taken = reading(meter) - before
+    assert counts
+    assert abs(taken - 2 * TAKEN_BYTES) < NOISE_BYTES
 
 
 def test_what_is_there_when_the_floor_is_taken_is_not_looked_through_again() -> None:

@@ -38,6 +38,8 @@ from shoal_agent.runtime.mapped_pages import PageRange, drop
 _STATUS_BYTES: Final = 8192
 _FIELDS: Final = re.compile(rb"^Vm(HWM|RSS):\s+(\d+) kB", re.MULTILINE)
 _RESET_PEAK: Final = b"5"
+_MARK: Final = 0
+_RESIDENT: Final = 1
 _ATTEMPTS: Final = 10
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -142,13 +144,13 @@ class MemoryMeter:
         """Resident bytes above the floor now; never below zero."""
         with self._lock:
             self._counted_at_bytes = 0
-            return self._above(self._read()[1])
+            return self._above(self._counted(_RESIDENT))
 
     def used_at_most_bytes(self) -> int:
         """No less than `used_bytes`, in a fraction of its time: library pages that have returned
         since they were counted are in it."""
         with self._lock:
-            return self._above(self._read()[1])
+            return self._above(self._counted(_RESIDENT))
 
     def begin_peak(self, *, recount: bool = True) -> None:
         """Start a new highest mark, for `peak_since_begin_bytes`. To count library pages takes
@@ -179,13 +181,13 @@ class MemoryMeter:
         only what is seen at calls counts.
         """
         with self._lock:
-            mark, now = seen = self._read()
-            if self._clear is None and mark == self._mark_at_floor:
-                mark = now
+            seen = self._read()
+            is_of_start = self._clear is None and seen[_MARK] == self._mark_at_floor
             if seen != self._seen:
                 self._counted_at_bytes = 0  # the kernel may have taken pages meanwhile
                 self._seen = seen
-            self._highest_bytes = max(self._highest_bytes, self._mark_above(mark))
+            most = self._counted(_RESIDENT if is_of_start else _MARK)
+            self._highest_bytes = max(self._highest_bytes, self._mark_above(most))
             return self._highest_bytes
 
     def reading(self) -> tuple[int, int]:
@@ -208,29 +210,40 @@ class MemoryMeter:
     def _library_bytes(self) -> int:
         return 0 if self._libraries is None else self._libraries.resident_bytes()
 
+    def _counted(self, which: int) -> int:
+        """The mark or resident memory, for which library pages are counted. Other threads bring
+        some back at any moment. What returned between reading memory and counting these pages would
+        hide as much use, so both are read until memory did not grow."""
+        size = self._read()[which]
+        for _ in range(_ATTEMPTS):
+            if not self._count_returned(size):
+                break
+            size = max(size, self._read()[which])
+        return size
+
     def _above(self, resident_bytes: int) -> int:
         """So much resident memory now is how much above the floor?"""
-        self._count_returned(resident_bytes)
         return self._use(resident_bytes, self._returned_bytes)
 
     def _mark_above(self, mark_bytes: int) -> int:
         """So much at the mark was how much above the floor? Library pages that were in memory then
         may have gone since: where a group is at its limit, the kernel takes them."""
-        self._count_returned(mark_bytes)
         return self._use(mark_bytes, self._returned_at_most_bytes)
 
     def _use(self, resident_bytes: int, returned_bytes: int) -> int:
         own_bytes = min(returned_bytes + self._apart_bytes, self._reserve_bytes)
         return max(0, resident_bytes - self._idle_bytes - own_bytes)
 
-    def _count_returned(self, resident_bytes: int) -> None:
+    def _count_returned(self, resident_bytes: int) -> bool:
         """Library pages return while memory grows: they are counted when there is more than when
         they were counted last. They may also return where other memory was given back: whoever has
-        to know resets that."""
-        if self._libraries is not None and resident_bytes > self._counted_at_bytes:
-            self._returned_bytes = min(self._libraries.resident_bytes(), self._reserve_bytes)
-            self._returned_at_most_bytes = max(self._returned_at_most_bytes, self._returned_bytes)
-            self._counted_at_bytes = resident_bytes
+        to know resets that. Whether they were counted."""
+        if self._libraries is None or resident_bytes <= self._counted_at_bytes:
+            return False
+        self._returned_bytes = min(self._libraries.resident_bytes(), self._reserve_bytes)
+        self._returned_at_most_bytes = max(self._returned_at_most_bytes, self._returned_bytes)
+        self._counted_at_bytes = resident_bytes
+        return True
 
     def _nearly_all_returned(self) -> bool:
         """Whether library pages have taken up most of their reserve: what comes beyond is use."""
@@ -243,11 +256,11 @@ class MemoryMeter:
 
     def _record_mark(self) -> int:
         """The highest mark, above the floor."""
-        mark, counted_at_bytes = self._read()[0], self._counted_at_bytes
-        if (above := self._mark_above(mark)) > self._highest_bytes:
+        counted_at_bytes = self._counted_at_bytes
+        if (above := self._mark_above(self._counted(_MARK))) > self._highest_bytes:
             if counted_at_bytes == self._counted_at_bytes:  # they were not counted just now
                 self._counted_at_bytes = 0  # library pages that have returned are none of it
-                above = self._mark_above(mark)
+                above = self._mark_above(self._counted(_MARK))
             self._highest_bytes = max(self._highest_bytes, above)
         return above
 

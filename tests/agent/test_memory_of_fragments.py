@@ -13,7 +13,7 @@ from agent.conftest import MARK_ERROR_BYTES, AgentProcess, Joined
 from agent.fragment_making import MadeFragment, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
-from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES
+from shoal_agent.runtime.process_memory import HEAP_RESERVE_BYTES, LIBRARY_RESERVE_BYTES
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
@@ -71,9 +71,27 @@ async def test_an_idle_agent_is_small(join: Join) -> None:
     floor = joined.device.hello.floor_bytes
     resident = await resting(joined.agent)
     assert resident < IDLE_BYTES, f"{resident / MIB:.1f} MiB"
-    # It keeps a reserve for the library pages that a job needs.
-    assert floor - LIBRARY_RESERVE_BYTES < resident < floor < LIBRARY_RESERVE_BYTES + 38 * MIB
+    # It keeps a reserve for the library pages that a job needs, and for what its heap grows by.
+    reserved = LIBRARY_RESERVE_BYTES + HEAP_RESERVE_BYTES
+    assert floor - reserved < resident < floor < reserved + 38 * MIB
     assert telemetry.used_bytes < MIB // 2
+
+
+async def test_fragments_that_have_come_and_gone_leave_the_next_ones_their_budget(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    """What stays in the agent's heap between what they freed is its own: 2 MiB of a budget of 5."""
+    joined = await join(budget="5Mi")
+    for seed in range(40):
+        width = 256 + seed
+        made = dense(coordinator.store, *[width] * 6, resident=4 * MIB, seed=seed)
+        assert (await joined.device.load(made.digest, made.resident_bytes)).HasField("loaded")
+        assert (await run(joined.device, made.digest, width, seed)).HasField("executed")
+        await joined.device.unload(made.digest)
+    while not joined.device.telemetry.empty():
+        joined.device.telemetry.get_nowait()
+    await joined.device.telemetry.get()  # which may have been read before
+    assert (await joined.device.telemetry.get()).used_bytes < MIB // 4
 
 
 async def test_an_agent_is_small_again_when_its_work_has_ended(

@@ -4,7 +4,7 @@ import ctypes
 import gc
 import mmap
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnxruntime  # noqa: F401 - a large library
@@ -15,6 +15,7 @@ from shoal_agent.runtime.library_pages import LibraryPages
 from shoal_agent.runtime.mapped_pages import PageRange, populate
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import (
+    HEAP_RESERVE_BYTES,
     LIBRARY_RESERVE_BYTES,
     MemoryMeter,
     drop_library_pages,
@@ -23,6 +24,7 @@ from shoal_agent.runtime.process_memory import (
 MIB = 1 << 20
 TAKEN_BYTES = 32 * MIB
 RETURNED_BYTES = 8 * MIB
+PAGES_BYTES = MIB // 4
 NOISE_BYTES = 2 * MIB
 """What earlier tests of this process left may go meanwhile: 0.9 MiB was seen."""
 
@@ -214,6 +216,41 @@ def test_library_pages_that_return_while_they_are_counted_hide_no_use(
         taken = reading(meter) - before
     assert counts
     assert abs(taken - 2 * TAKEN_BYTES) < NOISE_BYTES
+
+
+@pytest.fixture
+def grown() -> Iterator[MemoryMeter]:
+    """Its process has grown by half of what may be the agent's own."""
+    meter = MemoryMeter()
+    meter.settle(LIBRARY_RESERVE_BYTES, HEAP_RESERVE_BYTES)
+    with take(HEAP_RESERVE_BYTES // 2):
+        yield meter
+
+
+def test_what_the_heap_has_grown_by_is_no_use(grown: MemoryMeter) -> None:
+    used = grown.used_bytes()
+    grown.note_growth(0)
+    assert grown.used_bytes() < PAGES_BYTES < used
+    assert grown.peak_bytes() >= used, "it was use until now"
+    with take(TAKEN_BYTES):
+        assert abs(grown.peak_since_begin_bytes() - TAKEN_BYTES) < PAGES_BYTES
+
+
+def test_what_is_held_for_work_is_no_growth(grown: MemoryMeter) -> None:
+    held = HEAP_RESERVE_BYTES // 4
+    grown.note_growth(held)
+    assert abs(grown.used_bytes() - held) < PAGES_BYTES
+
+
+def test_growth_beyond_its_reserve_is_use(grown: MemoryMeter) -> None:
+    used = grown.used_bytes()
+    with take(TAKEN_BYTES):
+        grown.note_growth(0)
+        beyond = used + TAKEN_BYTES - HEAP_RESERVE_BYTES
+        assert abs(grown.used_bytes() - beyond) < PAGES_BYTES
+    grown.note_growth(0)
+    with take(TAKEN_BYTES):
+        assert abs(grown.used_bytes() - TAKEN_BYTES) < PAGES_BYTES, "it lends nothing to others"
 
 
 def test_what_is_there_when_the_floor_is_taken_is_not_looked_through_again() -> None:

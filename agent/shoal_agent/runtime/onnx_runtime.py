@@ -75,9 +75,11 @@ class Runtime:
         threads: int,
         limit_bytes: int,
         free: Callable[[], int] | None = None,
+        held: Callable[[], int] = lambda: 0,
     ) -> None:
         """`limit_bytes` is the largest budget there will be before `enlarge`; `free` says what of
-        the present one nobody was granted; None: what is not in use."""
+        the present one nobody was granted; None: what is not in use; `held` what is in memory for
+        work and is no fragment."""
         self._meter = meter
         self.threads = threads
         self._processor_clock = thread_time if threads == 1 else process_time
@@ -89,6 +91,7 @@ class Runtime:
         self._passing = InPassing(meter)
         self._runs = Runs(meter, self._processor_clock, self._passing.begin_peak, self.shrink)
         onnxruntime.set_default_logger_severity(4)
+        self._held = held
         self._free = free or (lambda: self.limit_bytes - meter.used_at_most_bytes())
         self._arena = WorkingArena(meter, limit_bytes, threads, self._widening)
         self.shrink()
@@ -375,7 +378,10 @@ class Runtime:
         gc.collect()  # the session goes now, not when a cycle through it is found
         self.shrink()
         self._meter.give_back()
-        return max(0, before - self._meter.used_bytes())
+        freed = max(0, before - self._meter.used_bytes())
+        if not self._open:
+            self._meter.note_growth(self._held())
+        return freed
 
     def runs_prepared(self, digest: str) -> bool:
         """Whether a fragment is open as a whole, in the form prepared for it."""

@@ -8,13 +8,14 @@ mark too, is then what the process was left with, at the price of reading pages 
 
 The *floor* is what the agent takes for itself: the resident memory of the idle process (ONNX
 Runtime loaded, its arena made, one of everything rehearsed that jobs ask for, the coordinator
-connected; freed heap given back, library pages dropped), and a reserve for library pages that
-return when they are used. All use is above it. The *peak* is the highest mark since the floor was
-taken, less what was resident then, and less the library pages that have returned, up to the
-reserve: these are no use of a fragment, but neither may they exceed what is reserved for them. The
-mark is the kernel's own (VmHWM), which misses nothing between samples. It is not exact: each
-processor adds what it has counted when that is 32 pages of a kind, so the mark may be 128 KiB too
-high, or too low, for each processor (from Linux 6.2 on; 172 KiB were seen on two).
+connected; freed heap given back, library pages dropped), a reserve for library pages that return
+when they are used, and one for what its heap grows by. All use is above it. The *peak* is the
+highest mark since the floor was taken, less what was resident then, and less the library pages that
+have returned and what the heap has grown by, up to their reserves: these are no use of a fragment,
+but neither may they exceed what is reserved for them. The mark is the kernel's own (VmHWM), which
+misses nothing between samples. It is not exact: each processor adds what it has counted when that
+is 32 pages of a kind, so the mark may be 128 KiB too high, or too low, for each processor (from
+Linux 6.2 on; 172 KiB were seen on two).
 
 So resident memory never exceeds floor + budget while use is within the budget, and pages that stay
 away lend their reserve to nobody.
@@ -41,6 +42,7 @@ _RESET_PEAK: Final = b"5"
 _MARK: Final = 0
 _RESIDENT: Final = 1
 _ATTEMPTS: Final = 10
+_COUNTS: Final = 2
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
@@ -56,6 +58,10 @@ LIBRARY_RESERVE_BYTES: Final = 24 << 20
 """For library pages that return to an agent at work: 11 MiB with a model of matrix products alone,
 18 with one of convolutions whose tensors are compressed, 24 with all that the rehearsal does. With
 20, a device of a cluster was measured at 106 % of its budget."""
+HEAP_RESERVE_BYTES: Final = 3 << 20
+"""For what stays in the agent's own heap after fragments have come and gone: between what is freed
+lies what is not, tables of the interpreter grow. It was 2 to 2.5 MiB after fifty fragments, half of
+a budget of 5 MiB, and did not grow further."""
 MAPPED_FROM_BYTES: Final = 128 << 10
 _MAPPED_ALWAYS_BYTES: Final = 2 << 20
 _HEAP_PART: Final = 64
@@ -81,6 +87,8 @@ class MemoryMeter:
         self._mark_at_floor = 0
         self._libraries: LibraryPages | None = None
         self._reserve_bytes = 0
+        self._heap_reserve_bytes = 0
+        self._grown_bytes = 0
         self._returned_bytes = 0
         self._returned_at_most_bytes = 0
         self._apart_bytes = 0
@@ -90,13 +98,14 @@ class MemoryMeter:
     @property
     def floor_bytes(self) -> int:
         """What the agent takes for itself; 0 before `settle`."""
-        return self._idle_bytes + self._reserve_bytes
+        return self._idle_bytes + self._reserve_bytes + self._heap_reserve_bytes
 
-    def settle(self, library_reserve_bytes: int = 0) -> int:
+    def settle(self, library_reserve_bytes: int = 0, heap_reserve_bytes: int = 0) -> int:
         """Take the floor from what is resident now, trimmed; peaks count from here.
 
-        With a reserve, library pages are dropped first, and at each `give_back` from now on;
-        where the kernel does not let this process see which pages return, they stay.
+        With a reserve for library pages, they are dropped first, and at each `give_back` from now
+        on; where the kernel does not let this process see which pages return, they stay. What the
+        heap has grown by, of which `note_growth` knows, is no use up to its reserve.
         """
         gc.collect()
         gc.freeze()  # what is there now stays: `Runtime.close` need not look through it
@@ -111,6 +120,7 @@ class MemoryMeter:
                 self._drop_libraries()
             self._reset_mark()
             self._read_floor()
+            self._heap_reserve_bytes, self._grown_bytes = heap_reserve_bytes, 0
             self._highest_bytes = 0
             self._counted_at_bytes = 0
         return self.floor_bytes
@@ -128,6 +138,17 @@ class MemoryMeter:
             if not still_in_use or self._nearly_all_returned():
                 self._drop_libraries()
                 self._reset_mark()
+
+    def note_growth(self, held_bytes: int) -> None:
+        """No fragment is open: what is in use, but for so much that is held for work, is what the
+        agent's own heap has grown by, and no use of what comes."""
+        with self._lock:
+            self._counted_at_bytes = 0
+            self._record_mark()
+            self._grown_bytes = 0
+            grown = self._above(self._counted(_RESIDENT)) - held_bytes
+            self._grown_bytes = min(max(0, grown), self._heap_reserve_bytes)
+            self._reset_mark()
 
     def set_apart(self, size_bytes: int) -> None:
         """So much is the agent's own from now on, as library pages are that have returned, if the
@@ -150,7 +171,7 @@ class MemoryMeter:
         """No less than `used_bytes`, in a fraction of its time: library pages that have returned
         since they were counted are in it."""
         with self._lock:
-            return self._above(self._counted(_RESIDENT))
+            return self._above(self._counted(_RESIDENT, counts=1))
 
     def begin_peak(self, *, recount: bool = True) -> None:
         """Start a new highest mark, for `peak_since_begin_bytes`. To count library pages takes
@@ -210,12 +231,13 @@ class MemoryMeter:
     def _library_bytes(self) -> int:
         return 0 if self._libraries is None else self._libraries.resident_bytes()
 
-    def _counted(self, which: int) -> int:
+    def _counted(self, which: int, counts: int = _COUNTS) -> int:
         """The mark or resident memory, for which library pages are counted. Other threads bring
         some back at any moment. What returned between reading memory and counting these pages would
-        hide as much use, so both are read until memory did not grow."""
+        hide as much use, so memory is read again, and they are counted again if it has grown. What
+        comes after the last count seems to be use."""
         size = self._read()[which]
-        for _ in range(_ATTEMPTS):
+        for _ in range(counts):
             if not self._count_returned(size):
                 break
             size = max(size, self._read()[which])
@@ -232,7 +254,7 @@ class MemoryMeter:
 
     def _use(self, resident_bytes: int, returned_bytes: int) -> int:
         own_bytes = min(returned_bytes + self._apart_bytes, self._reserve_bytes)
-        return max(0, resident_bytes - self._idle_bytes - own_bytes)
+        return max(0, resident_bytes - self._idle_bytes - own_bytes - self._grown_bytes)
 
     def _count_returned(self, resident_bytes: int) -> bool:
         """Library pages return while memory grows: they are counted when there is more than when

@@ -25,8 +25,7 @@ from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import (
-    HEAP_RESERVE_BYTES,
-    LIBRARY_RESERVE_BYTES,
+    RESERVES_BYTES,
     MemoryMeter,
     drop_library_pages,
 )
@@ -111,7 +110,7 @@ class Agent:
             threads=self._threads,
             limit_bytes=settings.budget,
             free=lambda: ledger.free,
-            held=lambda: ledger.activations,
+            held=lambda: ledger.reserved + ledger.moving,
         ).result()
         self.fragments = Fragments(
             ledger=ledger,
@@ -391,9 +390,7 @@ class Agent:
         except TimeoutError as error:
             raise SessionBroken(await why_unreachable(channel)) from error
         self._follower.find_libraries()
-        floor = await self.fragments.processor.call(
-            self._meter.settle, LIBRARY_RESERVE_BYTES, HEAP_RESERVE_BYTES
-        )
+        floor = await self.fragments.processor.call(self._meter.settle, *RESERVES_BYTES)
         budget = await self._follower.catch_up()
         self._check_limit(floor, budget)
         await self._follower.settled()

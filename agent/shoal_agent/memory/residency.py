@@ -361,11 +361,6 @@ class Ledger:
 
     # ---- activations -------------------------------------------------------------------------
 
-    @property
-    def activations(self) -> Bytes:
-        """Of all tasks, in memory."""
-        return Bytes(self.reserved + self.moving)
-
     def request_space(self, size: int) -> bool:
         """Whether an activation may stay in memory; else it goes to disk, or by another way."""
         if granted := size <= self.free:

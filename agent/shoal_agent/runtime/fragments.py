@@ -180,7 +180,7 @@ class Fragments:
         self.ledger.note_run(digest, result.compute_seconds)
         if self._terms(digest) != terms:
             return result  # what it took was right when it began, and says nothing of the next run
-        beside = max(before, self.ledger.activations)
+        beside = max(before, self._activations)
         over = result.peak_bytes > self.ledger.budget
         if known and over:
             self._counters.over_budget += 1
@@ -202,7 +202,7 @@ class Fragments:
         if digest not in self.ledger.resident:
             raise NotResident(f"{short(digest)} is not resident")
         results = await self.batches.run(digest, items)
-        await self._gathered.check(digest, results[0].peak_bytes - self.ledger.activations)
+        await self._gathered.check(digest, results[0].peak_bytes - self._activations)
         return results
 
     async def _run(self, digest: str, tensors: Mapping[str, Array]) -> tuple[RunResult, int]:
@@ -220,7 +220,7 @@ class Fragments:
                 limit = limit_of_larger(trial, size, limit)
             # What such a run may take, nothing that comes meanwhile may have.
             held = 0 if is_known and not is_larger else self.buffers.make_room(self.ledger.budget)
-            beside = self.ledger.activations
+            beside = self._activations
             try:
                 with nothing_arrives(self.ledger, held):
                     return await run(limit, planned_bytes=limit - free, measured=measured), beside
@@ -365,6 +365,11 @@ class Fragments:
         self._changed.set()
 
     # ---- inside ------------------------------------------------------------------------------
+
+    @property
+    def _activations(self) -> Bytes:
+        """Of all tasks, in memory."""
+        return Bytes(self.ledger.reserved + self.ledger.moving)
 
     async def _change(self) -> None:
         self._changed.clear()

@@ -244,7 +244,7 @@ class Opening:
                 tried = Tried(taken_bytes=ledger.budget + 1, stopped=True, prepared=whole)
                 known = self._note(key, tried, Bytes(0))
             else:
-                before, coming = ledger.activations, ledger.moving
+                before, coming = ledger.reserved + ledger.moving, ledger.moving
                 with nothing_arrives(ledger, ledger.free):
                     curve, tried = await self._processor.call(
                         self._try_marked, mark, *arguments, ledger.budget, coming

@@ -62,6 +62,7 @@ HEAP_RESERVE_BYTES: Final = 3 << 20
 """For what stays in the agent's own heap after fragments have come and gone: between what is freed
 lies what is not, tables of the interpreter grow. It was 2 to 2.5 MiB after fifty fragments, half of
 a budget of 5 MiB, and did not grow further."""
+RESERVES_BYTES: Final = (LIBRARY_RESERVE_BYTES, HEAP_RESERVE_BYTES)
 MAPPED_FROM_BYTES: Final = 128 << 10
 _MAPPED_ALWAYS_BYTES: Final = 2 << 20
 _HEAP_PART: Final = 64

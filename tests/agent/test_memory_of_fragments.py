@@ -13,7 +13,8 @@ from agent.conftest import MARK_ERROR_BYTES, AgentProcess, Joined
 from agent.fragment_making import MadeFragment, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
-from shoal_agent.runtime.process_memory import HEAP_RESERVE_BYTES, LIBRARY_RESERVE_BYTES
+from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES
+from shoal_protocol.heap_reserve import HEAP_RESERVE_BYTES
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 

@@ -15,11 +15,11 @@ from shoal_agent.runtime.library_pages import LibraryPages
 from shoal_agent.runtime.mapped_pages import PageRange, populate
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import (
-    HEAP_RESERVE_BYTES,
     LIBRARY_RESERVE_BYTES,
     MemoryMeter,
     drop_library_pages,
 )
+from shoal_protocol.heap_reserve import HEAP_RESERVE_BYTES
 
 MIB = 1 << 20
 TAKEN_BYTES = 32 * MIB

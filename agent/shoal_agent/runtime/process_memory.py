@@ -35,6 +35,7 @@ from typing import Final
 
 from shoal_agent.runtime.library_pages import LibraryPages, drop_unused_tables
 from shoal_agent.runtime.mapped_pages import PageRange, drop
+from shoal_protocol.heap_reserve import HEAP_RESERVE_BYTES
 
 _STATUS_BYTES: Final = 8192
 _FIELDS: Final = re.compile(rb"^Vm(HWM|RSS):\s+(\d+) kB", re.MULTILINE)
@@ -58,10 +59,6 @@ LIBRARY_RESERVE_BYTES: Final = 24 << 20
 """For library pages that return to an agent at work: 11 MiB with a model of matrix products alone,
 18 with one of convolutions whose tensors are compressed, 24 with all that the rehearsal does. With
 20, a device of a cluster was measured at 106 % of its budget."""
-HEAP_RESERVE_BYTES: Final = 3 << 20
-"""For what stays in the agent's own heap after fragments have come and gone: between what is freed
-lies what is not, tables of the interpreter grow. It was 2 to 2.5 MiB after fifty fragments, half of
-a budget of 5 MiB, and did not grow further."""
 RESERVES_BYTES: Final = (LIBRARY_RESERVE_BYTES, HEAP_RESERVE_BYTES)
 MAPPED_FROM_BYTES: Final = 128 << 10
 _MAPPED_ALWAYS_BYTES: Final = 2 << 20

@@ -26,6 +26,7 @@ from shoal_cli.local.report import (
     Verification,
 )
 from shoal_planner.explanation import Table as Explained
+from shoal_protocol.heap_reserve import HEAP_RESERVE_BYTES
 from shoal_protocol.units import counted, format_bytes, format_number
 from shoal_protocol.visible import visible
 
@@ -303,7 +304,8 @@ def _enforcement_line(report: RunReport) -> Text:
     kills = sum(device.out_of_memory_kills for device in report.devices)
     mode, reason = report.enforcement.mode, report.enforcement.reason
     if report.enforced:
-        line = f"budgets: enforced by {mode}, limit = charged to the idle agent + budget"
+        grows = format_bytes(HEAP_RESERVE_BYTES)
+        line = f"budgets: enforced by {mode}, limit = charged to the idle agent + {grows} + budget"
     else:
         unlimited = [device.name for device in report.devices if device.limit_bytes is None]
         if mode != "none" and unlimited:

@@ -18,8 +18,8 @@ above both ends must be his. Whether it is, is found by trying (`open_groups`).
 A process enters its group before it becomes the agent: a shell writes its own number into
 `cgroup.procs` and then `exec`s (`DeviceGroup.enter`), so no page that it is the first to touch is
 charged elsewhere. The limit comes when the agent is idle: limit = what is charged to the group
-then + budget. So the memory charged to a group cannot grow by more than the budget, whatever the
-agent does or measures.
+then + what the agent's own heap may grow by + budget. So the memory charged to a group cannot grow
+by more than that, whatever the agent does or measures.
 
 What is charged. The kernel charges a page of a file to the group that first brought it into
 memory. Library pages that this process or another agent brought there are charged to those, now

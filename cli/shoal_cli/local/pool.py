@@ -26,6 +26,7 @@ from shoal_cli.local.verification import DEFAULT_TOLERANCE
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_protocol.channels import open_channel
+from shoal_protocol.heap_reserve import HEAP_RESERVE_BYTES
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -71,7 +72,8 @@ class Target:
 
 @dataclass(slots=True)
 class DeviceLimits:
-    """The memory limit of each device's group: what is charged to its idle agent, and its budget.
+    """The memory limit of each device's group: what is charged to its idle agent, what its heap may
+    grow by, and its budget.
 
     It is set once, when the agent is idle and before it receives work. An agent that is started
     again receives work at once, and may take more for itself than the one before it, or less: the
@@ -86,7 +88,7 @@ class DeviceLimits:
     def set(self, name: str, group: DeviceGroup, budget_bytes: int, floor_bytes: int) -> None:
         """The agent is idle now."""
         self._groups[name], self._floors[name] = group, floor_bytes
-        self._limit(name, group.charged_bytes() + budget_bytes)
+        self._limit(name, group.charged_bytes() + HEAP_RESERVE_BYTES + budget_bytes)
 
     def follow(self, name: str, floor_bytes: int) -> None:
         """The agent's floor is this now; 0: it has not measured any."""

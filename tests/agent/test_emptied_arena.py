@@ -2,20 +2,26 @@
 
 import ctypes
 import mmap
-from collections.abc import Iterator
+import resource
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from agent.fragment_making import InBlocks, MadeFragment, dense_model, write_fragment
 from agent.test_blocks import StopsBefore
 from agent.test_swapping import block
+from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
 from shoal_agent.runtime.arena import ARENA, WorkingRegion
 from shoal_agent.runtime.block_parts import Parts
 from shoal_agent.runtime.failures import Stopper, Terminated
+from shoal_agent.runtime.mapped_pages import PageRange, has_huge_pages, huge_part
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.prepared import NOTHING_PREPARED
 from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES, MemoryMeter
@@ -86,9 +92,10 @@ def test_parts_work_in_what_they_worked_in_for_the_item_before(
     runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=64 * MIB)
     keep = runtime._arena.region.keep
 
-    def noted(size_bytes: int) -> bool:
+    def noted(size_bytes: int, most_bytes: int) -> bool:
         kept.append(size_bytes)
-        return keep(size_bytes)
+        assert most_bytes <= (26 * MIB if size_bytes else 0), "what is not known is not huge"
+        return keep(size_bytes, most_bytes)
 
     monkeypatch.setattr(runtime._arena.region, "keep", noted)
     runtime.open("f", made.folder, made.least_bytes)
@@ -187,6 +194,70 @@ def test_what_lies_beyond_leaves_memory_and_the_rest_stays(region: WorkingRegion
     assert resident_bytes() - between < MIB // 2
     work(9 * MIB)
     assert abs(region.touched_bytes() - 9 * MIB) <= mmap.PAGESIZE
+
+
+H = HUGE_PAGE_BYTES
+
+
+@given(
+    start=st.integers(1, 3 * H // mmap.PAGESIZE),
+    pages=st.integers(1, 8 * H // mmap.PAGESIZE),
+    size=st.integers(0, 16 * H),
+    most=st.integers(-H, 16 * H),
+)
+def test_of_a_region_comes_in_huge_pages_what_is_touched_and_reckoned_with(
+    start: int, pages: int, size: int, most: int
+) -> None:
+    region = PageRange(start * mmap.PAGESIZE, (start + pages) * mmap.PAGESIZE)
+    huge = huge_part(region, size, most)
+    wholes = [
+        page
+        for page in range(0, region.end, H)
+        if region.start <= page < region.start + size  # some of it is touched
+        and page + H <= min(region.end, region.start + most)
+    ]
+    assert huge.size == H * len(wholes)
+    assert huge.start == (wholes[0] if wholes else region.start)
+
+
+@pytest.fixture
+def touched(region: WorkingRegion) -> WorkingRegion:
+    """It has been worked in, and the kernel has huge pages for it."""
+    if not has_huge_pages():
+        pytest.skip("this kernel has no huge pages for memory of no file")
+    work(15 * MIB)
+    return region
+
+
+def faults_of(function: Callable[[], None]) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    function()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.parametrize("size", [7 * MIB, 3 * MIB, 11 * MIB])
+def test_what_a_part_works_in_comes_in_huge_pages_within_what_it_reckons_with(
+    touched: WorkingRegion, size: int
+) -> None:
+    for _ in range(3):
+        assert touched.keep(2 * MIB)
+        between = resident_bytes()
+        for kept in (12 * MIB, size):
+            assert touched.keep(kept, kept + 2 * H)
+            faults = faults_of(partial(work, kept))
+            assert faults < 2 * H // mmap.PAGESIZE, "its ends, at most, come page by page"
+            assert resident_bytes() - between < kept + 2 * H
+        touched.leave()
+
+
+def test_who_works_after_that_gets_what_is_touched_and_no_more(touched: WorkingRegion) -> None:
+    assert touched.keep(12 * MIB, 15 * MIB)
+    work(12 * MIB)
+    touched.leave()
+    assert touched.keep(0)
+    before = resident_bytes()
+    work(5 * MIB + mmap.PAGESIZE)
+    assert resident_bytes() - before < 5 * MIB + H // 4
 
 
 def test_a_region_of_which_some_is_in_use_or_held_back_is_given_back(

@@ -6,7 +6,17 @@ from typing import Final
 import numpy as np
 import onnxruntime
 
-from shoal_agent.runtime.mapped_pages import PageRange, drop, touched_bytes, whole_pages
+from shoal_agent.runtime.mapped_pages import (
+    PageRange,
+    drop,
+    has_huge_pages,
+    huge_part,
+    pages_around,
+    touch_in_huge_pages,
+    touch_in_small_pages,
+    touched_bytes,
+    whole_pages,
+)
 from shoal_protocol.arena_regions import (
     MORE_THAN_BUDGET,
     REGION_BYTES,
@@ -66,6 +76,9 @@ class WorkingRegion:
     For a moment all of the region is taken as a value, which nobody reads or writes, so that its
     pages may be dropped. Where others may take of it, where it cannot be had and where nobody has
     worked in it, the arena is emptied.
+
+    What comes again comes in huge pages, as far as whoever works there reckons with them: one costs
+    less than ten others.
     """
 
     def __init__(
@@ -79,21 +92,44 @@ class WorkingRegion:
         self.size_bytes = region_bytes(budget_bytes)
         self.empty = empty_arena
         self._is_shared = is_shared
-        self._pages = PageRange(0, 0)
+        self._has_huge_pages = has_huge_pages()
+        self._pages = self._huge = PageRange(0, 0)
 
-    def keep(self, size_bytes: int) -> bool:
+    def keep(self, size_bytes: int, most_bytes: int = 0) -> bool:
         """Give back what lies beyond so many bytes, while nothing is in use; whether that could be:
-        else all was given back."""
+        else all was given back. So much is touched from now on, in huge pages, if no more than
+        `most_bytes` are in memory then."""
         if not self._is_shared() and (region := reserved(self.size_bytes)) is not None:
-            self._pages = whole_pages(region.data_ptr(), self.size_bytes)
+            pages = whole_pages(region.data_ptr(), self.size_bytes)
+            if pages != self._pages:
+                self._pages, self._huge = pages, PageRange(pages.start, pages.start)
             if is_touched := self.touched_bytes() > 0:
-                beyond = self._pages.size - size_bytes
-                drop([whole_pages(self._pages.start + size_bytes, beyond)])
+                most_bytes = most_bytes if self._has_huge_pages else 0
+                self._give_back(size_bytes, huge_part(pages, size_bytes, most_bytes))
             del region
             if is_touched:
                 return True
         self.empty()
         return False
+
+    def leave(self) -> None:
+        """Others may work here from now on, who reckon with what they touch."""
+        if self._huge.size:
+            touch_in_small_pages(self._pages)
+            self._huge = PageRange(self._pages.start, self._pages.start)
+
+    def _give_back(self, size_bytes: int, huge: PageRange) -> None:
+        """A huge page is given back as a whole, since the kernel keeps it while some of it is there
+        still, and comes where nothing is."""
+        end, before = self._pages.end, self._huge
+        if huge == before:
+            kept = max(huge.end, pages_around(self._pages.start, size_bytes).end)
+            drop([PageRange(kept, end)])
+            return
+        drop([PageRange(min(before.end, huge.end), end)])
+        touch_in_huge_pages(huge)
+        touch_in_small_pages(PageRange(huge.end, end))
+        self._huge = huge
 
     def touched_bytes(self) -> int:
         """How far it has been worked in since it was kept from."""

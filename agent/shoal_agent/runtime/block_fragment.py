@@ -172,10 +172,11 @@ class BlockFragment:
         try:
             for index, block in enumerate(self._open):
                 if self._parts.begins_at(index):
-                    moved = move_out(values, feed.keys() | own.keys()).items()
-                    own.update((name, array) for name, array in moved if name in self.outputs)
+                    moved = move_out(values, feed.keys() | own.keys())
+                    moved_bytes = sum(array.nbytes for array in moved.values())
+                    own.update((name, each) for name, each in moved.items() if name in self.outputs)
                     del moved  # the others go after their last use
-                    self._parts.make_room(index)
+                    self._parts.make_room(index, moved_bytes)
                 self._bring(index)
                 if adopted.plan.prefetches:
                     self._prefetch(index + 1)

@@ -26,9 +26,9 @@ class Parts:
         self._starts = {index for index, each in enumerate(blocks) if each.empties_arena}
         if not blocks[0].empties_arena:
             self._starts = set()
-        self._keeping: set[int] = set()
+        self._keeping: dict[int, int] = {}
         if self._starts and max(arena_beside(blocks)) <= region.size_bytes:
-            self._keeping = set(self._kept_within(granted_bytes))
+            self._keeping = dict(self._kept_within(granted_bytes))
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._touched: dict[int, int] = {}
         self._last: int | None = None
@@ -47,20 +47,22 @@ class Parts:
         self._note()
         self._last = None  # others may work in the arena now
         self._left_little = self._leaves_little
+        self._region.leave()
 
     def forget(self) -> None:
         """What is in the arena is not what parts have left in it that ran to their ends."""
         self._touched = {}
         self._last, self._left_little = None, False
+        self._region.leave()
 
     def begins_at(self, index: int) -> bool:
         """Whether a part does: values are to be moved, and room is to be made."""
         return index in self._starts
 
-    def make_room(self, index: int) -> None:
-        """Give back what the part that begins does not work in, while nothing is in use. The first
-        one works in what the last has left of the item before, where that is no more than its first
-        block takes."""
+    def make_room(self, index: int, moved_bytes: int = 0) -> None:
+        """Give back what the part that begins does not work in, while nothing is in use, and so
+        much was moved out. The first one works in what the last has left of the item before, where
+        that is no more than its first block takes."""
         left_little, self._left_little = self._left_little, False
         if left_little and index not in self._keeping:
             return
@@ -68,7 +70,7 @@ class Parts:
         self._last = None
         if not self._keeping:
             self._region.empty()
-        elif self._region.keep(self._touched.get(index, 0)):
+        elif self._region.keep(self._touched.get(index, 0), self._most(index) - moved_bytes):
             self._last = index
 
     def _note(self) -> None:
@@ -77,8 +79,12 @@ class Parts:
         if part is not None and part in self._keeping and part not in self._touched:
             self._touched[part] = self._region.touched_bytes()
 
-    def _kept_within(self, granted_bytes: int) -> Iterator[int]:
-        """The parts whose blocks may all have in memory what the last of them works in."""
+    def _most(self, index: int) -> int:
+        """What a part may have in memory beside weights, if it is known what it works in."""
+        return self._keeping.get(index, 0) if index in self._touched else 0
+
+    def _kept_within(self, granted_bytes: int) -> Iterator[tuple[int, int]]:
+        """The parts whose blocks may all have in memory what the last works in, and that."""
         starts = [*sorted(self._starts), len(self.blocks)]
         beside = arena_beside(self.blocks)
         for start, end in pairwise(starts):
@@ -88,4 +94,4 @@ class Parts:
             )
             if least_bytes(raised) <= granted_bytes:
                 self.blocks = raised
-                yield start
+                yield start, beside[end - 1]

@@ -174,6 +174,41 @@ def read_in_no_huge_pages(ranges: Iterable[PageRange]) -> None:
         _madvise(each, _MADV_NOHUGEPAGE)
 
 
+def huge_part(pages: PageRange, size_bytes: int, most_bytes: int) -> PageRange:
+    """What of a range may come in huge pages where its first `size_bytes` are touched: with these
+    pages, no more than `most_bytes` of it are in memory. It ends where a huge page does, also
+    beyond `size_bytes`."""
+    first = -(-pages.start // HUGE_PAGE_BYTES)
+    touched = -(-(pages.start + size_bytes) // HUGE_PAGE_BYTES)
+    last = min(touched, min(pages.end, pages.start + most_bytes) // HUGE_PAGE_BYTES)
+    if last <= first:
+        return PageRange(pages.start, pages.start)
+    return PageRange(first * HUGE_PAGE_BYTES, last * HUGE_PAGE_BYTES)
+
+
+def touch_in_huge_pages(pages: PageRange) -> None:
+    """Have memory that nobody has touched come in huge pages, when it is."""
+    _madvise(pages, _MADV_HUGEPAGE)
+
+
+def touch_in_small_pages(pages: PageRange) -> None:
+    """Have it come page by page, as most memory does."""
+    _madvise(pages, _MADV_NOHUGEPAGE)
+
+
+def has_huge_pages() -> bool:
+    """Whether the kernel has them for memory of no file, for who asks, of the size that counts
+    here."""
+    folder = Path("/sys/kernel/mm/transparent_hugepage")
+    try:
+        enabled = (folder / "enabled").read_text()
+        return "[never]" not in enabled and int((folder / "hpage_pmd_size").read_text()) == (
+            HUGE_PAGE_BYTES
+        )
+    except (OSError, ValueError):
+        return False
+
+
 def read_in_small_pages(path: Path) -> None:
     """Bring a file into the page cache in the smallest pages: with one that is read, the kernel
     maps as much as it has cached in one piece. Raises `OSError`."""

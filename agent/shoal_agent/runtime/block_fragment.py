@@ -33,12 +33,13 @@ from shoal_agent.runtime.guard import READ_BYTES
 from shoal_agent.runtime.mapped_pages import (
     READ_AHEAD_BYTES,
     PageRange,
+    added,
     are_cold,
     beyond,
     drop,
-    mapped_files,
     populate,
     populate_in_pieces,
+    ranges_of,
     read_ahead,
     read_in_no_huge_pages,
     read_nothing_ahead,
@@ -144,13 +145,13 @@ class BlockFragment:
         source = replace(self._source, unpacked=self._source.unpacked - {index})
         drop(self.weight_pages())
         self._region.empty()
+        files = [source.prepared[index].weights.resolve()]
+        before = ranges_of(files)
         session, mapped = source.open_prepared(index, self._open_session)
-        block = replace(self._open[index], session=session, mapped=mapped, weights=())
+        pages = added(before, ranges_of(files))
+        block = replace(self._open[index], session=session, mapped=mapped, weights=pages)
         self._open = (*self._open[:index], block, *self._open[index + 1 :])
         gc.collect()  # the other session goes now, and what it mapped
-        path = str(source.prepared[index].weights.resolve())
-        pages = tuple(sorted(mapped_files(source.folder).get(path, ())))
-        self._open = (*self._open[:index], replace(block, weights=pages), *self._open[index + 1 :])
         self._source = source
         self.grant(self._granted_bytes)
         if self._reads_ahead:

@@ -183,12 +183,13 @@ def _with_pages(
     source: Blocks, opened: Iterable[tuple[Block, onnxruntime.InferenceSession, Weights]]
 ) -> Iterator[tuple[Block, onnxruntime.InferenceSession, Weights, tuple[PageRange, ...]]]:
     """Open blocks, each with the pages of its weights. Prepared ones have files of their own: to
-    read once what is mapped is enough."""
+    read what is mapped before and after all of them is enough."""
     if source.prepared:
-        sessions = list(opened)
         files = mapped_files(source.folder)
+        sessions, there = list(opened), mapped_files(source.folder)
         for each, model in zip(sessions, source.prepared, strict=True):
-            yield *each, tuple(sorted(files.get(str(model.weights.resolve()), ())))
+            path = str(model.weights.resolve())
+            yield *each, added(files.get(path, ()), there.get(path, ()))
         return
     before = mapped_ranges(source.folder)
     for each in opened:

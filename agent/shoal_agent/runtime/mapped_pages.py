@@ -6,6 +6,11 @@ what is dropped is a range of pages, and not what was read of it.
 
 Dropping is safe where nothing was written: what a private mapping was written to would be lost.
 ONNX Runtime writes to no weights that it has mapped (a test sees to that).
+
+And it is safe for as long as the file stays mapped there: then the addresses are used again, and
+anonymous memory that is dropped is zeros. The kernel has no call that drops pages of files only. So
+whoever drops pages holds on to what has mapped them, and knows them from what was mapped before and
+after: not from paths, for another session may have mapped the same file, and end at any time.
 """
 
 import ctypes
@@ -57,6 +62,10 @@ def size_of(ranges: Iterable[PageRange]) -> int:
     return sum(each.size for each in ranges)
 
 
+REMOVED: Final = " (deleted)"
+"""What the kernel adds to the path of a file that was removed."""
+
+
 def mapped_ranges(folder: Path) -> list[PageRange]:
     """Where this process has mapped files of a folder."""
     return [pages for ranges in mapped_files(folder).values() for pages in ranges]
@@ -76,6 +85,16 @@ def mapped_files(folder: Path) -> dict[str, list[PageRange]]:
     return found
 
 
+def ranges_of(paths: Iterable[Path]) -> list[PageRange]:
+    """Where this process has mapped files, also such as were removed since."""
+    wanted = set(map(str, paths))
+    folders = {each.parent for each in map(Path, wanted)}
+    found = [each for folder in folders for each in mapped_files(folder).items()]
+    return [
+        pages for path, ranges in found if path.removesuffix(REMOVED) in wanted for pages in ranges
+    ]
+
+
 def added(before: Iterable[PageRange], after: Iterable[PageRange]) -> tuple[PageRange, ...]:
     """What of `after` is not in `before`: the kernel merges mappings that adjoin."""
     old = sorted(before)
@@ -91,6 +110,18 @@ def added(before: Iterable[PageRange], after: Iterable[PageRange]) -> tuple[Page
         if start < each.end:
             new.append(PageRange(start, each.end))
     return tuple(new)
+
+
+def common(some: Iterable[PageRange], others: Iterable[PageRange]) -> list[PageRange]:
+    """What is in both, of ranges that do not overlap."""
+    left, right = sorted(some, reverse=True), sorted(others, reverse=True)
+    both = []
+    while left and right:
+        start, end = max(left[-1].start, right[-1].start), min(left[-1].end, right[-1].end)
+        if start < end:
+            both.append(PageRange(start, end))
+        (left if left[-1].end == end else right).pop()
+    return both
 
 
 def beyond(ranges: Sequence[PageRange], size: int) -> tuple[PageRange, ...]:

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal_agent.runtime.library_pages import LibraryPages, drop_unused_tables
-from shoal_agent.runtime.mapped_pages import PageRange, drop
+from shoal_agent.runtime.mapped_pages import REMOVED, PageRange, drop
 from shoal_protocol.heap_reserve import HEAP_RESERVE_BYTES
 
 _STATUS_BYTES: Final = 8192
@@ -53,8 +53,6 @@ _MALLOC_TRIM: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _MAPPING: Final = re.compile(
     r"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ (\d+) *(.*)|^(Anonymous): +(\d+) kB"
 )
-_GONE: Final = " (deleted)"
-"""What the kernel adds to the path of a file that was removed."""
 LIBRARY_RESERVE_BYTES: Final = 24 << 20
 """For library pages that return to an agent at work: 11 MiB with a model of matrix products alone,
 18 with one of convolutions whose tensors are compressed, 24 with all that the rehearsal does. With
@@ -331,7 +329,7 @@ def clean_pages(paths: Iterable[Path]) -> list[PageRange]:
     Not a mapping that was written to: what was written would be lost.
     """
     wanted = set(map(str, paths))
-    return [each.pages for each in _clean_mappings() if each.path.removesuffix(_GONE) in wanted]
+    return [each.pages for each in _clean_mappings() if each.path.removesuffix(REMOVED) in wanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,13 +338,17 @@ class _Mapping:
 
     pages: PageRange
     writable: bool
+    executable: bool
     path: str
 
 
 def _library_mappings() -> list[PageRange]:
-    """Clean mappings that this process cannot write to. While no fragment is open, these are of
-    libraries."""
-    return [each.pages for each in _clean_mappings() if not each.writable]
+    """Clean mappings that this process cannot write to, of files that have code: these stay where
+    they are until the process ends. Weights and whatever else is mapped may go at any time, and
+    then other memory be there."""
+    mappings = list(_clean_mappings())
+    libraries = {each.path for each in mappings if each.executable}
+    return [each.pages for each in mappings if not each.writable and each.path in libraries]
 
 
 def _clean_mappings() -> Iterator[_Mapping]:
@@ -363,7 +365,7 @@ def _clean_mappings() -> Iterator[_Mapping]:
             match found.groups():
                 case (str(start), str(end), str(rights), str(inode), str(path), _, _):
                     pages = PageRange(int(start, 16), int(end, 16))
-                    mapping = _Mapping(pages, "w" in rights, path)
+                    mapping = _Mapping(pages, "w" in rights, "x" in rights, path)
                     if inode == "0":
                         mapping = None
                 case (*_, "Anonymous", "0") if mapping is not None:

@@ -1,6 +1,6 @@
 """A fragment that runs as one session."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +18,9 @@ from shoal_agent.runtime.guard import READ_BYTES
 from shoal_agent.runtime.inputs import input_spec
 from shoal_agent.runtime.mapped_pages import (
     PageRange,
+    added,
+    common,
+    ranges_of,
     read_nothing_ahead,
     size_of,
     unused_parts,
@@ -56,7 +59,15 @@ class Whole:
 
     def open(self, options: onnxruntime.SessionOptions) -> "WholeFragment":
         """Raises `RuntimeFailed`."""
-        return WholeFragment(self, open_session(str(self.model), options, self.recipe))
+        before = self._mapped()
+        session = open_session(str(self.model), options, self.recipe)
+        return WholeFragment(self, session, added(before, self._mapped()))
+
+    def _mapped(self) -> list[PageRange]:
+        """Where its files are mapped, also by sessions that are about to end."""
+        with suppress(OSError):  # a hardened container
+            return ranges_of(self.weights)
+        return []
 
 
 def whole_of(
@@ -90,10 +101,16 @@ class WholeFragment:
 
     streamed_bytes = 0
 
-    def __init__(self, source: Whole, session: onnxruntime.InferenceSession) -> None:
-        """Raises `RuntimeFailed`."""
+    def __init__(
+        self,
+        source: Whole,
+        session: onnxruntime.InferenceSession,
+        weights: Sequence[PageRange],
+    ) -> None:
+        """`weights` is where the session has mapped its own. Raises `RuntimeFailed`."""
         self._source = source
         self._session = session
+        self._weights = weights
         self.inputs = tuple(input_spec(value) for value in session.get_inputs())
         self.outputs = tuple(value.name for value in session.get_outputs())
         self._destinations = Destinations([session], self.outputs)
@@ -163,5 +180,5 @@ class WholeFragment:
                 drop_cached_pages(folder)
 
     def weight_pages(self) -> list[PageRange]:
-        """Where its weights are mapped."""
-        return clean_pages(self._source.weights)
+        """Where its weights are mapped, but for mappings that were written to."""
+        return common(clean_pages(self._source.weights), self._weights)

@@ -30,6 +30,8 @@ ITEM_BYTES: Final = 128 << 10
 larger is encoded on slow links, and its message costs little beside its bytes."""
 ITEMS_TOGETHER: Final = 32
 """In one frame. A device has the next ones while these are on their way from it."""
+ARRAY_BYTES: Final = 256
+"""What an array takes in memory beside its bytes, and its place in an item."""
 _LAYOUT_BYTES: Final = 8 << 10
 _KNOWN_LAYOUTS: Final = 64
 _ALIGNMENT: Final = 64
@@ -110,6 +112,15 @@ class Layout(NamedTuple):
                     raise MalformedFrame(
                         f"tensor {place.name!r}: a truth value that is neither 0 nor 1"
                     )
+
+
+def layout_of(items: pb.Items, size: int) -> Layout:
+    """The layout of a stranger's items, whose payload has so many bytes; all of it is checked.
+    Raises `MalformedFrame`."""
+    layout, count = read_layout(items.layout), len(items.instructions)
+    if not 0 < count <= ITEMS_TOGETHER or size != layout.payload_bytes(count):
+        raise MalformedFrame(f"{count} items of {size} bytes, each of {layout.size}")
+    return layout
 
 
 @lru_cache(_KNOWN_LAYOUTS)

@@ -12,6 +12,7 @@ import pytest
 from agent.conftest import Joined
 from agent.fragment_making import MadeFragment, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
+from protocol.item_frames import one_item
 from shoal_protocol.frames import Frame
 from shoal_protocol.tensors import Array
 from shoal_protocol.v1 import session_pb2 as pb
@@ -285,3 +286,28 @@ async def test_an_item_without_room_fails_and_the_next_has_it(
     await device.send_item(ENTRY, 2, {"x": X})
     item, _ = await device.item()
     assert item.instruction == 2
+
+
+async def test_what_describes_an_item_takes_room_as_well(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    device = (await join("pi-4", budget="64Mi")).device
+    await device.load(fragments[0].digest, (64 << 20) - (256 << 10))
+    await planned(device, leg(fragments[0]))
+    nothing = {str(number): np.zeros(0, np.float32) for number in range(500)}
+    replies = await device.send_items(ENTRY, [(number, nothing) for number in range(32)])
+    failed = [(await asyncio.wait_for(each, 10)).failure for each in replies]
+    assert {each.message for each in failed} == {"there is no room for items"}
+
+
+async def test_an_item_that_has_passed_more_stages_than_a_job_has_ends_the_stream_and_nothing_else(
+    join: Join, fragments: list[MadeFragment]
+) -> None:
+    joined = await join()
+    device = joined.device
+    await device.load(fragments[0].digest, fragments[0].resident_bytes)
+    await planned(device, leg(fragments[0]))
+    context = await asyncio.wait_for(asyncio.shield(device.exchange), 10)
+    await context.write(one_item(ENTRY, 1, (1 << 40,) * 1000, {"x": X}))
+    await asyncio.wait_for(device.gone.wait(), 10)
+    assert joined.agent.process.returncode is None

@@ -12,7 +12,7 @@ from coordinator.world import World
 from protocol.item_frames import Came, came, one_item
 from shoal_coordinator.server.carrying import carried, is_light
 from shoal_protocol.frames import join_frames, split_frame
-from shoal_protocol.items import items_frame
+from shoal_protocol.items import ITEMS_TOGETHER, items_frame
 from shoal_protocol.partition import MODEL, PartitionDocument
 from shoal_protocol.tensors import Array
 from shoal_protocol.v1 import coordinator_pb2 as api
@@ -171,6 +171,27 @@ async def test_an_item_with_wrong_results_runs_task_by_task(light_world: World) 
         status = await light_world.ended()
     light_world.check_results(rows)
     assert (status.succeeded, status.failed) == (ROWS, 0)
+    assert device.travelled
+
+
+async def test_of_more_results_in_a_frame_than_there_may_be_none_is_taken(
+    light_world: World,
+) -> None:
+    """Results of no bytes would be as many as a header has numbers."""
+    rows, device = light_world.inputs(ROWS), traveller(light_world)
+
+    def answer(plan: pb.Plan, item: Came, tensors: dict[str, Array]) -> bytes:
+        if len(device.travelled) > 1:
+            return results_of(plan, item, tensors)
+        forged = {name: np.zeros_like(tensors[name]) for name in plan.sends}
+        again = ITEMS_TOGETHER * [(item.instruction, forged)]
+        return bytes(items_frame(plan.next_ticket, (1,) * 3, [(item.instruction, forged), *again]))
+
+    device.answer = answer
+    async with connected(device):
+        await light_world.submit()
+        await light_world.ended()
+    light_world.check_results(rows)
     assert device.travelled
 
 

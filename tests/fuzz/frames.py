@@ -27,7 +27,7 @@ from shoal_protocol.frames import (
     ping,
     split_frame,
 )
-from shoal_protocol.items import ITEMS_TOGETHER, items_frame, read_layout
+from shoal_protocol.items import items_frame, layout_of, read_layout
 from shoal_protocol.tensors import DTYPES, ActivationKey, encode_activation
 from shoal_protocol.v1 import tensors_pb2 as pb
 from shoal_protocol.v1.session_pb2 import (
@@ -78,10 +78,8 @@ class _Items:
     """Takes any item whose payload is as long as its layout says (an `ItemHandler`)."""
 
     async def take_items(self, items: pb.Items, payload: Payload) -> None:
-        layout, count = read_layout(items.layout), len(items.instructions)
-        if not 0 < count <= ITEMS_TOGETHER or layout.payload_bytes(count) != payload.size:
-            raise MalformedFrame("another size")
-        arrays = layout.items(await payload.read(), count)
+        count = len(items.instructions)
+        arrays = layout_of(items, payload.size).items(await payload.read(), count)
         numbered = list(zip(items.instructions, arrays, strict=True))
         header, same = split_frame(bytes(items_frame(items.ticket, items.compute, numbered)))
         assert header.items.ticket == items.ticket

@@ -28,13 +28,14 @@ from shoal_protocol.bulk.transport import Payload
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.frames import Frame, MalformedFrame
 from shoal_protocol.items import (
+    ARRAY_BYTES,
     ITEM_BYTES,
     ITEMS_TOGETHER,
     TICKET_BYTES,
     Numbered,
     alike,
     items_frame,
-    read_layout,
+    layout_of,
 )
 from shoal_protocol.pacing import Allowance
 from shoal_protocol.tensors import Array, UnsupportedTensor
@@ -45,6 +46,7 @@ LONG_SECONDS: Final = 5.0
 """A run that takes so long is stopped: only light fragments have itineraries, and a task has a
 deadline of its own."""
 _STEPS: Final = 64
+"""More than a job has stages whose items have an itinerary."""
 _KNOWN_FRAGMENTS: Final = 1024
 _PUSHED: Final = 256
 """Frames, and items, that a link may lose when it breaks: more are not under way."""
@@ -154,13 +156,12 @@ class Itineraries:
         if leg is None or self._closed or self._stale(leg.job, leg.epoch):
             self._counters.transfers_refused["STALE"] += 1
             return
-        layout, count = read_layout(items.layout), len(items.instructions)
-        size = payload.size
-        if not 0 < count <= ITEMS_TOGETHER or size != layout.payload_bytes(count):
-            raise MalformedFrame(f"{count} items of {size} bytes, each of {layout.size}")
-        if len(items.compute) > _STEPS * _STEPS:
+        size, count = payload.size, len(items.instructions)
+        layout = layout_of(items, size)
+        if len(items.compute) > _STEPS:
             raise MalformedFrame(f"{len(items.compute)} stages before")
-        room = -(-(size + received_frame_bytes(size)) // count)
+        shared = size + received_frame_bytes(size) + len(items.layout)
+        room = -(-shared // count) + ARRAY_BYTES * len(layout.places)
         no_room = self._draining or not self._legs.room_for(leg, count)
         if no_room or not self._fragments.request_move(count * room):
             self._counters.transfers_refused["BUSY"] += 1

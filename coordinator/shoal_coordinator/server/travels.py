@@ -29,7 +29,7 @@ from shoal_coordinator.server.timeline import Timeline
 from shoal_protocol.bulk.link import Undelivered
 from shoal_protocol.bulk.transport import Payload
 from shoal_protocol.frames import MalformedFrame
-from shoal_protocol.items import TICKET_BYTES, Numbered, alike, items_frame, read_layout, to_forget
+from shoal_protocol.items import TICKET_BYTES, Numbered, alike, items_frame, layout_of, to_forget
 from shoal_protocol.tensors import Array, UnsupportedTensor
 from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
@@ -223,14 +223,14 @@ class Travels:
         self, run: Run, route: _Route, items: Items, payload: Payload, stages: int
     ) -> list[dict[str, Array]]:
         """The results that a frame holds, checked. Raises `MalformedFrame`."""
-        layout, count = read_layout(items.layout), len(items.instructions)
-        if layout.payload_bytes(count) != payload.size or len(items.compute) != stages:
-            raise MalformedFrame("the results are not as long as they should be")
+        layout = layout_of(items, payload.size)
+        if len(items.compute) != stages:
+            raise MalformedFrame(f"results of {len(items.compute)} stages, not {stages}")
         if items.layout not in route.checked:
             admission.check_tensors(layout.message, run.carried[stages], run.specs)
             if len(route.checked) < _KNOWN_LAYOUTS:
                 route.checked.add(items.layout)
-        return layout.items(await payload.read(), count)
+        return layout.items(await payload.read(), len(items.instructions))
 
     def _arrive(
         self,

@@ -44,7 +44,7 @@ from shoal_protocol.units import Nanoseconds
 SHOWN_FAILURES = 64
 _STORING = 64
 _TRAVELLING = 200
-"""So many items may wait on one device for their turn."""
+"""So many items of a job may be under way where they travel: all may wait on one device."""
 _OVERTIME_TRIES = 3
 """So many tasks of a stage may run out of time in a row for each that has finished, and one."""
 
@@ -204,8 +204,6 @@ def _window(state: State, job: Job) -> int:
         crowded = len(devices) < len(services) and any(device.memory.single for device in devices)
         in_turn = ITEMS_IN_TURN_SINGLE if crowded else 0
     window = max(sum(device.work.slots for device in devices) + 2, in_turn, ITEMS_IN_TURN)
-    if job.spec.light:
-        window = min(window, _TRAVELLING)
     return min(window, job.spec.parallelism or window)
 
 
@@ -233,8 +231,9 @@ def _fill_window(state: State, job: Job) -> None:
     routes = itineraries.open_routes(state, job)
     if routes is None:
         return
+    window = min(job.window, _TRAVELLING) if routes else job.window
     entering: list[Item] = []
-    while len(job.active) - storing < job.window:
+    while len(job.active) - storing < window:
         if job.again:
             index = job.again.popleft()
         else:

@@ -116,6 +116,16 @@ def test_nothing_is_admitted_while_a_route_is_planned() -> None:
     assert len(some(planned(table, given), Travel)) == table.state.jobs["next"].window
 
 
+def test_every_device_of_a_wide_pool_has_work_where_items_carry_little() -> None:
+    """There are too many for routes, and an item may take any time."""
+    table, names = Table(), [f"d{number}" for number in range(300)]
+    for name in names:
+        table.join(name, resident=("a",))
+    stages = chain("a", homes={"a": tuple(names)})
+    given = table.submit(replace(job(stages, 5000), light=True))
+    assert {each.device for each in some(given, Execute)} == {*names}
+
+
 def test_items_run_task_by_task_when_a_leg_cannot_be_planned() -> None:
     table = joined()
     opened(table, light(50))

@@ -124,6 +124,27 @@ async def test_rubbish_by_one_way_leaves_few_answers_and_what_comes_by_another_i
     assert session.replies[-1].instruction == 9999
 
 
+async def test_items_that_wait_go_with_their_job_or_by_themselves_and_nobody_is_answered(
+    make: Callable[..., Fragments],
+) -> None:
+    fragments, session = make(), Session()
+    itineraries = planned(fragments, session)
+    frame = items_frame(TICKET, (), [(number, {"x": X}) for number in (1, 2, 3)])
+    payload = Held(memoryview(b"".join(frame.payload)))
+    await itineraries.take_items(FrameHeader.FromString(frame.header).items, payload)
+    took = fragments.ledger.moving
+    for cancelled in (2, 2, 4):
+        itineraries.cancel(cancelled)
+        assert (itineraries.waiting, fragments.ledger.moving) == (2, took * 2 // 3)
+    itineraries.void("other", 1)
+    assert itineraries.waiting == 2
+    itineraries.void("job", 1)
+    assert (itineraries.waiting, fragments.ledger.moving) == (0, 0)
+    itineraries.all_taken()
+    assert itineraries.idle
+    assert not session.replies
+
+
 async def test_a_session_that_has_ended_takes_no_activation(
     make: Callable[..., Fragments], tmp_path: Path
 ) -> None:

@@ -84,3 +84,15 @@ def test_only_so_many_may_wait_for_one_leg_and_for_all() -> None:
     assert not legs.room_for(_OTHER, 1)
     assert len(legs.clear()) == MOST_ITEMS + WAITING_ITEMS - 1
     assert (legs.waiting, legs.next_leg) == (0, None)
+
+
+def test_what_waits_for_a_leg_that_goes_waits_no_more_and_others_do() -> None:
+    legs: Legs[str] = Legs()
+    legs.plan(b"old", leg("job"))
+    legs.plan(b"other", leg("other"))
+    items = [Arrived(leg("job"), 1, b"a", ""), Arrived(leg("other"), 2, b"a", "")]
+    legs.arrive(items)
+    assert legs.void("job", 2) == items[:1]
+    assert legs.cancel(3) is None
+    assert legs.cancel(2) == items[1]
+    assert (legs.waiting, legs.next_leg) == (0, None)

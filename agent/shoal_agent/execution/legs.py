@@ -13,7 +13,7 @@ bytes.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from shoal_protocol.items import to_forget
@@ -70,11 +70,16 @@ class Legs(Generic[Content]):
         if len(self._known) > KNOWN_LEGS:
             del self._known[to_forget(self._known)]
 
-    def void(self, job: str, epoch: int) -> None:
-        """Legs of a job below an epoch go."""
+    def void(self, job: str, epoch: int) -> list[Arrived[Content]]:
+        """Legs of a job below an epoch go, and what waits for them, which is returned."""
         old = [k for k, each in self._known.items() if each.job == job and each.epoch < epoch]
         for known in old:
             del self._known[known]
+        return self._drop(lambda item: item.leg.job == job and item.leg.epoch < epoch)
+
+    def cancel(self, instruction: int) -> Arrived[Content] | None:
+        """An item is not needed any more; None: it does not wait."""
+        return next(iter(self._drop(lambda item: item.instruction == instruction)), None)
 
     def find(self, ticket: bytes) -> Leg | None:
         return self._known.get(ticket)
@@ -119,7 +124,16 @@ class Legs(Generic[Content]):
 
     def clear(self) -> list[Arrived[Content]]:
         """Nothing runs any more; what has waited."""
-        waiting = [item for items in self._waiting.values() for item in items]
-        self._waiting.clear()
-        self._count = 0
-        return waiting
+        return self._drop(lambda _: True)
+
+    def _drop(self, goes: Callable[[Arrived[Content]], bool]) -> list[Arrived[Content]]:
+        """Those that wait and go."""
+        gone: list[Arrived[Content]] = []
+        for key, items in list(self._waiting.items()):
+            gone += filter(goes, items)
+            if stays := [item for item in items if not goes(item)]:
+                self._waiting[key] = deque(stays)
+            else:
+                del self._waiting[key]
+        self._count -= len(gone)
+        return gone

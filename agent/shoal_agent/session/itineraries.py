@@ -146,9 +146,15 @@ class Itineraries:
         self._sink.reply(reply)
 
     def void(self, job: str, epoch: int) -> None:
-        """Legs of a job below an epoch are not needed any more."""
-        self._legs.void(job, epoch)
+        """Legs of a job below an epoch are not needed any more, nor what waits for them."""
+        for arrived in self._legs.void(job, epoch):
+            self._fragments.end_move(arrived.content.room)
         self._failing = {leg: each for leg, each in self._failing.items() if leg.job != job}
+
+    def cancel(self, instruction: int) -> None:
+        """The coordinator has given an item up: it does not run where it waits."""
+        if (arrived := self._legs.cancel(instruction)) is not None:
+            self._fragments.end_move(arrived.content.room)
 
     async def take_items(self, items: Items, payload: Payload) -> None:
         """Take items that come; see `ItemHandler`."""

@@ -136,6 +136,7 @@ class Tasks:
         self._do(self._queue.release(made(task) for task in tasks))
 
     def cancel(self, instruction: int) -> None:
+        self.itineraries.cancel(instruction)
         self._do(self._queue.cancel(instruction))
 
     def void(self, job: str, epoch: int) -> None:

@@ -16,7 +16,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -77,32 +77,34 @@ class Bench:
     async def run(self, name: str, inputs: Path, mode: "pb.Mode" = pb.STREAMING) -> pb.JobStatus:
         """One job; every item must succeed."""
         with tempfile.TemporaryDirectory(prefix="shoal-bench-") as outputs:
-            status = await self.pool.run(
-                f"{self.label}-{name}",
-                self.document,
-                inputs,
-                Path(outputs) / "out",
-                homes=self.homes,
-                mode=mode,
-            )
-        assert status.state == pb.JobStatus.COMPLETE, status
-        return status
+            return await self._run(name, inputs, Path(outputs) / "out", mode=mode)
 
     async def rate(self, name: str, inputs: Path, stage: int | None = None) -> float:
         """Items a second in the steady state: of the pipeline, or of one of its stages alone."""
+        with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+            outputs = Path(folder) / "out"
+            await self._run(name, inputs, outputs, stage=stage)
+            return steady_rate(ended_at(outputs))
+
+    async def _run(
+        self,
+        name: str,
+        inputs: Path,
+        outputs: Path,
+        *,
+        stage: int | None = None,
+        mode: "pb.Mode" = pb.STREAMING,
+    ) -> pb.JobStatus:
+        """A run of the whole pipeline or of a stage. Raises `ForeignLoad` where others used the
+        machine meanwhile."""
         document, homes = self.document, self.homes
         if stage is not None:
             document, homes = alone(document, stage), (homes[stage],)
-        with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-            outputs, label = Path(folder) / "out", f"{self.label}-{name}"
-            with self.measured():
-                status = await self.pool.run(label, document, inputs, outputs, homes=homes)
-            assert status.state == pb.JobStatus.COMPLETE, status
-            return steady_rate(ended_at(outputs))
-
-    def measured(self) -> AbstractContextManager[None]:
-        """Around a run that is measured: refuses it where others used the machine."""
-        return nullcontext() if self.loaded else refused(self._processes)
+        label = f"{self.label}-{name}"
+        with nullcontext() if self.loaded else refused(self._processes):
+            status = await self.pool.run(label, document, inputs, outputs, homes=homes, mode=mode)
+        assert status.state == pb.JobStatus.COMPLETE, status
+        return status
 
     def _processes(self) -> Iterable[int]:
         return map(self.pool.process_id, ("coordinator", *self.pool.device_names))
@@ -160,8 +162,7 @@ async def batches(bench: Bench, label: str, turns: int) -> Measurement:
     for turn in range(turns):
         both = [(pb.STREAMING, streaming), (pb.BARRIER, barrier)]
         for mode, samples in both if turn % 2 == 0 else reversed(both):
-            with bench.measured():
-                status = await bench.run(f"batch-{mode}-{turn}", bench.few, mode)
+            status = await bench.run(f"batch-{mode}-{turn}", bench.few, mode)
             samples.append(status.seconds)
     name = f"{label}: batch of {BATCH} in {STAGES} stages, streaming against barrier"
     return compared(name, streaming, barrier, unit="s", goal=RATIO <= 0.66)

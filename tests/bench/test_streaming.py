@@ -1,10 +1,14 @@
 """What the bench of streaming computes from its runs, and which runs it refuses."""
 
+import contextlib
+import os
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from time import sleep
+from typing import cast
 
 import foreign
 import numpy as np
@@ -13,10 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import STAGES, tiny_model
-from pool import cut
+from pool import Pool, cut
 from steady import alone, stage_inputs, steady_rate, streaming_bound
+from streaming import Bench, batches, starts
 
-from shoal_protocol.partition import document_from_json, document_to_json
+from shoal_protocol.partition import PartitionDocument, document_from_json, document_to_json
+from shoal_protocol.v1 import coordinator_pb2 as pb
 
 SECONDS = st.floats(0.001, 10)
 PIPELINES = st.lists(SECONDS, min_size=1, max_size=6)
@@ -82,16 +88,58 @@ def test_what_others_take_is_what_the_machine_does_beyond_the_run_s_own_processe
     assert foreign.busy_seconds(stat) == pytest.approx(1.30)
 
 
+@contextlib.contextmanager
+def busy_neighbour() -> Iterator[None]:
+    """A process that is not the bench's own, and takes a processor."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            yield
+        finally:
+            busy.kill()
+
+
+def wait_while_it_works() -> None:
+    began = foreign.busy_seconds()
+    while foreign.busy_seconds() < began + 0.5:
+        sleep(0.01)
+
+
 def test_a_run_beside_a_process_that_is_not_its_own_is_refused() -> None:
     def run() -> None:
         with foreign.refused(lambda: ()):
-            began = foreign.busy_seconds()
-            while foreign.busy_seconds() < began + 0.5:
-                sleep(0.01)
+            wait_while_it_works()
 
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
-        try:
-            with pytest.raises(foreign.ForeignLoad, match="--loaded"):
-                run()
-        finally:
-            busy.kill()
+    with busy_neighbour(), pytest.raises(foreign.ForeignLoad, match="--loaded"):
+        run()
+
+
+class IdlePool:
+    """Has jobs that take no work of this machine, and some of its time (as `Pool`)."""
+
+    device_names = ()
+
+    async def run(self, *_: object, **how: object) -> pb.JobStatus:
+        wait_while_it_works()
+        return pb.JobStatus(state=pb.JobStatus.COMPLETE)
+
+    async def restart(self, name: str) -> None:
+        raise AssertionError("there are no devices")
+
+    def process_id(self, name: str) -> int:
+        return os.getpid()
+
+
+@pytest.mark.parametrize("measure", [starts, batches])
+async def test_whatever_is_measured_beside_others_is_refused(
+    measure: Callable[[Bench, str, int], Awaitable[object]], tmp_path: Path
+) -> None:
+    bench = Bench(
+        pool=cast("Pool", IdlePool()),
+        document=cast("PartitionDocument", None),
+        homes=(),
+        few=tmp_path / "few",
+        label="direct",
+        loaded=False,
+    )
+    with busy_neighbour(), pytest.raises(foreign.ForeignLoad):
+        await measure(bench, "", 1)

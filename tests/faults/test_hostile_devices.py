@@ -26,6 +26,7 @@ from coordinator.test_fetching import put_fragment
 from coordinator.test_strangers import free_port
 from made_models import TOPOLOGIES
 from parity_with_whole import TOLERANCE, whole
+from protocol.item_frames import one_item
 from shoal_protocol.channels import open_channel
 from shoal_protocol.coordinator_client import ENDED, CoordinatorClient
 from shoal_protocol.frames import split_frame
@@ -242,8 +243,10 @@ async def forge_to_the_coordinator(attacker: ScriptedDevice, epoch: int) -> None
 
 
 async def forge_to_an_agent(push: FrameStream, epoch: int) -> None:
-    """Activations of every item, straight to the agent that needs them, with guessed tickets."""
+    """Activations of every item, straight to the agent that needs them, and items on their way,
+    with guessed tickets."""
     for item in range(ITEMS):
+        await push.write(one_item(os.urandom(16), item, (1,), {"mid": FORGED}))
         activation = forgery(epoch, item, BETWEEN, "two")
         activation.header.activation.ticket = os.urandom(16)
         for frame in activation:

@@ -9,7 +9,7 @@ from protocol.test_bulk import Pipe, Taker, outbound, serving
 from shoal_protocol.bulk.link import BulkLink, Undelivered
 from shoal_protocol.bulk.receiving import Intake
 from shoal_protocol.bulk.transport import Payload
-from shoal_protocol.frames import Frame, frames_in
+from shoal_protocol.frames import Frame, MalformedFrame, frames_in
 from shoal_protocol.items import items_frame
 from shoal_protocol.v1 import tensors_pb2 as pb
 
@@ -127,3 +127,16 @@ async def test_an_item_where_none_belongs_ends_the_stream() -> None:
         near.push(item(0), Left())
         await asyncio.wait([receiving])
         assert "items where none belong" in str(receiving.exception())
+
+
+async def test_items_that_came_before_rubbish_do_not_wait_for_others() -> None:
+    items = Items()
+    _, near, _, far = joined(items)
+    async with serving(near, far) as (_, receiving):
+        near.push(item(1), Left())
+        near.push(item(2), Left())
+        near.push(Frame(b"rubbish"), Left())
+        await asyncio.wait([receiving])
+        assert isinstance(receiving.exception(), MalformedFrame)
+    assert len(items.taken) == 2
+    assert items.pauses[-1] == 2

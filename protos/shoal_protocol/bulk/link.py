@@ -369,13 +369,15 @@ class BulkLink:
         """Handle what the other side sends until it ends; why it did."""
         try:
             async for frames in self._transport.received():
-                for frame in frames:
-                    await self._handle(frame)
-                    if len(self._answers) >= self._answers_together:
-                        await self._acknowledge()
-                if self._items is not None and self._items_came:
-                    self._items_came = False
-                    self._items.all_taken()
+                try:
+                    for frame in frames:
+                        await self._handle(frame)
+                        if len(self._answers) >= self._answers_together:
+                            await self._acknowledge()
+                finally:  # items do not wait for others where rubbish follows them
+                    if self._items is not None and self._items_came:
+                        self._items_came = False
+                        self._items.all_taken()
                 if self._answers:
                     await self._acknowledge()
         except TransportBroken as error:

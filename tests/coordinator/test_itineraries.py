@@ -118,6 +118,21 @@ async def test_most_items_of_a_light_job_travel(light_world: World) -> None:
     assert list(device.plans[0].sends) == ["early", "y"]
 
 
+@pytest.mark.parametrize("batches", [False, True])
+async def test_where_a_job_asks_for_batches_items_travel_if_no_fragment_allows_them(
+    light_world: World, *, batches: bool
+) -> None:
+    one, *others = light_world.document.fragments
+    fragments = (replace(one, batches=batches), *others)
+    world = replace(light_world, document=replace(light_world.document, fragments=fragments))
+    rows, device = world.inputs(ROWS), traveller(world)
+    async with connected(device):
+        await world.submit(batch=8)
+        await world.ended()
+    world.check_results(rows)
+    assert bool(device.travelled) is not batches
+
+
 async def test_a_device_learns_that_a_job_with_routes_is_over(light_world: World) -> None:
     light_world.inputs(ROWS)
     device = traveller(light_world)

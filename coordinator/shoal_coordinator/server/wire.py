@@ -415,7 +415,7 @@ def job_spec(
         final_cut=request.final_cut,
         light=(
             request.mode == api.STREAMING
-            and request.batch <= 1
+            and all(stage.batch <= 1 for stage in stages)
             and not request.lossy
             and is_light(document)
         ),

@@ -187,7 +187,6 @@ class Agent:
 
     def hello(self) -> pb.Hello:
         """Who this is and what it has."""
-        cached = self._cache.cached()
         ledger, times = self.fragments.ledger, self._times
         return pb.Hello(
             protocol=PROTOCOL,
@@ -205,8 +204,10 @@ class Agent:
             floor_bytes=self._meter.floor_bytes,
             residency=pb.SINGLE if ledger.single else pb.ADAPTIVE,
             cached=[
-                pb.CachedFragment(digest=key, bytes=size, task_seconds=times.read(key))
-                for key, size in cached.items()
+                pb.CachedFragment(
+                    digest=of, bytes=size, task_seconds=times.read(of), within=times.within(of)
+                )
+                for of, size in self._cache.cached().items()
             ],
             resident=self.resident(),
             cache_bytes=self._cache.limit_bytes,

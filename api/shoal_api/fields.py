@@ -233,7 +233,7 @@ class TimeAtBudget:
     )
     measured: bool = member(
         Flag(),
-        "true: the device has measured it. Else it is predicted, also from what was measured.",
+        "true: tasks have run so on the device. Else it is predicted, also from what was measured.",
         default=False,
         example=True,
     )

@@ -5,7 +5,8 @@ The fragments are those that there are; where budgets decide how a model is cut,
 cut it otherwise, and do better. All devices have the same budget here.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,7 +25,9 @@ from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, Nanoseconds, for
 
 _SHOWN: Final = 6
 FRAGMENT_BUDGETS: Final = 5
-"""At so many budgets the times of a fragment are shown, at most."""
+"""At so many budgets the times of a fragment are predicted, at most."""
+MOST_BUDGETS: Final = 8
+"""With those at which they were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +95,32 @@ def explain_budgets(others: OtherBudgets) -> Table:
 
 
 def fragment_at_budgets(
-    costs: Costs, index: int, device: PoolDevice
-) -> tuple[tuple[Bytes, Nanoseconds | None], ...]:
+    costs: Costs, index: int, device: PoolDevice, granted: Iterable[int] = ()
+) -> Mapping[Bytes, tuple[Nanoseconds | None, int | None]]:
     """What a task of a fragment takes on a device that runs nothing else, by its budget: from where
-    all of it is resident down to the smallest that it runs in. Times are None where unknown."""
-    span = Span(index, index + 1)
-    found: list[tuple[Bytes, Nanoseconds | None]] = []
-    for budget in _steps(costs.resident(span), costs.least(span), FRAGMENT_BUDGETS):
-        (granted,) = costs.grants(span, replace(device, budget_bytes=budget))
-        time = costs.at_grant(index, device, granted) if costs.known else None
-        found.append((budget, time))
-    return tuple(found)
+    all of it is resident down to the smallest that it runs in; also where the fragment is `granted`
+    these, which stand beside the times then (0: as a whole). Times are None where unknown."""
+    span, fragment = Span(index, index + 1), costs.document.fragments[index]
+
+    def grant(budget: int) -> int:
+        return costs.grants(span, replace(device, budget_bytes=Bytes(budget)))[0]
+
+    most, least = costs.resident(span), costs.least(span)
+    between, budgets = _steps(most, least, FRAGMENT_BUDGETS)[1:-1], range(least, most)
+    known = {}
+    for each in granted:
+        place = bisect_left(budgets, each, key=grant) if each else len(budgets)
+        if not each or (each < fragment.resident_bytes and place < len(budgets)):
+            known[budgets[place] if each else most] = each
+    room = MOST_BUDGETS - len(known.keys() | {most, least})
+    shown = sorted({most, *between[:room], *known, least}, reverse=True)
+    return {
+        Bytes(budget): (
+            costs.at_grant(index, device, grant(budget)) if costs.known else None,
+            known.get(budget),
+        )
+        for budget in shown
+    }
 
 
 def _steps(most: int, least: int, count: int) -> list[Bytes]:

@@ -34,6 +34,8 @@ Times = tuple[tuple[Digest, Nanoseconds], ...]
 """By fragment what something takes."""
 Ratios = tuple[tuple[Digest, int], ...]
 """By fragment what something took, in thousandths of what it was to take by a device's rates."""
+Within = tuple[tuple[Digest, Bytes, Nanoseconds], ...]
+"""By fragment and what it was granted in blocks, what a task took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ class PoolDevice:
     `convolutions_per_second` and `products_per_second` are FLOPs of such operators.
     `moved_bytes_per_second` is what its processor sends and receives, and `handling_nanoseconds`
     what it takes besides for each task and transfer. `peers` are the links that differ from its
-    own, `times` and `loads` what tasks and loads take there by fragment; see `speeds.refined`.
-    `cached` are fragments on its disk.
+    own, `times` and `loads` what tasks and loads take there by fragment, and `within` what tasks
+    took in blocks; see `speeds.refined`. `cached` are fragments on its disk.
     """
 
     name: str
@@ -73,6 +75,7 @@ class PoolDevice:
     peers: tuple[PeerLink, ...] = ()
     times: Times = ()
     loads: Times = ()
+    within: Within = ()
     ratios: Ratios = ()
     load_ratios: Ratios = ()
     cached: tuple[Digest, ...] = ()
@@ -81,7 +84,7 @@ class PoolDevice:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "PoolDevice":
         """Of what `asdict` has made and JSON has carried: its lists are tuples again."""
-        names = ("times", "loads", "ratios", "load_ratios")
+        names = ("times", "loads", "within", "ratios", "load_ratios")
         of_fragments = {name: tuple(map(tuple, values[name])) for name in names}
         peers = tuple(PeerLink(**each) for each in values["peers"])
         cached = tuple(values["cached"])

@@ -16,6 +16,10 @@ than another only because less is known of it.
 
 Measurements of equal devices differ by some percent. The search counts devices that are alike, so
 rates within `_ALIKE` of one another count as equal (`levelled`).
+
+What a task takes in blocks grows with the weights that it reads again. At which rate, the tasks
+show that have run in blocks on the device: that takes the place of the calibration's, also for
+other grants and other fragments.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +42,7 @@ from shoal_planner.devices import (
     Times,
 )
 from shoal_planner.explanation import Table
+from shoal_planner.loads import paged_bytes, time_of
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, FragmentTimes, Link, Speed
@@ -66,6 +71,8 @@ _LEVELLED: Final = (
 _LEAST_RATIO: Final = PER_MILLE // 20
 _LARGEST_RATIO: Final = PER_MILLE * 20
 """Of what a task took to what it was to take: beyond these it was disturbed."""
+_LITTLE: Final = 10
+"""Reading that was to take less than one part in so many of computing is lost in its noise."""
 _NEAR: Final = Nanoseconds(1_000_000)
 """Latencies that differ by less are alike."""
 
@@ -107,6 +114,12 @@ def measured_device(
         peers=tuple(_peer_link(name, each) for name, each in link.peers),
         times=_times((each.digest, each.task_seconds) for each in times),
         loads=_times((each.digest, each.load_seconds) for each in times),
+        within=tuple(
+            (each.digest, Bytes(granted), nanoseconds(took))
+            for each in times
+            for granted, took in each.within
+            if granted
+        ),
         cached=tuple(each.digest for each in times if each.cached),
         single=single,
     )
@@ -156,17 +169,39 @@ def refined(document: PartitionDocument, pool: Sequence[PoolDevice]) -> tuple[Po
     equal."""
     its = {fragment.digest for fragment in document.fragments}
     pool = [replace(each, cached=tuple(sorted(its.intersection(each.cached)))) for each in pool]
-    if not any(device.times or device.loads for device in pool):
+    if not any(device.times or device.loads or device.within for device in pool):
         return tuple(pool)
     costs = Costs(document)
     tasks = [_ratios(costs, device, device.times, costs.by_rates) for device in pool]
     loads = [_ratios(costs, device, device.loads, costs.load_by_rate) for device in pool]
-    return tuple(
+    corrected = [
         replace(device, times=(), loads=(), ratios=ratios, load_ratios=load_ratios)
         for device, ratios, load_ratios in zip(
             pool, _likely(document, tasks), _likely(document, loads), strict=True
         )
+    ]
+    rates = [_reading_again(document, device) for device in pool]
+    level = _levels(rates)
+    return tuple(
+        replace(device, within=(), page_bytes_per_second=level[rate] or rate)
+        for device, rate in zip(corrected, rates, strict=True)
     )
+
+
+def _reading_again(document: PartitionDocument, device: PoolDevice) -> int:
+    """The rate at which weights are read again, as tasks have shown that ran in blocks there: by
+    the median of what they took beyond computing, where that was to be more than noise."""
+    its, computing = {each.digest: each for each in document.fragments}, dict(device.times)
+    rate, ratios = device.page_bytes_per_second, []
+    for digest, granted, took in device.within:
+        fragment, computed = its.get(digest), computing.get(digest)
+        if fragment is not None and computed is not None:
+            held = min(max(granted, fragment.least_bytes), fragment.resident_bytes)
+            reading = time_of(paged_bytes(fragment, held), rate)
+            if reading > computed // _LITTLE:
+                ratio = PER_MILLE * (took - computed) // reading
+                ratios.append(min(max(ratio, _LEAST_RATIO), _LARGEST_RATIO))
+    return max(1, rate * PER_MILLE // (_median(ratios) or PER_MILLE))
 
 
 def _likely(

@@ -51,12 +51,14 @@ class Link:
 class FragmentTime:
     """What a fragment takes on a device, in the long run under a quota of processor time: a task of
     it while all of it is in memory, and to make it resident from the disk cache. `cached`: it is
-    there."""
+    there. `within`: a task as it ran, by the bytes that it was granted in blocks; 0: it was in
+    memory as a whole."""
 
     digest: Digest
     task_seconds: float | None = None
     load_seconds: float | None = None
     cached: bool = False
+    within: tuple[tuple[int, float], ...] = ()
 
 
 FragmentTimes = tuple[FragmentTime, ...]
@@ -104,6 +106,7 @@ def fragment_times_of(status: "coordinator.DeviceStatus") -> FragmentTimes:
             task_seconds=each.seconds if 0 < each.seconds < _LARGEST else None,
             load_seconds=sane(each, "load_seconds"),
             cached=each.cached,
+            within=tuple((at.granted_bytes, at.seconds) for at in each.within),
         )
         for each in status.times
         if is_digest(each.digest)

@@ -209,20 +209,67 @@ def test_a_run_in_blocks_says_nothing_where_it_is_not_known_what_mapping_takes()
     assert times.read("f") is None
 
 
+def within(times: TaskTimes, digest: str = "f") -> dict[int, float]:
+    return {each.granted_bytes: each.seconds for each in times.within(digest)}
+
+
+def test_what_a_run_took_as_it_ran_is_known_by_its_grant_apart_from_what_it_is_as_a_whole() -> None:
+    times = TaskTimes(threads=1)
+    times.measured(Speed(processors=1.0, page_bytes_per_second=1e9))
+    for _ in range(5):
+        assert within(times) == {}
+        times.note("f", 0.75, 0.5, streamed_bytes=100_000_000, granted_bytes=7)
+    assert within(times) == {7: 0.75}
+    assert times.read("f") == pytest.approx(0.4)
+    for _ in range(5):
+        times.note("f", 0.25, 0.25)
+    assert within(times) == {7: 0.75, 0: 0.25}
+
+
+def test_of_a_fragment_in_blocks_the_last_grants_are_known_and_of_fragments_the_last_that_ran() -> (
+    None
+):
+    times = TaskTimes(threads=1)
+    for grant in range(1, 9):
+        for _ in range(5):
+            times.note("f", grant, grant, streamed_bytes=1, granted_bytes=grant)
+    assert within(times) == {grant: float(grant) for grant in (5, 6, 7, 8)}
+    for number in range(300):
+        for _ in range(5):
+            times.note(f"other-{number}", 1.0, 1.0)
+            times.note("f", 8.0, 8.0, streamed_bytes=1, granted_bytes=8)
+    known = [number for number in range(300) if times.read(f"other-{number}") is not None]
+    assert known == [*range(45, 300)]
+    assert within(times)[8] == 8.0
+
+
+def test_within_a_quota_a_run_in_blocks_takes_no_less_than_its_processor_time_at_that_rate() -> (
+    None
+):
+    times = TaskTimes(threads=1)
+    times.measured(Speed(processors=0.25))
+    for _ in range(5):
+        times.note("held", 0.5, 0.5, granted_bytes=7)
+        times.note("waiting", 3.0, 0.5, granted_bytes=7)
+    assert (within(times, "held"), within(times, "waiting")) == ({7: 2.0}, {7: 3.0})
+
+
 def test_the_next_start_knows_what_tasks_take_of_fragments_that_it_still_has(
     tmp_path: Path,
 ) -> None:
     path, times = tmp_path / "times.json", TaskTimes(threads=1)
     for _ in range(5):
         times.note("kept", 1.0, 1.0)
+        times.note("kept", 2.0, 2.0, streamed_bytes=1, granted_bytes=7)
         times.note("gone", 1.0, 1.0)
     times.store(path)
     again = TaskTimes(threads=1)
     again.restore(path, {"kept": 1})
     assert (again.read("kept"), again.read("gone")) == (1.0, None)
+    assert (within(again, "kept"), within(again, "gone")) == ({0: 1.0, 7: 2.0}, {})
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"kept": "x"}', '{"kept": -1}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"kept": "x"}', '{"kept": -1}', '{"kept@x": 1}'])
 def test_damaged_times_of_tasks_are_not_used(tmp_path: Path, content: str) -> None:
     (tmp_path / "times.json").write_text(content)
     times = TaskTimes(threads=1)

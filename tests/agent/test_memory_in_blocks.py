@@ -84,6 +84,21 @@ async def run_whole(coordinator: ScriptedCoordinator, join: Join, rows: int) -> 
     return output
 
 
+async def test_an_agent_says_what_tasks_took_within_its_grant(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    made, granted = made_of(coordinator.store), 24 * MIB
+    joined = await join("pi-4", budget=str(granted))
+    await joined.device.load(made.digest, granted)
+    said: list[dict[int, float]] = []
+    for item in range(6):
+        reply, _ = await run(joined.device, made, item)
+        said.append({each.granted_bytes: each.seconds for each in reply.executed.within})
+    assert said[0] == {}, "one run may have been disturbed"
+    ((grant, seconds),) = said[-1].items()
+    assert (grant, seconds > 0.0) == (granted, True)
+
+
 @pytest.mark.parametrize(
     ("granted", "threads"),
     [

@@ -35,6 +35,27 @@ def test_what_is_on_a_devices_disk_is_known_whether_it_ran_there_or_not() -> Non
     assert known == FragmentTime(digest=Digest(kept), cached=True)
 
 
+def test_what_tasks_took_within_grants_is_told_on_as_the_device_said_it_last() -> None:
+    digest, nothing = "sha256:" + "a" * 64, float("nan")
+
+    def said(*grants: tuple[int, float]) -> list[pb.TimeWithin]:
+        return [pb.TimeWithin(granted_bytes=size, seconds=took) for size, took in grants]
+
+    cached = [pb.CachedFragment(digest=digest, within=said((7, 2.0)))]
+    times = FragmentTimes(pb.Hello(device="a", cached=cached))
+
+    def known() -> tuple[tuple[int, float], ...]:
+        (its,) = fragment_times_of(api.DeviceStatus(times=times.read()))
+        return its.within
+
+    assert known() == ((7, 2.0),)
+    times.executed(digest, pb.Executed(within=said((7, 2.0), (0, 1.0), (3, nothing))))
+    assert known() == ((0, 1.0), (7, 2.0))
+    many = said(*((size, 1.0) for size in range(1, 100)))
+    times.ran(digest, pb.MeasuredTask(digest=digest, within=many))
+    assert len(known()) == 4
+
+
 def test_a_load_takes_the_median_of_the_last_ones_with_what_its_first_task_takes_more() -> None:
     """The first load prepares the fragment, and one that fetches it does not count."""
     digest = "sha256:" + "a" * 64

@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragment_pools import MIB, device, partition, placed
-from shoal_planner.budgets import explain_budgets, fragment_at_budgets, with_other_budgets
+from shoal_planner.budgets import (
+    MOST_BUDGETS,
+    explain_budgets,
+    fragment_at_budgets,
+    with_other_budgets,
+)
 from shoal_planner.costs import Costs, Span
 from shoal_planner.device_costs import Holding
 from shoal_planner.goal import Goal
@@ -159,13 +164,37 @@ def test_a_fragment_takes_at_each_budget_what_a_plan_on_such_a_device_says(
     document = partition([10**8], sizes, [crossing * MIB] * 2, least=[least * MIB])
     costs, on = Costs(document), device("a")
     found = fragment_at_budgets(costs, 0, on)
-    assert found[0][0] == costs.resident(Span(0, 1))
-    for budget, time in found:
+    assert next(iter(found)) == costs.resident(Span(0, 1))
+    for budget, (time, granted) in found.items():
+        assert granted is None
         (stage,) = placed(
             plan(document, [replace(on, budget_bytes=budget)], Objective.THROUGHPUT)
         ).stages
         (share,) = stage.shares
         assert share.predicted == (time,)
-    smallest, _ = found[-1]
+    *_, smallest = found
     too_small = [replace(on, budget_bytes=Bytes(smallest - 1))]
     assert isinstance(plan(document, too_small, Objective.THROUGHPUT), Infeasible)
+
+
+@given(st.sets(st.integers(1, 60), max_size=4))
+def test_what_was_measured_within_a_grant_stands_at_the_budget_that_grants_it(
+    granted_mib: set[int],
+) -> None:
+    document = partition([10**8], [40 * MIB], [MIB] * 2, least=[5 * MIB])
+    costs, on, span = Costs(document), device("a"), Span(0, 1)
+    granted = {each * MIB for each in granted_mib} | {0}
+    found = fragment_at_budgets(costs, 0, on, granted)
+    assert len(found) <= MOST_BUDGETS
+    assert list(found) == sorted(found, reverse=True)
+    most, *_, least = found
+    assert (most, least) == (costs.resident(span), costs.least(span))
+    at = {grant: budget for budget, (_, grant) in found.items() if grant is not None}
+    assert at.pop(0) == most, "as a whole"
+    assert at.keys() <= {each for each in granted if 0 < each < 40 * MIB}
+    for grant, budget in at.items():
+        assert costs.grants(span, replace(on, budget_bytes=budget))[0] >= grant
+        less = replace(on, budget_bytes=Bytes(budget - 1))
+        assert budget == least or costs.grants(span, less)[0] < grant
+    between = costs.grants(span, replace(on, budget_bytes=Bytes(20 * MIB)))[0]
+    assert fragment_at_budgets(costs, 0, on, [between])[Bytes(20 * MIB)][1] == between

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from fragment_pools import MIB, SECOND, device, partition, placed
 from shoal_planner.costs import Costs, Span
 from shoal_planner.device_costs import Holding
@@ -152,6 +154,52 @@ def test_a_fragment_that_has_not_run_on_a_device_takes_the_ratio_that_it_had_els
 def test_a_fragment_that_ran_nowhere_takes_the_ratio_of_the_device() -> None:
     (slow,) = refined(RAN, [ran("a", 2.0, 2.0)])
     assert Costs(RAN).times(Span(2, 3), slow) == (2 * SECOND,)
+
+
+SWAPPED = partition([1000] * 2, [30 * MIB] * 2, least=[10 * MIB] * 2)
+"""By the rates of `swapped`, a task computes for a second, and reads for three within the least."""
+
+
+def swapped(name: str, *within: tuple[int, float]) -> PoolDevice:
+    """A device on which tasks of the first fragment took so many seconds within grants of MiB."""
+    digest = SWAPPED.fragments[0].digest
+    return replace(
+        device(name, flops=1000),
+        budget_bytes=Bytes(30 * MIB),
+        page_bytes_per_second=5 * MIB,
+        times=((digest, nanoseconds(1.0)),),
+        within=tuple((digest, Bytes(mib * MIB), nanoseconds(took)) for mib, took in within),
+    )
+
+
+def in_blocks(on: PoolDevice, fragment: int, granted_mib: int) -> float:
+    return Costs(SWAPPED).at_grant(fragment, on, granted_mib * MIB) / SECOND
+
+
+def test_what_tasks_took_in_blocks_corrects_what_is_predicted_of_other_grants() -> None:
+    (untried,) = refined(SWAPPED, [swapped("a")])
+    assert [in_blocks(untried, 0, mib) for mib in (10, 20, 30)] == [4.0, 2.5, 1.0]
+    (slow,) = refined(SWAPPED, [swapped("a", (10, 7.0))])
+    for fragment in (0, 1):
+        found = [in_blocks(slow, fragment, mib) for mib in (10, 20, 30)]
+        assert found == pytest.approx([7.0, 4.0, 1.0])
+
+
+def test_of_several_grants_the_median_counts_and_one_that_reads_nothing_does_not() -> None:
+    tried = swapped("a", (10, 7.0), (15, 5.5), (20, 100.0), (30, 9.0), (40, 9.0))
+    (slow,) = refined(SWAPPED, [tried])
+    assert in_blocks(slow, 0, 10) == pytest.approx(7.0, rel=0.02)
+    assert slow.within == ()
+
+
+def test_reading_that_took_less_than_nothing_leaves_a_rate() -> None:
+    (fast,) = refined(SWAPPED, [swapped("a", (10, 0.5))])
+    assert 1.0 < in_blocks(fast, 0, 10) < 1.2
+
+
+def test_devices_that_read_again_as_fast_as_measurements_differ_stay_alike() -> None:
+    one, other = refined(SWAPPED, [swapped("a", (10, 7.0)), swapped("b", (10, 7.5))])
+    assert replace(one, name="") == replace(other, name="")
 
 
 def test_devices_whose_tasks_differ_as_measurements_do_stay_alike() -> None:

@@ -96,7 +96,7 @@ class BlockFragment:
     def grant(self, granted_bytes: int) -> None:
         """Run within so many bytes from now on. Raises `GrantTooSmall`."""
         self._source.check(granted_bytes)
-        self._granted_bytes = granted_bytes
+        self.granted_bytes = granted_bytes
         pairs = enumerate(zip(self._open, self._source.blocks, strict=True))
         self._rows = {
             index
@@ -136,7 +136,7 @@ class BlockFragment:
     @property
     def may_pack(self) -> bool:
         """Whether a block is left to `pack_one`, and what is granted now has room for it."""
-        return bool(self._source.unpacked) and self._source.may_pack(self._granted_bytes)
+        return bool(self._source.unpacked) and self._source.may_pack(self.granted_bytes)
 
     def pack_one(self) -> None:
         """Open one more block as it runs fastest, between two runs. All is as before where that
@@ -153,7 +153,7 @@ class BlockFragment:
         self._open = (*self._open[:index], block, *self._open[index + 1 :])
         gc.collect()  # the other session goes now, and what it mapped
         self._source = source
-        self.grant(self._granted_bytes)
+        self.grant(self.granted_bytes)
         if self._reads_ahead:
             read_ahead(pages, huge_pages=index not in self._rows)
         else:

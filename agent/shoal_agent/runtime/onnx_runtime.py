@@ -354,7 +354,8 @@ class Runtime:
             return None
         outputs, seconds, processor_seconds = ran
         named = [dict(zip(fragment.outputs, each, strict=True)) for each in outputs]
-        return Passed(named, seconds, processor_seconds, fragment.streamed_bytes)
+        streamed, granted = fragment.streamed_bytes, fragment.granted_bytes
+        return Passed(named, seconds, processor_seconds, streamed, granted)
 
     def peak_in_passing(self, digest: str) -> int:
         """The peak after runs of a fragment in passing: since the last run of the other kind, and

@@ -132,7 +132,11 @@ class Processor:
             self._short[key] = _Short(max(size, short.size_bytes), seconds)
         if items == 1 and not self._waiting and not self._runtime.opens_beside:
             self.times.note(
-                digest, result.compute_seconds, result.processor_seconds, result.streamed_bytes
+                digest,
+                result.compute_seconds,
+                result.processor_seconds,
+                result.streamed_bytes,
+                result.granted_bytes,
             )
         return result
 
@@ -175,7 +179,9 @@ class Processor:
             elif not short.is_light or seconds > _LIGHT_SECONDS:
                 self._short[key] = short._replace(seconds=seconds)
         if items == 1:
-            self.times.note(digest, seconds, processor_seconds, passed.streamed_bytes)
+            self.times.note(
+                digest, seconds, processor_seconds, passed.streamed_bytes, passed.granted_bytes
+            )
         return peak_bytes
 
     def _result(self, digest: str, passed: Passed, limit_bytes: int, items: int) -> RunResult:
@@ -187,6 +193,7 @@ class Processor:
             processor_seconds=passed.processor_seconds,
             peak_bytes=self.note_passed(digest, passed, limit_bytes, items),
             streamed_bytes=passed.streamed_bytes,
+            granted_bytes=passed.granted_bytes,
         )
 
     def stop(self) -> None:

@@ -80,8 +80,13 @@ class Runs:
 
     def _measured(self, fragment: OpenFragment, ran: Ran) -> RunResult:
         self._note_peak()
-        peak_bytes, streamed = self._meter.peak_since_begin_bytes(), fragment.streamed_bytes
-        return result_of(ran, fragment.outputs, peak_bytes, streamed_bytes=streamed)
+        return result_of(
+            ran,
+            fragment.outputs,
+            self._meter.peak_since_begin_bytes(),
+            streamed_bytes=fragment.streamed_bytes,
+            granted_bytes=fragment.granted_bytes,
+        )
 
     def _ran(
         self,

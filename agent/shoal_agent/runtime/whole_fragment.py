@@ -99,7 +99,7 @@ def whole_of(
 class WholeFragment:
     """One session. It maps its weights, and they stay in memory once they have been read."""
 
-    streamed_bytes = 0
+    streamed_bytes = granted_bytes = 0
 
     def __init__(
         self,

@@ -207,8 +207,11 @@ class Itineraries:
     def measured(self) -> list[pb.MeasuredTask]:
         """What tasks take of the fragments that ran since this was last asked."""
         ran, self._ran = self._ran, set()
-        read = self._fragments.processor.times.read
-        return [pb.MeasuredTask(digest=each, task_seconds=read(each)) for each in sorted(ran)]
+        times = self._fragments.processor.times
+        return [
+            pb.MeasuredTask(digest=each, task_seconds=times.read(each), within=times.within(each))
+            for each in sorted(ran)
+        ]
 
     def drain(self) -> None:
         """The device leaves: what waits fails here, and so does what still comes."""

@@ -131,6 +131,7 @@ class Outputs:
         executed.processor_seconds = result.processor_seconds
         if (usual := self._fragments.processor.times.read(message.digest)) is not None:
             executed.task_seconds = usual
+        executed.within.extend(self._fragments.processor.times.within(message.digest))
         executed.output_bytes = output_bytes
         executed.peak_bytes = result.peak_bytes
         executed.batch = result.batch

@@ -32,24 +32,27 @@ from shoal_protocol.v1.session_pb2 import (
     Loaded,
     MeasuredTask,
     Reply,
+    TimeWithin,
     Unloaded,
 )
 
 _MOST_FRAGMENTS: Final = 256
 _LONGEST_SECONDS: Final = 3600.0
 _LOADS: Final = 5
+_GRANTS: Final = 4
 _CHANGE: Final = 1.25
 
 
 @dataclass(slots=True)
 class _Known:
     """Of one fragment; None: not known. `loading` is its last load, until a task has run,
-    `unloading` its last unload."""
+    `unloading` its last unload. `within`: what tasks took as they ran, by grants."""
 
     task_seconds: float | None = None
     load_seconds: float | None = None
     loading: float | None = None
     unloading: float = 0.0
+    within: tuple[TimeWithin, ...] = ()
     loads: deque[float] = field(default_factory=lambda: deque(maxlen=_LOADS))
 
     def loaded(self, seconds: float) -> None:
@@ -77,6 +80,9 @@ class FragmentTimes:
         """What the device says of a fragment's tasks, if it does."""
         if message.HasField("task_seconds") and _is_time(message.task_seconds):
             self._of(digest).task_seconds = message.task_seconds
+        if message.within:
+            its = [each for each in message.within[:_GRANTS] if _is_time(each.seconds)]
+            self._of(digest).within = tuple(sorted(its, key=lambda each: each.granted_bytes))
 
     def executed(self, digest: str, message: Executed) -> None:
         """A task has ended."""
@@ -108,7 +114,11 @@ class FragmentTimes:
 
     def read(self, cached: Collection[str] = ()) -> list[pb.FragmentTime]:
         """What is known, by digest; also of what is in the cache, the last to come at the end."""
-        ran = {digest for digest, each in self._known.items() if each.task_seconds is not None}
+        ran = {
+            digest
+            for digest, each in self._known.items()
+            if each.task_seconds is not None or each.within
+        }
         on_disk = set(islice(reversed([*cached]), _MOST_FRAGMENTS))
         return [
             pb.FragmentTime(
@@ -116,6 +126,7 @@ class FragmentTimes:
                 seconds=known.task_seconds or 0.0,
                 load_seconds=known.load_seconds,
                 cached=digest in cached,
+                within=known.within,
             )
             for digest in sorted(ran | on_disk)
             for known in (self._known.get(digest, _UNKNOWN),)

@@ -8,6 +8,7 @@ so only where that has changed much (`fragment_times` of the coordinator).
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
+from statistics import median_high
 
 from shoal_api.fields import TimeAtBudget
 from shoal_api.kinds import Placement
@@ -21,7 +22,6 @@ from shoal_planner.costs import Costs
 from shoal_planner.devices import PoolDevice
 from shoal_planner.figures import known_seconds
 from shoal_planner.outcome import Plan
-from shoal_planner.speeds import are_alike
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes
 
@@ -32,16 +32,13 @@ def budgets_of(
     """Of each fragment of a plan, on the devices of its stage; these have `reported` what they
     measured."""
     measured = {
-        (each.name, time.digest): time.task_seconds
-        for each in reported
-        for time in each.times
-        if time.task_seconds is not None
+        (each.name, time.digest): dict(time.within) for each in reported for time in each.times
     }
     return tuple(islice(_budgets(plan, site, measured), MAX_BUDGETS))
 
 
 def _budgets(
-    plan: Plan, site: Site, measured: Mapping[tuple[str, Digest], float]
+    plan: Plan, site: Site, measured: Mapping[tuple[str, Digest], Mapping[int, float]]
 ) -> Iterator[FragmentBudgets]:
     costs, devices = Costs(site.document), {each.name: each for each in site.devices}
     for stage in plan.stages:
@@ -52,33 +49,36 @@ def _budgets(
         for index in stage.fragments:
             digest = site.document.fragments[index].digest
             for kind, names in kinds.items():
-                took = {name: measured.get((name, digest)) for name in names}
-                for times, its in _times(costs, index, kind, took).items():
-                    least = times[-1].budget_bytes
+                alike: dict[frozenset[int], list[str]] = {}
+                for name in names:
+                    ran = frozenset(measured.get((name, digest), ()))
+                    alike.setdefault(ran, []).append(name)
+                for granted, its in alike.items():
+                    took = {
+                        each: median_high(measured[name, digest][each] for name in its)
+                        for each in granted
+                    }
+                    times = _times(costs, index, kind, took)
                     yield FragmentBudgets(
                         fragment=index,
                         devices=tuple(its),
-                        least_budget_bytes=least,
+                        least_budget_bytes=times[-1].budget_bytes,
                         times=times,
                     )
 
 
 def _times(
-    costs: Costs, index: int, kind: PoolDevice, measured: Mapping[str, float | None]
-) -> Mapping[tuple[TimeAtBudget, ...], list[str]]:
-    """With the devices of the kind that have measured this, and those that have not. Plans are made
-    with what devices have measured, unless that is beyond belief. It is of a fragment that is in
-    memory as a whole; what is read again in less is reckoned."""
-    whole, *less = (
+    costs: Costs, index: int, kind: PoolDevice, took: Mapping[int, float]
+) -> tuple[TimeAtBudget, ...]:
+    """On devices of a kind that have run it within the same grants: what that `took`, and what is
+    predicted of other budgets. Plans are made with what devices have measured, too."""
+    found = fragment_at_budgets(costs, index, kind, took)
+    return tuple(
         TimeAtBudget(budget_bytes=budget, seconds=known_seconds(time))
-        for budget, time in fragment_at_budgets(costs, index, kind)
+        if granted is None
+        else TimeAtBudget(budget_bytes=budget, seconds=round(took[granted], 9), measured=True)
+        for budget, (time, granted) in found.items()
     )
-    found: dict[tuple[TimeAtBudget, ...], list[str]] = {}
-    for name, took in measured.items():
-        known = took is not None and whole.seconds is not None and are_alike(took, whole.seconds)
-        times = (replace(whole, measured=known), *less)
-        found.setdefault(times, []).append(name)
-    return found
 
 
 def planned_on(placements: Iterable[Placement]) -> Mapping[str, tuple[PlannedFragment, ...]]:

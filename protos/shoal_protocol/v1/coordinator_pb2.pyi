@@ -483,16 +483,18 @@ class DeviceStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[DeviceStatus.State, str]] = ..., architecture: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., floor_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., cached_fragments: _Optional[int] = ..., cached_bytes: _Optional[int] = ..., loads: _Optional[int] = ..., evictions: _Optional[int] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., tasks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., queued: _Optional[int] = ..., budget_excess: _Optional[_Union[BudgetExcess, _Mapping]] = ..., speed: _Optional[_Union[_session_pb2.Speed, _Mapping]] = ..., link_bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[_session_pb2.PeerLink, _Mapping]]] = ..., transfer_seconds_per_byte: _Optional[float] = ..., handling_seconds: _Optional[float] = ..., times: _Optional[_Iterable[_Union[FragmentTime, _Mapping]]] = ...) -> None: ...
 
 class FragmentTime(_message.Message):
-    __slots__ = ("digest", "seconds", "load_seconds", "cached")
+    __slots__ = ("digest", "seconds", "load_seconds", "cached", "within")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
     digest: str
     seconds: float
     load_seconds: float
     cached: bool
-    def __init__(self, digest: _Optional[str] = ..., seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., cached: _Optional[bool] = ...) -> None: ...
+    within: _containers.RepeatedCompositeFieldContainer[_session_pb2.TimeWithin]
+    def __init__(self, digest: _Optional[str] = ..., seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., cached: _Optional[bool] = ..., within: _Optional[_Iterable[_Union[_session_pb2.TimeWithin, _Mapping]]] = ...) -> None: ...
 
 class BudgetExcess(_message.Message):
     __slots__ = ("peak_bytes", "budget_bytes", "seconds")

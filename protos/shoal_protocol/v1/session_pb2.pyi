@@ -125,14 +125,24 @@ class Capabilities(_message.Message):
     def __init__(self, architecture: _Optional[str] = ..., processors: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., runtime: _Optional[str] = ...) -> None: ...
 
 class CachedFragment(_message.Message):
-    __slots__ = ("digest", "bytes", "task_seconds")
+    __slots__ = ("digest", "bytes", "task_seconds", "within")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     TASK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
     digest: str
     bytes: int
     task_seconds: float
-    def __init__(self, digest: _Optional[str] = ..., bytes: _Optional[int] = ..., task_seconds: _Optional[float] = ...) -> None: ...
+    within: _containers.RepeatedCompositeFieldContainer[TimeWithin]
+    def __init__(self, digest: _Optional[str] = ..., bytes: _Optional[int] = ..., task_seconds: _Optional[float] = ..., within: _Optional[_Iterable[_Union[TimeWithin, _Mapping]]] = ...) -> None: ...
+
+class TimeWithin(_message.Message):
+    __slots__ = ("granted_bytes", "seconds")
+    GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    granted_bytes: int
+    seconds: float
+    def __init__(self, granted_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ResidentFragment(_message.Message):
     __slots__ = ("digest", "resident_bytes")
@@ -185,12 +195,14 @@ class Telemetry(_message.Message):
     def __init__(self, cpu_fraction: _Optional[float] = ..., memory_available_bytes: _Optional[int] = ..., temperature_celsius: _Optional[float] = ..., battery_fraction: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., queued_tasks: _Optional[int] = ..., link_bytes_per_second: _Optional[float] = ..., link_round_trip_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ..., transfer_seconds_per_byte: _Optional[float] = ..., handling_seconds: _Optional[float] = ..., tasks: _Optional[_Iterable[_Union[MeasuredTask, _Mapping]]] = ..., budget_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[_Union[ResidentFragment, _Mapping]]] = ...) -> None: ...
 
 class MeasuredTask(_message.Message):
-    __slots__ = ("digest", "task_seconds")
+    __slots__ = ("digest", "task_seconds", "within")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TASK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
     digest: str
     task_seconds: float
-    def __init__(self, digest: _Optional[str] = ..., task_seconds: _Optional[float] = ...) -> None: ...
+    within: _containers.RepeatedCompositeFieldContainer[TimeWithin]
+    def __init__(self, digest: _Optional[str] = ..., task_seconds: _Optional[float] = ..., within: _Optional[_Iterable[_Union[TimeWithin, _Mapping]]] = ...) -> None: ...
 
 class PeerLink(_message.Message):
     __slots__ = ("device", "bytes_per_second", "round_trip_seconds")
@@ -277,7 +289,7 @@ class Prefetched(_message.Message):
     def __init__(self, fetched_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., dropped: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Executed(_message.Message):
-    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame", "sending_seconds", "batch", "task_seconds", "processor_seconds", "resident_bytes")
+    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame", "sending_seconds", "batch", "task_seconds", "processor_seconds", "resident_bytes", "within")
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -289,6 +301,7 @@ class Executed(_message.Message):
     TASK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PROCESSOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
     compute_seconds: float
     total_seconds: float
     output_bytes: int
@@ -300,7 +313,8 @@ class Executed(_message.Message):
     task_seconds: float
     processor_seconds: float
     resident_bytes: int
-    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ..., sending_seconds: _Optional[float] = ..., batch: _Optional[int] = ..., task_seconds: _Optional[float] = ..., processor_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ...) -> None: ...
+    within: _containers.RepeatedCompositeFieldContainer[TimeWithin]
+    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ..., sending_seconds: _Optional[float] = ..., batch: _Optional[int] = ..., task_seconds: _Optional[float] = ..., processor_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., within: _Optional[_Iterable[_Union[TimeWithin, _Mapping]]] = ...) -> None: ...
 
 class Forwarded(_message.Message):
     __slots__ = ("sent_bytes", "seconds")

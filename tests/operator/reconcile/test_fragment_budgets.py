@@ -11,7 +11,7 @@ from reconcile.test_placement import KEPT, PARTITION, device, placement, see
 from reconcile.values import MIB
 from shoal_api.kinds import Placement
 from shoal_api.kinds.device import MAX_PLANNED, PlannedFragment
-from shoal_api.kinds.placement import MAX_BUDGETS
+from shoal_api.kinds.placement import MAX_BUDGETS, FragmentBudgets
 from shoal_operator.reconcile.snapshot import ConnectedDevice, CoordinatorView, StoredDocument
 from shoal_protocol.speeds import FragmentTime, Speed
 
@@ -51,21 +51,55 @@ def test_a_placement_says_in_how_little_each_fragment_runs_and_how_long_it_takes
         assert not any(time.measured for time in each.times)
 
 
-def test_what_a_device_has_measured_is_in_place_of_the_estimate_and_told_apart() -> None:
-    first = KEPT.document.fragments[0].digest
-    estimate = planned(*map(device, "abc")).status
-    assert estimate is not None
-    slow = 3 * (estimate.budgets[0].times[0].seconds or 0.0)
-    known = replace(device("a"), times=(FragmentTime(digest=first, task_seconds=slow),))
-    status = planned(known, device("b"), device("c")).status
+def ran(name: str, seconds: float, **within: float) -> ConnectedDevice:
+    """A device on which a task of the first fragment takes so long, and within `at_MIB` so."""
+    grants = tuple((int(at.removeprefix("at_")) * MIB, took) for at, took in within.items())
+    digest = KEPT.document.fragments[0].digest
+    times = (FragmentTime(digest=digest, task_seconds=seconds, within=grants),)
+    return replace(device(name), times=times)
+
+
+def of_the_first(*devices: ConnectedDevice) -> FragmentBudgets:
+    status = planned(*devices).status
     assert status is not None
-    served = {each.fragment: each for each in status.budgets if "a" in each.devices}
-    assert list(served) == [0], "the plan has it there"
-    whole, *less = served[0].times
+    (found,) = [each for each in status.budgets if each.fragment == 0]
+    return found
+
+
+def test_what_a_device_has_measured_is_in_place_of_the_estimate_and_told_apart() -> None:
+    estimate = of_the_first(*map(device, "abc"))
+    slow = 3 * (estimate.times[0].seconds or 0.0)
+    whole, *less = of_the_first(*(ran(name, slow, at_0=slow) for name in "abc")).times
     assert whole.measured
-    assert whole.seconds == pytest.approx(slow, rel=0.01)
+    assert whole.seconds == pytest.approx(slow)
     assert not any(each.measured for each in less)
     assert all((each.seconds or 0.0) > slow for each in less)
+
+
+def test_what_was_reckoned_from_runs_in_blocks_is_not_called_measured() -> None:
+    estimate = of_the_first(*map(device, "abc"))
+    slow = 3 * (estimate.times[0].seconds or 0.0)
+    whole, *_ = of_the_first(*(ran(name, slow) for name in "abc")).times
+    assert not whole.measured
+    assert whole.seconds == pytest.approx(slow, rel=0.01)
+
+
+def test_what_a_device_has_run_in_blocks_is_measured_there_and_corrects_what_is_beside_it() -> None:
+    base = of_the_first(*map(device, "abc"))
+    whole, *_, least = (each.seconds or 0.0 for each in base.times)
+    took = whole + 4 * (least - whole)
+    found = of_the_first(*(ran(name, whole, at_6=took) for name in "abc"))
+    assert [each.measured for each in found.times] == [False, False, False, False, True]
+    assert found.times[-1].seconds == pytest.approx(took)
+    assert found.least_budget_bytes == base.least_budget_bytes
+    for now, before in zip(found.times[1:-1], base.times[1:-1], strict=True):
+        more = (before.seconds or 0.0) - whole
+        assert now.seconds == pytest.approx(whole + 4 * more, rel=0.1)
+    between = of_the_first(*(ran(name, whole, at_12=took) for name in "abc")).times
+    (at,) = [each for each in between if each.measured]
+    assert 12 * MIB < at.budget_bytes < 14 * MIB
+    assert at.seconds == pytest.approx(took)
+    assert len(between) == len(base.times) + 1
 
 
 def test_devices_of_a_stage_that_differ_are_told_apart_and_others_told_once() -> None:

@@ -1,6 +1,7 @@
 """`shoal bench-device`: one model on one device of a budget, by the processes that a run starts.
 
-The model is cut once, into one fragment with its blocks. For each budget, a coordinator and one
+The model is cut into one fragment with its blocks, and again for budgets in which only smaller
+parts of its layers run. For each budget, a coordinator and one
 agent run as for `shoal run MODEL --devices 1`, with an empty cache, and take four kinds of jobs:
 
 1. one item: the fragment is fetched, prepared, opened, and runs for the first time;
@@ -22,6 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from shoal_cli.local.cgroups import Enforce, RunGroups, groups_as_wanted
+from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.device_figures import (
     BudgetFigures,
     DeviceFailed,
@@ -39,7 +41,7 @@ from shoal_cli.local.peers import Peer, PeerFailed, PeerRequest, running_peer
 from shoal_cli.local.planned_jobs import PlannedJob
 from shoal_cli.local.planning import plan_on_pool
 from shoal_cli.local.pool import PoolRun, RunOptions
-from shoal_cli.local.preparation import prepare
+from shoal_cli.local.preparation import Prepared, prepare
 from shoal_cli.local.resident import ResidencySampler, mapped_bytes
 from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.workspace import Workspace
@@ -59,7 +61,9 @@ WAYS: Final = ("default", "mapped")
 _WATCH_SECONDS: Final = 300.0
 _WATCH_INTERVAL_SECONDS: Final = 0.02
 _CUT_BYTES: Final = 64 << 20
-"""Of the device that the model is cut for: into one fragment, whatever its budget."""
+"""Of the device that the model is cut for: into one fragment, where that runs in the budget."""
+_SMALLEST_BYTES: Final = 1 << 20
+"""Of any device."""
 
 
 class Needs(NamedTuple):
@@ -91,14 +95,15 @@ async def bench_device(
     cutting and starting raise."""
     items = _Items(workspace.root / "items", order)
     observer.phase(f"checking and cutting {order.model.name}")
-    cut = _job(order, items, _CUT_BYTES).plan.cut
-    prepared = await prepare(cut, workspace.store, lambda done, total: None)
-    (fragment,) = prepared.document.fragments
-    prepared = replace(prepared, advice="raise the budget")  # to cut finer is no choice here
-    costs, span, jobs = Costs(prepared.document), Span(0, 1), []
-    needs = Needs(costs.least(span), costs.resident(span))
+    usual = await _cut(_job(order, items, _CUT_BYTES).plan.cut, workspace)
+    (fragment,) = usual.document.fragments
+    coarse, jobs = _needs(usual), []
+    least = await _least_bytes(order, items, workspace, coarse.least_bytes)
+    needs = coarse._replace(least_bytes=least)
     for budget in order.budgets(needs):
-        job = _job(order, items, budget)
+        job, prepared = _job(order, items, budget), usual
+        if budget < coarse.least_bytes:
+            prepared = await _cut(job.plan.cut, workspace)
         jobs.append(PlannedJob(order=job, prepared=prepared, plan=plan_on_pool(job.plan, prepared)))
     opened = groups_as_wanted(order.enforce, workspace.run)
     groups = opened if isinstance(opened, RunGroups) else None
@@ -151,6 +156,29 @@ def _job(order: BenchOrder, items: _Items, budget_bytes: int) -> JobOrder:
     )
     (job,) = read_orders(manifests, {}).jobs
     return job
+
+
+async def _cut(order: CutOrder, workspace: Workspace, *, fragments: bool = True) -> Prepared:
+    made = await prepare(order, workspace.store, lambda done, total: None, fragments=fragments)
+    return replace(made, advice="raise the budget")  # to cut finer is no choice here
+
+
+async def _least_bytes(order: BenchOrder, items: _Items, workspace: Workspace, needed: int) -> int:
+    """The smallest budget with layers in smaller parts than those with which it is `needed`. The
+    smallest parts may need more: each is a node."""
+    while needed > _SMALLEST_BYTES:
+        cut = _job(order, items, needed - 1).plan.cut
+        cut = replace(cut, name=f"{cut.name}-finer")
+        less = _needs(await _cut(cut, workspace, fragments=False)).least_bytes
+        if less >= needed:
+            break
+        needed = less
+    return needed
+
+
+def _needs(prepared: Prepared) -> Needs:
+    costs, span = Costs(prepared.document), Span(0, 1)
+    return Needs(costs.least(span), costs.resident(span))
 
 
 @contextlib.asynccontextmanager

@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from cli.local.test_preparation import MIB
 from cli.local.workbench import Workbench
-from made_models import deep
+from made_models import deep, vocabulary
 from shoal_cli.local.device_figures import NoItem
 from shoal_cli.local.made_items import make_item
 from shoal_cli.local.resident import ResidencySampler, mapped_bytes
@@ -124,6 +125,28 @@ def test_the_least_budget_is_one_in_which_the_model_runs_on_items_that_are_large
     needed = found["smallest_budget_bytes"]
     assert least["plan"]["least_bytes"] + MIB < needed, "items have to come in"
     assert needed <= least["budget_bytes"] < needed + MIB
+
+
+@pytest.mark.real
+@pytest.mark.timeout(150)
+def test_a_model_of_large_layers_is_measured_in_the_budgets_that_a_run_of_it_keeps(
+    bench: Workbench,
+) -> None:
+    """Its layer of 64 MiB is computed in smaller parts where the budget asks for that."""
+    model = bench.folder / "model.onnx"
+    onnx.save(vocabulary(), model)
+    options = ("--shape", "x=1,2,256", "--turns", "2", "--no-peers", "--json")
+    ran = bench.run("bench-device", model, "--budget", "20Mi", "--budget", "200Mi", *options)
+    assert ran.status == 0, ran.err
+    found = json.loads(ran.out)
+    small, ample = found["budgets"]
+    assert small["peak_bytes"] <= 20 * MIB
+    assert small["plan"]["dropped_blocks"] > ample["plan"]["blocks"] == 0
+    least = found["smallest_budget_bytes"]
+    assert least < 20 * MIB
+    ran = bench.run("bench-device", model, "--budget", str(least - MIB), *options)
+    assert ran.status == 2
+    assert "does not fit" in ran.err
 
 
 @pytest.mark.real

@@ -165,12 +165,19 @@ def _show(figures: "DeviceFigures", target: Path | None, *, as_json: bool) -> No
     from shoal_cli.local.device_figures import to_json
     from shoal_protocol.durable_files import replace_file
 
+    shown, unwritten = target or f"none; {NothingDraws()}", None
     if target is not None:
-        replace_file(target, picture(figures).encode())
+        try:
+            replace_file(target, picture(figures).encode())
+        except OSError as error:  # what was measured is shown all the same
+            shown = f"none; {target} cannot be written: {error.strerror}"
+            unwritten = OSError(error.errno, error.strerror, str(target))
     if as_json:
-        typer.echo(json.dumps({**to_json(figures), "picture": target and str(target)}))
-        return
-    console = output()
-    console.print(device_tables(figures))
-    shown = target or f"none; {NothingDraws()}"
-    console.print(f"\npicture: {shown}", soft_wrap=True, highlight=False, markup=False)
+        drawn = None if unwritten or target is None else str(target)
+        typer.echo(json.dumps({**to_json(figures), "picture": drawn}))
+    else:
+        console = output()
+        console.print(device_tables(figures))
+        console.print(f"\npicture: {shown}", soft_wrap=True, highlight=False, markup=False)
+    if unwritten is not None:
+        raise unwritten

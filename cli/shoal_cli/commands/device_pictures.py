@@ -16,6 +16,8 @@ MIB: Final = 1 << 20
 PEER_NAMES: Final = {"default": "ONNX Runtime, default", "mapped": "ONNX Runtime, mapped"}
 _PEER_COLOURS: Final = {"default": BROWN, "mapped": VIOLET}
 _ITEMS_CLOSELY: Final = 3
+_FAR: Final = 4
+"""A budget that is above so many times what was seen would press that to the ground."""
 
 
 def picture(figures: DeviceFigures) -> str:
@@ -110,15 +112,18 @@ def _residency(
         if any(high > low for _, low, high in layer)
     ]
     budget, peak = figures.budget_bytes, figures.peak_bytes
+    levels = [_above_floor(figures, f"peak: floor + {format_bytes(peak)}", peak, dashed=True)]
+    limit = f"floor + budget of {format_bytes(budget)}"
+    if figures.floor_bytes + budget <= _FAR * (figures.floor_bytes + peak):
+        levels.insert(0, _above_floor(figures, limit, budget))
+    else:
+        title = f"{title}; {limit} is far above"
     return Panel(
         title=title,
         x_title=unit,
         y_title="MiB resident",
         areas=areas,
-        levels=[
-            _above_floor(figures, f"floor + budget of {format_bytes(budget)}", budget),
-            _above_floor(figures, f"peak: floor + {format_bytes(peak)}", peak, dashed=True),
-        ],
+        levels=levels,
     )
 
 

@@ -100,7 +100,7 @@ def mapped(made: Sequence[MadeFragment]) -> set[str]:
 
 def runs_within(fragment: OpenFragment, granted_bytes: int) -> bool:
     """Nobody refers to the fragment by a name of its own: what it has mapped would stay."""
-    return not isinstance(fragment, BlockFragment) or fragment._granted_bytes <= granted_bytes
+    return not isinstance(fragment, BlockFragment) or fragment.granted_bytes <= granted_bytes
 
 
 async def settled(fragments: Fragments) -> None:

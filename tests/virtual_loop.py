@@ -28,6 +28,10 @@ class VirtualLoop:
             yield
         finally:
             asyncio._set_running_loop(None)
+        self.check()
+
+    def check(self) -> None:
+        """Nothing has gone wrong so far."""
         if self.errors:
             raise self.errors[0]
 

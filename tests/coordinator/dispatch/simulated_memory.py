@@ -76,9 +76,13 @@ class StoringWorld(World):
     def agent(self, model: Model) -> Agent:
         return StoringAgent(self, model)
 
-    def act(self) -> None:
+    def run(self, until: int, done: Callable[[], bool]) -> None:
         with self.loop.running():
-            super().act()
+            super().run(until, done)
+
+    def act(self) -> None:
+        super().act()
+        self.loop.check()
 
     def check_invariants(self) -> None:
         super().check_invariants()

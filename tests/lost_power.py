@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import stat
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ class Disk:
         self._folder = folder
         self.fails_at = fails_at
         self._sizes: Counter[int] = Counter()
-        self._names: set[Path] = set()
+        self._names: set[str] = set()
         self.operations: list[str] = []
         self._sync_all()
 
@@ -59,28 +60,30 @@ class Disk:
             if operation.__name__ == "sync_file_system":
                 self._sync_all()
             elif operation.__name__ in ("fsync", "fdatasync"):
-                self._sync(Path(f"/proc/self/fd/{arguments[0]}").readlink())
+                self._sync(os.readlink(f"/proc/self/fd/{arguments[0]}"))
             return result
 
         return counted
 
     def _sync_all(self) -> None:
-        for path in (self._folder, *self._folder.rglob("*")):
-            with contextlib.suppress(FileNotFoundError):  # removed by another thread meanwhile
-                self._sync(path)
+        for folder, _, files in os.walk(self._folder):
+            for path in (folder, *(f"{folder}/{name}" for name in files)):
+                with contextlib.suppress(FileNotFoundError):  # removed by another thread meanwhile
+                    self._sync(path)
 
-    def _sync(self, path: Path) -> None:
-        if path.is_dir():
-            self._names |= set(path.iterdir())
+    def _sync(self, path: str) -> None:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            self._names.update(f"{path}/{name}" for name in os.listdir(path))
         else:
-            self._sizes[path.stat().st_ino] = path.stat().st_size
+            self._sizes[status.st_ino] = status.st_size
 
     def copy_durable(self, target: Path, *, names_survive: bool, tear: Tear = synced_alone) -> None:
         """What is found when there is power again."""
         shutil.copytree(self._folder, target)
         for path in filter(Path.is_file, self._folder.rglob("*")):
             found, status = target / path.relative_to(self._folder), path.stat()
-            if names_survive or path in self._names:
+            if names_survive or str(path) in self._names:
                 for size in tear(self._sizes[status.st_ino], status.st_size):
                     os.truncate(found, size)
             else:

@@ -82,16 +82,17 @@ def _of_item(item: Item) -> Iterator[str]:
         yield ": ended and active"
     results, left = item.job.results, 0
     for task in item.tasks:
-        stage, device, holder = task.queue.stage, task.device, task.holder
-        left += stage in results and not task.reported
-        if (task.status is Status.RUNNING) != (device is not None):
-            yield f"/{stage}: {task.status.name} on {device and device.name}"
+        device, holder, status = task.device, task.holder, task.status
+        left += not task.reported and task.queue.stage in results
+        if (status is Status.RUNNING) != (device is not None):
+            yield f"/{task.queue.stage}: {status.name} on {device and device.name}"
         if device is not None and device.lost:
-            yield f"/{stage}: runs on a device that is lost"
-        if holder is not None and task not in holder.work.outputs:
-            yield f"/{stage}: {holder.name} does not know that it holds it"
-        if holder is not None and task.status is not Status.FINISHED:
-            yield f"/{stage}: held, but {task.status.name}"
+            yield f"/{task.queue.stage}: runs on a device that is lost"
+        if holder is not None:
+            if task not in holder.work.outputs:
+                yield f"/{task.queue.stage}: {holder.name} does not know that it holds it"
+            if status is not Status.FINISHED:
+                yield f"/{task.queue.stage}: held, but {status.name}"
     if item.results_left != left and not item.storing:
         yield f": {item.results_left} results to come, in truth {left}"
 

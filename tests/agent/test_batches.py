@@ -257,6 +257,7 @@ def result(reply: pb.Reply) -> ReceivedActivation:
 
 
 @pytest.mark.real
+@pytest.mark.forked
 async def test_one_bad_item_of_a_batch_fails_alone(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:

@@ -129,6 +129,7 @@ def test_a_device_that_was_busy_says_more_than_one_that_waited() -> None:
     assert process.known().seconds == pytest.approx(EACH, rel=0.1)
 
 
+@pytest.mark.forked
 async def test_an_agent_reports_it_when_tasks_have_run(
     coordinator: ScriptedCoordinator, join: Callable[..., Awaitable[Joined]]
 ) -> None:

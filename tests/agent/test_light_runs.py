@@ -5,6 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 import numpy as np
+import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from agent.conftest import Joined
@@ -81,6 +82,7 @@ async def count(device: ConnectedDevice, digest: str, item: int, turns: int) -> 
     return reply
 
 
+@pytest.mark.forked
 async def test_a_run_that_was_always_short_still_meets_its_deadline(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:

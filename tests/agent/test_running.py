@@ -5,10 +5,11 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 import onnxruntime
+import pytest
 
 from agent.conftest import Joined
 from agent.fragment_making import cut, dense_model, write_fragment
-from agent.scripted_coordinator import ScriptedCoordinator
+from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
 from shoal_protocol.tensors import ActivationKey
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
@@ -24,6 +25,7 @@ def task(stage: int, item: int = 0, epoch: int = 1) -> pb.Task:
     return pb.Task(job="j", epoch=epoch, item=item, stage=stage)
 
 
+@pytest.mark.forked
 async def test_a_pipeline_over_two_agents_gives_what_the_whole_model_gives(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
@@ -65,7 +67,7 @@ async def test_a_pipeline_over_two_agents_gives_what_the_whole_model_gives(
         )
         assert list(reply.executed.delivered) == [1], reply
         result = await back.device.result()
-        executed = (await asyncio.wait_for(running, 10)).executed
+        executed = (await asyncio.wait_for(running, PATIENCE_SECONDS)).executed
         assert min(executed.compute_seconds, executed.processor_seconds) > 0
         whole = onnxruntime.InferenceSession(model.SerializeToString())
         (expected,) = whole.run(None, {"x": x})

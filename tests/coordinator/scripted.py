@@ -43,6 +43,8 @@ from shoal_protocol.v1.tensors_pb2 import NONE, Acknowledgement, Codec
 
 logger = logging.getLogger(__name__)
 
+PATIENCE_SECONDS = 60.0
+"""How long a machine that is busy with other tests may take for what is awaited."""
 Arrays = Mapping[str, np.ndarray]
 Stage = Callable[[Arrays], Arrays]
 
@@ -345,7 +347,7 @@ class ScriptedDevice:
         number = activation.header.transfer = next(self._numbers)
         answered = self._acks[number] = asyncio.get_running_loop().create_future()
         await self._write(*activation)
-        return await asyncio.wait_for(answered, 10)
+        return await asyncio.wait_for(answered, PATIENCE_SECONDS)
 
     def _encode(
         self, task: pb.Task, consumer: int, device: str, names: Iterable[str], number: int
@@ -405,7 +407,7 @@ async def connected(*devices: ScriptedDevice) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(device.run()) for device in devices]
     try:
         for device in devices:
-            await asyncio.wait_for(asyncio.shield(device.welcome), 10)
+            await asyncio.wait_for(asyncio.shield(device.welcome), PATIENCE_SECONDS)
         yield
     finally:
         for task in tasks:

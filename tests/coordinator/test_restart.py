@@ -12,7 +12,13 @@ import grpc
 import numpy as np
 import pytest
 
-from coordinator.scripted import ScriptedDevice, put_model, submission, whole_model
+from coordinator.scripted import (
+    PATIENCE_SECONDS,
+    ScriptedDevice,
+    put_model,
+    submission,
+    whole_model,
+)
 from shoal_coordinator.jobs.values import Tally
 from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
@@ -44,7 +50,7 @@ async def coordinator(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await asyncio.wait_for(process.wait(), 10)
+        await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
 
 
 async def first_answer(channel: grpc.aio.Channel) -> None:
@@ -117,7 +123,7 @@ async def test_the_next_coordinator_resumes_where_a_killed_one_was(
                 if status.state == api.JobStatus.COMPLETE:
                     break
                 process.send_signal(number)
-                returned = await asyncio.wait_for(process.wait(), 10)
+                returned = await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
                 assert returned == (0 if number == signal.SIGTERM else -number)
                 kills += 1
     finally:

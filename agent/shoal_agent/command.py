@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 from shoal_agent.cache.owning import CacheInUse, owned
 from shoal_agent.installation import install
+from shoal_agent.runtime import huge_pages
 from shoal_agent.runtime.process_memory import exit_with_parent, tune_allocator
 from shoal_agent.settings import Settings, parse
 from shoal_protocol.channels import AddressRefused
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(given)
     if settings.exit_with_parent:
         exit_with_parent()
+    huge_pages.refuse_unasked()
     tune_allocator(settings.budget)
     # numpy's linear algebra is not used: no threads for it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

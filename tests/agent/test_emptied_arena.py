@@ -18,10 +18,11 @@ from agent.fragment_making import InBlocks, MadeFragment, dense_model, write_fra
 from agent.test_blocks import StopsBefore
 from agent.test_swapping import block
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
+from shoal_agent.runtime import huge_pages
 from shoal_agent.runtime.arena import ARENA, WorkingRegion
 from shoal_agent.runtime.block_parts import Parts
 from shoal_agent.runtime.failures import Stopper, Terminated
-from shoal_agent.runtime.mapped_pages import PageRange, has_huge_pages, huge_part
+from shoal_agent.runtime.mapped_pages import PageRange, huge_part
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.prepared import NOTHING_PREPARED
 from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES, MemoryMeter
@@ -223,7 +224,7 @@ def test_of_a_region_comes_in_huge_pages_what_is_touched_and_reckoned_with(
 @pytest.fixture
 def touched(region: WorkingRegion) -> WorkingRegion:
     """It has been worked in, and the kernel has huge pages for it."""
-    if not has_huge_pages():
+    if not huge_pages.may_ask():
         pytest.skip("this kernel has no huge pages for memory of no file")
     work(15 * MIB)
     return region

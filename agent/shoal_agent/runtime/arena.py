@@ -6,10 +6,10 @@ from typing import Final
 import numpy as np
 import onnxruntime
 
+from shoal_agent.runtime import huge_pages
 from shoal_agent.runtime.mapped_pages import (
     PageRange,
     drop,
-    has_huge_pages,
     huge_part,
     pages_around,
     touch_in_huge_pages,
@@ -92,7 +92,7 @@ class WorkingRegion:
         self.size_bytes = region_bytes(budget_bytes)
         self.empty = empty_arena
         self._is_shared = is_shared
-        self._has_huge_pages = has_huge_pages()
+        self._may_ask = huge_pages.may_ask()
         self._pages = self._huge = PageRange(0, 0)
 
     def keep(self, size_bytes: int, most_bytes: int = 0) -> bool:
@@ -104,7 +104,7 @@ class WorkingRegion:
             if pages != self._pages:
                 self._pages, self._huge = pages, PageRange(pages.start, pages.start)
             if is_touched := self.touched_bytes() > 0:
-                most_bytes = most_bytes if self._has_huge_pages else 0
+                most_bytes = most_bytes if self._may_ask else 0
                 self._give_back(size_bytes, huge_part(pages, size_bytes, most_bytes))
             del region
             if is_touched:

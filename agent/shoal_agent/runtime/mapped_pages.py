@@ -227,19 +227,6 @@ def touch_in_small_pages(pages: PageRange) -> None:
     _madvise(pages, _MADV_NOHUGEPAGE)
 
 
-def has_huge_pages() -> bool:
-    """Whether the kernel has them for memory of no file, for who asks, of the size that counts
-    here."""
-    folder = Path("/sys/kernel/mm/transparent_hugepage")
-    try:
-        enabled = (folder / "enabled").read_text()
-        return "[never]" not in enabled and int((folder / "hpage_pmd_size").read_text()) == (
-            HUGE_PAGE_BYTES
-        )
-    except (OSError, ValueError):
-        return False
-
-
 def read_in_small_pages(path: Path) -> None:
     """Bring a file into the page cache in the smallest pages: with one that is read, the kernel
     maps as much as it has cached in one piece. Raises `OSError`."""

@@ -28,7 +28,9 @@ def folder_of(root: Path, policy: str) -> Path:
 def after(folder: Path, expression: str) -> str:
     """What an expression gives in a process that refuses what it did not ask for."""
     code = f"""
+import sys
 from pathlib import Path
+sys.path[:] = {sys.path!r}
 from shoal_agent.runtime import huge_pages
 folder = Path({str(folder)!r})
 huge_pages.refuse_unasked(folder)

@@ -6,11 +6,11 @@ refers to what is raised, so what failed is freed with it, and waits for no garb
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import BinaryIO, ParamSpec, TypeVar
 
 from shoal_protocol.eager import Prompt
 
@@ -39,6 +39,21 @@ async def in_thread(
         raise cancelled
     finally:
         del call, cancelled
+
+
+@asynccontextmanager
+async def open_in_thread(
+    function: Callable[[], tuple[BinaryIO, int]],
+) -> AsyncIterator[tuple[BinaryIO, int]]:
+    """A file that a thread opens, and its size. It is closed in the end, also where the caller is
+    cancelled meanwhile."""
+    with ExitStack() as resources:
+
+        def opened() -> tuple[BinaryIO, int]:
+            file, size = function()
+            return resources.enter_context(file), size
+
+        yield await in_thread(opened)
 
 
 async def in_executor(executor: Executor, function: Callable[[], Result]) -> Result:

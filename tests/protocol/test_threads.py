@@ -7,11 +7,13 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
 
-from shoal_protocol.threads import in_executor, in_thread
+from shoal_protocol.threads import in_executor, in_thread, open_in_thread
 
 
 @pytest.fixture
@@ -105,3 +107,35 @@ async def test_what_failed_waits_for_no_garbage_collection(
     executor.submit(lambda: None).result()  # the thread has let go of what it ran
     await asyncio.sleep(0)  # and the event loop of the callback that went on here
     assert inputs[0]() is None
+
+
+async def test_a_file_whose_opener_is_cancelled_meanwhile_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"some")
+    opening, gate, files = threading.Event(), threading.Event(), list[BinaryIO]()
+
+    def opened() -> tuple[BinaryIO, int]:
+        opening.set()
+        gate.wait()
+        files.append(path.open("rb"))
+        return files[0], 4
+
+    async def read() -> None:
+        async with open_in_thread(opened):
+            pytest.fail("it was cancelled before")
+
+    reading = asyncio.create_task(read())
+    await asyncio.to_thread(opening.wait)
+    reading.cancel()
+    gate.set()
+    await asyncio.wait((reading,))
+    assert reading.cancelled()
+    assert [file.closed for file in files] == [True]
+
+
+async def test_a_file_that_a_thread_opened_is_closed_in_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"some")
+    async with open_in_thread(lambda: (path.open("rb"), 4)) as (file, size):
+        assert (file.read(), size) == (b"some", 4)
+    assert file.closed

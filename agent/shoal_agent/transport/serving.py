@@ -5,6 +5,7 @@ of their certificates.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any, BinaryIO, Final
 
 import grpc
@@ -25,7 +26,7 @@ from shoal_protocol.limits import CallLimiter, Stalled, StallWatch, TooManyCalls
 from shoal_protocol.manifest import is_file_name
 from shoal_protocol.page_cache import PASSING_BYTES, cache_in_small_pages, uncache
 from shoal_protocol.services import FileContext, FrameContext
-from shoal_protocol.threads import in_thread
+from shoal_protocol.threads import in_thread, open_in_thread
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 _FETCHES: Final = 4
@@ -98,8 +99,8 @@ class Peers:
             await context.abort(grpc.StatusCode.DATA_LOSS, f"{request.file}: {error}")
 
     async def _send_file(self, request: FetchFragmentRequest, context: FileContext) -> None:
-        file, size = await in_thread(self._cache.open, request.digest, request.file)
-        with file:
+        opened = partial(self._cache.open, request.digest, request.file)
+        async with open_in_thread(opened) as (file, size):
             if request.offset > size:
                 reason = f"{request.file} has {size} bytes"
                 await context.abort(grpc.StatusCode.OUT_OF_RANGE, reason)

@@ -22,7 +22,7 @@ from shoal_coordinator.storage.volume import StoredFile, Upload, Volume, checked
 from shoal_coordinator.storage.volume_paths import JobPath, PathRefused, parse_path
 from shoal_protocol.digests import hexadecimal
 from shoal_protocol.limits import CallLimiter, Stalled
-from shoal_protocol.threads import in_executor, in_thread
+from shoal_protocol.threads import in_executor, in_thread, open_in_thread
 from shoal_protocol.transfers import (
     PartInUse,
     WrongBytes,
@@ -107,18 +107,17 @@ class FilesService(FilesServicer):
         await self._roles.require(context, Role.WORKER)
         async with _statuses(context):
             path = parse_path(request.path)
-            async with self._downloads:
-                file, size = await in_thread(self._volume.open, path)
-                with file:
-                    if request.offset > size:
-                        reason = f"offset {request.offset} of {size} bytes"
-                        await context.abort(grpc.StatusCode.OUT_OF_RANGE, reason)
-                    file.seek(request.offset)
-                    watch, message = stall_watch(), pb.FilePiece(bytes=size)
-                    while (piece := await in_thread(file.read, PIECE_BYTES)) or message.bytes:
-                        message.piece = piece
-                        await write_watched(watch, context, message, len(piece))
-                        message = pb.FilePiece()
+            opened = partial(self._volume.open, path)
+            async with self._downloads, open_in_thread(opened) as (file, size):
+                if request.offset > size:
+                    reason = f"offset {request.offset} of {size} bytes"
+                    await context.abort(grpc.StatusCode.OUT_OF_RANGE, reason)
+                file.seek(request.offset)
+                watch, message = stall_watch(), pb.FilePiece(bytes=size)
+                while (piece := await in_thread(file.read, PIECE_BYTES)) or message.bytes:
+                    message.piece = piece
+                    await write_watched(watch, context, message, len(piece))
+                    message = pb.FilePiece()
 
     async def ListFiles(
         self, request: pb.ListFilesRequest, context: _Context

@@ -58,6 +58,7 @@ from shoal_protocol.services import (
     add_session_service,
 )
 from shoal_protocol.supervision import supervise
+from shoal_protocol.threads import in_thread, open_in_thread
 from shoal_protocol.units import nanoseconds
 from shoal_protocol.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from shoal_protocol.v1.files_pb2_grpc import add_FilesServicer_to_server
@@ -317,22 +318,22 @@ class _SessionService:
             await end_stalled(context, error)
 
     async def _send_file(self, request: FetchFragmentRequest, context: FileContext) -> None:
+        opened = partial(self._store.open, request.digest, request.file)
         try:
-            file, size = await asyncio.to_thread(self._store.open, request.digest, request.file)
+            async with open_in_thread(opened) as (file, size):
+                if request.offset > size:
+                    reason = f"offset {request.offset} of {size} bytes"
+                    await context.abort(grpc.StatusCode.OUT_OF_RANGE, reason)
+                watch = StallWatch(seconds=self._stall_seconds)
+                frames = file_frames(file, request, size)
+                while (frame := await in_thread(next, frames, None)) is not None:
+                    await watch.wait(context.write(frame))
+                    watch.progress(len(frame))
         except FragmentMissing as error:
             reason = self._scrubber.why_missing(request.digest) or str(error)
             await context.abort(grpc.StatusCode.NOT_FOUND, reason)
         except OSError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        with file:
-            if request.offset > size:
-                reason = f"offset {request.offset} of {size} bytes"
-                await context.abort(grpc.StatusCode.OUT_OF_RANGE, reason)
-            watch = StallWatch(seconds=self._stall_seconds)
-            frames = file_frames(file, request, size)
-            while (frame := await asyncio.to_thread(next, frames, None)) is not None:
-                await watch.wait(context.write(frame))
-                watch.progress(len(frame))
 
 
 def collect_rarely() -> None:

@@ -114,6 +114,12 @@ def version() -> None:
         typer.echo(f"{name:<{width}}  {found}")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
 def _version(package: str) -> str:
     from importlib import metadata
 
@@ -132,6 +138,12 @@ def options(
         bool,
         typer.Option(
             "--debug", help="Show tracebacks instead of short errors.", envvar="SHOAL_DEBUG"
+        ),
+    ] = False,
+    versions: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="As the command `version`."
         ),
     ] = False,
 ) -> None:

@@ -94,8 +94,9 @@ def test_help_and_version_import_nothing_heavy() -> None:
         subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
 
 
-def test_version_names_what_it_stands_on() -> None:
-    shown = shoal("version").stdout
+@pytest.mark.parametrize("asked", ["version", "--version"])
+def test_version_names_what_it_stands_on(asked: str) -> None:
+    shown = shoal(asked).stdout
     assert all(name in shown for name in ("shoal", "protocol", "python", "onnxruntime", "grpcio"))
 
 

@@ -148,24 +148,32 @@ async def test_the_rate_is_bounded_and_comes_back(
 @contextlib.asynccontextmanager
 async def seen_as(source: str, port: int) -> AsyncIterator[str]:
     """A target that leads to a port of this machine, which then sees another address."""
-    pumps: set[asyncio.Task[None]] = set()
+    carried: set[asyncio.Task[None]] = set()
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError), contextlib.closing(writer):
+        with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
                 writer.write(data)
                 await writer.drain()
+            writer.write_eof()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
-        for way in (pump(reader, there[1]), pump(there[0], writer)):
-            pumps.add(asyncio.create_task(way))
+        local = (source, 0)
+        back, there = await asyncio.open_connection("127.0.0.1", port, local_addr=local)
+        with contextlib.closing(there):
+            await asyncio.gather(pump(reader, there), pump(back, writer))
 
-    async with await asyncio.start_server(carry, "127.0.0.1", 0) as server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        for each in pumps:
-            each.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+    with contextlib.ExitStack() as open_here:  # also what was accepted and is not carried yet
+
+        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            open_here.callback(writer.close)
+            carried.add(asyncio.create_task(carry(reader, writer)))
+
+        async with await asyncio.start_server(accepted, "127.0.0.1", 0) as server:
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            for each in carried:
+                each.cancel()
+            await asyncio.gather(*carried, return_exceptions=True)
 
 
 async def test_a_flood_from_one_address_refuses_no_device_at_another(operator: Operator) -> None:

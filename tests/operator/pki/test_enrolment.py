@@ -163,17 +163,20 @@ async def seen_as(source: str, port: int) -> AsyncIterator[str]:
         with contextlib.closing(there):
             await asyncio.gather(pump(reader, there), pump(back, writer))
 
-    with contextlib.ExitStack() as open_here:  # also what was accepted and is not carried yet
+    accepted_here = contextlib.ExitStack()
 
-        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            open_here.callback(writer.close)
-            carried.add(asyncio.create_task(carry(reader, writer)))
+    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted_here.callback(writer.close)  # also where it is not carried yet
+        carried.add(asyncio.create_task(carry(reader, writer)))
 
-        async with await asyncio.start_server(accepted, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(accepted, "127.0.0.1", 0) as server:
+        try:
             yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
             for each in carried:
                 each.cancel()
             await asyncio.gather(*carried, return_exceptions=True)
+            accepted_here.close()
 
 
 async def test_a_flood_from_one_address_refuses_no_device_at_another(operator: Operator) -> None:

@@ -158,8 +158,7 @@ async def seen_as(source: str, port: int) -> AsyncIterator[str]:
             writer.write_eof()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        local = (source, 0)
-        back, there = await asyncio.open_connection("127.0.0.1", port, local_addr=local)
+        back, there = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
         with contextlib.closing(there):
             await asyncio.gather(pump(reader, there), pump(back, writer))
 

@@ -21,6 +21,8 @@ from shoal_protocol.v1 import coordinator_pb2 as pb
 pytestmark = pytest.mark.real
 
 FRAGMENTS, ITEMS, JOBS = 3, 4, 4
+MOST_JOBS = 30
+"""A machine that is busy with other tests may look too seldom for a few."""
 
 
 def mapped_weights(process: int) -> frozenset[str]:
@@ -46,6 +48,11 @@ def is_stopped(thread: Path) -> bool:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return thread.read_text().rpartition(")")[2].split()[0] in "TtZX"
     return True
+
+
+def nothing_mapped(seen: list[frozenset[str]]) -> int:
+    """How often it was seen that none was mapped, but for the beginning."""
+    return seen[1:].count(frozenset())
 
 
 @contextlib.contextmanager
@@ -86,10 +93,17 @@ async def test_under_single_no_moment_of_a_job_has_two_fragments_mapped(tmp_path
         digests = {each.digest.removeprefix("sha256:") for each in document.fragments}
         assert len(digests) == FRAGMENTS
         with sampled(pool.process_id("one")) as seen:
-            for number in range(JOBS):
+            for number in range(MOST_JOBS):
                 status = await pool.run(f"job-{number}", document, inputs, tmp_path / str(number))
                 assert (status.state, status.succeeded) == (pb.JobStatus.COMPLETE, ITEMS), status
-    for number in range(JOBS):
+                jobs = range(number + 1)
+                if (
+                    number + 1 >= JOBS
+                    and set().union(*seen) == digests
+                    and nothing_mapped(seen) > 1
+                ):
+                    break
+    for number in jobs:
         results = read_results(tmp_path / str(number))
         for given, right in zip(results, whole(model, items), strict=True):
             assert largest_difference(given, right) <= TOLERANCE
@@ -97,4 +111,4 @@ async def test_under_single_no_moment_of_a_job_has_two_fragments_mapped(tmp_path
     assert not together
     # The looks were close enough together to see each of them, and times without any.
     assert set().union(*seen) == digests
-    assert seen.count(frozenset()) > 1
+    assert nothing_mapped(seen) > 1

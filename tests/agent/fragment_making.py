@@ -38,13 +38,14 @@ class MadeFragment:
 class InBlocks:
     """How a fragment is cut into blocks, and what each is said to need besides its weights; of
     those it reads at most `read_bytes`. Before those that are `emptied` the arena is; from the last
-    of them on, blocks are said to need nothing besides."""
+    of them on, blocks are said to need `last_working_bytes` besides."""
 
     count: int
     held_bytes: int = 256 << 10
     working_bytes: int = 1 << 20
     read_bytes: int = 1 << 40
     emptied: tuple[int, ...] = ()
+    last_working_bytes: int = 0
 
 
 def sha256(data: bytes) -> str:
@@ -165,7 +166,7 @@ def pack_blocks(
                     sum(-(-each["bytes"] // ALIGNMENT) * ALIGNMENT for each in used),
                     blocks.read_bytes,
                 ),
-                working_bytes=0 if index >= last else blocks.working_bytes,
+                working_bytes=blocks.last_working_bytes if index >= last else blocks.working_bytes,
                 empties_arena=index in blocks.emptied,
             )
         )

@@ -31,15 +31,18 @@ from shoal_protocol.blocks import least_bytes
 MIB = 1 << 20
 
 
-def made_in(folder: Path, emptied: tuple[int, ...]) -> MadeFragment:
-    """First 20 MiB of activations and 8 of weights, then 3 and 17: 26 or 40 in all, measured."""
+def made_in(
+    folder: Path, emptied: tuple[int, ...], first: int = MIB, second: int = 0
+) -> MadeFragment:
+    """First 20 MiB of activations and 8 of weights, then 3 and 17: 26 or 40 in all, measured. It is
+    said to work in `first` bytes, and then in `second`."""
     model = dense_model([64, 16384, 64, 2048, 2048])
     model.graph.output.append(helper.make_tensor_value_info("r1", TensorProto.FLOAT, ["batch", 64]))
     return write_fragment(
         folder,
         model,
         64 * MIB,
-        InBlocks(4, emptied=emptied),
+        InBlocks(4, emptied=emptied, working_bytes=first, last_working_bytes=second),
         largest={"x": (160, 64)},
     )
 
@@ -89,7 +92,7 @@ def test_parts_work_in_what_they_worked_in_for_the_item_before(
 ) -> None:
     """The kernel need not clear it again. After an item of other shapes, a run that was stopped and
     another grant it is not known, and all is given back."""
-    made, kept = made_in(tmp_path, (0, 2)), list[int]()
+    made, kept = made_in(tmp_path, (0, 2), 24 * MIB, 8 * MIB), list[int]()
     runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=64 * MIB)
     keep = runtime._arena.region.keep
 
@@ -184,6 +187,16 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
+def test_a_region_is_known_also_where_the_part_before_did_not_work_in_it(
+    region: WorkingRegion,
+) -> None:
+    work(9 * MIB)
+    assert region.keep(0)
+    assert region.keep(0)
+    region.empty()
+    assert not region.keep(0), "it is gone"
+
+
 def test_what_lies_beyond_leaves_memory_and_the_rest_stays(region: WorkingRegion) -> None:
     work(9 * MIB)
     before = resident_bytes()
@@ -219,6 +232,40 @@ def test_of_a_region_comes_in_huge_pages_what_is_touched_and_reckoned_with(
     ]
     assert huge.size == H * len(wholes)
     assert huge.start == (wholes[0] if wholes else region.start)
+
+
+@pytest.mark.parametrize(
+    ("works_in", "outside", "kept"), [(6, 0, 6), (6, 4, 6), (6, 5, 0), (11, 0, 0)]
+)
+def test_a_part_keeps_what_its_first_block_is_reckoned_with_where_there_is_no_more_room(
+    region: WorkingRegion,
+    monkeypatch: pytest.MonkeyPatch,
+    works_in: int,
+    outside: int,
+    kept: int,
+) -> None:
+    blocks = [
+        block(13 * MIB, working=10 * MIB, empties=True),
+        block(1 * MIB, working=12 * MIB),
+        block(3 * MIB, working=2 * MIB, empties=True),
+    ]
+    parts = Parts(blocks, least_bytes(blocks), region)
+    assert parts.blocks == tuple(blocks), "no more room"
+    asked, keep = list[tuple[int, int]](), region.keep
+
+    def noted(size_bytes: int, most_bytes: int) -> bool:
+        asked.append((size_bytes, most_bytes))
+        return keep(size_bytes, most_bytes)
+
+    monkeypatch.setattr(region, "keep", noted)
+    for item in range(4):
+        parts.begin({})
+        parts.make_room(0, outside * MIB)
+        most = (10 - outside) * MIB if kept else 0
+        assert asked.pop() == ((kept * MIB, most) if item > 1 else (0, 0))
+        work(works_in * MIB)
+        parts.make_room(2)
+        parts.end()
 
 
 @pytest.fixture

@@ -90,10 +90,16 @@ class WorkingRegion:
         """`budget_bytes` is what the arena was made for; `is_shared` says whether others may take
         of it."""
         self.size_bytes = region_bytes(budget_bytes)
-        self.empty = empty_arena
+        self._empty_arena = empty_arena
         self._is_shared = is_shared
         self._may_ask = huge_pages.may_ask()
         self._pages = self._huge = PageRange(0, 0)
+
+    def empty(self) -> None:
+        """Give back all of the arena that is not in use, and this region with it."""
+        self.leave()
+        self._pages = PageRange(0, 0)
+        self._empty_arena()
 
     def keep(self, size_bytes: int, most_bytes: int = 0) -> bool:
         """Give back what lies beyond so many bytes, while nothing is in use; whether that could be:
@@ -101,14 +107,14 @@ class WorkingRegion:
         `most_bytes` are in memory then."""
         if not self._is_shared() and (region := reserved(self.size_bytes)) is not None:
             pages = whole_pages(region.data_ptr(), self.size_bytes)
-            if pages != self._pages:
+            was_worked_in = pages == self._pages
+            if not was_worked_in:
                 self._pages, self._huge = pages, PageRange(pages.start, pages.start)
-            if is_touched := self.touched_bytes() > 0:
+            if was_worked_in or self.touched_bytes() > 0:
                 most_bytes = most_bytes if self._may_ask else 0
                 self._give_back(size_bytes, huge_part(pages, size_bytes, most_bytes))
-            del region
-            if is_touched:
                 return True
+            del region
         self.empty()
         return False
 

@@ -174,10 +174,10 @@ class BlockFragment:
             for index, block in enumerate(self._open):
                 if self._parts.begins_at(index):
                     moved = move_out(values, feed.keys() | own.keys())
-                    moved_bytes = sum(array.nbytes for array in moved.values())
+                    outside = sum(each.nbytes for each in {**placed, **own, **moved}.values())
                     own.update((name, each) for name, each in moved.items() if name in self.outputs)
                     del moved  # the others go after their last use
-                    self._parts.make_room(index, moved_bytes)
+                    self._parts.make_room(index, outside)
                 self._bring(index)
                 if adopted.plan.prefetches:
                     self._prefetch(index + 1)

@@ -5,7 +5,8 @@ for the item before: so much stays in memory, and the rest is given back. That i
 the same shapes only. Of others, and of the first one, all is given back.
 
 What a part has touched at its end is then in memory from its first block on. So the plan reckons
-with it for all of its blocks, where the grant has room for that; else nothing is kept for the part.
+with it for all of its blocks, where the grant has room for that. Else it has to be no more than the
+plan reckons with for the first block: tensors in the worst order, of which there is mostly less.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +27,9 @@ class Parts:
         self._starts = {index for index, each in enumerate(blocks) if each.empties_arena}
         if not blocks[0].empties_arena:
             self._starts = set()
-        self._keeping: dict[int, int] = {}
+        self._reckoned: dict[int, int] = {}
         if self._starts and max(arena_beside(blocks)) <= region.size_bytes:
-            self._keeping = dict(self._kept_within(granted_bytes))
+            self._reckoned = dict(self._reckoned_within(granted_bytes))
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._touched: dict[int, int] = {}
         self._last: int | None = None
@@ -59,32 +60,30 @@ class Parts:
         """Whether a part does: values are to be moved, and room is to be made."""
         return index in self._starts
 
-    def make_room(self, index: int, moved_bytes: int = 0) -> None:
+    def make_room(self, index: int, outside_bytes: int = 0) -> None:
         """Give back what the part that begins does not work in, while nothing is in use, and so
-        much was moved out. The first one works in what the last has left of the item before, where
-        that is no more than its first block takes."""
+        much of what the plan reckons with is not in the arena. Where nothing is known of the arena,
+        the first part works in what the last has left of the item before, if that is no more than
+        its first block takes."""
         left_little, self._left_little = self._left_little, False
-        if left_little and index not in self._keeping:
+        if not self._reckoned:
+            if not left_little:
+                self._region.empty()
             return
         self._note()
-        self._last = None
-        if not self._keeping:
-            self._region.empty()
-        elif self._region.keep(self._touched.get(index, 0), self._most(index) - moved_bytes):
-            self._last = index
+        touched, most = self._touched.get(index, 0), self._reckoned[index] - outside_bytes
+        if not 0 < touched <= most:
+            touched = most = 0
+        self._last = index if self._region.keep(touched, most) else None
 
     def _note(self) -> None:
         """What the part that ends has touched."""
-        part = self._last
-        if part is not None and part in self._keeping and part not in self._touched:
-            self._touched[part] = self._region.touched_bytes()
+        if self._last is not None and self._last not in self._touched:
+            self._touched[self._last] = self._region.touched_bytes()
 
-    def _most(self, index: int) -> int:
-        """What a part may have in memory beside weights, if it is known what it works in."""
-        return self._keeping.get(index, 0) if index in self._touched else 0
-
-    def _kept_within(self, granted_bytes: int) -> Iterator[tuple[int, int]]:
-        """The parts whose blocks may all have in memory what the last works in, and that."""
+    def _reckoned_within(self, granted_bytes: int) -> Iterator[tuple[int, int]]:
+        """The parts, and what the plan reckons with for all of their blocks beside weights: what
+        the last works in, where all may have that in memory."""
         starts = [*sorted(self._starts), len(self.blocks)]
         beside = arena_beside(self.blocks)
         for start, end in pairwise(starts):
@@ -94,4 +93,4 @@ class Parts:
             )
             if least_bytes(raised) <= granted_bytes:
                 self.blocks = raised
-                yield start, beside[end - 1]
+            yield start, arena_beside(self.blocks)[start]

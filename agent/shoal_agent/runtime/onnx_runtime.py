@@ -407,7 +407,7 @@ class Runtime:
 
     def shrink(self) -> None:
         """Give back what neither fragments nor activations hold."""
-        self._arena.ballast.empty_arena()
+        self._arena.region.empty()
 
     def _session(self, model: bytes) -> onnxruntime.InferenceSession:
         return open_session(model, options_of(AS_IT_IS, self.threads))

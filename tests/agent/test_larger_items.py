@@ -127,6 +127,7 @@ def test_an_item_whose_outputs_leave_no_room_for_their_copy_is_stopped(
     found = found_with(tmp_path, HANDED_ON, rows_mib)
     assert (found["stopped"] == "") == runs, found
     assert found["peak"] <= BUDGET
+    assert found["next_peak"] < 2 * MIB, "it has left nothing in memory"
 
 
 @pytest.mark.parametrize(("rows_mib", "runs"), [(30, True), (62, False), (63, False)])

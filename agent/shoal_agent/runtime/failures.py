@@ -106,3 +106,10 @@ def failure_of(error: Exception, *, stopped: bool = False) -> RuntimeFailed:
     if any(sign in text for sign in _OUT_OF_MEMORY):
         return OutOfBudget(line)
     return RuntimeFailed(line)
+
+
+def without_frames(error: RuntimeFailed) -> RuntimeFailed:
+    """The same, for its text: frames of a run hold what it has worked with for as long as somebody
+    has the exception."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

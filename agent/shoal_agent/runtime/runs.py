@@ -6,7 +6,14 @@ from time import perf_counter
 
 from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.destinations import Placed
-from shoal_agent.runtime.failures import OutOfBudget, Stopper, Terminated, exceeded
+from shoal_agent.runtime.failures import (
+    OutOfBudget,
+    RuntimeFailed,
+    Stopper,
+    Terminated,
+    exceeded,
+    without_frames,
+)
 from shoal_agent.runtime.guard import Guard
 from shoal_agent.runtime.mapped_pages import PageRange
 from shoal_agent.runtime.process_memory import MemoryMeter
@@ -97,12 +104,21 @@ class Runs:
         make_room: Callable[[int], None] | None = None,
     ) -> Ran:
         """Run it. `make_room` is asked before what lies in the arena is copied; raises what it and
-        the run raise."""
+        the run raise, without the frames that hold values of the arena: it can be emptied."""
         if stopper.stopped:
             raise Terminated("stopped before it began")
         processor = self._processor_clock
         started, used = perf_counter(), processor()
-        outputs = fragment.run(feed, stopper, placed)
-        if make_room is not None:
-            make_room(sum(each.nbytes for each in outputs if not each.flags.owndata))
-        return Ran(kept(outputs), perf_counter() - started, processor() - used)
+        try:
+            outputs = _outputs(fragment.run(feed, stopper, placed), make_room)
+        except RuntimeFailed as error:
+            failure = without_frames(error)
+        else:
+            return Ran(outputs, perf_counter() - started, processor() - used)
+        raise failure
+
+
+def _outputs(made: Sequence[Array], make_room: Callable[[int], None] | None) -> list[Array]:
+    if make_room is not None:
+        make_room(sum(each.nbytes for each in made if not each.flags.owndata))
+    return kept(made)

@@ -43,7 +43,6 @@ _RESET_PEAK: Final = b"5"
 _MARK: Final = 0
 _RESIDENT: Final = 1
 _ATTEMPTS: Final = 10
-_COUNTS: Final = 2
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
@@ -227,15 +226,17 @@ class MemoryMeter:
     def _library_bytes(self) -> int:
         return 0 if self._libraries is None else self._libraries.resident_bytes()
 
-    def _counted(self, which: int, counts: int = _COUNTS) -> int:
+    def _counted(self, which: int, counts: int = _ATTEMPTS) -> int:
         """The mark or resident memory, for which library pages are counted. Other threads bring
         some back at any moment. What returned between reading memory and counting these pages would
-        hide as much use, so memory is read again, and they are counted again if it has grown. What
-        comes after the last count seems to be use."""
-        size = self._read()[which]
+        hide as much use, so memory is read again. What comes after the last count seems to be use:
+        where this process waits for a processor that may be all of them. So they are counted again
+        for as long as memory grows and they return."""
+        size, returned = self._read()[which], -1
         for _ in range(counts):
-            if not self._count_returned(size):
+            if not self._count_returned(size) or self._returned_bytes == returned:
                 break
+            returned = self._returned_bytes
             size = max(size, self._read()[which])
         return size
 

@@ -5,7 +5,7 @@ or rows of one whose weight is on its left. A part has some of the channels, and
 what these need.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Final
@@ -21,9 +21,6 @@ CHANNELS: Final = 32
 pages of most weights. They have as many where channels are columns, since each part is read out of
 all rows."""
 MOST_PARTS: Final = 1024
-
-Rank = Callable[[str], int | None]
-"""The number of axes of a tensor; None: it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +117,9 @@ class _Way:
     channels_last: bool = False
 
 
-def layer_of(node: onnx.NodeProto, parting: Parting, rank: Rank, most_bytes: int) -> Layer | None:
+def layer_of(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> Layer | None:
     """A node as a layer that can be parted, and whose weight is so large that it is to be."""
-    way = _way(node, parting, rank, most_bytes) if len(node.output) == 1 else None
+    way = _way(node, parting, most_bytes) if len(node.output) == 1 else None
     if way is None:
         return None
     operator, axis = way.operator, way.axis
@@ -155,7 +152,7 @@ def layer_of(node: onnx.NodeProto, parting: Parting, rank: Rank, most_bytes: int
     )
 
 
-def _way(node: onnx.NodeProto, parting: Parting, rank: Rank, most_bytes: int) -> _Way | None:
+def _way(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> _Way | None:
     """How a node whose weight is large may be parted; None: it has none, or it may not be."""
     kind = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
     if is_standard(node, "Einsum"):
@@ -170,7 +167,7 @@ def _way(node: onnx.NodeProto, parting: Parting, rank: Rank, most_bytes: int) ->
         return None if axis is None else _Way(operator, axis, -1 if last else 1, last)
     operator = _ON_THE_LEFT.get(kind)
     if operator and (weight := _large(node, operator, parting, most_bytes)):
-        return _by_rows(node, operator, weight, rank)
+        return _by_rows(node, operator, weight, parting)
     return None
 
 
@@ -185,11 +182,13 @@ def _large(
     return weight if list(node.input).count(name) == 1 else None
 
 
-def _by_rows(node: onnx.NodeProto, operator: Operator, weight: Constant, rank: Rank) -> _Way | None:
+def _by_rows(
+    node: onnx.NodeProto, operator: Operator, weight: Constant, parting: Parting
+) -> _Way | None:
     """A product whose weight is on the left, if it is known where its rows are in the output."""
     turned = any(integer_of(node, each, 0) for each in ("transA", "transBatchA", "transBatchB"))
     right = node.input[_RIGHT.get(node.op_type, 1) :]
-    axes = rank(right[0]) if right and len(weight.dims) > 1 and not turned else None
+    axes = parting.rank(right[0]) if right and len(weight.dims) > 1 and not turned else None
     if not axes:
         return None
     return _Way(operator, len(weight.dims) - 2, -1 if axes == 1 else -2)
@@ -242,6 +241,8 @@ def _others(
             continue
         along = other.dims[other.only_axis] if other.dims else 0
         several = operator.blocks and place in operator.scales and along and along % channels == 0
+        if place in operator.biases and other.only_axis != len(other.dims) - 1:
+            return None  # it has an element for each row
         whole = several or elements == along == channels * operator.packed
         step_along = step * (along // channels // operator.packed)
         if not whole or not parting.can_cut(

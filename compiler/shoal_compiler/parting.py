@@ -4,7 +4,7 @@ A part's content is a range of the file that the whole is in, or strips of it wh
 the first: nothing is read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import prod
@@ -22,6 +22,11 @@ _MOST_MAKERS: Final = 4
 """One after the other."""
 _SLICES_BY_INPUTS: Final = 10
 """Before this opset, what a Slice takes is said by attributes."""
+_AXES_FROM_THE_END: Final = 11
+"""Before this opset, onnx infers nothing of a Concat whose axis counts from there."""
+
+Rank = Callable[[str], int | None]
+"""The number of axes of a tensor; None: it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +57,10 @@ class Constant:
 class Parting:
     """A graph's constants, and parts of them under names that nothing has."""
 
-    def __init__(self, graph: Graph, readers: Mapping[str, int]) -> None:
+    def __init__(self, graph: Graph, readers: Mapping[str, int], rank: Rank) -> None:
         self.weights = dict(graph.weights)
         self.readers = readers
+        self.rank = rank
         self.tables: set[str] = set()
         """Initializers that are needed whole beside their parts."""
         self._dropped: set[str] = set()
@@ -159,6 +165,13 @@ class Parting:
             else:
                 node.input.append(self.add_integers(f"{part}.{key}", [value]))
         return node
+
+    def axis_of(self, name: str, axis: int) -> int:
+        """An axis of what the model computes, as a Concat may say it."""
+        if axis >= 0 or self._opset >= _AXES_FROM_THE_END:
+            return axis
+        rank = self.rank(name)
+        return axis if rank is None else axis % rank
 
     def drop(self, name: str) -> None:
         """A constant is in parts now: its initializer is not needed but as a table."""

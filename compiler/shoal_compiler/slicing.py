@@ -63,8 +63,6 @@ def slice_layers(graph: Graph, most_bytes: int) -> Graph:
     readers = Counter(name for names in graph.reads for name in names)
     readers.update(each.name for each in graph.outputs)
     tables = Counter(name for node in graph.nodes for name in tables_of(node))
-    parting = Parting(graph, readers)
-    reshapes = _reshapes(graph, readers)
 
     @cache
     def shapes() -> Shapes:
@@ -76,7 +74,9 @@ def slice_layers(graph: Graph, most_bytes: int) -> Graph:
         axes = shapes().axes(name)
         return None if axes is None else len(axes)
 
-    layers = [layer_of(node, parting, rank, most_bytes) for node in graph.nodes]
+    parting = Parting(graph, readers, rank)
+    reshapes = _reshapes(graph, readers)
+    layers = [layer_of(node, parting, most_bytes) for node in graph.nodes]
     alike = Counter(each.initializer for each in layers if each is not None)
     nodes: list[onnx.NodeProto] = []
     waiting: dict[str, Iterator[onnx.NodeProto]] = {}
@@ -193,7 +193,8 @@ def _in_parts(
     if reshaping is not None:
         output = reshaping.node.output[0]
     parting.drop(node.input[operator.weight])
-    yield onnx.helper.make_node("Concat", outputs, [output], name=node.name, axis=layer.joined)
+    axis = parting.axis_of(output, layer.joined)
+    yield onnx.helper.make_node("Concat", outputs, [output], name=node.name, axis=axis)
 
 
 def _count(part: onnx.NodeProto, layer: Layer, start: int, end: int) -> None:

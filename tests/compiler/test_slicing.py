@@ -218,6 +218,11 @@ STAY: dict[str, tuple[list[onnx.NodeProto], Shape, dict[str, Shape]]] = {
         (3, 100),
         {"w": (100, 100), "b": (3, 100)},
     ),
+    "a bias for every row, of which there are as many as columns": (
+        [helper.make_node("Gemm", ["x", "w", "b"], ["y"])],
+        (100, 100),
+        {"w": (100, 100), "b": (100, 1)},
+    ),
     "a table of which columns are gathered": (
         [
             helper.make_node("MatMul", ["x", "w"], ["t"]),
@@ -263,6 +268,28 @@ def test_a_weight_that_several_layers_have_is_parted_once(
         if path.name != "blocks.bin"
     }
     assert sum(stored.values()) < 2 * 4 * 100 * 100, "each part is one file for all"
+
+
+@pytest.mark.parametrize("opset", [9, 10, 11])
+def test_sizes_behind_a_layer_in_parts_are_known_in_old_models_too(
+    tmp_path: Path, opset: int
+) -> None:
+    """Before opset 11, nothing is inferred of a Concat whose axis counts from the end."""
+    made = model(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["t"]),
+            helper.make_node("Reshape", ["t", "shape"], ["u"]),
+            helper.make_node("Gemm", ["u", "v", "b"], ["y"]),
+        ],
+        (2, 1, 100),
+        {"w": (100, 90), "v": (90, 200), "b": (200,)},
+    )
+    made.graph.initializer.append(numpy_helper.from_array(np.array([-1, 90]), "shape"))
+    made.opset_import[0].version = opset
+    profile = profiled(made, tmp_path)
+    assert {"w.0", "v.0"} <= set(profile.weights)
+    assert [name for name, each in profile.tensors.items() if each.sizes is None] == []
+    cut_everywhere(tmp_path, profile, np.ones((2, 1, 100), np.float32))
 
 
 @pytest.mark.parametrize("name", STAY)

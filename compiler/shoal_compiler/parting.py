@@ -69,7 +69,7 @@ class Parting:
         self._names: set[str] = set()
         self._parts: dict[tuple[str, int, int, int, int], str] = {}
         self._opset = graph.opsets.get("", graph.opsets.get("ai.onnx", 0))
-        self._integers: dict[tuple[int, ...], str] = {}
+        self._integers: dict[int | tuple[int, ...], str] = {}
         self._joined: dict[tuple[str, ...], str] = {}
         for node in all_nodes(graph.nodes):
             self._taken.update((*node.input, *node.output))
@@ -190,11 +190,13 @@ class Parting:
             return None
         return [int(each) for each in numpy_helper.to_array(weight.loaded()).reshape(-1)]
 
-    def add_integers(self, name: str, values: Sequence[int]) -> str:
-        """The name of an initializer with these values: `name`, or of one that was added before."""
-        if (known := self._integers.get(tuple(values))) is not None:
+    def add_integers(self, name: str, values: int | Sequence[int]) -> str:
+        """The name of an initializer with these values, or this one value without an axis: `name`,
+        or of one that was added before."""
+        key = values if isinstance(values, int) else tuple(values)
+        if (known := self._integers.get(key)) is not None:
             return known
-        name = self._integers[tuple(values)] = self.fresh(name)
+        name = self._integers[key] = self.fresh(name)
         tensor = numpy_helper.from_array(np.array(values, np.int64), name)
         self.weights[name] = Weight(tensor, None)
         return name

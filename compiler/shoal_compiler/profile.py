@@ -18,10 +18,11 @@ from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.order import choose_order, roles
 from shoal_compiler.safety import CheckedModel, bits_of, byte_size, element_count, open_model
-from shoal_compiler.shaped import Shaped
+from shoal_compiler.shaped import Dims, Shaped
 from shoal_compiler.shapes import MADE_UP_AXIS, Shapes, axes_of, infer
 from shoal_compiler.slicing import SLICE_BYTES, slice_layers
 from shoal_compiler.tables import gather_first
+from shoal_compiler.windows import in_windows
 from shoal_compiler.work import Setting, works
 from shoal_compiler.workspaces import workspace
 from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
@@ -41,23 +42,33 @@ _MOST_VALUES: Final = 64
 @dataclass(frozen=True)
 class Source:
     """A model's files, checked, and its graph: read once, however often it is profiled and cut.
-    `slicing`: which of `SLICE_BYTES` its layers are in parts of."""
+    `slicing`: which of `SLICE_BYTES` its layers are in parts of; `find_sizes` gives those that
+    tensors have, as far as they are known."""
 
     model: CheckedModel
     whole: Graph
     find_digests: Callable[[], Mapping[Path, Digest]]
+    find_sizes: Callable[[], Mapping[str, Dims]]
     slicing: int = 0
 
     @classmethod
     def open(cls, path: Path) -> "Source":
         """Read and check a model. Raises `ModelRefused`."""
         model = open_model(Path(path))
-        return cls(model, gather_first(normalise(model)), cache(partial(_digests, model)))
+        whole = gather_first(normalise(model))
+        sizes = cache(partial(_sizes, whole, {}, None))
+        return cls(model, whole, cache(partial(_digests, model)), sizes)
+
+    def fitted(self, shapes: Mapping[str, Sequence[int]], seen: Sizes | None = None) -> "Source":
+        """The same model, whose layers are parted for inputs of these shapes, and sizes that items
+        were seen to have (`profile`)."""
+        return replace(self, find_sizes=cache(partial(_sizes, self.whole, shapes, seen)))
 
     @cached_property
     def graph(self) -> Graph:
         """The graph with its largest layers in parts."""
-        return slice_layers(self.whole, SLICE_BYTES[self.slicing])
+        most = SLICE_BYTES[self.slicing]
+        return slice_layers(in_windows(self.whole, most, self.find_sizes), most)
 
     def sliced(self, slicing: int) -> "Source":
         """The same model with its largest layers in parts of another size."""
@@ -69,7 +80,7 @@ class Source:
         yield (last := self)
         for slicing in range(self.slicing + 1, len(SLICE_BYTES)):
             found = self.sliced(slicing)
-            if len(found.graph.nodes) > len(last.graph.nodes):
+            if found.graph != last.graph:
                 yield (last := found)
 
     @property
@@ -103,6 +114,13 @@ class Source:
         """Each node of the whole graph among its neighbours, as the estimate of work sees it."""
         profiler = _Profiler.of(self.whole, shapes)
         return tuple(profiler.setting(index) for index in range(len(self.whole.nodes)))
+
+
+def _sizes(
+    graph: Graph, shapes: Mapping[str, Sequence[int]], seen: Sizes | None
+) -> Mapping[str, Dims]:
+    node_roles = roles(graph)
+    return infer(graph, choose_order(graph, node_roles), node_roles, shapes, seen).sizes
 
 
 def profile_model(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> Profile:

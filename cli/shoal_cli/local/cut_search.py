@@ -21,7 +21,7 @@ from shoal_planner.cut_tables import table_of
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
 from shoal_planner.devices import PoolDevice
 from shoal_planner.finer_cuts import divide
-from shoal_planner.least_limit import least_needs
+from shoal_planner.least_limit import finest_needs, least_needs
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
 from shoal_planner.planned_cuts import choose_cut, cut_order, rejected_cut
@@ -40,6 +40,8 @@ _FEW: Final = 64
 _LARGE_TRIED: Final = 2
 """Parts of so many sizes are tried in blocks, the largest that may fit: smaller ones seldom help,
 and take seconds each."""
+_SMALL_SHARE: Final = 1 / 16
+"""Of what a cut needs: so much less is not worth smaller parts."""
 _OUTGROWN: Final = "fragments for them took more than the devices have"
 
 
@@ -313,7 +315,7 @@ def _suited_to(order: CutOrder, model: "Source", inputs: InputSet, envelope: Sha
     def suit(sliced: "Source", profile: Profile) -> Suited:
         return _placeable(order, _suit(order, sliced, profile, shapes))
 
-    return _in_parts(order, model, shapes, profiled, suit)
+    return _in_parts(order, model.fitted(shapes, order.seen), shapes, profiled, suit)
 
 
 def _in_parts(
@@ -327,7 +329,7 @@ def _in_parts(
     What refuses all is the last one's reason, or one that needs less: nodes cost memory too."""
     tried: list[tuple[Source, Profile]] = []
     refusals: list[PreparationRefused] = []
-    for sliced in model.slicings():
+    for sliced in _as_fine(order, model, shapes) if order.seen else model.slicings():
         tried.append((sliced, profiled(sliced)))
         try:
             return suit(*tried[-1])
@@ -339,6 +341,21 @@ def _in_parts(
             return suited
     need = refusals[0].need_bytes
     raise refusals[0] if need is None else min(refusals, key=lambda each: each.need_bytes or inf)
+
+
+def _as_fine(order: CutOrder, model: "Source", shapes: Shapes) -> "list[Source]":
+    """The model in as small parts as sizes that were seen ask for, by what the finest cut needs: a
+    search in each would take long, and end with the nearest cut where none keeps the limit. Then
+    smaller parts are taken only where they need much less."""
+    limit = order.max_bytes or max((each.budget_bytes for each in order.devices), default=inf)
+    tried: list[tuple[int, Source]] = []
+    for sliced in model.slicings():
+        layout = Layout(sliced.profile(shapes, order.seen), moving=True)
+        tried.append((max(finest_needs(layout)), sliced))
+        if tried[-1][0] <= limit:
+            return [sliced]
+    enough = min(need for need, _ in tried) * (1 + _SMALL_SHARE)
+    return [next(sliced for need, sliced in tried if need <= enough)]
 
 
 def _with_values(profile: Profile, inputs: InputSet) -> Profile:

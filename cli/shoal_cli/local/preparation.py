@@ -134,9 +134,11 @@ def cut_into_store(
     files = {str(path): digest for path, digest in model.files.items()}
     path = partition_path(store, order.name)
     base = find_base(path, asked, files)
+    shapes = order.shapes if base is None else base.shapes
+    model = model.fitted(shapes, order.seen)
     if base is not None:
         model = model.sliced(base.slicing)
-    profile = model.profile(order.shapes if base is None else base.shapes)
+    profile = model.profile(shapes)
     if order.digest is not None and order.digest != profile.digest:
         raise PreparationRefused(
             f"Model {order.model}: {order.path} is {profile.digest}, not {order.digest} as "
@@ -173,7 +175,7 @@ def _source(order: CutOrder, suited: Suited) -> Json:
     outgrown = list(map(dataclasses.asdict, order.outgrown))
     source: dict[str, object] = {"model": suited.profile.digest, "cuts": suited.choices}
     source |= {"shapes": suited.shapes, "version": VERSION, "outgrown": outgrown}
-    source |= {"slicing": suited.model.slicing}
+    source |= {"slicing": suited.model.slicing, "seen": order.seen}
     if len(suited.choices) > 1 or is_planned(order):
         source |= {"devices": list(map(dataclasses.asdict, order.devices))}
         source |= {"beside": list(map(dataclasses.asdict, order.beside))}

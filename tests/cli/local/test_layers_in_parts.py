@@ -48,6 +48,33 @@ def test_a_layer_of_four_bits_is_held_in_as_small_parts_as_its_numbers_ask_for(
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
 
 
+def test_a_convolution_of_integers_that_spreads_much_out_does_so_a_window_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It spreads 33 MiB out, of 2 MiB that it reads, and gives 1."""
+    path, store = tmp_path / "model.onnx", tmp_path / "store"
+    chance = np.random.default_rng(0)
+    kernel = chance.integers(0, 255, (8, 64, 17), np.uint8, endpoint=True)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("ConvInteger", ["x", "w"], ["y"], pads=[8, 8])],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, [1, 64, 32000])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT32, [1, 8, 32000])],
+        [onnx.numpy_helper.from_array(kernel, "w")],
+    )
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    with monkeypatch.context() as patch:
+        patch.setattr("shoal_compiler.profile.SLICE_BYTES", (1 << 30,))
+        with pytest.raises(PreparationRefused, match=r"ConvInteger\) needs 5.* by itself"):
+            cut_within(path, store, 48)
+    document = cut_within(path, store, 24)
+    assert all(each.least_bytes <= 24 * MIB for each in document.fragments)
+    feeds = {"x": chance.integers(0, 255, (1, 64, 32000), np.uint8, endpoint=True)}
+    want, got = run_whole(path, feeds), run_chained(store, document, feeds)
+    np.testing.assert_array_equal(got["y"], want["y"])
+
+
 def test_a_refusal_says_the_least_of_what_parts_of_any_size_need(tmp_path: Path) -> None:
     """No cut parts what a sequence crosses, and each part of its layer is a node more in there."""
     path = across().save(tmp_path)

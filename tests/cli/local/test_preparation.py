@@ -376,6 +376,26 @@ def test_where_no_cut_suits_what_was_seen_the_nearest_is_tried(tmp_path: Path) -
     assert max(each.weight_bytes for each in seen.fragments) > 5 * MIB, "others are as they were"
 
 
+def test_layers_are_parted_for_the_sizes_that_items_have_shown(tmp_path: Path) -> None:
+    """A convolution of integers spreads its input out, however long that is."""
+    made = Made(
+        text="""agraph (uint8[1, 64, 1] x, int64[1] n) => (int32[1, 8, m] y) {
+            front = Constant <value_ints = [1, 64]> ()
+            many = Concat <axis = 0> (front, n)
+            t = Expand (x, many)
+            y = ConvInteger <pads = [8, 8]> (t, W)
+        }""",
+        weights={"W": np.ones((8, 64, 17), np.uint8)},
+    )
+    device = PoolDevice(name="d", budget_bytes=Bytes(24 * MIB))
+    order = CutOrder(name="m", model="m", path=made.save(tmp_path), devices=(device,))
+    unseen, short, long = (
+        sum(each.nodes for each in cut_of(replace(order, seen=seen), tmp_path).fragments)
+        for seen in ({}, {"t": (1, 64, 500)}, {"t": (1, 64, 32000)})
+    )
+    assert unseen == short < long
+
+
 def test_no_fewer_items_are_planned_for_where_their_sizes_are_all_alike(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     np.savez(tmp_path / "in" / "0.npz", x=np.ones((1, 512), np.float32), n=np.array([9]))

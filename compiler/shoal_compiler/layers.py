@@ -21,6 +21,7 @@ CHANNELS: Final = 32
 pages of most weights. They have as many where channels are columns, since each part is read out of
 all rows."""
 MOST_PARTS: Final = 1024
+_FLOAT_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ _DENSE: Final[Mapping[tuple[str, str], Operator]] = {
         1, biases=(2,), scales=(4, 7), counted="num_heads", packed=3
     ),
 }
+_TRANSPOSED_GROUPS: Final = Operator(1, scales=(2,), blocks=True)
+"""A transposed convolution of several groups: those are its channels, and each has several."""
 _ON_THE_LEFT: Final[Mapping[tuple[str, str], Operator]] = {
     ("", "MatMul"): Operator(0),
     ("", "MatMulInteger"): Operator(0),
@@ -80,8 +83,8 @@ _RIGHT: Final[Mapping[str, int]] = {"QLinearMatMul": 3}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """A node that can be parted. `axis` is that of the channels in its weight, `joined` that in
-    its output; `others` are the inputs that are parted with it. Each `grouped` channels read so
-    many of the `depth` input channels; 0: all read all."""
+    its output; `others` are the inputs that are parted with it. Each `grouped` channels read
+    `depth` channels of the input; 0: all read all."""
 
     operator: Operator
     weight: Constant
@@ -92,6 +95,7 @@ class Layer:
     channels_last: bool
     joined: int
     grouped: int = 0
+    depth: int = 0
 
     @property
     def initializer(self) -> tuple[str, int, int]:
@@ -101,8 +105,8 @@ class Layer:
     def slices(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """The inputs of which a part reads some channels, those of the second axis, and which."""
         if self.grouped:
-            depth = self.weight.dims[1]
-            yield 0, start // self.grouped * depth, -(-end // self.grouped) * depth
+            first, last = start // self.grouped, -(-end // self.grouped)
+            yield 0, first * self.depth, last * self.depth
         if self.operator.added is not None:
             yield self.operator.added, start, end
 
@@ -118,22 +122,25 @@ class _Way:
 
 
 def layer_of(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> Layer | None:
-    """A node as a layer that can be parted, and whose weight is so large that it is to be."""
+    """A node as a layer that can be parted, and that is so large that it is to be."""
     way = _way(node, parting, most_bytes) if len(node.output) == 1 else None
     if way is None:
         return None
     operator, axis = way.operator, way.axis
     weight = parting.constant(node.input[operator.weight])
     assert weight is not None
-    channels = weight.dims[axis] // operator.packed
-    whole = channels // integer_of(node, "num_heads", 0) if operator.packed > 1 else 1
     groups = integer_of(node, "group", 1)
+    transposed = operator is _TRANSPOSED_GROUPS
+    channels = groups if transposed else weight.dims[axis] // operator.packed
+    whole = channels // integer_of(node, "num_heads", 0) if operator.packed > 1 else 1
     if groups < 1 or channels % groups:
         return None
     grouped = channels // groups if groups > 1 else 0
-    parts = list(_parts(weight, axis, channels, whole, grouped, most_bytes))
+    most = max(1, most_bytes * channels // _size(node, weight, parting))
+    parts = list(_parts(weight, axis, channels, whole, grouped, most))
     step = gcd(*(end for _, end in parts))
-    if len(parts) == 1 or not parting.can_cut(weight, axis, step, packed=operator.packed):
+    each = weight.dims[axis] // channels // operator.packed
+    if len(parts) == 1 or not parting.can_cut(weight, axis, step * each, packed=operator.packed):
         return None
     others = _others(node, operator, parting, channels, step)
     if others is None:
@@ -149,6 +156,7 @@ def layer_of(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> Layer |
         channels_last=way.channels_last,
         joined=way.joined,
         grouped=grouped,
+        depth=each if transposed or not grouped else weight.dims[1],
     )
 
 
@@ -162,6 +170,8 @@ def _way(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> _Way | None
         way = _Way(Operator(by_labels.weight), by_labels.axis, by_labels.joined)
         return way if _large(node, way.operator, parting, most_bytes) else None
     operator = _CONVOLUTIONS.get(kind) or _DENSE.get(kind)
+    if operator and node.op_type == "ConvTranspose" and integer_of(node, "group", 1) > 1:
+        operator = _TRANSPOSED_GROUPS
     if operator and (weight := _large(node, operator, parting, most_bytes)):
         axis, last = _channel_axis(node, weight.dims), kind in _DENSE
         return None if axis is None else _Way(operator, axis, -1 if last else 1, last)
@@ -174,12 +184,28 @@ def _way(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> _Way | None
 def _large(
     node: onnx.NodeProto, operator: Operator, parting: Parting, most_bytes: int
 ) -> Constant | None:
-    """The weight of a node, if it is large, and read by nothing else of it."""
+    """The weight of a node, if that or what it works in is large, and nothing else of it reads
+    that."""
     name = next(iter(node.input[operator.weight :]), "")
     weight = parting.constant(name)
-    if weight is None or weight.weight.bytes <= most_bytes or weight.weight.contents is None:
+    if weight is None or weight.weight.contents is None:
         return None
-    return weight if list(node.input).count(name) == 1 else None
+    if _size(node, weight, parting) <= most_bytes or list(node.input).count(name) > 1:
+        return None
+    return weight
+
+
+def _size(node: onnx.NodeProto, weight: Constant, parting: Parting) -> int:
+    """Bytes of what parts have less of: the weight, or what a transposed convolution multiplies
+    before it adds that up, as far as that is more than its output: to join parts takes another. Of
+    groups, it has that of one after the other."""
+    if node.op_type != "ConvTranspose" or integer_of(node, "group", 1) > 1:
+        return weight.weight.bytes
+    taken, given = (parting.sizes().get(name) for name in (node.input[0], node.output[0]))
+    if taken is None or given is None:
+        return weight.weight.bytes
+    numbers = prod(taken[2:]) * prod(weight.dims[1:]) - prod(given)
+    return max(weight.weight.bytes, _FLOAT_BYTES * numbers)
 
 
 def _by_rows(
@@ -201,7 +227,8 @@ def _channel_axis(node: onnx.NodeProto, dims: Sequence[int]) -> int | None:
         case "Conv" | "ConvInteger" | "FusedConv" | "QLinearConv":
             axis, fits = 0, rank > 2
         case "ConvTranspose":
-            axis, fits = 1, rank > 2 and integer_of(node, "group", 1) == 1
+            groups = integer_of(node, "group", 1)
+            axis, fits = int(groups == 1), rank > 2 and groups > 0 and dims[0] % groups == 0
         case "Attention" | "QAttention":
             heads = integer_of(node, "num_heads", 0)
             axis, fits = 1, rank == 2 and heads > 0 and dims[1] % (3 * heads) == 0
@@ -254,15 +281,14 @@ def _others(
 
 
 def _parts(
-    weight: Constant, axis: int, channels: int, whole: int, grouped: int, most_bytes: int
+    weight: Constant, axis: int, channels: int, whole: int, grouped: int, most: int
 ) -> Iterator[tuple[int, int]]:
-    """The channels of each part. So many stay together as are one `whole`; those that are `grouped`
-    do, or are parted by themselves."""
+    """The channels of each part, `most` if that can be. So many stay together as are one `whole`;
+    those that are `grouped` do, or are parted by themselves."""
     tensor, along = weight.weight.tensor, weight.axes[axis]
     in_one_piece = prod(tensor.dims[along + 1 :])
     least = max(1, CHANNELS // in_one_piece) if along and in_one_piece else 1
-    size = weight.weight.bytes
-    most, within = max(least, most_bytes * channels // size, -(-channels // MOST_PARTS)), channels
+    most, within = max(least, most, -(-channels // MOST_PARTS)), channels
     if most < grouped:
         within = grouped
     elif grouped:

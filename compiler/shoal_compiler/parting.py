@@ -16,6 +16,7 @@ from onnx import numpy_helper
 
 from shoal_compiler.graph import Graph, Weight
 from shoal_compiler.safety import Range, all_nodes, bits_of, integer_of, is_standard
+from shoal_compiler.shaped import Dims
 
 _MAKERS: Final = ("QuantizeLinear", "DequantizeLinear", "Cast", "Transpose")
 _MOST_MAKERS: Final = 4
@@ -27,6 +28,8 @@ _AXES_FROM_THE_END: Final = 11
 
 Rank = Callable[[str], int | None]
 """The number of axes of a tensor; None: it is not known."""
+KnownSizes = Callable[[], Mapping[str, Dims]]
+"""Those of tensors, as far as they are known; asked for seldom, since it is not free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,13 @@ class Constant:
 class Parting:
     """A graph's constants, and parts of them under names that nothing has."""
 
-    def __init__(self, graph: Graph, readers: Mapping[str, int], rank: Rank) -> None:
+    def __init__(
+        self, graph: Graph, readers: Mapping[str, int], rank: Rank, sizes: KnownSizes
+    ) -> None:
         self.weights = dict(graph.weights)
         self.readers = readers
         self.rank = rank
+        self.sizes = sizes
         self.tables: set[str] = set()
         """Initializers that are needed whole beside their parts."""
         self._dropped: set[str] = set()

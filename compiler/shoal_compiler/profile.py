@@ -68,7 +68,8 @@ class Source:
     def graph(self) -> Graph:
         """The graph with its largest layers in parts."""
         most = SLICE_BYTES[self.slicing]
-        return slice_layers(in_windows(self.whole, most, self.find_sizes), most)
+        windows = in_windows(self.whole, most, self.find_sizes)
+        return slice_layers(windows, most, self.find_sizes)
 
     def sliced(self, slicing: int) -> "Source":
         """The same model with its largest layers in parts of another size."""

@@ -15,7 +15,10 @@ has its own then, and is fused with them by the runtime as the whole is.
 A product that labels describe is parted along one of them (`labels`), and one with several matrices
 along the columns of all. One whose constant is on the left is parted along its rows. Of a
 convolution in groups each part has whole groups, or channels of one, and the slice of the input
-that these read.
+that these read; of a transposed one whole groups.
+
+A transposed convolution multiplies with all places of its kernel before it adds up what is at one
+place of its output. So it is parted, too, where that is much more than its output.
 
 A recurrent layer is parted by its directions alone (`directions`).
 
@@ -39,7 +42,7 @@ from shoal_compiler.directions import in_directions
 from shoal_compiler.graph import Graph, live
 from shoal_compiler.layers import Layer, layer_of
 from shoal_compiler.order import choose_order, roles
-from shoal_compiler.parting import Parting
+from shoal_compiler.parting import KnownSizes, Parting
 from shoal_compiler.safety import is_standard
 from shoal_compiler.shapes import Shapes, infer
 
@@ -57,9 +60,9 @@ class _Reshaping:
     sizes: tuple[str, ...]
 
 
-def slice_layers(graph: Graph, most_bytes: int) -> Graph:
+def slice_layers(graph: Graph, most_bytes: int, sizes: KnownSizes) -> Graph:
     """The graph with every layer that has a weight of its own of more than `most_bytes` in parts of
-    at most as many, where that is possible."""
+    at most as many, where that is possible; or works in more, by the `sizes` that are known."""
     readers = Counter(name for names in graph.reads for name in names)
     readers.update(each.name for each in graph.outputs)
     tables = Counter(name for node in graph.nodes for name in tables_of(node))
@@ -74,7 +77,7 @@ def slice_layers(graph: Graph, most_bytes: int) -> Graph:
         axes = shapes().axes(name)
         return None if axes is None else len(axes)
 
-    parting = Parting(graph, readers, rank)
+    parting = Parting(graph, readers, rank, sizes)
     reshapes = _reshapes(graph, readers)
     layers = [layer_of(node, parting, most_bytes) for node in graph.nodes]
     alike = Counter(each.initializer for each in layers if each is not None)
@@ -98,11 +101,11 @@ def slice_layers(graph: Graph, most_bytes: int) -> Graph:
         if others:
             parting.tables.add(weight)
         reshape = reshapes.get(node.output[0]) if layer.channels_last else None
-        sizes = None if reshape is None else _leading_sizes(parting, reshape, layer)
-        if reshape is None or sizes is None:
+        leading = None if reshape is None else _leading_sizes(parting, reshape, layer)
+        if reshape is None or leading is None:
             nodes.extend(_in_parts(parting, node, layer))
         else:
-            reshaping = _Reshaping(node=reshape, sizes=sizes)
+            reshaping = _Reshaping(node=reshape, sizes=leading)
             waiting[node.output[0]] = _in_parts(parting, node, layer, reshaping)
     kept = live(nodes, {each.name for each in graph.outputs})
     nodes = [node for node, each in zip(nodes, kept, strict=True) if each]
@@ -161,7 +164,8 @@ def _in_parts(
     output, outputs = node.output[0], []
     operator, packed = layer.operator, layer.operator.packed
     slices: dict[tuple[int, int, int], str] = {}
-    inputs = {operator.weight: (layer.axis, 1)}
+    along = layer.weight.dims[layer.axis]
+    inputs = {operator.weight: (layer.axis, along // layer.channels // packed)}
     for place in layer.others:
         other = parting.constant(node.input[place])
         assert other is not None

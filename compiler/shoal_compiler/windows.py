@@ -10,7 +10,7 @@ How long a window is follows from sizes that are known when a model is cut; how 
 the item. So an item of any length gives what it gives as a whole.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import prod
@@ -20,9 +20,8 @@ import onnx
 from onnx import helper
 
 from shoal_compiler.graph import Graph
-from shoal_compiler.parting import Parting
+from shoal_compiler.parting import KnownSizes, Parting
 from shoal_compiler.safety import integer_of, is_standard
-from shoal_compiler.shaped import Dims
 
 _WEIGHTS: Final = {"ConvInteger": 1, "QLinearConv": 3}
 _ZERO: Final = 2
@@ -54,7 +53,7 @@ class _Window:
         return (self.length - 1) * self.stride + self.kernel
 
 
-def in_windows(graph: Graph, most_bytes: int, sizes: Callable[[], Mapping[str, Dims]]) -> Graph:
+def in_windows(graph: Graph, most_bytes: int, sizes: KnownSizes) -> Graph:
     """The graph with every convolution of integers that works in more than `most_bytes` in windows
     that work in about as much at most, as far as `sizes` are known. They are asked for seldom."""
     if graph.opsets.get("", graph.opsets.get("ai.onnx", 0)) < _OPSET:
@@ -66,7 +65,7 @@ def in_windows(graph: Graph, most_bytes: int, sizes: Callable[[], Mapping[str, D
     }
     if not windows:
         return graph
-    parting = Parting(graph, {}, lambda name: None)
+    parting = Parting(graph, {}, lambda name: None, sizes)
     nodes: list[onnx.NodeProto] = []
     for place, node in enumerate(graph.nodes):
         window = windows.get(place)
@@ -75,7 +74,7 @@ def in_windows(graph: Graph, most_bytes: int, sizes: Callable[[], Mapping[str, D
 
 
 def _window(
-    graph: Graph, node: onnx.NodeProto, most_bytes: int, sizes: Callable[[], Mapping[str, Dims]]
+    graph: Graph, node: onnx.NodeProto, most_bytes: int, sizes: KnownSizes
 ) -> _Window | None:
     """The windows of a node; None: it stays whole."""
     weight = graph.weights.get(next(iter(node.input[_WEIGHTS[node.op_type] :]), ""))

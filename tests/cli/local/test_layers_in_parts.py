@@ -75,6 +75,30 @@ def test_a_convolution_of_integers_that_spreads_much_out_does_so_a_window_at_a_t
     np.testing.assert_array_equal(got["y"], want["y"])
 
 
+def test_a_transposed_convolution_is_parted_for_what_it_makes_before_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes 32 MiB of products, and 8 of them, with 0.06 MiB of weights."""
+    made = Made(
+        text="""agraph (float[1, 32, 128, 128] x) => (float[1, 32, 256, 256] y) {
+            y = ConvTranspose <strides = [2, 2], pads = [1, 1, 1, 1]> (x, W)
+        }""",
+        weights={"W": weight(32, 32, 4, 4)},
+        shapes={"x": (1, 32, 128, 128)},
+    )
+    path, store = made.save(tmp_path), tmp_path / "store"
+    with monkeypatch.context() as patch:
+        patch.setattr("shoal_compiler.profile.SLICE_BYTES", (1 << 30,))
+        with pytest.raises(PreparationRefused, match=r"ConvTranspose\) needs .* by itself"):
+            cut_within(path, store, 56)
+    document = cut_within(path, store, 40)
+    assert all(each.least_bytes <= 40 * MIB for each in document.fragments)
+    feeds = made.inputs()
+    want = run_whole(path, feeds)["y"].astype(np.float32)
+    got = run_chained(store, document, feeds)["y"].astype(np.float32)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+
+
 def test_a_refusal_says_the_least_of_what_parts_of_any_size_need(tmp_path: Path) -> None:
     """No cut parts what a sequence crosses, and each part of its layer is a node more in there."""
     path = across().save(tmp_path)

@@ -81,6 +81,9 @@ class Graph:
     ir_version: int
     fixed: tuple[str, ...] = ()
     """Inputs that have an initializer, which a caller of ONNX may override."""
+    inferred: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
+    """Types of tensors that were inferred before something else made them, by which they are not
+    any more."""
 
     @cached_property
     def labels(self) -> tuple[str, ...]:

@@ -201,7 +201,7 @@ def _size(node: onnx.NodeProto, weight: Constant, parting: Parting) -> int:
     groups, it has that of one after the other."""
     if node.op_type != "ConvTranspose" or integer_of(node, "group", 1) > 1:
         return weight.weight.bytes
-    taken, given = (parting.sizes().get(name) for name in (node.input[0], node.output[0]))
+    taken, given = (parting.sizes(name) for name in (node.input[0], node.output[0]))
     if taken is None or given is None:
         return weight.weight.bytes
     numbers = prod(taken[2:]) * prod(weight.dims[1:]) - prod(given)

@@ -17,6 +17,7 @@ from onnx import numpy_helper
 from shoal_compiler.graph import Graph, Weight
 from shoal_compiler.safety import Range, all_nodes, bits_of, integer_of, is_standard
 from shoal_compiler.shaped import Dims
+from shoal_compiler.shapes import Shapes
 
 _MAKERS: Final = ("QuantizeLinear", "DequantizeLinear", "Cast", "Transpose")
 _MOST_MAKERS: Final = 4
@@ -26,10 +27,8 @@ _SLICES_BY_INPUTS: Final = 10
 _AXES_FROM_THE_END: Final = 11
 """Before this opset, onnx infers nothing of a Concat whose axis counts from there."""
 
-Rank = Callable[[str], int | None]
-"""The number of axes of a tensor; None: it is not known."""
-KnownSizes = Callable[[], Mapping[str, Dims]]
-"""Those of tensors, as far as they are known; asked for seldom, since it is not free."""
+KnownShapes = Callable[[], Shapes]
+"""Of what the model computes, as far as they are known; asked for seldom, since it is not free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +59,10 @@ class Constant:
 class Parting:
     """A graph's constants, and parts of them under names that nothing has."""
 
-    def __init__(
-        self, graph: Graph, readers: Mapping[str, int], rank: Rank, sizes: KnownSizes
-    ) -> None:
+    def __init__(self, graph: Graph, readers: Mapping[str, int], shapes: KnownShapes) -> None:
         self.weights = dict(graph.weights)
         self.readers = readers
-        self.rank = rank
-        self.sizes = sizes
+        self._shapes = shapes
         self.tables: set[str] = set()
         """Initializers that are needed whole beside their parts."""
         self._dropped: set[str] = set()
@@ -80,6 +76,15 @@ class Parting:
         for node in all_nodes(graph.nodes):
             self._taken.update((*node.input, *node.output))
             self._names.add(node.name)
+
+    def rank(self, name: str) -> int | None:
+        """The number of axes of what the model computes; None: it is not known."""
+        axes = self._shapes().axes(name)
+        return None if axes is None else len(axes)
+
+    def sizes(self, name: str) -> Dims | None:
+        """Those of what the model computes; None: they are not known."""
+        return self._shapes().sizes.get(name)
 
     def constant(self, name: str, makers: int = _MOST_MAKERS) -> Constant | None:
         """What a node reads by that name, if it is known, and `makers` at most have made it."""

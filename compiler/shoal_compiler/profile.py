@@ -17,8 +17,9 @@ from shoal_compiler.costs import flops, in_place, moves, tables_of, touched
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.order import choose_order, roles
+from shoal_compiler.parting import KnownShapes
 from shoal_compiler.safety import CheckedModel, bits_of, byte_size, element_count, open_model
-from shoal_compiler.shaped import Dims, Shaped
+from shoal_compiler.shaped import Shaped
 from shoal_compiler.shapes import MADE_UP_AXIS, Shapes, axes_of, infer
 from shoal_compiler.slicing import SLICE_BYTES, slice_layers
 from shoal_compiler.tables import gather_first
@@ -42,13 +43,13 @@ _MOST_VALUES: Final = 64
 @dataclass(frozen=True)
 class Source:
     """A model's files, checked, and its graph: read once, however often it is profiled and cut.
-    `slicing`: which of `SLICE_BYTES` its layers are in parts of; `find_sizes` gives those that
-    tensors have, as far as they are known."""
+    `slicing`: which of `SLICE_BYTES` its layers are in parts of; `find_shapes` gives those of
+    tensors, as far as they are known."""
 
     model: CheckedModel
     whole: Graph
     find_digests: Callable[[], Mapping[Path, Digest]]
-    find_sizes: Callable[[], Mapping[str, Dims]]
+    find_shapes: KnownShapes
     slicing: int = 0
 
     @classmethod
@@ -56,20 +57,20 @@ class Source:
         """Read and check a model. Raises `ModelRefused`."""
         model = open_model(Path(path))
         whole = gather_first(normalise(model))
-        sizes = cache(partial(_sizes, whole, {}, None))
-        return cls(model, whole, cache(partial(_digests, model)), sizes)
+        shapes = cache(partial(_shapes, whole, {}, None))
+        return cls(model, whole, cache(partial(_digests, model)), shapes)
 
     def fitted(self, shapes: Mapping[str, Sequence[int]], seen: Sizes | None = None) -> "Source":
         """The same model, whose layers are parted for inputs of these shapes, and sizes that items
         were seen to have (`profile`)."""
-        return replace(self, find_sizes=cache(partial(_sizes, self.whole, shapes, seen)))
+        return replace(self, find_shapes=cache(partial(_shapes, self.whole, shapes, seen)))
 
     @cached_property
     def graph(self) -> Graph:
         """The graph with its largest layers in parts."""
         most = SLICE_BYTES[self.slicing]
-        windows = in_windows(self.whole, most, self.find_sizes)
-        return slice_layers(windows, most, self.find_sizes)
+        windows = in_windows(self.whole, most, self.find_shapes)
+        return slice_layers(windows, most, self.find_shapes)
 
     def sliced(self, slicing: int) -> "Source":
         """The same model with its largest layers in parts of another size."""
@@ -117,11 +118,9 @@ class Source:
         return tuple(profiler.setting(index) for index in range(len(self.whole.nodes)))
 
 
-def _sizes(
-    graph: Graph, shapes: Mapping[str, Sequence[int]], seen: Sizes | None
-) -> Mapping[str, Dims]:
+def _shapes(graph: Graph, shapes: Mapping[str, Sequence[int]], seen: Sizes | None) -> Shapes:
     node_roles = roles(graph)
-    return infer(graph, choose_order(graph, node_roles), node_roles, shapes, seen).sizes
+    return infer(graph, choose_order(graph, node_roles), node_roles, shapes, seen)
 
 
 def profile_model(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> Profile:

@@ -131,6 +131,8 @@ def _symbolic(graph: Graph, order: Sequence[int]) -> dict[str, onnx.TypeProto]:
     model.graph.input.extend(_plain(each) for each in graph.inputs)
     model.graph.initializer.extend(initializers)
     model.graph.sparse_initializer.extend(graph.sparse.values())
+    for name, kind in graph.inferred.items():
+        model.graph.value_info.add(name=name).type.CopyFrom(kind)
     # The outputs' declared shapes are claims, some of them stale: what is inferred is better.
     model.graph.output.extend(onnx.ValueInfoProto(name=each.name) for each in graph.outputs)
     try:
@@ -167,6 +169,16 @@ def _plain(given: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     plain = deepcopy(given)
     for dimension in plain.type.tensor_type.shape.dim if given.type.HasField("tensor_type") else ():
         if dimension.dim_value < 0 or dimension.dim_param == "?":
+            dimension.Clear()
+    return plain
+
+
+def named(kind: onnx.TypeProto) -> onnx.TypeProto:
+    """A tensor's type without the names of axes that inference had to make up: in another graph
+    they are those of others."""
+    plain = deepcopy(kind)
+    for dimension in plain.tensor_type.shape.dim if kind.tensor_type.HasField("shape") else ():
+        if dimension.dim_param.startswith(MADE_UP_AXIS):
             dimension.Clear()
     return plain
 

@@ -32,7 +32,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Final
 
 import onnx
@@ -41,10 +40,8 @@ from shoal_compiler.costs import tables_of
 from shoal_compiler.directions import in_directions
 from shoal_compiler.graph import Graph, live
 from shoal_compiler.layers import Layer, layer_of
-from shoal_compiler.order import choose_order, roles
-from shoal_compiler.parting import KnownSizes, Parting
+from shoal_compiler.parting import KnownShapes, Parting
 from shoal_compiler.safety import is_standard
-from shoal_compiler.shapes import Shapes, infer
 
 SLICE_BYTES: Final = (16 << 20, 4 << 20, 1 << 20, 256 << 10)
 """The largest weight of a part: at first, and where devices cannot hold such a part with what it
@@ -60,24 +57,13 @@ class _Reshaping:
     sizes: tuple[str, ...]
 
 
-def slice_layers(graph: Graph, most_bytes: int, sizes: KnownSizes) -> Graph:
+def slice_layers(graph: Graph, most_bytes: int, shapes: KnownShapes) -> Graph:
     """The graph with every layer that has a weight of its own of more than `most_bytes` in parts of
-    at most as many, where that is possible; or works in more, by the `sizes` that are known."""
+    at most as many, where that is possible; or works in more, by the `shapes` that are known."""
     readers = Counter(name for names in graph.reads for name in names)
     readers.update(each.name for each in graph.outputs)
     tables = Counter(name for node in graph.nodes for name in tables_of(node))
-
-    @cache
-    def shapes() -> Shapes:
-        """Asked for seldom: it is not free."""
-        node_roles = roles(graph)
-        return infer(graph, choose_order(graph, node_roles), node_roles, {})
-
-    def rank(name: str) -> int | None:
-        axes = shapes().axes(name)
-        return None if axes is None else len(axes)
-
-    parting = Parting(graph, readers, rank, sizes)
+    parting = Parting(graph, readers, shapes)
     reshapes = _reshapes(graph, readers)
     layers = [layer_of(node, parting, most_bytes) for node in graph.nodes]
     alike = Counter(each.initializer for each in layers if each is not None)

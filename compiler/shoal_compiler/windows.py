@@ -20,8 +20,9 @@ import onnx
 from onnx import helper
 
 from shoal_compiler.graph import Graph
-from shoal_compiler.parting import KnownSizes, Parting
+from shoal_compiler.parting import KnownShapes, Parting
 from shoal_compiler.safety import integer_of, is_standard
+from shoal_compiler.shapes import named
 
 _WEIGHTS: Final = {"ConvInteger": 1, "QLinearConv": 3}
 _ZERO: Final = 2
@@ -53,28 +54,30 @@ class _Window:
         return (self.length - 1) * self.stride + self.kernel
 
 
-def in_windows(graph: Graph, most_bytes: int, sizes: KnownSizes) -> Graph:
+def in_windows(graph: Graph, most_bytes: int, shapes: KnownShapes) -> Graph:
     """The graph with every convolution of integers that works in more than `most_bytes` in windows
-    that work in about as much at most, as far as `sizes` are known. They are asked for seldom."""
+    that work in about as much at most, as far as `shapes` are known."""
     if graph.opsets.get("", graph.opsets.get("ai.onnx", 0)) < _OPSET:
         return graph
     windows = {
         place: window
         for place, node in enumerate(graph.nodes)
-        if is_standard(node, *_WEIGHTS) and (window := _window(graph, node, most_bytes, sizes))
+        if is_standard(node, *_WEIGHTS) and (window := _window(graph, node, most_bytes, shapes))
     }
     if not windows:
         return graph
-    parting = Parting(graph, {}, lambda name: None, sizes)
+    parting = Parting(graph, {}, shapes)
     nodes: list[onnx.NodeProto] = []
     for place, node in enumerate(graph.nodes):
         window = windows.get(place)
         nodes.extend([node] if window is None else _in_windows(parting, node, window))
-    return replace(graph, nodes=tuple(nodes), weights=parting.weights)
+    given = (graph.nodes[place].output[0] for place in windows)
+    types = {name: named(kind) for name in given if (kind := shapes().types.get(name))}
+    return replace(graph, nodes=tuple(nodes), weights=parting.weights, inferred=types)
 
 
 def _window(
-    graph: Graph, node: onnx.NodeProto, most_bytes: int, sizes: KnownSizes
+    graph: Graph, node: onnx.NodeProto, most_bytes: int, shapes: KnownShapes
 ) -> _Window | None:
     """The windows of a node; None: it stays whole."""
     weight = graph.weights.get(next(iter(node.input[_WEIGHTS[node.op_type] :]), ""))
@@ -82,7 +85,7 @@ def _window(
         return None
     kernel, pads = weight.tensor.dims, _pads(node, weight.tensor.dims[2:])
     strides = _integers(node, "strides") or [1] * len(kernel[2:])
-    output = sizes().get(node.output[0], ())
+    output = shapes().sizes.get(node.output[0], ())
     if pads is None or len(output) != len(kernel):
         return None
     if prod(kernel[2:]) == 1 and {*strides} == {1} and not any(pads):
@@ -153,12 +156,13 @@ class _Adding:
         self.nodes.append(node)
         return output
 
-    def shape(self, of: str, *sizes: str | Sequence[int]) -> str:
+    def shape(self, of: str, *sizes: str | list[int]) -> str | list[int]:
         """Sizes, and behind them those that a tensor has along all axes in space but the first."""
-        if self._in_space == 1:
-            return self("Concat", *sizes, axis=0)
-        beside = self("Slice", self("Shape", of), [_LEAST_AXES], [_LEAST_AXES + self._in_space])
-        return self("Concat", *sizes, beside, axis=0)
+        if self._in_space > 1:
+            all_of = self("Shape", of)
+            beside = self("Slice", all_of, [_LEAST_AXES], [_LEAST_AXES + self._in_space])
+            sizes = (*sizes, beside)
+        return sizes[0] if len(sizes) == 1 else self("Concat", *sizes, axis=0)
 
 
 def _in_windows(parting: Parting, node: onnx.NodeProto, window: _Window) -> list[onnx.NodeProto]:

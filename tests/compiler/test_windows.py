@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from chaining import run_chained, run_whole
 from compiler.layers import integers, scales
+from compiler.test_resident_estimate import measured
 from shoal_compiler.cutting import Cut
 from shoal_compiler.profile import Source
 from shoal_planner.segments import Layout
@@ -173,6 +174,62 @@ def test_a_convolution_is_in_windows_where_an_item_was_seen_to_be_long(tmp_path:
     assert operators(Source.open(path)) == ["ConvInteger"]
     assert operators(Source.open(path).fitted({}, {"x": (1, 16, 30)})) == ["ConvInteger"]
     assert "Pad" in operators(Source.open(path).fitted({}, {"x": (1, 16, 3000)}))
+
+
+def quantised_layers(path: Path, taken: Sequence[int | str]) -> None:
+    """A convolution of integers, and what makes numbers of its sums."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("ConvInteger", ["x", "w"], ["t"], pads=[5, 5]),
+            helper.make_node("Cast", ["t"], ["u"], to=TensorProto.FLOAT),
+            helper.make_node("Relu", ["u"], ["v"]),
+            helper.make_node("ReduceMax", ["v"], ["y"], axes=[2]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, taken)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(integers(32, 64, 11), "w")],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+@pytest.mark.parametrize(
+    ("taken", "given"),
+    [
+        ([1, 64, 3000], (1, 32, 3000)),
+        (["n", 64, 3000], ("n", 32, 3000)),
+        (["n", 64, "m"], ("n", 32)),
+    ],
+)
+def test_what_is_known_of_axes_behind_a_convolution_is_known_behind_its_windows(
+    tmp_path: Path, taken: Sequence[int | str], given: Sequence[int | str | None]
+) -> None:
+    quantised_layers(tmp_path / "model.onnx", taken)
+    source = fitted(tmp_path / "model.onnx", [1, 64, 3000])
+    assert "Pad" in operators(source)
+    shape = source.profile({"x": [1, 64, 3000]}).tensors["t"].spec.shape
+    assert shape is not None
+    assert shape[: len(given)] == tuple(given)
+
+
+def test_a_fragment_with_windows_takes_no_more_than_its_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, store, taken = tmp_path / "model.onnx", tmp_path / "store", [1, 64, 60_000]
+    quantised_layers(path, taken)
+    resident = []
+    for limit in (1 << 30, 1 << 20):
+        monkeypatch.setattr("shoal_compiler.profile.SLICE_BYTES", (limit,))
+        source = Source.open(path)
+        cut = Cut(source, source.profile(), ())
+        cut.write(store)
+        (fragment,) = cut.document.fragments
+        folder = store / "fragments" / fragment.digest.removeprefix("sha256:")
+        resident.append(fragment.resident_bytes)
+        assert measured(folder, {"x": integers(*taken)}, tmp_path) <= fragment.resident_bytes
+    whole, windows = resident
+    assert windows < 0.7 * whole
 
 
 WHOLE = {

@@ -190,9 +190,11 @@ class BlockFragment:
                         raise
                     self._places, placed = False, {}
                     run_block(block, values, stopper, placed)
-                own.update((name, placed[name]) for name in placed.keys() & set(block.gives))
-                for name in self._joins.keys() & set(block.gives):
-                    put(values.pop(name).numpy(), name, self._joins[name], own, placed)
+                if placed:
+                    own.update((name, placed[name]) for name in placed.keys() & set(block.gives))
+                if self._joins:
+                    for name in self._joins.keys() & set(block.gives):
+                        put(values.pop(name).numpy(), name, self._joins[name], own, placed)
                 self._drop(index, adopted)
         except RuntimeFailed:
             self._follow(adopted)
@@ -243,7 +245,7 @@ class BlockFragment:
             self._drop(index, adopted)
 
     def _drop(self, index: int, adopted: _Adopted) -> None:
-        if (prefetch := self._prefetches.pop(index, None)) is not None:
+        if self._prefetches and (prefetch := self._prefetches.pop(index, None)) is not None:
             prefetch.result()
         drop(adopted.streamed[index])
 

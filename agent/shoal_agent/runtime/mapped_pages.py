@@ -309,7 +309,8 @@ def _pieces(pages: PageRange, size: int) -> Iterator[PageRange]:
 
 
 def _madvise(pages: PageRange, advice: int) -> None:
-    _LIBC.madvise(ctypes.c_void_p(pages.start), ctypes.c_size_t(pages.size), advice)
+    _LIBC.madvise(pages.start, pages.end - pages.start, advice)
 
 
 _LIBC: Final = ctypes.CDLL(None)
+_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

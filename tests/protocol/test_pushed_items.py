@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from protocol.test_bulk import Pipe, Taker, outbound, serving
+from protocol.test_local_link import on_the_wire, raw_pair
 from shoal_protocol.bulk.link import BulkLink, Undelivered
+from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.receiving import Intake
 from shoal_protocol.bulk.transport import Payload
 from shoal_protocol.frames import Frame, MalformedFrame, frames_in
@@ -75,6 +77,16 @@ async def test_one_item_leaves_at_once_and_those_of_the_same_turn_together() -> 
             near.push(item(number), Left())
         await near.ping()
         assert [len(list(frames_in(each))) for each in pipe.written[:2]] == [1, 20]
+
+
+async def test_on_a_local_link_those_of_the_same_turn_leave_at_once_as_well() -> None:
+    near, far = raw_pair()
+    link = BulkLink(LocalTransport(near))
+    async with serving(link):
+        for number in range(3):
+            link.push(item(number), Left())
+            assert far.recv(1 << 16) == on_the_wire(item(number)), "nobody had to run for that"
+    far.close()
 
 
 async def test_a_message_of_items_stays_small() -> None:

@@ -233,7 +233,8 @@ class BulkLink:
             alone = alone and len(self._waiting) + len(self._answers) + len(self.pushed) == 1
             work = self._write_all()
             self._writer = eager.start(work) if alone else eager.Running(work, None)
-            if alone and not self._unanswered:
+            # A turn of the loop, only to count it, costs more than another write to a local stream.
+            if alone and not self._unanswered and self._pace is not None:
                 self._left_at_once = True
                 self._loop.call_soon(self._end_turn)
             if self._watch is None:

@@ -38,9 +38,9 @@ _BOUNDARIES: Final = {
     "shoal_agent.session.itineraries": [
         ("Itineraries.take_items", _BEFORE, "a device has the item"),
     ],
-    "onnxruntime": [
-        ("InferenceSession.run", _BEFORE, "ONNX Runtime begins"),
-        ("InferenceSession.run", _AFTER, "ONNX Runtime ends"),
+    "shoal_agent.runtime.whole_fragment": [
+        ("WholeFragment.run", _BEFORE, "ONNX Runtime begins"),
+        ("WholeFragment.run", _AFTER, "ONNX Runtime ends"),
     ],
     "shoal_protocol.bulk.link": [("BulkLink.push", _AFTER, "sent on")],
 }

@@ -248,6 +248,14 @@ class LocalTransport:
             raise TransportBroken("the stream ended within a frame")
         return count > 0
 
+    def take_held(self, size: int) -> memoryview | None:
+        """A payload in memory of its own; None: some of it is yet to come."""
+        if (end := self._start + size) > self._end:
+            return None
+        taken = memoryview(bytearray(self._buffer[self._start : end]))
+        self._start, self._unread = end, self._unread - size
+        return taken
+
     async def take(self, targets: Sequence[memoryview]) -> None:
         """Put as much of the payload as they take into the targets. Raises `TransportBroken`."""
         remaining = [target for target in targets if target]
@@ -294,6 +302,8 @@ class _Arriving:
         self.size = size
 
     async def read(self, allocate: Allocate = new_memory) -> memoryview:
+        if allocate is new_memory and (held := self._transport.take_held(self.size)) is not None:
+            return held
         view = allocate(self.size).data
         await self._transport.take([view])
         return view

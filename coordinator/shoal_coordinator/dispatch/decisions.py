@@ -109,7 +109,8 @@ class SparingCase(Claim):
 def brings_work(queue: StageQueue) -> bool:
     """Whether tasks of the stages before are under way, so that this stage has work soon. Each is
     asked once: there are many ways through stages that skip others."""
-    queues, seen = queue.job.queues, set[int]()
+    queues = queue.job.queues
+    seen: set[int] = set()
     pending = list(queue.predecessors)
     while pending:
         producer = pending.pop()

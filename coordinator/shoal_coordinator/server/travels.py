@@ -129,7 +129,8 @@ class Travels:
         leaving = {each.instruction: each for each in orders if each.instruction in self._under_way}
         if run is None or route is None or not leaving:
             return
-        names, ready = run.carried[0], list[Numbered]()
+        names = run.carried[0]
+        ready: list[Numbered] = []
         for number, order in leaving.items():
             arrays = None
             with suppress(Exception):  # reading them meets it again

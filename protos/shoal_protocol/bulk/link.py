@@ -284,7 +284,8 @@ class BulkLink:
 
     def _join(self, frames: list[Frame], pushed: Iterable[Unanswered]) -> list[Outgoing]:
         """Have small transfers leave with these frames, of which some were pushed."""
-        room, transfers = float(_SMALL_BYTES), list[Outgoing]()
+        room = float(_SMALL_BYTES)
+        transfers: list[Outgoing] = []
         for each in pushed:
             room -= each.frame.size
         while self._waiting and len(frames) < FRAMES_TOGETHER:

@@ -97,10 +97,10 @@ class Layout(NamedTuple):
             self._check_truths(buffer, count)
         return [
             {
-                name: np.ndarray(shape, dtype, buffer, begin + start)
+                name: np.ndarray(shape, dtype, buffer, number * stride + start)
                 for name, dtype, shape, start, _ in places
             }
-            for begin in [number * stride for number in range(count)]
+            for number in range(count)
         ]
 
     def _check_truths(self, buffer: memoryview | bytes, count: int) -> None:

@@ -162,7 +162,8 @@ class Itineraries:
         if leg is None or self._closed or self._stale(leg.job, leg.epoch):
             self._counters.transfers_refused["STALE"] += 1
             return
-        size, count = payload.size, len(items.instructions)
+        numbers, size = items.instructions[:], payload.size
+        count = len(numbers)
         layout = layout_of(items, size)
         if len(items.compute) > _STEPS:
             raise MalformedFrame(f"{len(items.compute)} stages before")
@@ -172,7 +173,7 @@ class Itineraries:
         if no_room or not self._fragments.request_move(count * room):
             self._counters.transfers_refused["BUSY"] += 1
             no_room_left = failure(pb.CANCELLED, "there is no room for items")
-            self._fail(leg, items.instructions, no_room_left)
+            self._fail(leg, numbers, no_room_left)
             return
         try:
             tensors = layout.items(await payload.read(), count)
@@ -184,11 +185,11 @@ class Itineraries:
             return
         self._counters.received_bytes += size
         self._counters.transfers += 1
-        compute, since, data = tuple(items.compute), perf_counter(), items.layout
+        compute, since, data = tuple(items.compute[:]), perf_counter(), items.layout
         self._legs.arrive(
             [
                 Arrived(leg, number, data, _Brought(each, compute, room, since))
-                for number, each in zip(items.instructions, tensors, strict=True)
+                for number, each in zip(numbers, tensors, strict=True)
             ]
         )
 

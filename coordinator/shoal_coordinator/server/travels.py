@@ -189,7 +189,7 @@ class Travels:
 
     async def take_items(self, device: str, items: Items, payload: Payload) -> None:
         """Results come from a device, or what it takes for some."""
-        numbers = items.instructions
+        numbers = items.instructions[:]
         order = next(filter(None, map(self._under_way.get, numbers)), None)
         route = None if order is None else self._routes.get(order.route)
         if order is None or route is None or device != order.devices[-1]:
@@ -218,7 +218,7 @@ class Travels:
                 orders.append(found)
                 results.append((found.item, each))
         if orders:
-            self._arrive(run, orders, results, items.compute)
+            self._arrive(run, orders, results, items.compute[:])
 
     async def _arrays(
         self, run: Run, route: _Route, items: Items, payload: Payload, stages: int

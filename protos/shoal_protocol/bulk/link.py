@@ -1,8 +1,9 @@
 """One bulk stream: the loop that both processes run on either end of it.
 
 Transfers leave one after the other; several may be unacknowledged. A small one that is alone leaves
-at once. The writer sends what is small and waits as one message, acknowledgements between the
-frames of a large transfer, and one that the receiver has no room for (BUSY) again after a while.
+at once, and so does each item on a local link. The writer sends what is small and waits as one
+message, acknowledgements between the frames of a large transfer, and one that the receiver has no
+room for (BUSY) again after a while.
 
 Two peers that write while neither reads would block each other for ever. So the reader never waits
 for the writer. It writes itself where nothing of this end is under way: acknowledgements alone, and

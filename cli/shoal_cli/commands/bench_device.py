@@ -30,7 +30,8 @@ EPILOG: Final = (
     "Time against memory, six budgets:  shoal bench-device model.onnx --budgets ample..least\n\n"
     "With sizes for its dynamic axes:  shoal bench-device rec.onnx --shape x=1,3,48,320\n\n"
     "[bold]Exit status[/bold]\n\n"
-    "0: within every budget. 1: a device was measured over its budget, or failed. 2: wrong usage, "
+    "0: within every budget. 1: a device was measured over its budget, or failed; or ONNX Runtime "
+    "does not end the model's run within --task-seconds. 2: wrong usage, "
     "a model that is refused, or a budget in which it cannot run."
 )
 
@@ -45,6 +46,7 @@ def bench_device(
     peers: options.Peers = True,
     enforce: options.Enforce = Enforce.AUTO,
     threads: options.Threads = None,
+    task_seconds: options.TaskSeconds = 540.0,
     picture: options.Picture = None,
     work: options.RunWork = None,
     as_json: options.AsJson = False,
@@ -69,6 +71,7 @@ def bench_device(
         budgets=choose,
         turns=turns,
         threads=threads or os.cpu_count() or 1,
+        task_seconds=task_seconds,
         enforce=enforce,
         peers=peers,
     )

@@ -29,6 +29,7 @@ TITLES: Final[Mapping[str, str]] = {
     "shoal_cli.local.orders.JobRefused": "job refused",
     "shoal_cli.local.device_figures.NoItem": "no item to run",
     "shoal_cli.local.device_figures.DeviceFailed": "the device failed",
+    "shoal_cli.local.device_figures.ModelTooSlow": "the model takes too long",
     "shoal_cli.local.cgroups.EnforcementImpossible": "budgets cannot be enforced",
     "shoal_cli.local.workspace.WorkspaceBusy": "work folder in use",
     "shoal_cli.local.pool.AgentsMissing": "agents missing",
@@ -49,8 +50,10 @@ TITLES: Final[Mapping[str, str]] = {
     "shoal_cli.live.cluster.ClusterRefused": "the cluster refuses",
 }
 """By class. Classes are named, not imported: each is of a part that most commands never load."""
-PASSING: Final = frozenset({"StepCrashed", "TransferBroken", "CoordinatorAway"})
-"""With these the same command may do better another time: status 1."""
+PASSING: Final = frozenset(
+    {"StepCrashed", "TransferBroken", "CoordinatorAway", "DeviceFailed", "ModelTooSlow"}
+)
+"""With these the same command may do better another time, or with more time: status 1."""
 
 
 def print_failure(error: Exception) -> int | None:

@@ -96,6 +96,14 @@ Threads = Annotated[
         "processors[/dim]",
     ),
 ]
+TaskSeconds = Annotated[
+    float,
+    how(
+        min=0.1,
+        callback=a_number,
+        help="The longest that one task may take on a device, its wait there included.",
+    ),
+]
 RunWork = Annotated[
     Path | None,
     how(

@@ -81,14 +81,7 @@ class HowToRun:
         ),
     ] = False
     threads: options.Threads = None
-    task_seconds: Annotated[
-        float,
-        options.how(
-            min=0.1,
-            callback=options.a_number,
-            help="The longest that one task may take on a device, its wait there included.",
-        ),
-    ] = 540.0
+    task_seconds: options.TaskSeconds = 540.0
     work: options.RunWork = None
     keep: Annotated[
         bool,

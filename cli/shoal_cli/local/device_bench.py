@@ -28,6 +28,7 @@ from shoal_cli.local.device_figures import (
     BudgetFigures,
     DeviceFailed,
     DeviceFigures,
+    ModelTooSlow,
     PeerFigures,
     Runs,
     Swapping,
@@ -53,7 +54,7 @@ from shoal_protocol.copying import copied
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import MODEL
 from shoal_protocol.partition import Fragment
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import format_bytes, format_number
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 COLD_TURNS: Final = 3
@@ -76,14 +77,15 @@ class Needs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOrder:
-    """A model and one item for it. `budgets` chooses from what the model needs; `threads` as of
-    `RunOptions`. With `peers`, ONNX Runtime runs the whole model besides."""
+    """A model and one item for it. `budgets` chooses from what the model needs; `threads` and
+    `task_seconds` as of `RunOptions`. With `peers`, ONNX Runtime runs the whole model besides."""
 
     model: Path
     item: Mapping[str, Array]
     budgets: Callable[[Needs], Sequence[int]]
     turns: int
     threads: int
+    task_seconds: float
     enforce: Enforce = Enforce.AUTO
     peers: bool = True
 
@@ -91,8 +93,8 @@ class BenchOrder:
 async def bench_device(
     order: BenchOrder, workspace: Workspace, observer: Observer
 ) -> DeviceFigures:
-    """Measure. Raises `NoPlan` for a budget in which the model cannot run, `DeviceFailed`, and what
-    cutting and starting raise."""
+    """Measure. Raises `NoPlan` for a budget in which the model cannot run, `DeviceFailed`,
+    `ModelTooSlow`, and what cutting and starting raise."""
     items = _Items(workspace.root / "items", order)
     observer.phase(f"checking and cutting {order.model.name}")
     usual = await _cut(_job(order, items, _CUT_BYTES).plan.cut, workspace)
@@ -108,7 +110,8 @@ async def bench_device(
     opened = groups_as_wanted(order.enforce, workspace.run)
     groups = opened if isinstance(opened, RunGroups) else None
     try:
-        async with _peers(order, items, workspace, fragment) as (peers, problems):
+        running = _peers(order, items, workspace, fragment, observer)
+        async with running as (peers, problems):
             measured = [
                 await _Device(order, workspace, observer, items, groups, peers, job).measure()
                 for job in jobs
@@ -183,10 +186,11 @@ def _needs(prepared: Prepared) -> Needs:
 
 @contextlib.asynccontextmanager
 async def _peers(
-    order: BenchOrder, items: _Items, workspace: Workspace, fragment: Fragment
+    order: BenchOrder, items: _Items, workspace: Workspace, fragment: Fragment, observer: Observer
 ) -> AsyncIterator[tuple[dict[str, Peer], list[PeerFigures]]]:
     """The peers that run, and those that do not, with why. What is mapped is the fragment: the
-    whole model, with its weights in a file of their own."""
+    whole model, with its weights in a file of their own. Raises `ModelTooSlow`."""
+    longest = f"{format_number(order.task_seconds)} s"
     models = {
         "default": order.model,
         "mapped": FragmentStore(workspace.store).folder(fragment.digest) / MODEL,
@@ -198,8 +202,15 @@ async def _peers(
             request = PeerRequest(
                 model=models[way], item=items.item, way=way, threads=order.threads
             )
+            observer.phase(f"running the whole model in ONNX Runtime ({way}), {longest} at most")
             try:
-                peers[way] = await running.enter_async_context(running_peer(request))
+                async with asyncio.timeout(order.task_seconds):
+                    peers[way] = await running.enter_async_context(running_peer(request))
+            except TimeoutError:
+                raise ModelTooSlow(
+                    f"ONNX Runtime ({way}) has not run {order.model.name} once within {longest}; "
+                    "allow more with --task-seconds, or give an item with which it ends (--inputs)"
+                ) from None
             except PeerFailed as failure:
                 problems.append(PeerFigures(way=way, problem=str(failure)))
         yield peers, problems
@@ -232,7 +243,9 @@ class _Device:
             workspace=workspace,
             supervisor=self._supervisor,
             groups=groups,
-            options=RunOptions(enforce=order.enforce, threads=order.threads),
+            options=RunOptions(
+                enforce=order.enforce, threads=order.threads, task_seconds=order.task_seconds
+            ),
             prefix=f"{device.budget_bytes}.",  # so that no budget finds what another has left
         )
         self._groups = groups
@@ -276,6 +289,7 @@ class _Device:
         if floor is None:
             raise DeviceFailed(f"{self._what} ended as soon as it had begun")
         with self._sampler.sampling():
+            self._observer.phase(f"running the first items on {self._what}")
             begun = monotonic()
             await self._submit(self._items.one)
             items_begun = monotonic()

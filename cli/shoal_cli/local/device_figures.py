@@ -15,6 +15,10 @@ class DeviceFailed(Exception):
     """The device did not compute an item."""
 
 
+class ModelTooSlow(Exception):
+    """ONNX Runtime does not end the whole model's run; the text says within what."""
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """Seconds of one thing that was measured again and again."""

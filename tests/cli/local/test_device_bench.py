@@ -14,7 +14,7 @@ import pytest
 
 from cli.local.test_preparation import MIB
 from cli.local.workbench import Workbench
-from made_models import deep, vocabulary
+from made_models import Made, deep, vocabulary
 from shoal_cli.local.device_figures import NoItem
 from shoal_cli.local.made_items import make_item
 from shoal_cli.local.resident import ResidencySampler, mapped_bytes
@@ -147,6 +147,31 @@ def test_a_model_of_large_layers_is_measured_in_the_budgets_that_a_run_of_it_kee
     ran = bench.run("bench-device", model, "--budget", str(least - MIB), *options)
     assert ran.status == 2
     assert "does not fit" in ran.err
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("peers", "said"),
+    [
+        ("--peers", "shoal: the model takes too long"),
+        ("--no-peers", "shoal: the device failed"),
+    ],
+)
+def test_a_model_without_an_end_is_given_up(bench: Workbench, peers: str, said: str) -> None:
+    made = Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            go = Constant<value = bool {1}>()
+            y = Loop (, go, x) < body = step (int64 i, bool c, float[N,16] v)
+                => (bool c2, float[N,16] v2) { c2 = Identity(c) v2 = Tanh(v) } > }""",
+        weights={},
+        shapes={"x": (1, 16)},
+    )
+    model = made.save(bench.folder)
+    options = ("--budget", "16Mi", "--shape", "x=1,16", "--task-seconds", "1.5")
+    ran = bench.run("bench-device", model, *options, peers, "--progress", "plain")
+    assert ran.status == 1
+    assert said in ran.err
+    assert "1.5 s" in ran.err
 
 
 @pytest.mark.real

@@ -158,7 +158,7 @@ def _bar(what: str | Text, done: int, total: int | None, line: str) -> Table:
 def _job_line(job: pb.JobStatus) -> str:
     ended = job.succeeded + job.failed
     done = format_done(ended, job.items, following=job.following)
-    parts = [done, f"{format_number(job.items_per_second)} items/s"]
+    parts = [done, *_tasks(job), f"{format_number(job.items_per_second)} items/s"]
     if job.failed:
         parts.append(f"{job.failed} failed")
     if job.retries:
@@ -166,6 +166,15 @@ def _job_line(job: pb.JobStatus) -> str:
     if job.items_per_second > 0 and ended < job.items and not job.following:
         parts.append(f"{format_seconds((job.items - ended) / job.items_per_second)} left")
     return ", ".join(parts)
+
+
+def _tasks(job: pb.JobStatus) -> list[str]:
+    """How many are done of all, while that is all there is to see: of a thousand stages, no item
+    may be done for a quarter of an hour. Some run again, after a loss."""
+    total = job.items * len(job.stages)
+    if len(job.stages) < 2 or job.succeeded or job.failed or not total:
+        return []
+    return [f"{min(total, sum(stage.finished for stage in job.stages))}/{total} tasks"]
 
 
 def _stage_table(job: pb.JobStatus) -> RenderableType:

@@ -82,3 +82,10 @@ def test_a_job_that_follows_its_inputs_says_what_is_done_and_no_end() -> None:
     assert "1,234 done, waiting for more" in shown(items=1234, succeeded=1234, following=True)
     assert "left" not in shown(items=1236, succeeded=1234, following=True)
     assert "1234/1236 items, 2 items/s, 1 s left" in shown(items=1236, succeeded=1234)
+
+
+def test_a_job_of_many_stages_shows_that_it_goes_on_before_an_item_is_done() -> None:
+    stages = [pb.StageStatus(index=index, finished=3 - index) for index in range(3)]
+    assert "0/4 items, 6/12 tasks, 2 items/s" in shown(items=4, stages=stages)
+    assert "tasks" not in shown(items=4, succeeded=1, stages=stages)
+    assert "tasks" not in shown(items=4, stages=stages[:1]), "its items are its tasks"

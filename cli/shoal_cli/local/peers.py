@@ -103,6 +103,8 @@ def main() -> None:
         whole = WholeModel(Path(request["model"]), Way(request["way"]), threads=request["threads"])
         loaded = perf_counter()
         outputs = whole.output_names
+        # A fragment, which is what is mapped, has no inputs that nothing reads.
+        feed = {name: feed[name] for name in whole.input_names if name in feed}
         whole.run(outputs, feed)
         seconds = {"load_seconds": loaded - started, "first_seconds": perf_counter() - loaded}
         say({"loaded": seconds})

@@ -71,6 +71,10 @@ class WholeModel:
     def output_names(self) -> list[str]:
         return [each.name for each in self._session.get_outputs()]
 
+    @property
+    def input_names(self) -> list[str]:
+        return [each.name for each in self._session.get_inputs()]
+
     def run(self, names: Sequence[str], inputs: Arrays) -> dict[str, Array]:
         """The outputs of these names. Raises `ModelUnusable`."""
         self._mark.begin()

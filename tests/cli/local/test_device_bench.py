@@ -153,8 +153,8 @@ def test_a_model_of_large_layers_is_measured_in_the_budgets_that_a_run_of_it_kee
 @pytest.mark.parametrize(
     ("peers", "said"),
     [
-        ("--peers", "shoal: the model takes too long"),
-        ("--no-peers", "shoal: the device failed"),
+        ("--peers", "has not run model.onnx once within 1.5 s"),
+        ("--no-peers", "tasks ran out of time, and none finished"),
     ],
 )
 def test_a_model_without_an_end_is_given_up(bench: Workbench, peers: str, said: str) -> None:
@@ -171,7 +171,20 @@ def test_a_model_without_an_end_is_given_up(bench: Workbench, peers: str, said: 
     ran = bench.run("bench-device", model, *options, peers, "--progress", "plain")
     assert ran.status == 1
     assert said in ran.err
-    assert "1.5 s" in ran.err
+
+
+@pytest.mark.real
+def test_both_peers_run_a_model_with_an_input_that_nothing_reads(bench: Workbench) -> None:
+    made = Made(
+        text="""g (float[N,16] x, float[N] unread) => (float[N,16] y) { y = Tanh(x) }""",
+        shapes={"x": (1, 16), "unread": (1,)},
+    )
+    model = made.save(bench.folder)
+    options = ("--budget", "16Mi", "--shape", "x=1,16", "--shape", "unread=1", "--turns", "2")
+    ran = bench.run("bench-device", model, *options, "--json")
+    assert ran.status == 0, ran.err
+    found = json.loads(ran.out)
+    assert [peer["way"] for peer in found["peers"] if not peer["problem"]] == ["default", "mapped"]
 
 
 @pytest.mark.real

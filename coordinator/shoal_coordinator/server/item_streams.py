@@ -22,6 +22,7 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import views
 from shoal_coordinator.jobs.values import Refusal
 from shoal_coordinator.server import admission, wire
+from shoal_coordinator.server.call_memory import CallMemory
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.refusals import CallRefused, JobRefused
 from shoal_coordinator.server.stream_runs import Item, StreamRun
@@ -32,13 +33,12 @@ from shoal_protocol.digests import Digest
 from shoal_protocol.frames import Frame, TransferError
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.v1.tensors_pb2 import Activation, Layout
+from shoal_protocol.v1.tensors_pb2 import Activation, FrameHeader, Layout
 
 MAXIMUM_STREAMS: Final = 64
 UNANSWERED_ITEMS: Final = 64
 UNANSWERED_BYTES: Final = 256 << 20
 """Above this no further item is read; one alone may be larger."""
-ITEM_BYTES: Final = 1 << 30
 
 Requests = AsyncIterator[pb.InferRequest | ItemFrame]
 Write = Callable[[pb.InferAnswer | Frame], Awaitable[None]]
@@ -47,8 +47,9 @@ Write = Callable[[pb.InferAnswer | Frame], Awaitable[None]]
 class ItemStreams:
     """The open calls, by the name of their jobs."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, memory: CallMemory) -> None:
         self._driver = driver
+        self._memory = memory
         driver.on_job_ended.append(self._ended)
         driver.on_job_broken.append(self._broke)
         self._open: dict[str, _ItemStream] = {}
@@ -82,7 +83,7 @@ class ItemStreams:
             raise JobRefused(reason, Refusal.FULL)
         start = deepcopy(request)
         start.name, start.mode = f"{request.name[:200]}.{secrets.token_hex(4)}", pb.STREAMING
-        stream = _ItemStream(start.name, document, self._driver, batch=start.batch)
+        stream = _ItemStream(start.name, document, self._driver, self._memory, batch=start.batch)
         spec = wire.job_spec(start, document, items=0, epoch=1, deadline=None, open_ended=True)
         self._open[start.name] = stream
         self._driver.runs[start.name] = stream.run
@@ -105,9 +106,18 @@ class _ItemStream:
     """One call."""
 
     def __init__(
-        self, name: str, document: PartitionDocument, driver: Driver, *, batch: int
+        self,
+        name: str,
+        document: PartitionDocument,
+        driver: Driver,
+        memory: CallMemory,
+        *,
+        batch: int,
     ) -> None:
         self.document = document
+        self._memory = memory
+        self._taken_bytes = self._coming_bytes = 0
+        """Of the memory: by all that is unanswered, and the part of an item that is on its way."""
         self._answers: deque[Item | ev.Failure | None] = deque()
         """None: the end."""
         self._write: Write | None = None
@@ -141,6 +151,7 @@ class _ItemStream:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._give_back(self._taken_bytes)
         if self._written.done():
             self._written.result()
 
@@ -148,7 +159,7 @@ class _ItemStream:
 
     async def _read(self, requests: Requests) -> None:
         """Until the client has sent its last item, and has all answers."""
-        reader = ItemReader(self._check, Limits(decoded_bytes=ITEM_BYTES))
+        reader = ItemReader(self._check, Limits(decoded_bytes=self._memory.item_bytes))
         number = 0
         async for request in requests:
             await self._room(UNANSWERED_ITEMS - 1, UNANSWERED_BYTES)
@@ -157,9 +168,11 @@ class _ItemStream:
             header, payload = request
             if (begun := number_in(header)) is not None:
                 number = begun
+                await self._take(_size_of(header, payload))
             try:
                 called = reader.add(header, payload)
             except TransferError as error:
+                await self._take(0)
                 failure = ev.Failure(kind=ev.FailureKind.INVALID_INPUT, message=error.reason)
                 self._unanswered += 1
                 self._give(Item(number, {}, failure=failure))
@@ -167,12 +180,30 @@ class _ItemStream:
             if called is not None:
                 self._unanswered += 1
                 self._unanswered_bytes += called.size
+                self._give_back(self._coming_bytes - called.size)
+                self._coming_bytes = 0  # it is given back with the answer
                 self.run.add(called)
         await self._room(0, 0)
 
     def _check(self, tensors: Activation | Layout) -> None:
         """Raise `TransferError` for what are not the model's inputs."""
-        admission.check_tensors(tensors, self._inputs, self._inputs, most_bytes=ITEM_BYTES)
+        admission.check_tensors(
+            tensors, self._inputs, self._inputs, most_bytes=self._memory.item_bytes
+        )
+
+    async def _take(self, size: int) -> None:
+        """An item begins; what one took that was never whole is given back. One that is too large
+        is refused, and takes nothing. Raises `CallRefused`."""
+        self._give_back(self._coming_bytes)
+        self._coming_bytes = 0
+        if 0 < size <= self._memory.item_bytes:
+            await self._memory.take(size)
+            self._taken_bytes += size
+            self._coming_bytes = size
+
+    def _give_back(self, size: int) -> None:
+        self._memory.give_back(size)
+        self._taken_bytes -= size
 
     async def _room(self, items: int, size: int) -> None:
         """Wait until no more than these are unanswered."""
@@ -215,7 +246,15 @@ class _ItemStream:
             await write(pb.InferAnswer(failure=failure))
         self._unanswered -= 1
         self._unanswered_bytes -= answer.input_bytes
+        self._give_back(answer.input_bytes)
         self._answered.set()
+
+
+def _size_of(header: FrameHeader, payload: memoryview) -> int:
+    """What the item takes that begins with a frame."""
+    if header.WhichOneof("kind") == "items":
+        return len(payload)
+    return sum(tensor.decoded_bytes for tensor in header.activation.tensors)
 
 
 def _failure(failure: ev.Failure) -> pb.InferFailure:

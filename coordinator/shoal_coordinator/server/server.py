@@ -17,6 +17,7 @@ from typing import Any, Final
 import grpc
 
 from shoal_coordinator.dispatch.machine import Limits
+from shoal_coordinator.server.call_memory import CallMemory
 from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.exchange import ExchangeHub
@@ -163,7 +164,8 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     ledger, volume = Ledger(settings.state), Volume(settings.store)
     scrubber = Scrubber(volume)
     driver.on_corrupt = scrubber.report
-    jobs, streams = Jobs(driver, store, ledger, volume, metrics), ItemStreams(driver)
+    jobs = Jobs(driver, store, ledger, volume, metrics)
+    streams = ItemStreams(driver, CallMemory())
     placements = Placements(driver)
     volume.in_use = partial(_fragments_in_use, jobs, streams, placements)
     overviews = Overviews(jobs, driver, sessions, store, hub)

@@ -56,6 +56,29 @@ async def test_jobs_and_items_are_counted_by_how_they_ended(world: World) -> Non
     assert after["task_retries_total"] == 0
 
 
+async def counted(world: World, **devices: int) -> None:
+    """Wait until there are so many devices of each state."""
+    async with asyncio.timeout(60):
+        while True:
+            found = await measured(world)
+            if all(found[f"devices/{state}"] == count for state, count in devices.items()):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_a_device_that_leaves_in_order_is_not_lost(world: World) -> None:
+    """Its node was taken out of the pool, or its pod is replaced: nobody is to be told for ever."""
+    stays, leaves = world.device("stays"), world.device("leaves")
+    async with connected(stays):
+        async with connected(leaves):
+            await leaves.drain()
+            await counted(world, Ready=1, Draining=1)
+        await counted(world, Ready=1, Draining=0, Lost=0)
+        async with connected(world.device("leaves")):
+            await counted(world, Ready=2, Lost=0)
+        await counted(world, Ready=1, Lost=1)  # it comes back, and then it goes without a word
+
+
 async def test_a_task_that_is_given_again_is_counted_as_a_retry(world: World) -> None:
     world.inputs(2)
     lost = world.device("a", gate=asyncio.Semaphore(0))

@@ -40,9 +40,11 @@ device would take a second task while the next one idles. `servers.rank` alone b
 @dataclass(slots=True, eq=False)
 class Tally:
     """What a device has done over all its sessions, and what is known from these: what each
-    fragment was granted there, and by how much it exceeded that."""
+    fragment was granted there, and by how much it exceeded that. `has_left`: its last session ended
+    in order."""
 
     budget: Bytes
+    has_left: bool = False
     granted: dict[Digest, Bytes] = field(default_factory=dict)
     excess: dict[Digest, int] = field(default_factory=dict)
     tasks: int = 0

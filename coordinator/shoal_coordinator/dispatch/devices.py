@@ -87,7 +87,7 @@ def join(state: State, event: ev.DeviceJoined) -> None:
     if event.device in state.devices:
         return  # a newer session is there
     tally = state.tallies.pop(event.device, None) or Tally(event.budget)
-    tally.budget = event.budget
+    tally.budget, tally.has_left = event.budget, False
     _recall(tally)
     state.tallies[event.device] = tally
     while len(state.tallies) > _KNOWN_DEVICES:
@@ -143,7 +143,7 @@ def lose(state: State, device: Device, reason: str, *, crashed: bool = True) -> 
     """
     message = f"device {device.name} was lost: {reason}" if reason else f"{device.name} was lost"
     failure = ev.Failure(kind=ev.FailureKind.UNREACHABLE, message=message)
-    device.lost = True
+    device.lost, device.tally.has_left = True, device.draining
     del state.devices[device.name]
     tried = trials(state, device) if crashed else []
     partners = _partners(state, device)

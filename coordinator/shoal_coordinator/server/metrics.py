@@ -126,7 +126,7 @@ class CoordinatorMetrics:
 
     def _declare_state(self) -> None:
         """What is so now."""
-        self._devices = self._gauge("devices", "Devices by state.", "state")
+        self._devices = self._gauge("devices", "Devices by state. One that has left in order, as its pod was deleted, is none.", "state")
         self._jobs = self._gauge("jobs", "Jobs that run.")
         self._ready = self._gauge("ready_tasks", "Tasks that could run and wait for a device.")
         self._running = self._gauge("running_tasks", "Tasks given to devices and not ended.")
@@ -189,11 +189,12 @@ class CoordinatorMetrics:
         self._running.set(sum(queue.running for job in jobs for queue in job.queues))
         draining = sum(device.draining for device in state.devices.values())
         silent = sum(device.health.probed_at is not None for device in state.devices.values())
+        left = sum(tally.has_left for tally in state.tallies.values())
         counts = {
             views.DevicePhase.READY: len(state.devices) - draining - silent,
             views.DevicePhase.SILENT: silent,
             views.DevicePhase.DRAINING: draining,
-            views.DevicePhase.LOST: len(state.tallies) - len(state.devices),
+            views.DevicePhase.LOST: len(state.tallies) - len(state.devices) - left,
         }
         for phase, count in counts.items():
             self._devices.labels(state=phase.value).set(count)

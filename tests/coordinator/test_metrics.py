@@ -76,7 +76,8 @@ async def test_a_device_that_leaves_in_order_is_not_lost(world: World) -> None:
         await counted(world, Ready=1, Draining=0, Lost=0)
         async with connected(world.device("leaves")):
             await counted(world, Ready=2, Lost=0)
-        await counted(world, Ready=1, Lost=1)  # it comes back, and then it goes without a word
+        await counted(world, Ready=1, Lost=1)  # it came back, and has gone without a word
+        assert (await measured(world))["devices/Silent"] == 0
 
 
 async def test_a_task_that_is_given_again_is_counted_as_a_retry(world: World) -> None:

@@ -45,7 +45,15 @@ from shoal_agent.runtime.mapped_pages import (
     read_nothing_ahead,
     size_of,
 )
-from shoal_agent.runtime.open_block import as_value, inputs_of, move_out, put, run_block
+from shoal_agent.runtime.open_block import (
+    OpenBlock,
+    Values,
+    as_value,
+    inputs_of,
+    move_out,
+    put,
+    run_block,
+)
 from shoal_agent.runtime.sessions import OpenSession
 from shoal_protocol.tensors import Array
 
@@ -190,11 +198,8 @@ class BlockFragment:
                         raise
                     self._places, placed = False, {}
                     run_block(block, values, stopper, placed)
-                if placed:
-                    own.update((name, placed[name]) for name in placed.keys() & set(block.gives))
-                if self._joins:
-                    for name in self._joins.keys() & set(block.gives):
-                        put(values.pop(name).numpy(), name, self._joins[name], own, placed)
+                if placed or self._joins:
+                    self._keep_results(block, values, own, placed)
                 self._drop(index, adopted)
         except RuntimeFailed:
             self._follow(adopted)
@@ -202,6 +207,15 @@ class BlockFragment:
             raise
         self._parts.end()
         return [own[name] if name in own else values[name].numpy() for name in self.outputs]
+
+    def _keep_results(
+        self, block: OpenBlock, values: Values, own: dict[str, Array], placed: Placed
+    ) -> None:
+        """Of what a block gave: what was written where it belongs, and parts of outputs."""
+        gives = set(block.gives)
+        own.update((name, placed[name]) for name in placed.keys() & gives)
+        for name in self._joins.keys() & gives:
+            put(values.pop(name).numpy(), name, self._joins[name], own, placed)
 
     @property
     def streamed_bytes(self) -> int:

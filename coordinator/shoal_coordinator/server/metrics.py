@@ -126,7 +126,8 @@ class CoordinatorMetrics:
 
     def _declare_state(self) -> None:
         """What is so now."""
-        self._devices = self._gauge("devices", "Devices by state. One that has left in order, as its pod was deleted, is none.", "state")
+        text = "Devices by state; one that has left in order, as its pod was deleted, has none."
+        self._devices = self._gauge("devices", text, "state")
         self._jobs = self._gauge("jobs", "Jobs that run.")
         self._ready = self._gauge("ready_tasks", "Tasks that could run and wait for a device.")
         self._running = self._gauge("running_tasks", "Tasks given to devices and not ended.")

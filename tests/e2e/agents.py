@@ -3,11 +3,16 @@
 from cluster_fixtures import MIB
 from e2e_cluster import RELEASE, Json, ShoalOnNodes
 
+ABOVE = 6 * MIB
+"""A limit is less than that above a floor and a budget."""
 
-def limit_is_lowered(shoal: ShoalOnNodes, pod: Json, device: str, allowed: int) -> bool:
-    """By the kernel, and as the Device shows it."""
-    shown: int = shoal.get("device", device)["status"].get("limitBytes", 0)
-    return shoal.memory_of(pod).limit == shown < allowed
+
+def limit_is_lowered(shoal: ShoalOnNodes, pod: Json, device: str, budget: int) -> bool:
+    """To its floor and that budget, by the kernel and as the Device shows it. An earlier budget
+    may have had it lowered before."""
+    status, limit = shoal.get("device", device)["status"], shoal.memory_of(pod).limit
+    lowered: bool = status.get("limitBytes") == limit < status["floorBytes"] + budget + ABOVE
+    return lowered
 
 
 def allowance(shoal: ShoalOnNodes) -> int:

@@ -20,7 +20,7 @@ from pool import read_results
 
 from cli.transfer.servers import serve_s3
 from cluster_fixtures import MIB
-from e2e.agents import agents_of, allowance, have_adopted, limit_is_lowered
+from e2e.agents import ABOVE, agents_of, allowance, have_adopted, limit_is_lowered
 from e2e_cluster import (
     CHART,
     IMAGES,
@@ -119,13 +119,12 @@ def test_agents_are_on_different_nodes_and_their_limits_follow_their_floors(
     for pod in agents:
         device = f"shelf-{pod['spec']['nodeName']}"
 
-        allowed = allowance(read) + BUDGET
-        lowered = partial(limit_is_lowered, read, pod, device, allowed)
+        lowered = partial(limit_is_lowered, read, pod, device, BUDGET)
         read.wait_until(f"the limit of {device} is lowered", lowered)
         memory, floor = read.memory_of(pod), read.get("device", device)["status"]["floorBytes"]
         print(device, memory, "floor", floor / MIB)
-        assert memory.peak <= allowed
-        assert 2 * MIB <= memory.limit - BUDGET - floor < 6 * MIB
+        assert memory.peak <= allowance(read) + BUDGET
+        assert 2 * MIB <= memory.limit - BUDGET - floor < ABOVE
         assert memory.kills == 0
         (container,) = pod["status"]["containerStatuses"]
         assert container["restartCount"] == 0
@@ -324,10 +323,10 @@ def test_a_budget_that_is_edited_during_a_job_is_adopted_and_nobody_is_started_a
     assert agents_of(read) == before, "the same pods, and no container was started again"
     for pod in read.pods("agent"):
         device = f"shelf-{pod['spec']['nodeName']}"
-        lowered = partial(limit_is_lowered, read, pod, device, allowance(read) + BUDGET)
+        lowered = partial(limit_is_lowered, read, pod, device, BUDGET)
         read.wait_until(f"the limit of {device} is lowered", lowered)
         memory, floor = read.memory_of(pod), read.get("device", device)["status"]["floorBytes"]
-        assert 2 * MIB <= memory.limit - BUDGET - floor < 6 * MIB
+        assert 2 * MIB <= memory.limit - BUDGET - floor < ABOVE
         assert memory.kills == 0
         assert read.condition("device", device, "WithinBudget")["status"] == "True"
 

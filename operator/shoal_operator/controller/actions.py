@@ -25,9 +25,10 @@ from shoal_operator.controller.cache import Cache, ObjectName, Own, reduce
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.children import Children, NameTaken
 from shoal_operator.controller.clock import now_text
-from shoal_operator.controller.coordinators import CoordinatorFailed, Coordinators
+from shoal_operator.controller.coordinators import Coordinators
 from shoal_operator.controller.events import Events
 from shoal_operator.controller.foreign import Identity
+from shoal_operator.controller.open_calls import CoordinatorFailed
 from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.reconcile.deciding import APPLYING, NOT_APPLIED, refused_status
 from shoal_operator.reconcile.decision import (

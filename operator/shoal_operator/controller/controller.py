@@ -11,8 +11,8 @@ from shoal_operator.controller.actions import Actions, NotLeading
 from shoal_operator.controller.api import ApiError, Conflict
 from shoal_operator.controller.cache import ObjectName, Own
 from shoal_operator.controller.children import NameTaken
-from shoal_operator.controller.coordinators import CoordinatorFailed
 from shoal_operator.controller.event_router import EventRouter
+from shoal_operator.controller.open_calls import CoordinatorFailed
 from shoal_operator.controller.planning import Planning
 from shoal_operator.controller.snapshots import Snapshots
 from shoal_operator.controller.telemetry import OperatorMetrics

@@ -25,6 +25,7 @@ from shoal_operator.controller.api import ApiError
 from shoal_operator.controller.cache import Topic
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.clock import now
+from shoal_operator.controller.open_calls import CoordinatorFailed, OpenCalls
 from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.controller.views import (
     View,
@@ -75,13 +76,6 @@ class DialRefused(Exception):
     """A coordinator cannot be dialled yet: its certificates are not there."""
 
 
-class CoordinatorFailed(Exception):
-    """A call of a coordinator that is to be tried again: which pool, what, why."""
-
-    def __init__(self, pool: str, method: str, reason: str) -> None:
-        super().__init__(f"{method} at the coordinator of {pool}: {reason}")
-
-
 async def dial(
     certificates: Certificates, namespace: str, pool: str, target: str
 ) -> grpc.aio.Channel:
@@ -125,6 +119,7 @@ class _Coordinator:
     placed: dict[str, Placed] = field(default_factory=dict, init=False)
     client: CoordinatorClient | None = field(default=None, init=False)
     polled: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _calls: OpenCalls = field(init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _failures: int = 0
     _called_jobs: set[str] = field(default_factory=set)
@@ -132,9 +127,16 @@ class _Coordinator:
     task: asyncio.Task[None] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._calls = OpenCalls(self.pool, self.changed)
         self.task = asyncio.create_task(self._keep_polling(), name=f"coordinator of {self.pool}")
 
     async def call(self, client: CoordinatorClient, call: CoordinatorCall) -> None:
+        part = (
+            placed_part(call.placement) if isinstance(call, PlaceFragments) else run_part(call.job)
+        )
+        await self._calls.make(type(call).__name__, part, partial(self._make, client, call))
+
+    async def _make(self, client: CoordinatorClient, call: CoordinatorCall) -> None:
         with self._explained():
             match call:
                 case SubmitJob():

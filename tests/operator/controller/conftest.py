@@ -1,5 +1,6 @@
 """A control plane with the CRDs, and operators that run against it."""
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,16 +44,23 @@ def running(account: Path, tmp_path: Path) -> Iterator[Operators]:
 
 
 @pytest.fixture
-def coordinator() -> Iterator[str]:
-    """A coordinator without devices: agents are made once there is one. Its address."""
+def coordinator_process() -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """A coordinator without devices: agents are made once there is one. Its address and process."""
     with tempfile.TemporaryDirectory() as folder:  # A socket's path has 108 bytes at most.
         target = f"unix:{folder}/c"
         store = Path(folder) / "store"
         command = [sys.executable, "-m", "shoal_coordinator", "--listen", target]
         process = subprocess.Popen([*command, "--store", str(store), "--exit-with-parent"])
-        yield target
+        yield target, process
+        process.send_signal(signal.SIGCONT)
         process.terminate()
         process.wait(30)
+
+
+@pytest.fixture
+def coordinator(coordinator_process: tuple[str, "subprocess.Popen[bytes]"]) -> str:
+    """Its address."""
+    return coordinator_process[0]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

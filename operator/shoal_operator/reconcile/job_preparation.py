@@ -64,9 +64,10 @@ from shoal_operator.reconcile.workers import (
     worker_text,
 )
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import counted
+from shoal_protocol.units import counted, listed
 
 PATIENCE_SECONDS: Final = 300.0
+_NAMED: Final = 8
 _PASSING: Final = frozenset(
     {"Waiting", "Planning", "ModelNotReady", "PartitionNotReady", "PlacementNotPlanned"}
 )
@@ -186,7 +187,8 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
         still = "with larger budgets" if in_place else "other fragments"
         return Cause("PlacementNotPlanned", f"Placement {name} still plans {still}")
     stages, granted = served_by(in_place)
-    planned = ConditionUpdate("Planned", TRUE, "Planned", placement.message("Planned"))
+    text = placement.message("Planned") + _one_by_one(snapshot.job, document)
+    planned = ConditionUpdate("Planned", TRUE, "Planned", text)
     return Ready(
         document=document,
         stages=stages,
@@ -195,6 +197,18 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
         plan=status.epoch or 1,
         planned=planned,
     )
+
+
+def _one_by_one(job: InferenceJob, document: PartitionDocument) -> str:
+    """Which fragments never run several items at once, though the job wants that."""
+    if job.spec.batching is None or job.spec.batching.max_items < 2:
+        return ""
+    count = len(document.fragments)
+    alone = [str(index) for index in range(count) if document.batch_item_bytes(index) is None]
+    if not alone:
+        return ""
+    which = f"{len(alone)} of {counted(count, 'fragment')} ({listed(alone, _NAMED)})"
+    return f"; items run one by one in {which}: they meet there, or may"
 
 
 def _predicted(

@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 
 from reconcile.rules import decide
-from reconcile.test_inference_job import PLANNED, job, knows, run, silent, status_of, works, written
+from reconcile.test_inference_job import (
+    PLANNED,
+    job,
+    knows,
+    planned,
+    run,
+    silent,
+    status_of,
+    works,
+    written,
+)
 from reconcile.values import NOW, condition, pool, word
 from shoal_operator.reconcile.decision import Decision
 from shoal_operator.reconcile.snapshot import (
@@ -179,3 +189,22 @@ def test_a_job_names_the_devices_it_has_lost() -> None:
     assert ("LostDevice", "n1 is lost; its tasks go to other devices") in [
         (note.reason, note.message) for note in decision.notes
     ]
+
+
+def test_a_job_with_batches_says_which_fragments_run_items_one_by_one() -> None:
+    def planned_message(batches: tuple[bool, ...], **more: object) -> str:
+        snapshot = planned(**more)
+        stored = snapshot.document
+        assert stored is not None
+        given = zip(stored.document.fragments, batches, strict=True)
+        fragments = tuple(replace(each, batches=can) for each, can in given)
+        of = replace(stored, document=replace(stored.document, fragments=fragments))
+        return condition(decide(replace(snapshot, document=of)).status, "Planned").message
+
+    plain = planned_message((False, False, False))
+    asked = {"batching": {"maxItems": 8}}
+    assert planned_message((True, True, True), **asked) == plain
+    assert planned_message((True, False, False), batching={"maxItems": 1}) == plain
+    assert planned_message((True, False, False), **asked) == (
+        f"{plain}; items run one by one in 2 of 3 fragments (1, 2): they meet there, or may"
+    )

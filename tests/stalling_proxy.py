@@ -4,11 +4,11 @@ import selectors
 import socket
 import threading
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
+
+from shoal_cluster.lifetimes import Lifetime
 
 
-class StallingProxy:
+class StallingProxy(Lifetime):
     """Passes bytes between a port of its own and a target, as long as it is not stalled."""
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -19,7 +19,6 @@ class StallingProxy:
         self._flowing.set()
         self._closed = False
         self._sockets: list[socket.socket] = [self._listener]
-        threading.Thread(target=self._accept, daemon=True).start()
 
     def stall(self) -> None:
         """From now on nothing comes through; new connections are accepted and hang as well."""
@@ -29,15 +28,12 @@ class StallingProxy:
         """Everything comes through again, what was held back first."""
         self._flowing.set()
 
-    def __enter__(self) -> Self:
-        return self
+    def start(self) -> None:
+        """Accept connections."""
+        threading.Thread(target=self._accept, daemon=True).start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def stop(self) -> None:
+        """Close all of them."""
         self._closed = True
         self._flowing.set()
         for each in self._sockets:

@@ -1,11 +1,14 @@
 """1,000 seeds of lost, slow and returning devices (see `simulation`)."""
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from coordinator.dispatch import simulated_world
-from coordinator.dispatch.simulated_world import Wrong
+from coordinator.dispatch.simulated_world import World, Wrong
 from coordinator.dispatch.simulation import simulate, simulate_memory, simulate_restarts
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Event, ItemsStored
@@ -15,13 +18,22 @@ from shoal_coordinator.dispatch.state import State
 
 CHUNK = 100
 
+W = TypeVar("W", bound=World)
+
+
+def ended(first: int, simulated: Callable[[int], W]) -> Iterator[W]:
+    """The worlds of a chunk of seeds; `simulated` raises `Wrong` at the first step that breaks a
+    rule."""
+    for seed in range(first, first + CHUNK):
+        world = simulated(seed)
+        assert set(world.finished) == set(world.specs)
+        yield world
+
 
 @pytest.mark.parametrize("first", range(0, 1000, CHUNK))
 def test_every_input_ends_once_within_every_budget_whatever_happens(first: int) -> None:
     together = 0
-    for seed in range(first, first + CHUNK):
-        world = simulate(seed)  # raises `Wrong` at the first step that breaks a rule
-        assert set(world.finished) == set(world.specs)
+    for world in ended(first, simulate):
         together += world.together
     assert together > 50, "several tasks ran at once"
 
@@ -29,9 +41,7 @@ def test_every_input_ends_once_within_every_budget_whatever_happens(first: int) 
 @pytest.mark.parametrize("first", range(0, 1000, CHUNK))
 def test_chains_that_are_given_ahead_lose_nothing(first: int) -> None:
     ahead = 0
-    for seed in range(first, first + CHUNK):
-        world = simulate(seed, chain=True)
-        assert set(world.finished) == set(world.specs)
+    for world in ended(first, partial(simulate, chain=True)):
         ahead += sum(isinstance(what, Execute) and what.ahead for _, what in world.story)
     assert ahead > 500
 
@@ -39,9 +49,7 @@ def test_chains_that_are_given_ahead_lose_nothing(first: int) -> None:
 @pytest.mark.parametrize("first", range(0, 1000, CHUNK))
 def test_items_that_travel_end_once_whatever_is_lost_repeated_or_late(first: int) -> None:
     travelled = arrived = 0
-    for seed in range(first, first + CHUNK):
-        world = simulate(seed, light=True)
-        assert set(world.finished) == set(world.specs)
+    for world in ended(first, partial(simulate, light=True)):
         travelled += sum(isinstance(what, Travel) for _, what in world.story)
         arrived += world.arrived
     assert arrived > 300
@@ -53,9 +61,7 @@ def test_results_outlive_every_crash_of_their_coordinator_and_none_is_made_twice
     first: int, tmp_path: Path
 ) -> None:
     crashes = saved = runs = tasks = 0
-    for seed in range(first, first + CHUNK):
-        world = simulate_restarts(seed, tmp_path / str(seed))
-        assert set(world.finished) == set(world.specs)
+    for world in ended(first, lambda seed: simulate_restarts(seed, tmp_path / str(seed))):
         crashes, saved = crashes + world.crashes, saved + world.saved
         runs, tasks = runs + world.runs.total(), tasks + len(world.runs)
     assert crashes > CHUNK
@@ -68,9 +74,7 @@ def test_activations_stay_within_memory_and_disk_and_are_what_was_made(
     first: int, tmp_path: Path
 ) -> None:
     refusals = spills = runs = tasks = 0
-    for seed in range(first, first + CHUNK):
-        world = simulate_memory(seed, tmp_path / str(seed))
-        assert set(world.finished) == set(world.specs)
+    for world in ended(first, lambda seed: simulate_memory(seed, tmp_path / str(seed))):
         refusals, spills = refusals + world.refusals, spills + world.spills
         runs, tasks = runs + world.runs.total(), tasks + len(world.runs)
     assert refusals > CHUNK, "many had to wait for room"

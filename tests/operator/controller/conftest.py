@@ -11,15 +11,21 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from cluster_fixtures import or_skip
 from operator_processes import Operators, operators, prepare
 from shoal_cluster import ControlPlane
 from simulated_world import World, making_world
 
 
 @pytest.fixture(scope="module")
-def plane(control_plane: ControlPlane) -> ControlPlane:
-    """The shared control plane; a module whose nodes are fakes has one of its own."""
-    return control_plane
+def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
+    """The shared control plane; a module that is marked `own_plane` has one of its own, as its
+    nodes are fakes."""
+    if request.node.get_closest_marker("own_plane") is None:
+        yield request.getfixturevalue("control_plane")
+        return
+    with or_skip(ControlPlane) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

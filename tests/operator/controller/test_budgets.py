@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from cluster_fixtures import or_skip
 from coordinator.scripted import ScriptedDevice, connected, put_model
@@ -116,7 +117,8 @@ async def fake_node(plane: ControlPlane, namespace: str) -> AsyncIterator[None]:
         await api.close()
 
 
-def without_resizing(plane: ControlPlane) -> None:
+@pytest.fixture
+def without_resizing(plane: ControlPlane, account: Path) -> None:
     """Have every request for it refused."""
     role = plane.access.get("clusterrole", ACCOUNT)
     role["rules"] = [rule for rule in role["rules"] if "pods/resize" not in rule["resources"]]
@@ -127,87 +129,81 @@ async def until(what: str, true: Callable[[], bool]) -> None:
     await asyncio.to_thread(wait_until, what, true)
 
 
-@contextlib.asynccontextmanager
-async def running_shelf(
-    plane: ControlPlane, namespace: str, running: Operators, target: str, store: Path
-) -> AsyncIterator[tuple[Shelf, ScriptedDevice, Path]]:
-    """The pool with its one agent's pod, a device that is not connected yet, the operator's log."""
+@pytest_asyncio.fixture
+async def shelf_and_device(
+    plane: ControlPlane, namespace: str, running: Operators, coordinator: str, tmp_path: Path
+) -> AsyncIterator[tuple[Shelf, ScriptedDevice]]:
+    """The pool with its one agent's pod, and a device that is not connected yet."""
     shelf = Shelf(plane, namespace)
     hello = pb.Hello(
         protocol=PROTOCOL, device="n1", incarnation=1, budget_bytes=BUDGET, floor_bytes=FLOOR
     )
     async with fake_node(plane, namespace):
-        operator = running.start("--coordinator", f"{namespace}/shelf={target}")
+        operator = running.start("--coordinator", f"{namespace}/shelf={coordinator}")
         await asyncio.to_thread(operator.wait_until_leading)
         shelf.apply_pool()
         await until("the agent's pod is there", lambda: bool(shelf.pod()))
         assert shelf.memory() == (ALLOWED, ALLOWED)
-        yield shelf, ScriptedDevice(target, "n1", put_model(store), hello=hello), operator.log
+        yield shelf, ScriptedDevice(coordinator, "n1", put_model(tmp_path), hello=hello)
 
 
 async def test_a_pods_limit_follows_the_floor_and_an_excess_is_a_condition_and_one_event(
-    plane: ControlPlane, namespace: str, running: Operators, coordinator: str, tmp_path: Path
+    shelf_and_device: tuple[Shelf, ScriptedDevice],
 ) -> None:
-    making = running_shelf(plane, namespace, running, coordinator, tmp_path)
-    async with making as (shelf, device, _):
-        first = shelf.pod()["metadata"]["uid"]
-        async with connected(device):
-            lowered = str(48 * MIB + BUDGET)
-            await until("its limit is lowered", lambda: shelf.memory() == (lowered, lowered))
-            assert shelf.pod()["metadata"]["uid"] == first, "the agent goes on running"
-            await until(
-                "the Device shows it", lambda: shelf.device().get("limitBytes") == int(lowered)
-            )
-            assert shelf.within_budget()["status"] == "True"
-            for peak in (126, 130):
-                await device.telemetry(used_bytes=MIB, peak_bytes=peak * BUDGET // 100)
-                await until(f"{peak} % is reported", partial(shelf.says, f"({peak} %)"))
-            assert shelf.within_budget()["reason"] == "OverBudget"
-            (event,) = shelf.events("OverBudget")
-            assert (event["type"], event["involvedObject"]["kind"]) == ("Warning", "Device")
-            assert event["message"] == "peaked at 80.6 MiB, budget 64 MiB (126 %)"
+    shelf, device = shelf_and_device
+    first = shelf.pod()["metadata"]["uid"]
+    async with connected(device):
+        lowered = str(48 * MIB + BUDGET)
+        await until("its limit is lowered", lambda: shelf.memory() == (lowered, lowered))
+        assert shelf.pod()["metadata"]["uid"] == first, "the agent goes on running"
+        await until("the Device shows it", lambda: shelf.device().get("limitBytes") == int(lowered))
+        assert shelf.within_budget()["status"] == "True"
+        for peak in (126, 130):
+            await device.telemetry(used_bytes=MIB, peak_bytes=peak * BUDGET // 100)
+            await until(f"{peak} % is reported", partial(shelf.says, f"({peak} %)"))
+        assert shelf.within_budget()["reason"] == "OverBudget"
+        (event,) = shelf.events("OverBudget")
+        assert (event["type"], event["involvedObject"]["kind"]) == ("Warning", "Device")
+        assert event["message"] == "peaked at 80.6 MiB, budget 64 MiB (126 %)"
     (agents,) = shelf.all("daemonsets")
     assert agents["metadata"]["generation"] == 1, "what starts the pods is as it was"
 
 
 async def test_an_edited_budget_is_told_to_the_pod_that_runs_and_its_limit_follows(
-    plane: ControlPlane, namespace: str, running: Operators, coordinator: str, tmp_path: Path
+    shelf_and_device: tuple[Shelf, ScriptedDevice],
 ) -> None:
-    making = running_shelf(plane, namespace, running, coordinator, tmp_path)
-    async with making as (shelf, device, _):
-        first = shelf.pod()["metadata"]["uid"]
-        async with connected(device):
-            before = str(48 * MIB + BUDGET)
-            await until("its limit is lowered", lambda: shelf.memory() == (before, before))
-            shelf.apply_pool("96Mi")
-            more = str((48 + 96) * MIB)
-            await until("there is room for more", lambda: shelf.memory() == (more, more))
-            await until("it is told", lambda: shelf.told() == 96 * MIB)
-            assert shelf.pool_condition("AgentsReady")["reason"] == "Updating"
-            await device.telemetry(used_bytes=MIB, peak_bytes=MIB, budget_bytes=96 * MIB)
-            await until("it is adopted", lambda: shelf.device().get("budgetBytes") == 96 * MIB)
-            await until(
-                "nobody is waited for",
-                lambda: shelf.pool_condition("AgentsReady").get("status") == "True",
-            )
-            shelf.apply_pool("32Mi")
-            await until("it is told less", lambda: shelf.told() == 32 * MIB)
-            assert shelf.memory() == (more, more), "it has not adopted that yet"
-            await device.telemetry(used_bytes=MIB, peak_bytes=MIB, budget_bytes=32 * MIB)
-            less = str((48 + 32) * MIB)
-            await until("its limit follows", lambda: shelf.memory() == (less, less))
-            assert shelf.pod()["metadata"]["uid"] == first, "the agent goes on running"
-            (agents,) = shelf.all("daemonsets")
-            assert agents["spec"]["updateStrategy"] == {"type": "OnDelete"}
-            (made,) = agents["spec"]["template"]["spec"]["containers"]
-            assert int(made["resources"]["limits"]["memory"]) == (96 + 32) * MIB
-            await until(
-                "the Device shows it", lambda: shelf.device().get("limitBytes") == int(less)
-            )
-            shelf.delete_device()
-            await until(
-                "one made anew shows it too", lambda: shelf.device().get("limitBytes") == int(less)
-            )
+    shelf, device = shelf_and_device
+    first = shelf.pod()["metadata"]["uid"]
+    async with connected(device):
+        before = str(48 * MIB + BUDGET)
+        await until("its limit is lowered", lambda: shelf.memory() == (before, before))
+        shelf.apply_pool("96Mi")
+        more = str((48 + 96) * MIB)
+        await until("there is room for more", lambda: shelf.memory() == (more, more))
+        await until("it is told", lambda: shelf.told() == 96 * MIB)
+        assert shelf.pool_condition("AgentsReady")["reason"] == "Updating"
+        await device.telemetry(used_bytes=MIB, peak_bytes=MIB, budget_bytes=96 * MIB)
+        await until("it is adopted", lambda: shelf.device().get("budgetBytes") == 96 * MIB)
+        await until(
+            "nobody is waited for",
+            lambda: shelf.pool_condition("AgentsReady").get("status") == "True",
+        )
+        shelf.apply_pool("32Mi")
+        await until("it is told less", lambda: shelf.told() == 32 * MIB)
+        assert shelf.memory() == (more, more), "it has not adopted that yet"
+        await device.telemetry(used_bytes=MIB, peak_bytes=MIB, budget_bytes=32 * MIB)
+        less = str((48 + 32) * MIB)
+        await until("its limit follows", lambda: shelf.memory() == (less, less))
+        assert shelf.pod()["metadata"]["uid"] == first, "the agent goes on running"
+        (agents,) = shelf.all("daemonsets")
+        assert agents["spec"]["updateStrategy"] == {"type": "OnDelete"}
+        (made,) = agents["spec"]["template"]["spec"]["containers"]
+        assert int(made["resources"]["limits"]["memory"]) == (96 + 32) * MIB
+        await until("the Device shows it", lambda: shelf.device().get("limitBytes") == int(less))
+        shelf.delete_device()
+        await until(
+            "one made anew shows it too", lambda: shelf.device().get("limitBytes") == int(less)
+        )
 
 
 async def test_an_older_budget_never_replaces_a_newer_one(
@@ -239,11 +235,10 @@ async def test_an_older_budget_never_replaces_a_newer_one(
 
 
 async def test_where_pods_are_not_resized_an_edited_budget_replaces_them_and_says_why(
-    plane: ControlPlane, namespace: str, running: Operators, coordinator: str, tmp_path: Path
+    without_resizing: None, shelf_and_device: tuple[Shelf, ScriptedDevice]
 ) -> None:
-    without_resizing(plane)
-    making = running_shelf(plane, namespace, running, coordinator, tmp_path)
-    async with making as (shelf, device, _), connected(device):
+    shelf, device = shelf_and_device
+    async with connected(device):
         first = shelf.pod()["metadata"]["uid"]
         shelf.apply_pool("160Mi")
 
@@ -261,12 +256,12 @@ async def test_where_pods_are_not_resized_an_edited_budget_replaces_them_and_say
 
 
 async def test_where_pods_are_not_resized_a_limit_stays_and_the_pool_is_none_the_worse(
-    plane: ControlPlane, namespace: str, running: Operators, coordinator: str, tmp_path: Path
+    without_resizing: None, shelf_and_device: tuple[Shelf, ScriptedDevice], running: Operators
 ) -> None:
     """As in a cluster that is too old for it: every request for it is refused."""
-    without_resizing(plane)
-    making = running_shelf(plane, namespace, running, coordinator, tmp_path)
-    async with making as (shelf, device, log), connected(device):
+    shelf, device = shelf_and_device
+    log = running.latest.log
+    async with connected(device):
         refused = "memory limits stay as they are"
         await until("it was tried", lambda: refused in log.read_text())
         await until(

@@ -1,7 +1,7 @@
 """A model whose fragments take more than was planned, on a real API server, with a real pool."""
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import pytest
 import pytest_asyncio
 from pool import read_results
 
-from cluster_fixtures import or_skip
 from operator_processes import Operators
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from shoal_cluster import ControlPlane
@@ -18,6 +17,7 @@ from underestimated import spoken, underestimated, write_inputs, write_spoken
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.own_plane,
     pytest.mark.real,
     pytest.mark.slow,
     pytest.mark.minutes,
@@ -26,13 +26,6 @@ pytestmark = [
 ]
 ITEMS = 4
 JOB = "hidden"
-
-
-@pytest.fixture(scope="module")
-def plane() -> Iterator[ControlPlane]:
-    """One of its own, with fake nodes."""
-    with or_skip(ControlPlane) as made:
-        yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -5,29 +5,21 @@ from collections.abc import Iterator
 import pytest
 from pool import read_results, write_items
 
-from cluster_fixtures import or_skip
 from controller.jobs import status_of, succeeded, workers_of
 from operator_processes import Operators
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from real_models import MODELS, find
-from shoal_cluster import ControlPlane
 from simulated_world import MODEL, World, job_spec, operating
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.own_plane,
     pytest.mark.real,
     pytest.mark.slow,
     pytest.mark.minutes,
     pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
-
-
-@pytest.fixture(scope="module")
-def plane() -> Iterator[ControlPlane]:
-    """One of its own, with fake nodes."""
-    with or_skip(ControlPlane) as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)

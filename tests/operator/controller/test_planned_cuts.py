@@ -1,6 +1,6 @@
 """Cuts and devices chosen together, on a real API server, with a real pool of unequal devices."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import pytest
 import pytest_asyncio
 from pool import read_results
 
-from cluster_fixtures import or_skip
 from made_models import Tensors, deep
 from operator_processes import Operators
 from parity_with_whole import TOLERANCE, largest_difference, whole
@@ -18,6 +17,7 @@ from simulated_world import NAMESPACE, World, job_spec, making_world, operating
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.own_plane,
     pytest.mark.real,
     pytest.mark.slow,
     pytest.mark.minutes,
@@ -25,13 +25,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 ITEMS = 4
-
-
-@pytest.fixture(scope="module")
-def plane() -> Iterator[ControlPlane]:
-    """One of its own, with fake nodes."""
-    with or_skip(ControlPlane) as made:
-        yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

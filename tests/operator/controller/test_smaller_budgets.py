@@ -1,6 +1,6 @@
 """Devices have less than before while a job runs, on a real API server, with a real pool."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import pytest
 import pytest_asyncio
 from pool import read_results, write_items
 
-from cluster_fixtures import or_skip
 from controller.jobs import final_events, run_of, status_of, succeeded
 from made_models import Tensors, deep
 from operator_processes import Operators
@@ -20,6 +19,7 @@ from simulated_world import DEVICES, World, job_spec, making_world, operating
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.own_plane,
     pytest.mark.real,
     pytest.mark.slow,
     pytest.mark.minutes,
@@ -30,13 +30,6 @@ ITEMS = 40
 JOB = "deep"
 LESS = 6 << 20
 """The model in one fragment takes 6.8 MiB in blocks."""
-
-
-@pytest.fixture(scope="module")
-def plane() -> Iterator[ControlPlane]:
-    """One of its own, with fake nodes."""
-    with or_skip(ControlPlane) as made:
-        yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -102,6 +102,26 @@ async def test_large_items_of_two_clients_are_answered_one_after_the_other(
     assert memory._taken_bytes == 0
 
 
+async def test_a_client_whose_own_items_take_long_waits_for_these(
+    little: World, memory: CallMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On small devices an item may take minutes: then the next one is not refused."""
+    monkeypatch.setattr(memory, "_wait_seconds", 0.01)
+    client, gate = Client(little), asyncio.Semaphore(0)
+    async with connected(little.device("a", gate=gate)):
+        await client.open()
+        sending = asyncio.create_task(send_three(client))
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        for _ in range(9):
+            gate.release()
+        answers = [await client.answer() for _ in range(3)]
+        assert [number for number, _ in answers] == [0, 1, 2]
+        assert all(isinstance(made, dict) for _, made in answers)
+        await sending
+        assert await client.end() is grpc.StatusCode.OK
+
+
 async def test_an_item_that_never_comes_whole_holds_nothing_when_its_client_has_gone(
     little: World, memory: CallMemory
 ) -> None:

@@ -28,10 +28,10 @@ class CallMemory:
 
     async def take(self, size_bytes: int) -> None:
         """Wait until there is room. Raises `CallRefused`."""
-        if self._lacks(size_bytes):
+        if self.lacks(size_bytes):
             try:
                 async with asyncio.timeout(self._wait_seconds):
-                    while self._lacks(size_bytes):
+                    while self.lacks(size_bytes):
                         self._given_back.clear()
                         await self._given_back.wait()
             except TimeoutError:
@@ -42,7 +42,8 @@ class CallMemory:
         self._taken_bytes -= size_bytes
         self._given_back.set()
 
-    def _lacks(self, size_bytes: int) -> bool:
+    def lacks(self, size_bytes: int) -> bool:
+        """Whether there is no room for so much now."""
         return self._taken_bytes + size_bytes > self.most_bytes
 
     def _refusal(self, size_bytes: int) -> CallRefused:

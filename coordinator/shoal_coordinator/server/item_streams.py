@@ -197,6 +197,9 @@ class _ItemStream:
         self._give_back(self._coming_bytes)
         self._coming_bytes = 0
         if 0 < size <= self._memory.item_bytes:
+            while self._unanswered and self._memory.lacks(size):  # its own may take minutes
+                self._answered.clear()
+                await self._answered.wait()
             await self._memory.take(size)
             self._taken_bytes += size
             self._coming_bytes = size

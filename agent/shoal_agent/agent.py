@@ -48,6 +48,7 @@ from shoal_agent.transport.shaping import Uplink, unsent_bytes
 from shoal_protocol import PROTOCOL
 from shoal_protocol.bulk.local import LocalListener, listen
 from shoal_protocol.certificate_times import expiration_seconds
+from shoal_protocol.disk_shares import for_activations, for_fragments
 from shoal_protocol.listener import Listener
 from shoal_protocol.services import SessionClient, add_peer_service
 from shoal_protocol.speeds import UNKNOWN_SPEED, report_link, speed_message
@@ -95,9 +96,7 @@ class Agent:
             settings.budget if settings.budget_file is None else Bytes(self._machine.physical_bytes)
         )
         self._meter = MemoryMeter()
-        spill_bytes = settings.cache_bytes // 4
-        self._spill_bytes = spill_bytes
-        self._cache = FragmentCache(settings.cache, settings.cache_bytes - spill_bytes)
+        self._cache = FragmentCache(settings.cache, for_fragments(settings.cache_bytes))
         if dropped := self._cache.dropped_at_start:
             log.warning("removed damaged fragments: %s", ", ".join(map(short, dropped)))
         self._executor = ThreadPoolExecutor(1, "processor")
@@ -342,9 +341,8 @@ class Agent:
     async def _open_store(self) -> ActivationStore:
         """An empty store for a session's activations; what the last one held is gone by now."""
         cache, fragments = self.settings.cache, self.fragments
-        store = await in_thread(
-            ActivationStore, cache, self._spill_bytes, fragments, fragments.buffers
-        )
+        limit = for_activations(self.settings.cache_bytes)
+        store = await in_thread(ActivationStore, cache, limit, fragments, fragments.buffers)
         fragments.spilling.spill = store.spill
         return store
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from shoal_planner.costs import Costs, Division, Span
 from shoal_planner.devices import PoolDevice
+from shoal_planner.disks import has_room
 from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions, by_memory, evenly
 from shoal_planner.outcome import EVEN_SPLIT, Rejected, duration
@@ -68,6 +69,8 @@ class Contest:
         roomiest = max(self.pool, key=lambda each: each.budget_bytes)
         need, have = _together(costs, whole), format_bytes(roomiest.budget_bytes)
         reason = f"all fragments need {need}; {roomiest.name} has {have}"
+        if lacking := _lacking_disk(costs, whole, roomiest):
+            reason = lacking
         if roomiest.single:
             reason = f"{roomiest.name} holds one fragment at a time"
         return Rejected(alternative="one device", reason=reason)
@@ -85,7 +88,8 @@ class Contest:
                 need = format_bytes(self.costs.least_in_turn(division.span))
                 have = format_bytes(device.budget_bytes)
                 reason = f"a fragment for {device.name} needs {need}; it has {have}"
-                return Rejected(alternative=name, reason=reason)
+                lacking = _lacking_disk(self.costs, division.span, device)
+                return Rejected(alternative=name, reason=lacking or reason)
         reason = _would_reload(self.costs, lost)
         if not self.costs.predictable(self.pool):
             return Rejected(alternative=name, reason=reason or "is less balanced")
@@ -129,10 +133,21 @@ def _would_reload(costs: Costs, lost: Divisions) -> str:
                 continue
             if device.single:
                 return f"{device.name} holds one fragment at a time: it would load them in turn"
+            if lacking := _lacking_disk(costs, division.span, device):
+                return f"{lacking}: it would load them in turn"
             needs = f"its fragments need {_together(costs, division.span)}"
             have = f"{device.name} has {format_bytes(device.budget_bytes)}"
             return f"{needs}; {have}: it would load them in turn"
     return ""
+
+
+def _lacking_disk(costs: Costs, span: Span, device: PoolDevice) -> str:
+    """`its fragments take 2 GiB on disk; pi-4 has 768 MiB`; empty: there is room for them."""
+    stored = costs.stored.together(span.start, span.end)
+    if has_room(device, stored):
+        return ""
+    have = format_bytes(device.cache_bytes or 0)
+    return f"its fragments take {format_bytes(stored)} on disk; {device.name} has {have}"
 
 
 def _together(costs: Costs, span: Span) -> str:

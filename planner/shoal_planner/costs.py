@@ -26,12 +26,15 @@ How a device holds its span follows from its budget (`Holding`):
 - else all of them *in blocks*, where `least_bytes` of all fit at once. What a fragment is granted
   between the two says how many of its weights stay in memory: with the least none, with all all of
   them, in between in proportion; the others are read again for each item.
-  The bytes that remain go where each saves the most reading (`grants`), which is the best there
-  is, since the saving grows in proportion; room for the activations of two items is left;
+  The bytes that remain go where each saves the most reading (`grants`); room for the activations
+  of two items is left;
 - else it *reloads* them: fragments are loaded and unloaded in turn. A fragment that is loaded
   serves all items that are admitted, so an item takes a part of a load (`ITEMS_IN_TURN`). These
   items come and go together: receiving overlaps with what the span's first fragment computes, and
   sending with the last one. Each fragment must fit by itself, at least in blocks.
+
+What is held at once must have room on the device's disk together, what is reloaded one by one
+(`disks`).
 
 Where loads count (`cold`), the first item waits for those of each stage, one after the other: a
 stage is loaded when the one before it has its first task. What a device does not have on its disk
@@ -58,6 +61,8 @@ from shoal_planner import loads
 from shoal_planner.borders import Border, Borders
 from shoal_planner.device_costs import DeviceCost, Holding, Waits, after, mean_period, shared_period
 from shoal_planner.devices import PER_MILLE, PoolDevice, Ratios
+from shoal_planner.disks import Stored, has_room
+from shoal_planner.grants import Grants
 from shoal_planner.links import NOWHERE, Homes, Transfer, between, over
 from shoal_planner.loads import paged_bytes, read_bytes, time_of
 from shoal_protocol.choices import ITEMS_IN_TURN, ITEMS_IN_TURN_SINGLE
@@ -219,11 +224,13 @@ class Costs(SpanCosts):
         return _sums([fragment.least_bytes for fragment in self.document.fragments])
 
     @cached_property
-    def _order_of_grants(self) -> list[int]:
-        """The place of each fragment when spare bytes are granted: who saves most goes first."""
-        savers = sorted(self.document.fragments, key=loads.saving_per_byte, reverse=True)
-        places = {each.index: place for place, each in enumerate(savers)}
-        return [places[index] for index in range(len(places))]
+    def stored(self) -> Stored:
+        """What fragments take of a disk."""
+        return Stored(self.document.fragments)
+
+    @cached_property
+    def _grants(self) -> Grants:
+        return Grants(self.document.fragments)
 
     @cached_property
     def _read(self) -> list[int]:
@@ -255,12 +262,15 @@ class Costs(SpanCosts):
     def at_once(self, span: Span, device: PoolDevice) -> Holding | None:
         if device.single and span.end - span.start > 1:
             return None
+        if not has_room(device, self.stored.together(span.start, span.end)):
+            return None
         if self.resident(span) <= device.budget_bytes:
             return Holding.WHOLE
         return Holding.IN_BLOCKS if self.least(span) <= device.budget_bytes else None
 
     def holding(self, span: Span, device: PoolDevice) -> Holding | None:
         fits = self.least_in_turn(span) <= device.budget_bytes
+        fits = fits and has_room(device, self.stored.largest(span.start, span.end))
         return self.at_once(span, device) or (Holding.RELOADED if fits else None)
 
     def grants(self, span: Span, device: PoolDevice) -> tuple[Bytes, ...]:
@@ -280,13 +290,7 @@ class Costs(SpanCosts):
                 )
                 for each in fragments
             )
-        granted = {each.index: each.least_bytes for each in fragments}
-        spare = max(0, room - sum(granted.values()))
-        for each in sorted(fragments, key=lambda each: self._order_of_grants[each.index]):
-            more = min(spare, each.resident_bytes - each.least_bytes)
-            granted[each.index] += more
-            spare -= more
-        return tuple(map(Bytes, granted.values()))
+        return self._grants.shared(span.start, span.end, room)
 
     def _paged(self, span: Span, device: PoolDevice) -> int:
         fragments = self.document.fragments[span.start : span.end]

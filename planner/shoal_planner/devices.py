@@ -55,7 +55,8 @@ class PoolDevice:
     `moved_bytes_per_second` is what its processor sends and receives, and `handling_nanoseconds`
     what it takes besides for each task and transfer. `peers` are the links that differ from its
     own, `times` and `loads` what tasks and loads take there by fragment, and `within` what tasks
-    took in blocks; see `speeds.refined`. `cached` are fragments on its disk.
+    took in blocks; see `speeds.refined`. `cached` are fragments on its disk, which may hold
+    `cache_bytes` of them.
     """
 
     name: str
@@ -79,6 +80,7 @@ class PoolDevice:
     ratios: Ratios = ()
     load_ratios: Ratios = ()
     cached: tuple[Digest, ...] = ()
+    cache_bytes: Bytes | None = None
     single: bool = False
 
     @classmethod

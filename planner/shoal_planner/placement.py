@@ -19,6 +19,7 @@ from shoal_planner.alternatives import Contest
 from shoal_planner.costs import Costs, Division, Span, homes_of
 from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PoolDevice
+from shoal_planner.disks import has_room
 from shoal_planner.dividing import divided
 from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions
@@ -29,7 +30,9 @@ from shoal_planner.search import MAX_FOUND, Wishes
 from shoal_planner.smallest_budgets import smallest_in_turn
 from shoal_planner.speeds import refined
 from shoal_protocol.choices import Objective, PinPolicy
+from shoal_protocol.disk_shares import MORE_DISK
 from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.units import format_downwards, format_upwards
 
 MAX_REJECTED: Final = 8
 _NAMED_DEVICES: Final = 8
@@ -89,7 +92,11 @@ def plan(
             epoch = 1 + (previous.epoch if previous else 0)
             gap = found.gap(situation.value(best))
             return _planned(contest, tuple(rejected), epoch, gap)
-    return Infeasible(problem=_PINS) if pins else _too_tight(costs, pool)
+    if pins:
+        return Infeasible(problem=_PINS)
+    whole = Span(0, costs.count)
+    roomy = [each for each in pool if costs.least_in_turn(whole) <= each.budget_bytes]
+    return _lacking_disk(costs, whole, roomy) if roomy else _too_tight(costs, pool)
 
 
 def replan(
@@ -161,16 +168,9 @@ def _misfit(costs: Costs, pool: Sequence[PoolDevice], pins: Sequence[Pin]) -> In
     assert len(budgets) == len(pool), "two devices have one name"
     if not pool:
         return Infeasible(problem="the pool has no device")
+    if problem := _misplaced(document, list(budgets), pins):
+        return Infeasible(problem=problem)
     required = {pin.fragment: pin.device for pin in pins if pin.policy is PinPolicy.REQUIRED}
-    for pin in pins:
-        if pin.fragment >= len(document.fragments):
-            last = len(document.fragments) - 1
-            problem = f"fragment {pin.fragment} is pinned to {pin.device}, but {last} is the last"
-            return Infeasible(problem=problem)
-        if pin.device not in budgets and pin.policy is PinPolicy.REQUIRED:
-            known = ", ".join(list(budgets)[:_NAMED_DEVICES])
-            problem = f"fragment {pin.fragment} is pinned to {pin.device}; the pool has {known}"
-            return Infeasible(problem=problem)
     for fragment in document.fragments:
         pinned = required.get(fragment.index)
         allowed = budgets if pinned is None else {pinned: budgets[pinned]}
@@ -185,7 +185,38 @@ def _misfit(costs: Costs, pool: Sequence[PoolDevice], pins: Sequence[Pin]) -> In
                 resident_bytes=costs.resident(alone),
                 budgets=tuple(allowed.items()),
             )
+        able = [
+            device
+            for device in pool
+            if device.name in allowed and fragment.least_bytes <= device.budget_bytes
+        ]
+        if not any(has_room(each, costs.stored.largest(alone.start, alone.end)) for each in able):
+            return _lacking_disk(costs, alone, able)
     return None
+
+
+def _misplaced(document: PartitionDocument, pool: Sequence[str], pins: Sequence[Pin]) -> str:
+    """What is wrong with a pin; empty: nothing."""
+    last = len(document.fragments) - 1
+    for pin in pins:
+        if pin.fragment > last:
+            return f"fragment {pin.fragment} is pinned to {pin.device}, but {last} is the last"
+        if pin.device not in pool and pin.policy is PinPolicy.REQUIRED:
+            known = ", ".join(pool[:_NAMED_DEVICES])
+            return f"fragment {pin.fragment} is pinned to {pin.device}; the pool has {known}"
+    return ""
+
+
+def _lacking_disk(costs: Costs, span: Span, able: Sequence[PoolDevice]) -> Infeasible:
+    """These devices have the memory for each of the fragments, and not the disk."""
+    stored = costs.stored.largest(span.start, span.end)
+    have = [f"{each.name} {format_downwards(each.cache_bytes or 0)}" for each in able]
+    more = len(have) - _NAMED_DEVICES
+    listed = ", ".join(have[:_NAMED_DEVICES]) + f" and {more} more" * (more > 0)
+    return Infeasible(
+        problem=f"a fragment takes {format_upwards(stored)} on a device's disk; of the devices "
+        f"with enough memory there are for fragments: {listed}; cut finer or {MORE_DISK}"
+    )
 
 
 def _too_tight(costs: Costs, pool: Sequence[PoolDevice]) -> Infeasible:

@@ -200,11 +200,10 @@ def _spans(question: Question) -> list[Span]:
     """The spans that some device can serve, by end, then by start."""
     count, pool = question.costs.count, question.pool
     # Of devices that differ in budget only, the roomiest can serve whatever the others can.
-    roomiest = [
-        max(alike, key=lambda device: device.budget_bytes)
-        for single in (False, True)
-        if (alike := [device for device in pool if device.single is single])
-    ]
+    kinds: dict[tuple[bool, int | None], PoolDevice] = {}
+    for device in sorted(pool, key=lambda each: each.budget_bytes):
+        kinds[device.single, device.cache_bytes] = device
+    roomiest = list(kinds.values())
     every = (Span(start, end) for end in range(1, count + 1) for start in range(end))
     return [span for span in every if any(question.fits(span, each) for each in roomiest)]
 

@@ -77,13 +77,14 @@ _NEAR: Final = Nanoseconds(1_000_000)
 """Latencies that differ by less are alike."""
 
 
-def measured_device(
+def measured_device(  # noqa: PLR0913 - each is known from elsewhere
     name: str,
     budget_bytes: Bytes,
     speed: Speed = UNKNOWN_SPEED,
     link: Link = UNKNOWN_LINK,
     times: FragmentTimes = (),
     *,
+    cache_bytes: Bytes | None = None,
     single: bool = False,
 ) -> PoolDevice:
     """A device with what is known of it; what is not is assumed."""
@@ -121,6 +122,7 @@ def measured_device(
             if granted
         ),
         cached=tuple(each.digest for each in times if each.cached),
+        cache_bytes=cache_bytes,
         single=single,
     )
 

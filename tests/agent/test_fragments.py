@@ -173,7 +173,7 @@ async def test_a_load_whose_room_cannot_be_made_books_nothing_and_works_later(
     for key in keys:
         await store.put(key, {"y": np.zeros(MIB, np.uint8)})
     assert fragments.ledger.reserved == 12 * MIB
-    with pytest.raises(SpillFull, match=r"need 4 MiB on disk, have 3 MiB: raise --cache-size"):
+    with pytest.raises(SpillFull, match=r"need 4 MiB on disk, have 3 MiB: raise the cache"):
         await fragments.load(dense.digest, 8 * MIB, [])
     # What is on disk has left memory, what is not has not: the ledger knows both.
     assert (fragments.ledger.in_flight, fragments.ledger.reserved) == ({}, 9 * MIB)

@@ -15,6 +15,7 @@ from shoal_agent.cache.disk import KEPT_SECONDS
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_protocol.disk_shares import MORE_DISK
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ async def test_a_fragment_is_prepared_when_the_disk_has_room_for_it_again(
     assert await bench.prepare(dense) is None
     (said,) = (each for each in caplog.messages if "is not prepared" in each)
     assert "on disk, have 0" not in said
-    assert "raise --cache-size" in said
+    assert MORE_DISK in said
     caplog.clear()
     assert await bench.prepare(dense) is None
     assert caplog.messages == [], "the same was said again"

@@ -43,7 +43,13 @@ from shoal_protocol.partition import Fragment, PartitionDocument
 
 def fits(document: PartitionDocument, span: range, on: PoolDevice) -> bool:
     needed = sum(document.fragments[i].least_bytes for i in span) + frames_across(document, span)
-    return needed <= on.budget_bytes and not (on.single and len(span) > 1)
+    stored = sum(stored_bytes(document.fragments[i]) for i in span)
+    fits_disk = on.cache_bytes is None or stored <= on.cache_bytes
+    return fits_disk and needed <= on.budget_bytes and not (on.single and len(span) > 1)
+
+
+def stored_bytes(fragment: Fragment) -> int:
+    return fragment.weight_bytes + 1024 * fragment.nodes
 
 
 def weigh(document: PartitionDocument, division: Division, items: int) -> tuple[int, int]:
@@ -123,6 +129,7 @@ def questions(draw: st.DrawFn) -> tuple[PartitionDocument, list[PoolDevice]]:
             flops=draw(st.integers(1, 3)) * SECOND,
             link_bytes_per_second=draw(st.sampled_from([None, 10**6, 10**7])),
             latency_nanoseconds=draw(st.sampled_from([0, 5_000_000])),
+            cache_bytes=draw(st.sampled_from([None, MIB, 2 * MIB, 4 * MIB])),
             single=draw(st.booleans()),
         )
         for index in range(draw(st.integers(1, 4)))
@@ -180,6 +187,11 @@ def test_a_plan_serves_each_fragment_and_keeps_every_budget(
     document, pool = question
     answer = plan(document, pool, objective)
     budgets = {each.name: each.budget_bytes for each in pool}
+    if isinstance(answer, Infeasible) and answer.need_bytes is None:
+        largest = max(map(stored_bytes, document.fragments))
+        assert any(each.cache_bytes is not None and each.cache_bytes < largest for each in pool)
+        assert "disk" in answer.problem
+        return
     if isinstance(answer, Infeasible):
         assert answer.need_bytes is not None
         assert answer.need_bytes > max(budgets.values())
@@ -194,6 +206,10 @@ def test_a_plan_serves_each_fragment_and_keeps_every_budget(
             pairs = list(zip(fragments, share.granted_bytes, strict=True))
             assert share.resident_bytes <= budgets[share.device]
             assert all(f.least_bytes <= granted <= f.resident_bytes for f, granted in pairs)
+            stored = [stored_bytes(each) for each in fragments]
+            in_turn = share.holding is Holding.RELOADED
+            disk = next(each.cache_bytes for each in pool if each.name == share.device)
+            assert disk is None or (max(stored) if in_turn else sum(stored)) <= disk
             whole = all(granted == f.resident_bytes for f, granted in pairs)
             assert whole == (share.holding is Holding.WHOLE) or share.holding is Holding.RELOADED
 
@@ -249,6 +265,36 @@ def test_single_residency_gives_each_fragment_a_device() -> None:
     pool = [device(name, single=True) for name in ("a", "b", "c")]
     answer = placed(plan(document, pool, Objective.THROUGHPUT))
     assert [stage.fragments for stage in answer.stages] == [(0,), (1,), (2,)]
+
+
+def test_what_a_disk_cannot_hold_together_is_on_other_devices() -> None:
+    document = partition([10**9] * 3, [20 * MIB] * 3)
+    small = device("small", 64 * MIB, 4 * SECOND, cache_bytes=15 * MIB)
+    pool = [small, device("large", 64 * MIB, cache_bytes=64 * MIB)]
+    answer = placed(plan(document, pool, Objective.LATENCY))
+    assert answer.homes() == (("small",), ("large",), ("large",))
+    lost = next(each for each in answer.rejected if each.alternative == "split by memory")
+    taken = "its fragments take 20 MiB on disk; small has 15 MiB: it would load them in turn"
+    assert lost.reason == taken
+
+
+def test_what_no_disk_can_hold_together_is_loaded_in_turn() -> None:
+    document = partition([10**9] * 3, [20 * MIB] * 3)
+    answer = placed(
+        plan(document, [device("a", 64 * MIB, cache_bytes=15 * MIB)], Objective.LATENCY)
+    )
+    assert reloads(answer)
+
+
+def test_a_fragment_that_no_disk_has_room_for_is_refused_with_need_and_have() -> None:
+    document = partition([10**9] * 2, [20 * MIB, 40 * MIB])
+    pool = [device("a", 64 * MIB, cache_bytes=15 * MIB), device("b", 24 * MIB)]
+    answer = plan(document, pool, Objective.LATENCY)
+    assert isinstance(answer, Infeasible)
+    assert answer.message("cut").startswith(
+        "cut cannot be placed: a fragment takes 20.1 MiB on a device's disk; of the devices with "
+        "enough memory there are for fragments: a 15 MiB; cut finer or raise the cache's size"
+    )
 
 
 def test_devices_load_fragments_in_turn_only_where_there_is_no_other_way() -> None:

@@ -116,6 +116,19 @@ def test_what_no_pool_holds_at_once_is_cut_into_the_fewest_fragments_that_fit() 
     assert len(chosen.tensors) == 3
 
 
+def test_what_has_room_in_memory_in_blocks_is_cut_finer_where_a_disk_has_no_room_for_it() -> None:
+    of = cut_table([10**8] * 8, [4 * MIB] * 8, least=[4 * MIB] * 8)
+    pool = [device("small", 20 * MIB)]
+    whole = choose_cut(of, pool, Goal(Objective.THROUGHPUT))
+    finer = choose_cut(
+        of, [device("small", 20 * MIB, cache_bytes=18 * MIB)], Goal(Objective.THROUGHPUT)
+    )
+    assert whole is not None
+    assert whole.tensors == ()
+    assert finer is not None
+    assert len(finer.tensors) == 3
+
+
 def test_a_layer_that_fits_nowhere_leaves_no_cut() -> None:
     of = cut_table([10**8] * 2, [MIB, 40 * MIB])
     assert choose_cut(of, [device("small", 20 * MIB)], Goal(Objective.THROUGHPUT)) is None

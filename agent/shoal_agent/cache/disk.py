@@ -43,6 +43,7 @@ from shoal_protocol.digests import (
     hexadecimal,
     is_digest,
 )
+from shoal_protocol.disk_shares import MORE_DISK
 from shoal_protocol.durable_files import is_transient, open_regular, sync_folder
 from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
 from shoal_protocol.manifest import MANIFEST, FragmentDamaged, Manifest, is_shared
@@ -265,7 +266,7 @@ class FragmentCache:
                 have,
                 f"{digest} needs {format_bytes(need_bytes)} on disk, have {format_bytes(have)} "
                 f"of a cache of {format_bytes(self.limit_bytes)} beside what is in use; "
-                "raise --cache-size",
+                f"{MORE_DISK}",
             )
         self._expected[digest] = need
         victims: list[str] = []

@@ -53,6 +53,7 @@ from shoal_agent.runtime.prepared import (
     stamps_of,
 )
 from shoal_agent.telemetry.logs import log
+from shoal_protocol.disk_shares import MORE_DISK
 from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.preparing import WORTH_PREPARING_BYTES
 from shoal_protocol.threads import in_thread
@@ -192,9 +193,10 @@ class Preparation:
         if saves and room < disk_bytes:
             log.info(
                 "%s is not prepared: it needs %s on disk, have %s in the cache and in half of what "
-                "the disk has free; raise --cache-size",
+                "the disk has free; %s",
                 short(digest),
                 *format_apart(disk_bytes, room),
+                MORE_DISK,
             )
         elif saves:
             outcome = await self._save(digest, folder, form, limit_bytes, disk_bytes)

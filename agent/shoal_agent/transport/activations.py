@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from shoal_agent.execution.values import Key
 from shoal_agent.memory.residency import NoRoom
 from shoal_agent.transport.buffers import Buffers, Lease
+from shoal_protocol.disk_shares import MORE_DISK
 from shoal_protocol.frame_sizes import DISK_PIECE_BYTES, received_frame_bytes
 from shoal_protocol.frames import TransferError
 from shoal_protocol.tensors import Array, memory_bytes
@@ -140,7 +141,7 @@ class SpillFull(NoRoom):
         self,
         need_bytes: int,
         have_bytes: int,
-        reason: str = "raise --cache-size",
+        reason: str = MORE_DISK,
         where: str = "on disk",
     ) -> None:
         text = f"activations would need {format_bytes(need_bytes)} {where}, have "
@@ -300,7 +301,7 @@ class ActivationStore:
             try:
                 freed += await self._spill(stored)
             except SpillFull:
-                why = "raise --cache-size"  # a smaller one may have a place
+                why = MORE_DISK  # a smaller one may have a place
             except OSError as error:
                 raise SpillFull(size, freed, str(error)) from error
         if freed < size:

@@ -83,7 +83,8 @@ class PlainProgress(Observer):
             self._print(f"{job.name}: {_job_line(job)}")
         for device in snapshot.devices:
             used, budget = format_bytes(device.used_bytes), format_bytes(device.budget_bytes)
-            self._print(f"  {device.name}: {used} of {budget}, {device.queued} queued")
+            fetched = f"{format_bytes(device.fetched_bytes)} fetched"
+            self._print(f"  {device.name}: {used} of {budget}, {device.queued} queued, {fetched}")
 
     def _due(self) -> bool:
         now = time.monotonic()
@@ -206,6 +207,7 @@ def _device_table(snapshot: Snapshot) -> RenderableType:
         ("now", lambda device: format_bytes(device.used_bytes)),
         ("peak", lambda device: format_bytes(device.peak_bytes)),
         ("budget", lambda device: format_bytes(device.budget_bytes)),
+        ("fetched", lambda device: format_bytes(device.fetched_bytes)),
         ("queued", lambda device: str(device.queued)),
         ("died", lambda device: str(snapshot.restarts.get(device.name, 0))),
         ("state", _state),
@@ -214,7 +216,7 @@ def _device_table(snapshot: Snapshot) -> RenderableType:
         rows=snapshot.devices,
         names=names,
         columns=columns,
-        spare=("memory", "died", "queued", "peak"),
+        spare=("memory", "died", "fetched", "queued", "peak"),
         texts=("memory", "state"),
     )
 

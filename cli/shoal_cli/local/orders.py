@@ -19,10 +19,15 @@ from shoal_cli.transfer.addresses import AddressRefused, claim_of, resolve_uri
 from shoal_planner.devices import PoolDevice
 from shoal_planner.speeds import measured_device
 from shoal_protocol.choices import Cutting, Mode, Policy, Precision, Residency
+from shoal_protocol.disk_shares import for_fragments
 from shoal_protocol.partition import Outgrown
 from shoal_protocol.speeds import UNKNOWN_SPEED, Link, Speed
+from shoal_protocol.units import Bytes
 
 BARE_POOL: Final = "local"
+_BARE_CACHE: Final = "1Ti"
+"""Nobody has said how much of this machine's disk the devices of a bare model may have, so what the
+disk has is the limit."""
 _MILLICPUS: Final = 1000
 
 
@@ -182,6 +187,7 @@ def _bare_pool(budgets: Sequence[int], residency: Residency) -> dict[str, object
     return {
         "local": {"devices": devices},
         "budget": {"memory": max(budgets)},
+        "cache": {"size": _BARE_CACHE},
         "residency": residency.value,
     }
 
@@ -348,10 +354,13 @@ def planned_devices(pool: DevicePool, speed: Speed = UNKNOWN_SPEED) -> tuple[Poo
     if disk is not None:
         speed = replace(speed, disk_bytes_per_second=disk / len(devices))
     single = pool.spec.residency is Residency.SINGLE
-    return tuple(_planned_device(device, speed, single=single) for device in devices)
+    cache = for_fragments(pool.spec.cache.size)
+    return tuple(_planned_device(each, speed, cache, single=single) for each in devices)
 
 
-def _planned_device(device: LocalDevice, speed: Speed, *, single: bool) -> PoolDevice:
+def _planned_device(
+    device: LocalDevice, speed: Speed, cache_bytes: Bytes, *, single: bool
+) -> PoolDevice:
     rate = device.link.rate if device.link is not None else None
     milliseconds = device.link.latency_milliseconds if device.link is not None else 0
     return measured_device(
@@ -362,5 +371,6 @@ def _planned_device(device: LocalDevice, speed: Speed, *, single: bool) -> PoolD
             bytes_per_second=None if rate is None else rate / 8,
             round_trip_seconds=2 * milliseconds / 1000,
         ),
+        cache_bytes=cache_bytes,
         single=single,
     )

@@ -72,6 +72,7 @@ def planned_for(
                 speed_of(each.speed),
                 link_of(each),
                 fragment_times_of(each),
+                cache_bytes=Bytes(each.cache_bytes) or None,
                 single=single,
             )
             for each in devices

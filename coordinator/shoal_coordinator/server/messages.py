@@ -299,6 +299,7 @@ def device_status(
         cached = [sizes.get(digest) or size_of(digest) for digest in on_disk]
         status.architecture = hello.capabilities.architecture
         status.floor_bytes = wire.size(hello.floor_bytes)
+        status.cache_bytes = wire.size(hello.cache_bytes)
         status.cached_fragments = len(cached)
         status.cached_bytes = sum(cached)
         for name in ("used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes"):

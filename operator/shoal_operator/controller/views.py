@@ -172,12 +172,12 @@ def _excesses(view: CoordinatorView) -> list[tuple[str, int, bool]]:
     return [(name, excess.peak_bytes, excess.is_recent) for name, excess in found if excess]
 
 
-def _fleet(view: CoordinatorView) -> list[tuple[str, int, Speed, Link, FragmentTimes]]:
+def _fleet(view: CoordinatorView) -> list[tuple[str, int, int, Speed, Link, FragmentTimes]]:
     """Devices that a plan may use, with what it depends on; one that is silent for a moment still
     counts."""
     there = (DeviceState.READY, DeviceState.SILENT)
     return [
-        (each.name, each.budget_bytes, each.speed, each.link, each.times)
+        (each.name, each.budget_bytes, each.cache_bytes, each.speed, each.link, each.times)
         for each in view.devices
         if each.state in there
     ]

@@ -237,7 +237,13 @@ def _devices(snapshot: PlacementSnapshot) -> tuple[PoolDevice, ...] | Cause:
     single = pool.spec.residency is Residency.SINGLE
     usable = tuple(
         measured_device(
-            each.name, each.budget_bytes, each.speed, each.link, each.times, single=single
+            each.name,
+            each.budget_bytes,
+            each.speed,
+            each.link,
+            each.times,
+            cache_bytes=each.cache_bytes or None,
+            single=single,
         )
         for each in sorted(snapshot.view.devices, key=lambda device: device.name)
         if each.state in (DeviceState.READY, DeviceState.SILENT)

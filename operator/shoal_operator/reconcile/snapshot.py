@@ -171,7 +171,8 @@ class Excess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectedDevice:
-    """A device as its pool's coordinator reports it."""
+    """A device as its pool's coordinator reports it. `cache_bytes`: what its disk may hold of
+    fragments; 0: not known."""
 
     name: str
     state: DeviceState
@@ -181,6 +182,7 @@ class ConnectedDevice:
     cached_fragments: int
     cached_bytes: Bytes
     silent_seconds: float
+    cache_bytes: Bytes = Bytes(0)
     excess: Excess | None = None
     speed: Speed = UNKNOWN_SPEED
     link: Link = UNKNOWN_LINK

@@ -57,12 +57,25 @@ def test_the_picture_of_a_run_loses_nothing_on_a_narrow_terminal(width: int) -> 
     stage.devices.extend(["pi-4", "jetson"])
     job = pb.JobStatus(name="ocr", state=pb.JobStatus.RUNNING, items=9, stages=[stage])
     device = pb.DeviceStatus(name="pi-4", state=pb.DeviceStatus.LOST, queued=17)
+    device.fetched_bytes = 11 << 20
     device.used_bytes, device.peak_bytes, device.budget_bytes = 3 << 20, 5 << 20, 7 << 20
     console = Console(file=io.StringIO(), width=width)
     console.print(picture(Snapshot(jobs=(job,), devices=(device,), restarts={"pi-4": 31})))
     assert isinstance(console.file, io.StringIO)
     drawn = console.file.getvalue()
-    for text in ("1234", "250 ms", "jetson", "pi-4", "3 MiB", "5 MiB", "7 MiB", "17", "31", "lost"):
+    for text in (
+        "1234",
+        "250 ms",
+        "jetson",
+        "pi-4",
+        "3 MiB",
+        "5 MiB",
+        "7 MiB",
+        "11 MiB",
+        "17",
+        "31",
+        "lost",
+    ):
         assert text in drawn
     assert max(map(len, drawn.splitlines())) <= width
 

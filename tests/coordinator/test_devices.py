@@ -102,6 +102,7 @@ async def test_the_status_of_devices_is_what_they_reported(world: World) -> None
         device="a",
         budget_bytes=1500,
         floor_bytes=77,
+        cache_bytes=10**9,
         capabilities=pb.Capabilities(architecture="aarch64"),
         cached=[cached],
     )
@@ -116,6 +117,7 @@ async def test_the_status_of_devices_is_what_they_reported(world: World) -> None
     (status,) = response.devices
     assert (status.name, status.state, status.architecture) == ("a", 0, "aarch64")
     assert (status.budget_bytes, status.floor_bytes) == (1500, 77)
+    assert status.cache_bytes == 10**9
     assert (status.used_bytes, status.peak_bytes) == (11, 33), "the peak of a task is newer"
     assert (status.sent_bytes, status.fetched_bytes) == (33, 44)
     # One fragment fits at a time, and three were used.

@@ -84,7 +84,7 @@ def run(
     with _work_in(folder, keep=how.keep):
         start = _start(there, run_options, keep=how.keep)
         ran = _execute(orders, folder, start, None if show.quiet else show.progress)
-        status = _finish(ran, quiet=show.quiet, logs_stay=how.keep and there is None)
+        status = _finish(ran, folder, show, stays=how.keep and there is None)
         _write(ran, folder, show)
         if status != INTERRUPTED:
             with tables.sending(far=far):
@@ -262,12 +262,15 @@ def _write(ran: "RunReport", folder: Path, show: WhatToShow) -> None:
         write_page(ran, show.html)
 
 
-def _finish(report: "RunReport", *, quiet: bool, logs_stay: bool) -> int:
-    """Print what the run did; the exit status."""
-    from shoal_cli.commands.tables import interrupted_line, output, over_budget_line, print_summary
+def _finish(report: "RunReport", folder: Path, show: WhatToShow, *, stays: bool) -> int:
+    """Print what the run did; the exit status. `stays`: the work folder keeps what it has."""
+    from shoal_cli.commands import tables
+    from shoal_cli.commands.tables import interrupted_line, output, over_budget_line
+    from shoal_cli.local.workspace import kept_bytes
 
-    if not quiet:
-        print_summary(output(), report, logs_stay=logs_stay)
+    if not show.quiet:
+        tables.print_summary(output(), report, logs_stay=stays)
+        tables.print_kept(output(), report.work, kept_bytes(folder) if stays else 0)
     elif not report.within_budget:
         for device in report.devices:
             if not device.within_budget:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
@@ -34,6 +34,8 @@ FAILURES_SHOWN = 8
 LOG_COLUMNS = 200
 
 R = TypeVar("R")
+
+_MUCH_KEPT: Final = 1 << 30
 
 
 class _Terminal(Console):
@@ -117,6 +119,14 @@ def print_summary(console: Console, report: RunReport, *, logs_stay: bool = True
         _print_verification(console, job, report.devices)
     if begun and logs_stay and not (report.succeeded or report.interrupted):
         text = f"logs of the coordinator and of each device: {Path(report.work) / 'logs'}"
+        console.print(Text(text), soft_wrap=True)
+
+
+def print_kept(console: Console, folder: str, kept_bytes: int) -> None:
+    """What the work folder takes of the disk, where that is much."""
+    if kept_bytes >= _MUCH_KEPT:
+        text = f"{format_bytes(kept_bytes)} of fragments stay in {folder}, so that the next run "
+        text += "begins sooner; --no-keep leaves none"
         console.print(Text(text), soft_wrap=True)
 
 

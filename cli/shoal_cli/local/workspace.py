@@ -126,6 +126,17 @@ def default_work_folder(name: str, sources: Iterable[Path]) -> Path:
     return _runs_folder() / f"{name}-{key[:12]}"
 
 
+def kept_bytes(root: Path) -> int:
+    """What a work folder takes of the disk; a file of several names counts once."""
+    taken: dict[tuple[int, int], int] = {}
+    for folder, _, files in os.walk(root):
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):
+                found = Path(folder, name).lstat()
+                taken[found.st_dev, found.st_ino] = 512 * found.st_blocks
+    return sum(taken.values())
+
+
 def running_pools() -> list[RunningPool]:
     """The pools of all runs of this user on this machine."""
     prefix = f"{_SOCKETS_PREFIX}{os.getuid()}-"

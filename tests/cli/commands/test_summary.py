@@ -12,6 +12,7 @@ from shoal_cli.commands.tables import (
     explained_table,
     interrupted_line,
     output,
+    print_kept,
     print_summary,
 )
 from shoal_cli.local.report import Enforcement, FragmentHeld, RunReport, to_json
@@ -140,6 +141,15 @@ def test_a_run_in_which_something_failed_names_its_logs_if_they_stay() -> None:
     file = io.StringIO()
     print_summary(Console(file=file), MANY, logs_stay=False)
     assert LOGS not in file.getvalue()
+
+
+def test_a_run_that_leaves_much_on_the_disk_says_where() -> None:
+    said = {}
+    for kept in (900 << 20, 5 << 30):
+        print_kept(Console(file=(file := io.StringIO()), width=200), "/runs/ocr", kept)
+        said[kept] = file.getvalue()
+    assert "5 GiB of fragments stay in /runs/ocr" in said[5 << 30]
+    assert said[900 << 20] == ""
 
 
 def test_an_interrupted_run_says_how_far_it_came() -> None:

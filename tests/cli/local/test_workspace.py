@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from shoal_cli.local.workspace import KEPT_RUNS, WorkspaceBusy, default_work_folder, open_workspace
+from shoal_cli.local.workspace import (
+    KEPT_RUNS,
+    WorkspaceBusy,
+    default_work_folder,
+    kept_bytes,
+    open_workspace,
+)
 
 
 def test_sockets_have_short_paths_in_a_private_folder_that_goes(tmp_path: Path) -> None:
@@ -68,3 +74,16 @@ def test_of_the_default_folders_those_used_last_are_kept_and_those_in_use(
             there = [folder for folder in others if folder.exists()]
         assert there == others[-KEPT_RUNS:]
         assert oldest.exists()
+
+
+def test_what_a_work_folder_keeps_is_counted_by_blocks_and_once_for_each_file(
+    tmp_path: Path,
+) -> None:
+    before = kept_bytes(tmp_path)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "weights").write_bytes(bytes(range(256)) * 4096)
+    (tmp_path / "again").hardlink_to(tmp_path / "store" / "weights")
+    with (tmp_path / "hole").open("wb") as sparse:
+        sparse.truncate(1 << 30)
+    assert before == 0
+    assert 1 << 20 <= kept_bytes(tmp_path) < 2 << 20

@@ -53,7 +53,8 @@ def test_time_that_passes_is_no_change() -> None:
 def test_what_a_device_or_its_link_was_measured_to_do_is_news_for_plans() -> None:
     faster = replace(DEVICE, speed=Speed(processors=2.0))
     linked = replace(DEVICE, link=Link(bytes_per_second=1e8))
-    for each in (faster, linked):
+    larger = replace(DEVICE, cache_bytes=Bytes(1 << 30))
+    for each in (faster, linked, larger):
         assert parts(VIEW, replace(VIEW, devices=(each,))) == {"shelf/devices", "shelf/fleet"}
 
 

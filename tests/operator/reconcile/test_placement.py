@@ -208,6 +208,15 @@ def test_what_fits_nowhere_is_refused_in_words() -> None:
     assert [note.warning for note in decision.notes] == [True]
 
 
+def test_what_no_disk_has_room_for_is_refused_in_words() -> None:
+    tiny = tuple(replace(device(name), cache_bytes=Bytes(4 * MIB)) for name in ("pi", "jetson"))
+    _, _, status = see(placement(), replace(devices("pi"), devices=tiny))
+    assert word(status, "Planned") == "False Infeasible"
+    said = condition(status, "Ready").message
+    assert "on a device's disk; of the devices with enough memory there are for fragments" in said
+    assert "jetson 4 MiB, pi 4 MiB; cut finer or raise the cache's size (cache.size of the" in said
+
+
 def test_nothing_is_told_of_the_placement_of_a_job_that_has_ended() -> None:
     """Who makes a budget smaller gets no warning for each job of last year."""
     small = replace(devices("a"), devices=(device("a", budget=16 * MIB),))

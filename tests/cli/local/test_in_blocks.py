@@ -65,7 +65,9 @@ def test_a_model_is_cut_finer_where_a_disk_has_no_room_for_a_fragment_that_memor
         "run", bench.folder / "pool.yaml", *volume, "--report", bench.report, "--verify"
     )
     assert ran.status == 0, ran.err
-    (job,) = ran.report["jobs"]
+    jobs = ran.report["jobs"]
+    assert isinstance(jobs, list)
+    (job,) = jobs
     assert job["succeeded"] == 8
     assert len(job["stages"]) > 2, (
         "a half of the model has room in memory, in blocks, and none here"

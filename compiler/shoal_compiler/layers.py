@@ -283,8 +283,9 @@ def _others(
 def _parts(
     weight: Constant, axis: int, channels: int, whole: int, grouped: int, most: int
 ) -> Iterator[tuple[int, int]]:
-    """The channels of each part, `most` if that can be. So many stay together as are one `whole`;
-    those that are `grouped` do, or are parted by themselves."""
+    """The channels of each part: at most `most`, if that can be, and of one size as nearly as that
+    can be, so that what one works in has room for the next. So many stay together as are one
+    `whole`; those that are `grouped` do, or are parted by themselves."""
     tensor, along = weight.weight.tensor, weight.axes[axis]
     in_one_piece = prod(tensor.dims[along + 1 :])
     least = max(1, CHANNELS // in_one_piece) if along and in_one_piece else 1
@@ -293,10 +294,10 @@ def _parts(
         within = grouped
     elif grouped:
         whole = grouped
-    if whole > 1:
-        most = max(whole, most - most % whole)
-    elif most > CHANNELS:
-        most -= most % CHANNELS
+    together = whole if whole > 1 else CHANNELS if most >= CHANNELS else 1
+    most = max(together, most - most % together)
+    parts = -(-within // most)
+    size = min(most, -(-within // (parts * together)) * together)
     for first in range(0, channels, within):
         end = first + within
-        yield from ((start, min(start + most, end)) for start in range(first, end, most))
+        yield from ((start, min(start + size, end)) for start in range(first, end, size))

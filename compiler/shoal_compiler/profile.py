@@ -208,9 +208,9 @@ class _Profiler:
             activation_bytes=_sum(self._bytes(name) for name in node.output if name),
             workspaces=(
                 *needed.arena,
-                *self._converted(node, weights),
                 *filter(None, [bodies_bytes(node, self._sized_type, self.graph.opsets)]),
             ),
+            converted=tuple(self._converted(node, weights)),
             beside_bytes=needed.beside_bytes,
             in_place=in_place(node, same_shape=self._is_shape_known(node)),
             touched=self._touched(shaped),

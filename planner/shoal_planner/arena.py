@@ -192,6 +192,7 @@ class Tensors:
         """A node runs that makes tensors of so many bytes and is the last to need `dying`. Of what
         it makes, what nobody else needs is let go at once."""
         held, arena = self.held, self.arena
+        converted = [arena.allocate(size) for size in node.converted]
         ends = {name: held.pop(name) for name in dying if name in held} if dying else {}
         for name, size in made:
             chunk = None
@@ -209,9 +210,9 @@ class Tensors:
                 arena.release(chunk)
         for chunk in [arena.allocate(size) for size in node.workspaces]:
             arena.release(chunk)
-        self.alone_bytes = max(self.alone_bytes, workspace_bytes(node.workspaces))
+        self.alone_bytes = max(self.alone_bytes, workspace_bytes(node.works_in))
         self.beside_bytes = max(self.beside_bytes, node.beside_bytes)
-        for chunk, _ in ends.values():
+        for chunk in (*converted, *(chunk for chunk, _ in ends.values())):
             arena.release(chunk)
 
     def hold(self, name: str, size: int) -> None:

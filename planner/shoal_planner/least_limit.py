@@ -69,7 +69,7 @@ def least_needs(layout: Layout) -> Iterator[int]:
         read = sum(profile.tensors[name].bytes or 0 for name in set(node.inputs) - weights.keys())
         made = sum(size for name, size in step.made if name in layout.last_uses)
         if step.axes_outside is None:
-            arena = arena_bytes(made + sum(node.workspaces), node.beside_bytes)
+            arena = arena_bytes(made + sum(node.works_in), node.beside_bytes)
         else:  # it may be the last one, and what it makes outside
             arena = made + node.beside_bytes
         activations = max(read, arena) if node.in_place else read + arena

@@ -39,7 +39,8 @@ class NodeProfile:
 
     `inputs` are the tensors that it or its sub-graphs read, `weights` the initializers.
     `parameter_bytes` are theirs, `activation_bytes` its outputs', `workspaces` what the runtime
-    needs besides in its arena while the node runs, in bytes, one after the other, and
+    needs besides in its arena while the node runs, in bytes, one after the other, `converted` its
+    weights in single precision, which are there before its outputs, and
     `beside_bytes` what it takes then beside the arena, and gives back. `in_place` says that the
     runtime lets an output take the place of an input of the same size that nobody needs any more.
     `touched` are the weights of which the node reads some rows only, with the bytes of memory that
@@ -58,12 +59,18 @@ class NodeProfile:
     parameter_bytes: int
     activation_bytes: int | None
     workspaces: tuple[int, ...] = ()
+    converted: tuple[int, ...] = ()
     beside_bytes: int = 0
     in_place: bool = False
     touched: tuple[tuple[str, int], ...] = ()
     inner_nodes: int = 0
     attribute_bytes: int = 0
     work: Work | None = None
+
+    @property
+    def works_in(self) -> tuple[int, ...]:
+        """All that the runtime needs besides what the node reads and gives, in the arena."""
+        return (*self.converted, *self.workspaces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

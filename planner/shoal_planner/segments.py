@@ -298,7 +298,7 @@ class Growing:
             self.outside_bytes = 0
             may_be = step.axes_outside is not None and step.axes_outside <= self._axes
             if may_be and not self._has_regions:
-                without = before + workspace_bytes(node.workspaces) + step.small_bytes
+                without = before + workspace_bytes(node.works_in) + step.small_bytes
                 self.outside_bytes = max(0, self.touched_bytes - without)
         self._take_loose_outputs()
 

@@ -2,6 +2,7 @@
 the runtime has a copy for. No fragment of one node takes more than its estimate, nor much less."""
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -282,3 +283,37 @@ def test_a_convolution_between_quantised_values_is_reckoned_as_what_becomes_of_i
 ) -> None:
     reckoned, taken = reckoned_and_taken(between_quantised(kernel, group), {"x": PICTURE}, tmp_path)
     assert taken <= reckoned < 1.5 * taken + 4 * MIB
+
+
+def halves(*widths: int) -> onnx.ModelProto:
+    """Dense layers of half precision, from each width to the next."""
+    pairs = list(pairwise(widths))
+    nodes = [
+        helper.make_node("MatMul", [f"x{at}", f"w{at}"], [f"x{at + 1}"]) for at in range(len(pairs))
+    ]
+    weights = [
+        numpy_helper.from_array(weight(*pair, seed=at).astype(np.float16), f"w{at}")
+        for at, pair in enumerate(pairs)
+    ]
+    kind = onnx.TensorProto.FLOAT16
+    first = helper.make_tensor_value_info("x0", kind, [1, widths[0]])
+    last = helper.make_tensor_value_info(f"x{len(pairs)}", kind, [1, widths[-1]])
+    graph = helper.make_graph(nodes, "halves", [first], [last], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize(
+    "widths",
+    [
+        pytest.param((1024, 3584, 1072), id="larger ones, which do not fit where the last one was"),
+        pytest.param((1024, 3072, 1024, 2048, 1024, 1024) * 2, id="several sizes, by turns"),
+    ],
+)
+def test_weights_are_converted_one_after_the_other_as_reckoned(
+    widths: tuple[int, ...], tmp_path: Path
+) -> None:
+    item = {"x0": np.ones((1, widths[0]), np.float16)}
+    reckoned, taken = reckoned_and_taken(halves(*widths), item, tmp_path)
+    stored = sum(2 * before * after for before, after in pairwise(widths))
+    assert taken <= reckoned < stored + 40 * MIB
+    assert taken > stored + 8 * MIB

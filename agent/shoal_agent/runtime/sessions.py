@@ -30,6 +30,9 @@ def options_of(
     options = recipe.options(threads)
     # A plan for all activations at once would be allocated beside what the first run left.
     options.enable_mem_pattern = False
+    # A tensor in the place of an earlier one of its size holds that place from the first to the
+    # last of them: with several sizes, all of these are there at once.
+    options.enable_mem_reuse = False
     if in_order and recipe in (AS_IT_IS, DEQUANTISING):
         options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.add_session_config_entry("session.use_env_allocators", "1")

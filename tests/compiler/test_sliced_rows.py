@@ -1,4 +1,4 @@
-"""Products whose constant is on the left, in parts of its rows."""
+"""Products in parts of their rows, where the constant is on the left, and how large parts are."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from compiler.layers import MICROSOFT, Layer, integers, profile_of, scales
-from compiler.test_slicing import cut_everywhere, small_limit
+from compiler.test_slicing import LIMIT, cut_everywhere, model, profiled, small_limit
 from made_models import weight
 
 __all__ = ["small_limit"]
@@ -100,3 +100,16 @@ def test_what_has_no_rows_that_are_known_stays_whole(tmp_path: Path, name: str) 
     assert "w" in profile.weights
     assert not [each for each in profile.weights if each.startswith("w.")]
     cut_everywhere(tmp_path, profile, layer.x)
+
+
+def test_parts_are_of_one_size_so_that_one_has_room_where_the_last_one_worked(
+    tmp_path: Path,
+) -> None:
+    columns = LIMIT // (4 * 40) // 32 * 32
+    made = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], (1, 40), {"w": (40, columns + 32)}
+    )
+    profile = profiled(made, tmp_path)
+    sizes = [profile.weights[f"w.{number}"] // (4 * 40) for number in range(2)]
+    assert sum(sizes) == columns + 32
+    assert abs(sizes[0] - sizes[1]) <= 32

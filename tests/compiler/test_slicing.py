@@ -177,19 +177,6 @@ def test_parts_of_one_shape_are_reshaped_to_one_that_is_made_once(tmp_path: Path
     cut_everywhere(tmp_path, profile, np.ones((3, 200), np.float32))
 
 
-def test_parts_are_of_one_size_so_that_one_has_room_where_the_last_one_worked(
-    tmp_path: Path,
-) -> None:
-    columns = LIMIT // (4 * 40) // 32 * 32
-    made = model(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])], (1, 40), {"w": (40, columns + 32)}
-    )
-    profile = profiled(made, tmp_path)
-    sizes = [profile.weights[f"w.{number}"] // (4 * 40) for number in range(2)]
-    assert sum(sizes) == columns + 32
-    assert abs(sizes[0] - sizes[1]) <= 32
-
-
 def test_a_model_is_parted_more_finely_as_long_as_that_makes_a_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ from shoal_operator.reconcile.names import (
 from shoal_operator.reconcile.partition import current_document
 from shoal_operator.reconcile.plans import in_force, served_by
 from shoal_operator.reconcile.snapshot import (
+    CoordinatorView,
     InferenceJobSnapshot,
     PlacementSnapshot,
     Unreachable,
@@ -67,6 +68,8 @@ from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import counted, listed
 
 PATIENCE_SECONDS: Final = 300.0
+DELIVERIES: Final = 3
+"""So many follow one another to a store that does not keep what it is given."""
 _NAMED: Final = 8
 _PASSING: Final = frozenset(
     {"Waiting", "Planning", "ModelNotReady", "PartitionNotReady", "PlacementNotPlanned"}
@@ -303,7 +306,9 @@ def _starts(job: InferenceJob, now: str) -> bool:
 def deliver(
     snapshot: InferenceJobSnapshot | PlacementSnapshot, document: PartitionDocument
 ) -> Step | Verdict | None:
-    """Fragments that the pool's store lacks are cut into it; many jobs share one worker."""
+    """Fragments that the pool's store lacks are cut into it; many jobs share one worker. A worker
+    that has ended says nothing of what the store has lost since: another one follows, a few times.
+    """
     view, partition, model = snapshot.view, snapshot.partition, snapshot.model
     assert not isinstance(view, Unreachable), "nothing is prepared for a silent coordinator"
     lacking = {fragment.digest for fragment in document.fragments} - view.fragments
@@ -315,25 +320,34 @@ def deliver(
     pool = snapshot.pool_name
     if (cause := offline(model.spec.source.uri, snapshot.settings)) is not None:
         return Step(cause)
-    worker_spec = deliver_worker(partition, model, snapshot.document.arguments, pool)
-    worker = worker_named(snapshot.workers, worker_spec.name)
-    if worker is None:
-        text = f"{counted(len(lacking), 'fragment')} to be delivered to the store of {pool}"
-        child = _owned_by(partition, worker_job(partition, worker_spec, snapshot.settings))
-        return Step(Cause("Delivering", text), child)
+    arguments = snapshot.document.arguments
+    specs = [deliver_worker(partition, model, arguments, pool, each) for each in range(DELIVERIES)]
+    workers = [worker_named(snapshot.workers, each.name) for each in specs]
+    last = max((index for index, each in enumerate(workers) if each is not None), default=-1)
+    if (worker := workers[last]) is not None:
+        step = _delivering(worker, specs[last], view)
+        if step is not None:
+            return step
+    missing = counted(len(lacking), "fragment")
+    if last + 1 == DELIVERIES:
+        text = (
+            f"the store of {pool} lacks {missing} after {DELIVERIES} deliveries: its volume was "
+            f"replaced, or another version of Shoal cut {partition.metadata.name}; make that anew"
+        )
+        return Verdict("FragmentsMissing", text)
+    child = _owned_by(partition, worker_job(partition, specs[last + 1], snapshot.settings))
+    return Step(Cause("Delivering", f"{missing} to be delivered to the store of {pool}"), child)
+
+
+def _delivering(
+    worker: Worker, worker_spec: WorkerSpec, view: CoordinatorView
+) -> Step | Verdict | None:
+    """The last delivery; None: it has ended, and the coordinator was asked since."""
     step = _step(worker, worker_spec, "Delivering", "DeliveryFailed")
-    if step is not None:
-        return step
-    if worker.end_seen is None or view.begun <= worker.end_seen:
-        # The coordinator's last answer may be older than the delivery.
+    if step is None and (worker.end_seen is None or view.begun <= worker.end_seen):
         text = "the fragments are delivered; the coordinator is asked whether it has them"
         return Step(Cause("Delivering", text))
-    text = (
-        f"the store of {pool} lacks {counted(len(lacking), 'fragment')} after the delivery: its "
-        f"volume was replaced, or another version of Shoal cut {partition.metadata.name}; "
-        "make that anew"
-    )
-    return Verdict("FragmentsMissing", text)
+    return step
 
 
 def transfer_inputs(snapshot: InferenceJobSnapshot) -> Step | Verdict | None:

@@ -195,12 +195,14 @@ def table_worker(partition: Partition, model: Model, arguments: Sequence[str]) -
 
 
 def deliver_worker(
-    partition: Partition, model: Model, arguments: Sequence[str], pool: str
+    partition: Partition, model: Model, arguments: Sequence[str], pool: str, earlier: int = 0
 ) -> WorkerSpec:
-    """Cut a model as it was cut, into a pool's store; many jobs share one."""
+    """Cut a model as it was cut, into a pool's store; many jobs share one. What `earlier` ones have
+    delivered, the store has lost."""
     target = coordinator_address(pool, namespace_of(partition))
     command = ("partition", model.spec.source.uri, *arguments, "--to", target)
-    return _on_model(partition, model, "deliver", arguments, command, pool)
+    options = [*arguments, f"after {earlier}"] if earlier else arguments
+    return _on_model(partition, model, "deliver", options, command, pool)
 
 
 def _on_model(

@@ -1,6 +1,5 @@
 """An InferenceJob has the semantics of `batch/v1` Job."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -158,29 +157,6 @@ def test_inputs_are_carried_in_before_the_job_is_submitted() -> None:
     other = planned(transferPrecision="Half", batching={"maxItems": 8})
     more = decide(works(other, "in", WorkerPhase.SUCCEEDED)).calls
     assert (call.lossy, call.batch, more) == (False, 0, (replace(call, lossy=True, batch=8),))
-
-
-def test_fragments_that_the_store_lacks_are_delivered_by_a_worker_of_the_partition() -> None:
-    assert isinstance(PLANNED.view, CoordinatorView)
-    empty = replace(PLANNED, view=replace(PLANNED.view, fragments=frozenset()))
-    deliver = decide(empty).children[2]
-    metadata = deliver["metadata"]
-    assert isinstance(metadata, Mapping)
-    (owner,) = metadata["ownerReferences"]
-    assert (owner["kind"], owner["name"], owner["controller"]) == ("Partition", "ocr", True)
-    name = name_of(deliver)
-    assert "-deliver-" in name
-    failed = Worker(name=name, phase=WorkerPhase.FAILED, message="disk full", ended_at=NOW)
-    decision = decide(replace(empty, workers=(failed,)))
-    assert word(decision.status, "Failed") == "True DeliveryFailed"
-    # The clocks of the cluster are not asked: its worker may have ended tomorrow, or yesterday.
-    done = Worker(name=name, phase=WorkerPhase.SUCCEEDED, ended_at="2026-02-28T11:00:00Z")
-    for seen in (None, empty.view.begun, empty.view.begun + 1):  # type: ignore[union-attr]
-        decision = decide(replace(empty, workers=(replace(done, end_seen=seen),)))
-        assert word(decision.status, "Complete") == "False Delivering"
-    seen = empty.view.begun - 1  # type: ignore[union-attr]
-    lacking = decide(replace(empty, workers=(replace(done, end_seen=seen),)))
-    assert word(lacking.status, "Failed") == "True FragmentsMissing"
 
 
 def test_counts_are_what_the_coordinator_says() -> None:

@@ -23,6 +23,7 @@ from shoal_operator.reconcile.conditions import (
     not_ready,
 )
 from shoal_operator.reconcile.decision import Manifest
+from shoal_operator.reconcile.job_batches import one_by_one
 from shoal_operator.reconcile.job_cuts import (
     cut_for,
     is_asked,
@@ -65,12 +66,11 @@ from shoal_operator.reconcile.workers import (
     worker_text,
 )
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import counted, listed
+from shoal_protocol.units import counted
 
 PATIENCE_SECONDS: Final = 300.0
 DELIVERIES: Final = 3
 """So many follow one another to a store that does not keep what it is given."""
-_NAMED: Final = 8
 _PASSING: Final = frozenset(
     {"Waiting", "Planning", "ModelNotReady", "PartitionNotReady", "PlacementNotPlanned"}
 )
@@ -190,7 +190,7 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
         still = "with larger budgets" if in_place else "other fragments"
         return Cause("PlacementNotPlanned", f"Placement {name} still plans {still}")
     stages, granted = served_by(in_place)
-    text = placement.message("Planned") + _one_by_one(snapshot.job, document)
+    text = placement.message("Planned") + one_by_one(snapshot, document, in_place)
     planned = ConditionUpdate("Planned", TRUE, "Planned", text)
     return Ready(
         document=document,
@@ -200,18 +200,6 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
         plan=status.epoch or 1,
         planned=planned,
     )
-
-
-def _one_by_one(job: InferenceJob, document: PartitionDocument) -> str:
-    """Which fragments never run several items at once, though the job wants that."""
-    if job.spec.batching is None or job.spec.batching.max_items < 2:
-        return ""
-    count = len(document.fragments)
-    alone = [str(index) for index in range(count) if document.batch_item_bytes(index) is None]
-    if not alone:
-        return ""
-    which = f"{len(alone)} of {counted(count, 'fragment')} ({listed(alone, _NAMED)})"
-    return f"; items run one by one in {which}: they meet there, or may"
 
 
 def _predicted(

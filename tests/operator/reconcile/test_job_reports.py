@@ -1,5 +1,6 @@
 """What an InferenceJob says of itself is true, whatever has happened around it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from reconcile.test_inference_job import (
     works,
     written,
 )
-from reconcile.values import NOW, condition, pool, word
+from reconcile.values import MIB, NOW, condition, pool, word
 from shoal_operator.reconcile.decision import Decision
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
@@ -27,6 +28,7 @@ from shoal_operator.reconcile.snapshot import (
     WorkerPhase,
 )
 from shoal_operator.reconcile.times import instant
+from shoal_protocol.units import Bytes
 
 RUNNING = knows(PLANNED, run(RunState.RUNNING, succeeded=8))
 LATER = "2026-03-01T12:20:00Z"
@@ -191,20 +193,45 @@ def test_a_job_names_the_devices_it_has_lost() -> None:
     ]
 
 
-def test_a_job_with_batches_says_which_fragments_run_items_one_by_one() -> None:
-    def planned_message(batches: tuple[bool, ...], **more: object) -> str:
-        snapshot = planned(**more)
-        stored = snapshot.document
-        assert stored is not None
-        given = zip(stored.document.fragments, batches, strict=True)
-        fragments = tuple(replace(each, batches=can) for each, can in given)
-        of = replace(stored, document=replace(stored.document, fragments=fragments))
-        return condition(decide(replace(snapshot, document=of)).status, "Planned").message
+def planned_message(
+    batches: tuple[bool, ...], budgets: Mapping[str, int] | None = None, **more: object
+) -> str:
+    """What is said of the plan of a job whose fragments take several items; of devices whose
+    budgets are known."""
+    snapshot = planned(**more)
+    stored, view = snapshot.document, snapshot.view
+    assert stored is not None
+    assert isinstance(view, CoordinatorView)
+    given = zip(stored.document.fragments, batches, strict=True)
+    fragments = tuple(replace(each, batches=can) for each, can in given)
+    of = replace(stored, document=replace(stored.document, fragments=fragments))
+    devices = tuple(
+        replace(each, budget_bytes=Bytes(budgets[each.name])) for each in view.devices if budgets
+    )
+    snapshot = replace(snapshot, document=of, view=replace(view, devices=devices))
+    return condition(decide(snapshot).status, "Planned").message
 
-    plain = planned_message((False, False, False))
-    asked = {"batching": {"maxItems": 8}}
-    assert planned_message((True, True, True), **asked) == plain
-    assert planned_message((True, False, False), batching={"maxItems": 1}) == plain
-    assert planned_message((True, False, False), **asked) == (
-        f"{plain}; items run one by one in 2 of 3 fragments (1, 2): they meet there, or may"
+
+PLAIN = planned_message((False, False, False))
+BATCHES = {"batching": {"maxItems": 8}}
+
+
+def test_a_job_with_batches_says_which_fragments_run_items_one_by_one() -> None:
+    assert planned_message((True, True, True), **BATCHES) == PLAIN
+    assert planned_message((True, False, False), batching={"maxItems": 1}) == PLAIN
+    assert planned_message((True, False, False), **BATCHES) == (
+        f"{PLAIN}; items run one by one in 2 of 3 fragments (1, 2): they meet there, or may"
+    )
+
+
+def test_a_job_with_batches_says_which_devices_have_no_room_for_them() -> None:
+    """Three fragments of 20 MiB are on each device; ten of them are not weights."""
+    budgets = {"n1": 64 * MIB, "n2": 80 * MIB, "n3": 64 * MIB}
+    more, asked = planned_message, BATCHES
+    assert more((True, True, True), dict.fromkeys(budgets, 80 * MIB), **asked) == PLAIN
+    assert more((True, True, True), budgets, batching={"maxItems": 1}) == PLAIN
+    meet = "; items run one by one in 2 of 3 fragments (0, 2): they meet there, or may"
+    room = "fragment 1 on n1, n3 (each more needs 10 MiB, 4 MiB are free)"
+    assert more((False, True, False), budgets, **asked) == (
+        f"{PLAIN}{meet}; items run one by one for want of room: {room}"
     )

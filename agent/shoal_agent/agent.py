@@ -200,6 +200,7 @@ class Agent:
                 runtime=f"onnxruntime {onnxruntime.__version__}",
             ),
             budget_bytes=ledger.budget,
+            largest_budget_bytes=self._runtime.limit_bytes,
             floor_bytes=self._meter.floor_bytes,
             residency=pb.SINGLE if ledger.single else pb.ADAPTIVE,
             cached=[

@@ -56,3 +56,19 @@ def test_what_was_measured_before_a_budget_became_smaller_is_no_excess_of_that()
     assert excesses.of("a") is None
     excesses.executed(hello, pb.Executed(peak_bytes=41))
     assert excesses.of("a") == api.BudgetExcess(peak_bytes=41, budget_bytes=40, seconds=0.0)
+
+
+def test_what_an_agent_took_of_a_larger_budget_is_no_excess_for_a_coordinator_that_is_new() -> None:
+    time_now, hello = [0.0], report(1)
+    hello.largest_budget_bytes = 200
+    excesses = Excesses(lambda: time_now[0])
+    excesses.reported(hello, pb.Telemetry(used_bytes=90, peak_bytes=150))
+    assert excesses.of("a") is None
+    time_now[0] = 61.0
+    excesses.reported(hello, pb.Telemetry(used_bytes=90, peak_bytes=150))
+    assert excesses.of("a") is None, "it has not grown"
+    excesses.executed(hello, pb.Executed(peak_bytes=110))
+    assert excesses.of("a") == api.BudgetExcess(peak_bytes=110, budget_bytes=100, seconds=0.0)
+    again = Excesses(lambda: 0.0)
+    again.reported(hello, pb.Telemetry(used_bytes=90, peak_bytes=210))
+    assert again.of("a") == api.BudgetExcess(peak_bytes=210, budget_bytes=200, seconds=0.0)

@@ -1,5 +1,6 @@
 """Budgets of a real pool move all the time, beyond those of the start as well, while a job runs: it
-completes, with the results of the whole model, and the agents are those that there were.
+completes, with the results of the whole model, and the agents are those that there were. Whoever
+looks later knows that there were other budgets.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ MODEL = "ppocr_rec"
 AGENTS = ("one", "two")
 ITEMS = 60
 START = 24
+LEAST = 8
 MOVES = (40, 20, 64, 32, 96, 24)
 """In MiB; each of the fragments takes 20 as a whole, or less in blocks."""
 PATIENCE_SECONDS = 120.0
@@ -40,6 +42,28 @@ async def process(*command: object) -> AsyncIterator[asyncio.subprocess.Process]
         with contextlib.suppress(ProcessLookupError):
             started.kill()
         await started.wait()
+
+
+def coordinator(folder: Path) -> tuple[object, ...]:
+    return "shoal_coordinator", "--listen", f"unix:{folder}/c", "--store", folder / "store"
+
+
+def agent(folder: Path, name: str) -> tuple[object, ...]:
+    return (
+        *("shoal_agent", "--name", name, "--budget-file", folder / name, "--threads", 1),
+        *("--speed", os.devnull, "--cache", folder / f"cache-{name}"),
+        *("--coordinator", f"unix:{folder}/c", "--listen", f"unix:{folder}/{name}.sock"),
+    )
+
+
+@contextlib.asynccontextmanager
+async def asking(folder: Path) -> AsyncIterator[CoordinatorClient]:
+    channel = open_channel(f"unix:{folder}/c")
+    client = CoordinatorClient(channel, seconds=PATIENCE_SECONDS, wait=True)
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 def tell(folder: Path, size_mib: int) -> None:
@@ -65,23 +89,11 @@ async def test_a_job_completes_while_the_budgets_of_all_its_devices_move(tmp_pat
     document = cut(path, tmp_path / "store", 2, model.shapes())
     items = [model.inputs(seed) for seed in range(ITEMS)]
     inputs = write_items(tmp_path / "in", items)
-    target = f"unix:{tmp_path}/c"
     tell(tmp_path, START)
-    commands: list[tuple[object, ...]] = [
-        ("shoal_coordinator", "--listen", target, "--store", tmp_path / "store"),
-        *(
-            (
-                *("shoal_agent", "--name", name, "--budget-file", tmp_path / name, "--threads", 1),
-                *("--speed", os.devnull, "--cache", tmp_path / f"cache-{name}"),
-                *("--coordinator", target, "--listen", f"unix:{tmp_path}/{name}.sock"),
-            )
-            for name in AGENTS
-        ),
-    ]
     async with contextlib.AsyncExitStack() as stack:
+        commands = [coordinator(tmp_path), *(agent(tmp_path, name) for name in AGENTS)]
         running = [await stack.enter_async_context(process(*each)) for each in commands]
-        client = CoordinatorClient(open_channel(target), seconds=PATIENCE_SECONDS, wait=True)
-        stack.push_async_callback(client.close)
+        client = await stack.enter_async_context(asking(tmp_path))
         await until_all_have(client, START)
         stages = [api.StagePlacement(devices=[name]) for name in AGENTS]
         job = submission(document, inputs, tmp_path / "out", stages=stages, backoff_limit=3)
@@ -109,3 +121,31 @@ async def test_a_job_completes_while_the_budgets_of_all_its_devices_move(tmp_pat
         assert [each.returncode for each in running] == [None] * len(running)
     for given, right in zip(read_results(tmp_path / "out"), whole(path, items), strict=True):
         assert largest_difference(given, right) <= TOLERANCE
+
+
+async def test_what_was_taken_of_a_larger_budget_is_no_excess_for_a_coordinator_that_is_new(
+    tmp_path: Path,
+) -> None:
+    model, path = MODELS[MODEL], find(MODEL)
+    document = cut(path, tmp_path / "store", 2, model.shapes())
+    inputs = write_items(tmp_path / "in", [model.inputs(0)])
+    tell(tmp_path, max(MOVES))
+    async with contextlib.AsyncExitStack() as agents:
+        async with process(*coordinator(tmp_path)), asking(tmp_path) as client:
+            for name in AGENTS:
+                await agents.enter_async_context(process(*agent(tmp_path, name)))
+            await until_all_have(client, max(MOVES))
+            stages = [api.StagePlacement(devices=[name]) for name in AGENTS]
+            await client.submit(submission(document, inputs, tmp_path / "out", stages=stages))
+            async for status in client.watch("job", 0.05, seconds=PATIENCE_SECONDS):
+                if status.state in ENDED:
+                    break
+            tell(tmp_path, LEAST)
+            await until_all_have(client, LEAST)
+        async with process(*coordinator(tmp_path)), asking(tmp_path) as client:
+            await until_all_have(client, LEAST)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while min(each.peak_bytes for each in await client.devices()) <= LEAST * MIB:
+                    await asyncio.sleep(0.02)
+            over = [each for each in await client.devices() if each.HasField("budget_excess")]
+            assert over == [], "the peaks are of the budget that there was"

@@ -4,7 +4,8 @@ Three things are measured: the peak of each task, the memory in use when telemet
 highest mark since the agent started, which also covers loads. That mark stays, so it counts once:
 when it has grown. A coordinator that starts again receives the marks of agents that did not, and
 counts those as of now. What is reported in the minute after a budget became smaller may have been
-measured before, so it counts only where it is above both.
+measured before, so it counts only where it is above both; so does what is reported in the first
+minute of an agent whose budget was larger once.
 """
 
 from collections.abc import Callable
@@ -85,7 +86,8 @@ class Excesses:
     def _of(self, hello: Hello) -> _Marks:
         known = self._marks.pop(hello.device, None)
         if known is None or known.incarnation != hello.incarnation:
-            known = _Marks(hello.incarnation)
+            known = _Marks(hello.incarnation, changed_at=self._clock())
+            known.budget_before = size(hello.largest_budget_bytes)
         self._marks[hello.device] = known
         while len(self._marks) > _KNOWN_DEVICES:
             del self._marks[next(iter(self._marks))]

@@ -67,7 +67,7 @@ class AgentBatch(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[AgentMessage, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "device", "incarnation", "version", "address", "capabilities", "budget_bytes", "floor_bytes", "residency", "cached", "resident", "cache_bytes", "speed")
+    __slots__ = ("protocol", "device", "incarnation", "version", "address", "capabilities", "budget_bytes", "floor_bytes", "residency", "cached", "resident", "cache_bytes", "speed", "largest_budget_bytes")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class Hello(_message.Message):
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     device: str
     incarnation: int
@@ -94,7 +95,8 @@ class Hello(_message.Message):
     resident: _containers.RepeatedCompositeFieldContainer[ResidentFragment]
     cache_bytes: int
     speed: Speed
-    def __init__(self, protocol: _Optional[int] = ..., device: _Optional[str] = ..., incarnation: _Optional[int] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., budget_bytes: _Optional[int] = ..., floor_bytes: _Optional[int] = ..., residency: _Optional[_Union[Residency, str]] = ..., cached: _Optional[_Iterable[_Union[CachedFragment, _Mapping]]] = ..., resident: _Optional[_Iterable[_Union[ResidentFragment, _Mapping]]] = ..., cache_bytes: _Optional[int] = ..., speed: _Optional[_Union[Speed, _Mapping]] = ...) -> None: ...
+    largest_budget_bytes: int
+    def __init__(self, protocol: _Optional[int] = ..., device: _Optional[str] = ..., incarnation: _Optional[int] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., budget_bytes: _Optional[int] = ..., floor_bytes: _Optional[int] = ..., residency: _Optional[_Union[Residency, str]] = ..., cached: _Optional[_Iterable[_Union[CachedFragment, _Mapping]]] = ..., resident: _Optional[_Iterable[_Union[ResidentFragment, _Mapping]]] = ..., cache_bytes: _Optional[int] = ..., speed: _Optional[_Union[Speed, _Mapping]] = ..., largest_budget_bytes: _Optional[int] = ...) -> None: ...
 
 class Speed(_message.Message):
     __slots__ = ("processors", "convolution_flops_per_second", "product_flops_per_second", "memory_bytes_per_second", "page_bytes_per_second", "disk_bytes_per_second")

@@ -27,7 +27,7 @@ from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_protocol.channels import open_channel
 from shoal_protocol.heap_reserve import HEAP_RESERVE_BYTES
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import counted, format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 SESSIONS_SECONDS: Final = 60.0
@@ -205,6 +205,26 @@ class PoolRun:
         """Close the channel to the coordinator."""
         with contextlib.suppress(Exception):
             await self._channel.close()
+
+    async def failed_loads(self) -> list[str]:
+        """Which devices have run nothing of jobs that are complete, and why. A job that has failed
+        says why itself."""
+        complete = [
+            job
+            for job in self.jobs
+            if self.watch.jobs[job.order.name].state == pb.JobStatus.COMPLETE
+        ]
+        names: dict[str, str] = {
+            fragment.digest: f"fragment {fragment.index} of {job.order.name}"
+            for job in complete
+            for fragment in job.prepared.document.fragments
+        }
+        return [
+            f"{self.label(device)} ran nothing: it could not load {names[held.digest]} "
+            f"({counted(held.failures, 'time')}): {held.failure}"
+            for device, held in (await self.watch.failed_loads()).items()
+            if held.digest in names
+        ]
 
     def job_statuses(self) -> list[pb.JobStatus]:
         """The jobs as they were reported last."""

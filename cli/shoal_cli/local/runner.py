@@ -269,6 +269,9 @@ class _Run:
         self._feeds = feeds_of(orders, self._observer.note)
         async with self._feeds.active():
             await asyncio.gather(*(pool.watch.run(self._on_snapshot) for pool in self._pools))
+        for pool in self._pools:
+            for text in await pool.failed_loads():
+                self._note(text)
 
     def _open_groups(self) -> RunGroups | None:
         groups = groups_as_wanted(self._options.enforce, self._workspace.run)

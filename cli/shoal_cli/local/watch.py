@@ -148,6 +148,17 @@ class Watch:
         with contextlib.suppress(CallFailed):
             await self.poll()
 
+    async def failed_loads(self) -> dict[str, pb.HeldFragment]:
+        """Of each device that has run nothing the fragment that it could not load, most often; if
+        the coordinator still runs."""
+        failed: dict[str, pb.HeldFragment] = {}
+        with contextlib.suppress(CallFailed):
+            for device in (await self._client.overview()).devices:
+                absent = [f for f in device.fragments if f.failures and f.state == f.ABSENT]
+                if absent and not device.status.tasks:
+                    failed[device.status.name] = max(absent, key=lambda held: held.failures)
+        return failed
+
     async def read_timeline(self) -> None:
         """Read what the devices did, if the coordinator still runs."""
         with contextlib.suppress(CallFailed):

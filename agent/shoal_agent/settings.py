@@ -112,10 +112,10 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     values.credentials = credentials_of(parser, values)
     values.coordinator_name = None
     values.enrolment = None
-    if values.join is not None:
-        _join(parser, values)
     if values.budget_file is not None:
         _read_budget(parser, values)
+    if values.join is not None:
+        _join(parser, values)
     for option in ("coordinator", "budget"):
         if getattr(values, option) is None:
             parser.error(f"the following arguments are required: --{option} (or a join line)")

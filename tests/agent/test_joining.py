@@ -57,6 +57,12 @@ def test_a_join_line_may_be_in_a_file(tmp_path: Path) -> None:
     check_joined(parse([str(tmp_path / "join"), "--budget", "64Mi"]))
 
 
+def test_a_device_that_joins_may_have_its_budget_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "budget"
+    file.write_text("48Mi")
+    assert parse([LINE, "--budget-file", str(file)]).budget == 48 << 20
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

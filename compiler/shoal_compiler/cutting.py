@@ -58,7 +58,7 @@ class Cut:
         _check_cuts(layout, cuts)
         _check_same(source.graph, profile, source.path)
         pieces = layout.pieces(self.positions)
-        with closing(Sources()) as sources:
+        with closing(Sources(source.weight_digests)) as sources:
             builder = _Builder(source.graph, profile, pieces, sources, learned or profile)
             self._files = [builder.files(piece) for piece in pieces]
         self.document = PartitionDocument(

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from math import prod
 from pathlib import Path
@@ -23,6 +23,7 @@ from shoal_compiler.shaped import Shaped
 from shoal_compiler.shapes import MADE_UP_AXIS, Shapes, axes_of, infer
 from shoal_compiler.slicing import SLICE_BYTES, slice_layers
 from shoal_compiler.tables import gather_first
+from shoal_compiler.weight_files import Digests
 from shoal_compiler.windows import in_windows
 from shoal_compiler.work import Setting, works
 from shoal_compiler.workspaces import workspace
@@ -44,13 +45,14 @@ _MOST_VALUES: Final = 64
 class Source:
     """A model's files, checked, and its graph: read once, however often it is profiled and cut.
     `slicing`: which of `SLICE_BYTES` its layers are in parts of; `find_shapes` gives those of
-    tensors, as far as they are known."""
+    tensors, as far as they are known. `weight_digests` are remembered from one cut to the next."""
 
     model: CheckedModel
     whole: Graph
     find_digests: Callable[[], Mapping[Path, Digest]]
     find_shapes: KnownShapes
     slicing: int = 0
+    weight_digests: Digests = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> "Source":

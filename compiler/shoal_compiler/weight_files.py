@@ -1,14 +1,15 @@
 """Large weights as files: where each is in its file, the file's digest, and its writing.
 
 Weights are read twice: once for the digest, and once to copy them, by the kernel where it can
-(`copy_file_range`). They never pass through more memory than one buffer.
+(`copy_file_range`). They never pass through more memory than one buffer. A search cuts one model in
+many ways, and often into the same file: its digest is remembered by the ranges that it is of.
 """
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import onnx
@@ -17,11 +18,15 @@ from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Weight
 from shoal_compiler.safety import Range
 from shoal_compiler.wire import LARGE
-from shoal_protocol.digests import digest_of_pieces
+from shoal_protocol.digests import Digest, digest_of_pieces
 from shoal_protocol.manifest import FileEntry
 
 ALIGNMENT: Final = 4096
 _CHUNK: Final = 1 << 20
+_State: TypeAlias = tuple[int, int]
+"""The size of a file, and its time of change (nanoseconds)."""
+Digests: TypeAlias = dict[tuple[tuple[Range, _State], ...], Digest]
+"""Those of files of weights, by the ranges that are in each, and how these looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,9 @@ class WeightFile:
                 yield from sources.read(weight)
                 at = offset + weight.bytes
 
-        return cls(tuple(placed), FileEntry(digest=digest_of_pieces(pieces()), size_bytes=end))
+        return cls(
+            tuple(placed), FileEntry(digest=sources.digest(weights, pieces()), size_bytes=end)
+        )
 
     def offsets(self) -> Mapping[str, int]:
         """Where each weight is, by name."""
@@ -84,9 +91,22 @@ def offset_inside(part: Weight, whole: Weight) -> int:
 
 @dataclass(slots=True)
 class Sources:
-    """The files that weights come from, opened once, and watched for changes."""
+    """The files that weights come from, opened once, and watched for changes; and the `digests` of
+    what has been made of them."""
 
-    _open: dict[Path, tuple[int, tuple[int, int]]] = field(default_factory=dict)
+    digests: Digests = field(default_factory=dict)
+    _open: dict[Path, tuple[int, _State]] = field(default_factory=dict)
+
+    def digest(self, weights: Sequence[Weight], pieces: Iterator[bytes | memoryview]) -> Digest:
+        """Of a file that has these weights, one after the other. Its `pieces` are read unless that
+        is known."""
+        places = [each.contents for each in weights]
+        known = tuple((each, self._opened(each.path)[1]) for each in places if each is not None)
+        if len(known) < len(places):  # one is not in a file
+            return digest_of_pieces(pieces)
+        if known not in self.digests:
+            self.digests[known] = digest_of_pieces(pieces)
+        return self.digests[known]
 
     def read(self, weight: Weight) -> Iterator[bytes | memoryview]:
         """A weight's bytes, in pieces that are good until the next."""
@@ -160,13 +180,17 @@ class Sources:
         self._open.clear()
 
     def _descriptor(self, path: Path) -> int:
+        return self._opened(path)[0]
+
+    def _opened(self, path: Path) -> tuple[int, _State]:
+        """Its descriptor, and how it looked when it was opened."""
         if path not in self._open:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._open[path] = (descriptor, _state(descriptor))
-        return self._open[path][0]
+        return self._open[path]
 
 
-def _state(descriptor: int) -> tuple[int, int]:
+def _state(descriptor: int) -> _State:
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns
 

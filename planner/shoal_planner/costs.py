@@ -54,7 +54,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Final
 
 from shoal_planner import loads
@@ -65,6 +64,7 @@ from shoal_planner.disks import Stored, has_room
 from shoal_planner.grants import Grants
 from shoal_planner.links import NOWHERE, Homes, Transfer, between, over
 from shoal_planner.loads import paged_bytes, read_bytes, time_of
+from shoal_planner.ranges import Maxima, sums_of
 from shoal_protocol.choices import ITEMS_IN_TURN, ITEMS_IN_TURN_SINGLE
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.partition import PartitionDocument
@@ -194,8 +194,8 @@ class Costs(SpanCosts):
     def _work(self) -> list[int]:
         fragments = self.document.fragments
         if self.known:
-            return _sums([fragment.flops or 0 for fragment in fragments])
-        return _sums([fragment.resident_bytes for fragment in fragments])
+            return sums_of([fragment.flops or 0 for fragment in fragments])
+        return sums_of([fragment.resident_bytes for fragment in fragments])
 
     @cached_property
     def _kinds_of_work(self) -> tuple[list[int], list[int], list[int]] | None:
@@ -205,9 +205,9 @@ class Costs(SpanCosts):
         if len(known) < len(works):
             return None
         return (
-            _sums([work.convolution for work in known]),
-            _sums([work.matrix for work in known]),
-            _sums([work.memory for work in known]),
+            sums_of([work.convolution for work in known]),
+            sums_of([work.matrix for work in known]),
+            sums_of([work.memory for work in known]),
         )
 
     @cached_property
@@ -217,11 +217,15 @@ class Costs(SpanCosts):
 
     @cached_property
     def _resident(self) -> list[int]:
-        return _sums([fragment.resident_bytes for fragment in self.document.fragments])
+        return sums_of([fragment.resident_bytes for fragment in self.document.fragments])
 
     @cached_property
     def _least(self) -> list[int]:
-        return _sums([fragment.least_bytes for fragment in self.document.fragments])
+        return sums_of([fragment.least_bytes for fragment in self.document.fragments])
+
+    @cached_property
+    def _largest_least(self) -> Maxima:
+        return Maxima([fragment.least_bytes for fragment in self.document.fragments])
 
     @cached_property
     def stored(self) -> Stored:
@@ -234,7 +238,7 @@ class Costs(SpanCosts):
 
     @cached_property
     def _read(self) -> list[int]:
-        return _sums(list(map(read_bytes, self.document.fragments)))
+        return sums_of(list(map(read_bytes, self.document.fragments)))
 
     @cached_property
     def _borders(self) -> Borders:
@@ -256,8 +260,7 @@ class Costs(SpanCosts):
 
     def least_in_turn(self, span: Span) -> Bytes:
         """What the span's fragments need one by one, each in blocks."""
-        fragments = self.document.fragments[span.start : span.end]
-        return Bytes(max(each.least_bytes for each in fragments) + self.frames(span))
+        return Bytes(self._largest_least.of(span.start, span.end) + self.frames(span))
 
     def at_once(self, span: Span, device: PoolDevice) -> Holding | None:
         if device.single and span.end - span.start > 1:
@@ -269,9 +272,10 @@ class Costs(SpanCosts):
         return Holding.IN_BLOCKS if self.least(span) <= device.budget_bytes else None
 
     def holding(self, span: Span, device: PoolDevice) -> Holding | None:
-        fits = self.least_in_turn(span) <= device.budget_bytes
+        held = self.at_once(span, device)
+        fits = held is None and self.least_in_turn(span) <= device.budget_bytes
         fits = fits and has_room(device, self.stored.largest(span.start, span.end))
-        return self.at_once(span, device) or (Holding.RELOADED if fits else None)
+        return Holding.RELOADED if fits else held
 
     def grants(self, span: Span, device: PoolDevice) -> tuple[Bytes, ...]:
         """What each fragment of the span gets of the device's memory while it is resident."""
@@ -314,7 +318,7 @@ class Costs(SpanCosts):
             for each in self.document.fragments:
                 corrected = by_rate(each.index, device) * ratio.get(each.digest, PER_MILLE)
                 parts.append(corrected // PER_MILLE)
-            sums = known[device] = _sums(parts)
+            sums = known[device] = sums_of(parts)
         return sums[span.end] - sums[span.start]
 
     @cached_property
@@ -444,7 +448,3 @@ def homes_of(divisions: Sequence[Division]) -> Homes:
     if not any(device.peers for division in divisions for device in division.devices):
         return NOWHERE
     return {index: each.devices for each in divisions for index in each.span.fragments}
-
-
-def _sums(amounts: list[int]) -> list[int]:
-    return [0, *accumulate(amounts)]

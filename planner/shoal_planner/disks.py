@@ -7,10 +7,10 @@ which ones they are is not known before a cut is made.
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
 from typing import Final
 
 from shoal_planner.devices import PoolDevice
+from shoal_planner.ranges import Maxima, sums_of
 from shoal_protocol.partition import Fragment
 
 _NODE_BYTES: Final = 1 << 10
@@ -29,11 +29,15 @@ class Stored:
 
     def largest(self, start: int, end: int) -> int:
         """Bytes of the largest of them."""
-        return max(self._sizes[start:end])
+        return self._maxima.of(start, end)
+
+    @cached_property
+    def _maxima(self) -> Maxima:
+        return Maxima(self._sizes)
 
     @cached_property
     def _sums(self) -> list[int]:
-        return [0, *accumulate(self._sizes)]
+        return sums_of(self._sizes)
 
 
 def has_room(device: PoolDevice, stored_bytes: int) -> bool:

@@ -20,11 +20,11 @@ rates between pairs of devices are known, `placement` weighs what was found by t
 it by local moves.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import nsmallest
-from itertools import product
+from itertools import islice, product
 from math import inf
 from typing import Final
 
@@ -173,8 +173,10 @@ class Question:
 def search(question: Question) -> Found | None:
     """The divisions of least worth; None: there are too many."""
     costs, wishes, goal = question.costs, question.wishes, question.goal
-    spans, classes = _spans(question), classes_of(question)
-    if len(spans) * number_of_subsets([len(each.devices) for each in classes]) > MAX_STEPS:
+    classes = classes_of(question)
+    most = MAX_STEPS // number_of_subsets([len(each.devices) for each in classes])
+    spans = list(islice(_spans(question), most + 1))
+    if len(spans) > most:
         return None
     choices = {span: _choices(question, span, classes) for span in spans}
     labels, uncut = _all_labels(costs.count, choices, [len(each.devices) for each in classes], goal)
@@ -196,7 +198,7 @@ def _order(label: Label, goal: Goal) -> tuple[object, ...]:
     )
 
 
-def _spans(question: Question) -> list[Span]:
+def _spans(question: Question) -> Iterator[Span]:
     """The spans that some device can serve, by end, then by start."""
     count, pool = question.costs.count, question.pool
     # Of devices that differ in budget only, the roomiest can serve whatever the others can.
@@ -205,7 +207,7 @@ def _spans(question: Question) -> list[Span]:
         kinds[device.single, device.cache_bytes] = device
     roomiest = list(kinds.values())
     every = (Span(start, end) for end in range(1, count + 1) for start in range(end))
-    return [span for span in every if any(question.fits(span, each) for each in roomiest)]
+    return (span for span in every if any(question.fits(span, each) for each in roomiest))
 
 
 def classes_of(question: Question) -> list[DeviceClass]:

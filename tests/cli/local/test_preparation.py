@@ -72,6 +72,18 @@ def test_a_cut_that_was_chosen_is_used_again_until_the_devices_change(
     assert [is_warm(16), is_warm(16), is_warm(17), is_warm(40)] == [False, True, False, False]
 
 
+def test_a_cut_for_less_memory_gives_way_when_budgets_grow_and_its_fragments_stay(
+    model: Path, tmp_path: Path
+) -> None:
+    small = cut_within(model, tmp_path, 6, 6)
+    large = cut_within(model, tmp_path, 40, 40)
+    assert len(large.fragments) < len(small.fragments)
+    assert large == cut_within(model, tmp_path / "alone", 40, 40)
+    store = FragmentStore(tmp_path)
+    assert all(store.is_sound(each.digest) for each in small.fragments)
+    assert cut_within(model, tmp_path, 6, 6) == small
+
+
 def wide_order(folder: Path, made: Made | None = None) -> CutOrder:
     """Of a copy of a model whose need depends on its inputs, all in this folder."""
     (folder / "in").mkdir(parents=True)

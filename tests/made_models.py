@@ -361,18 +361,18 @@ WORDS: Final = 1 << 16
 """What `vocabulary` gives numbers for."""
 
 
-def vocabulary(width: int = 256) -> onnx.ModelProto:
+def vocabulary(width: int = 256, words: int = WORDS) -> onnx.ModelProto:
     """A last layer that is much larger than what it reads, as language models have: 64 MiB of
-    weights, and 256 KiB of output for each row."""
+    weights, and 256 KiB of output for each row; less with fewer words."""
     ends = [
         helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, "rows", size])
-        for name, size in (("x", width), ("y", WORDS))
+        for name, size in (("x", width), ("y", words))
     ]
     nodes = [
         helper.make_node("Tanh", ["x"], ["t"]),
         helper.make_node("MatMul", ["t", "W"], ["y"]),
     ]
-    weights = [numpy_helper.from_array(weight(width, WORDS), "W")]
+    weights = [numpy_helper.from_array(weight(width, words), "W")]
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
     opset = helper.make_opsetid("", 17)
     return helper.make_model(graph, opset_imports=[opset], ir_version=9)

@@ -132,18 +132,18 @@ def test_the_least_budget_is_one_in_which_the_model_runs_on_items_that_are_large
 def test_a_model_of_large_layers_is_measured_in_the_budgets_that_a_run_of_it_keeps(
     bench: Workbench,
 ) -> None:
-    """Its layer of 64 MiB is computed in smaller parts where the budget asks for that."""
+    """Its layer of 16 MiB is computed in smaller parts where the budget asks for that."""
     model = bench.folder / "model.onnx"
-    onnx.save(vocabulary(), model)
+    onnx.save(vocabulary(words=1 << 14), model)
     options = ("--shape", "x=1,2,256", "--turns", "2", "--no-peers", "--json")
-    ran = bench.run("bench-device", model, "--budget", "20Mi", "--budget", "200Mi", *options)
+    ran = bench.run("bench-device", model, "--budget", "12Mi", "--budget", "64Mi", *options)
     assert ran.status == 0, ran.err
     found = json.loads(ran.out)
     small, ample = found["budgets"]
-    assert small["peak_bytes"] <= 20 * MIB
+    assert small["peak_bytes"] <= 12 * MIB
     assert small["plan"]["dropped_blocks"] > ample["plan"]["blocks"] == 0
     least = found["smallest_budget_bytes"]
-    assert least < 20 * MIB
+    assert least < 12 * MIB
     ran = bench.run("bench-device", model, "--budget", str(least - MIB), *options)
     assert ran.status == 2
     assert "does not fit" in ran.err

@@ -15,7 +15,6 @@ import grpc
 import numpy as np
 import pytest
 
-from agent.conftest import MARK_ERROR_BYTES
 from agent.fragment_making import (
     InBlocks,
     MadeFragment,
@@ -295,9 +294,10 @@ async def test_what_leaves_memory_in_a_trial_does_not_count_for_the_fragment(
     assert 20 * MIB < loaded.resident_bytes <= 40 * MIB, "its weights alone are 20 MiB"
     # By how much the trial was wrong is not known, so it is tried again.
     await fragments.unload(made.digest)
-    gc.collect()  # what other tests have left in this process may not leave in this trial
+    gc.collect()
     loaded = await fragments.load(made.digest, 12 * MIB, [])
-    assert 20 * MIB - MARK_ERROR_BYTES < loaded.resident_bytes < 30 * MIB
+    # A few MiB that other tests have left in this process may leave in this trial, too.
+    assert 15 * MIB < loaded.resident_bytes < 30 * MIB, "4 MiB, if what left had counted"
 
 
 async def test_a_fragment_is_as_urgent_as_its_load_says(

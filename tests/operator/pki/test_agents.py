@@ -15,6 +15,7 @@ import pytest
 
 from certificates import Pki
 from pki.operators import Operator
+from ports import lasting_port
 from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_protocol.channels import open_channel
 from shoal_protocol.pki.authority import DEVICE_LIFETIME, Authority
@@ -144,8 +145,8 @@ async def test_an_agent_finds_its_way_to_a_pool_with_another_authority(
     operator: Operator, start: Start
 ) -> None:
     operator.grant("token-of-pi-4", "pi-4")
-    async with serving(settings(operator)) as coordinator:
-        port = coordinator.port
+    port = lasting_port()
+    async with serving(replace(settings(operator), listen=f"localhost:{port}")):
         await start("pi-4", f"localhost:{port}")
         mine = pool_client(operator, "operator").issue("shoal-operator")
         async with open_channel(f"localhost:{port}", mine) as channel:

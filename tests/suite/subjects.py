@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from real_models import MODELS, Tensors, find, image, text
-from suite import changed, made
+from suite import changed, decoders, made
 from suite.descent import Subject
 
 Find = Callable[[Path], Path]
@@ -146,6 +146,7 @@ _READ: Final = Entry(
     path=lambda _: find("ppocr_rec"),
     items=images("x", (1, 3, 48, 320), (1, 3, 48, 640), (1, 3, 48, 160), (6, 3, 48, 320)),
 )
+_DECODER: Final = Entry(path=decoders.decoder, items=lambda: decoders.texts(32, 8, 100))
 _WIDE: Final = Entry(path=made.wide, items=images("x", (4, 512), (1, 512), (16, 512)))
 _MINILM: Final = Entry(
     path=lambda _: find("minilm_l6"),
@@ -284,6 +285,8 @@ ENTRIES: Final = {
         path=made.decoder_with_cache,
         items=lambda: [made.cached_step(past) for past in (64, 1, 200)],
     ),
+    "decoder": _DECODER,
+    "decoder_half": after(_DECODER, changed.half, HALF_TOLERANCE),
     "words": Entry(path=made.words, items=lambda: [made.spoken(rows) for rows in (4, 32)]),
 }
 LIGHT: Final = {"silero_vad": 1.0, "u_net": 1.0, "tied_encoder": 0.9, "branches": 1.0}

@@ -85,8 +85,9 @@ def decoder(folder: Path) -> Path:
         x = net.node("Add", x, net.attended(net.normal(x)))
         x = net.node("Add", x, net.gated(net.normal(x)))
     y = net.node("MatMul", net.normal(x), net.weight(_WIDTH, WORDS))
-    inputs = [("tokens", TensorProto.INT64, [1, "length"])]
-    return net.save(folder, inputs, [(y, TensorProto.FLOAT)])
+    return net.save(
+        folder, [("tokens", TensorProto.INT64, [1, "length"])], [(y, TensorProto.FLOAT)]
+    )
 
 
 def texts(*lengths: int) -> list[dict[str, np.ndarray]]:

@@ -6,7 +6,6 @@ which ones they are is not known before a cut is made.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Final
 
 from shoal_planner.devices import PoolDevice
@@ -21,7 +20,8 @@ class Stored:
     """What the files of a partition's fragments take: their weights, and their graphs."""
 
     def __init__(self, fragments: Sequence[Fragment]) -> None:
-        self._sizes = [each.weight_bytes + each.nodes * _NODE_BYTES for each in fragments]
+        sizes = [each.weight_bytes + each.nodes * _NODE_BYTES for each in fragments]
+        self._sums, self._maxima = sums_of(sizes), Maxima(sizes)
 
     def together(self, start: int, end: int) -> int:
         """Bytes of the fragments `[start, end)`."""
@@ -30,14 +30,6 @@ class Stored:
     def largest(self, start: int, end: int) -> int:
         """Bytes of the largest of them."""
         return self._maxima.of(start, end)
-
-    @cached_property
-    def _maxima(self) -> Maxima:
-        return Maxima(self._sizes)
-
-    @cached_property
-    def _sums(self) -> list[int]:
-        return sums_of(self._sizes)
 
 
 def has_room(device: PoolDevice, stored_bytes: int) -> bool:

@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
+from agent.conftest import MARK_ERROR_BYTES
 from agent.fragment_making import (
     InBlocks,
     MadeFragment,
@@ -286,18 +287,21 @@ async def test_what_leaves_memory_in_a_trial_does_not_count_for_the_fragment(
             return opened
 
     made = write_fragment(tmp_path, dense_model([1024] * 6, batch=1), 12 * MIB)
-    fragments = make(40 * MIB, Leaving)
-    waiting.append(np.ones(16 * MIB, np.uint8))
-    assert fragments.request_space(16 * MIB)
-    loaded = await fragments.load(made.digest, 12 * MIB, [])
-    assert not waiting
-    assert 20 * MIB < loaded.resident_bytes <= 40 * MIB, "its weights alone are 20 MiB"
-    # By how much the trial was wrong is not known, so it is tried again.
-    await fragments.unload(made.digest)
-    gc.collect()
-    loaded = await fragments.load(made.digest, 12 * MIB, [])
-    # A few MiB that other tests have left in this process may leave in this trial, too.
-    assert 15 * MIB < loaded.resident_bytes < 30 * MIB, "4 MiB, if what left had counted"
+    tried_again = []
+    for _ in range(3):  # what other tests have left in this process may leave in a trial, too
+        fragments = make(40 * MIB, Leaving)
+        waiting.append(np.ones(16 * MIB, np.uint8))
+        assert fragments.request_space(16 * MIB)
+        loaded = await fragments.load(made.digest, 12 * MIB, [])
+        assert not waiting
+        assert 20 * MIB < loaded.resident_bytes <= 40 * MIB, "its weights alone are 20 MiB"
+        # By how much the trial was wrong is not known, so it is tried again.
+        await fragments.unload(made.digest)
+        gc.collect()
+        loaded = await fragments.load(made.digest, 12 * MIB, [])
+        tried_again.append(loaded.resident_bytes)
+        await fragments.unload(made.digest)
+    assert 20 * MIB - MARK_ERROR_BYTES < max(tried_again) < 30 * MIB
 
 
 async def test_a_fragment_is_as_urgent_as_its_load_says(

@@ -43,7 +43,7 @@ def main() -> None:
     python = folder / "python"
     if not python.exists():
         _prepare(folder)
-    os.execv(python, [str(python), "-m", "shoal_agent", *sys.argv[2:]])  # noqa: S606 - no shell
+    os.execv(python, [str(python), "-OO", "-m", "shoal_agent", *sys.argv[2:]])  # noqa: S606 - no shell
 
 
 def _prepare(folder: Path) -> None:

@@ -56,7 +56,7 @@ def install(arguments: Sequence[str], place: Place | None = None) -> int:
 
 def unit(settings: Settings, options: Sequence[str], place: Place) -> str:
     """The unit's text: the agent with its options, and its folders where it finds them again."""
-    command = [sys.executable, "-m", "shoal_agent", str(place.state / "join")]
+    command = [sys.executable, "-OO", "-m", "shoal_agent", str(place.state / "join")]
     command += ["--identity-folder", str(place.state / "identity")]
     command += ["--cache", str(place.state / "cache"), *options, "--name", settings.name]
     stop_seconds = round(settings.drain_seconds) + _STOP_SECONDS

@@ -162,7 +162,7 @@ async def start_agent(folder: Path, request: pytest.FixtureRequest) -> AsyncIter
         else:
             with errors.open("ab") as file:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "shoal_agent"),
+                    *(sys.executable, "-OO", "-m", "shoal_agent"),
                     *command,
                     stderr=file,
                     env=environment(),

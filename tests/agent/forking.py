@@ -63,7 +63,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         script = Path(__file__).with_name("fork_server.py")
         self._process = subprocess.Popen(
-            [sys.executable, script], stdin=theirs.fileno(), env=dict(environment)
+            [sys.executable, "-OO", script], stdin=theirs.fileno(), env=dict(environment)
         )
         theirs.close()
         self._connection = ours

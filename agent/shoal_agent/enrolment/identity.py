@@ -167,9 +167,7 @@ class Identity:
         except (OSError, ValueError) as error:
             raise EnrolmentFailed(f"the token cannot be read: {error}") from error
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "shoal_protocol.pki.request",
+            *(sys.executable, "-OO", "-m", "shoal_protocol.pki.request"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -281,7 +281,7 @@ class Preparation:
             disk_bytes=disk_bytes,
         )
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", prepare_child.__name__, order.as_argument()),
+            *(sys.executable, "-OO", "-P", "-m", prepare_child.__name__, order.as_argument()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

@@ -81,21 +81,21 @@ _add(items.items, no_args_is_help=True, epilog=items.EPILOG)
 _add(items.retry, no_args_is_help=True, epilog=items.RETRY_EPILOG)
 
 
-def _add_process(name: str, what: str, whose: str) -> None:
-    """A process with options of its own, which takes this one's place."""
+def _add_process(name: str, what: str, whose: str, *flags: str) -> None:
+    """A process with options of its own, which takes this one's place; `flags` are Python's."""
 
     def become(context: typer.Context) -> None:
         package = f"shoal_{name}"
         if find_spec(package) is None:
             raise typer.BadParameter(f"{name} is not installed here: no {package}")
-        command = [sys.executable, "-m", package, *context.args]
+        command = [sys.executable, *flags, "-m", package, *context.args]
         os.execv(sys.executable, command)  # noqa: S606 - see above
 
     text = f"Run {what} (shoal {name} --help shows {whose} own options)."
     app.command(name, help=text, context_settings=_RAW, add_help_option=False)(become)
 
 
-_add_process("agent", "one agent", "the agent's")
+_add_process("agent", "one agent", "the agent's", "-OO")
 _add_process("operator", "the operator of a cluster", "its")
 
 

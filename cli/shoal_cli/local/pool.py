@@ -254,7 +254,8 @@ class PoolRun:
         if self.options.otlp is not None:
             command += ["--otlp", self.options.otlp]
         command += self._metrics_option("c")
-        return self._spec(self.coordinator, self.coordinator, "shoal_coordinator", command)
+        python = [sys.executable, "-m", "shoal_coordinator"]
+        return self._spec(self.coordinator, self.coordinator, [*python, *command])
 
     def _agent_spec(self, device: LocalDevice, number: int) -> ProcessSpec:
         label, spec = self.label(device.name), self.pool.spec
@@ -272,18 +273,17 @@ class PoolRun:
             command += ["--link-latency-milliseconds", str(device.link.latency_milliseconds)]
         command += self._metrics_option(str(number))
         group = self._device_groups.get(device.name)
-        return self._spec(label, f"device {label}", "shoal_agent", command, group)
+        python = [sys.executable, "-OO", "-m", "shoal_agent"]
+        return self._spec(label, f"device {label}", [*python, *command], group)
 
     def _spec(
         self,
         name: str,
         title: str,
-        package: str,
         command: Sequence[str],
         group: DeviceGroup | None = None,
     ) -> ProcessSpec:
-        whole = [sys.executable, "-m", package, *command]
-        whole += ["--log-level", self.options.log_level, "--exit-with-parent"]
+        whole = [*command, "--log-level", self.options.log_level, "--exit-with-parent"]
         return ProcessSpec(
             name=name,
             title=title,

@@ -294,7 +294,7 @@ def _container(pool: DevicePool, settings: OperatorSettings) -> Json:
     """An agent's, before anybody knows its budget."""
     spec = pool.spec
     command = (
-        *("python", "-m", "shoal_agent"),
+        *("python", "-OO", "-m", "shoal_agent"),
         *("--name", "$(NODE_NAME)"),
         *("--coordinator", coordinator_address(pool.metadata.name, namespace_of(pool))),
         # With a port, an IPv6 address would need brackets; without, the agent adds what it bound.

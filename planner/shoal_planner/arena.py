@@ -97,6 +97,15 @@ class Arena:
             self._join(chunk, second)
         self._offer(chunk)
 
+    def most_bytes(self, sizes: tuple[int, ...]) -> int:
+        """What `total_bytes` grows by at most with blocks of these sizes, wherever they come to
+        lie: the end of one region, or a further one, which counts twice if there is one of its
+        size."""
+        touched = workspace_bytes(sizes)
+        if self.total_bytes + touched <= REGION_BYTES or not touched:
+            return touched
+        return 2 * touched + self._next_region_bytes // TABLE_SHARE
+
     def _extend(self, wanted: int) -> None:
         """Add a region that has room for so many bytes."""
         size = self._next_region_bytes

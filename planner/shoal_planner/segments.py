@@ -36,12 +36,10 @@ from shoal_planner.arena import (
     Tensors,
     arena_bytes,
     more_of_table_bytes,
-    workspace_bytes,
 )
 from shoal_planner.pieces import Piece, Segment
 from shoal_planner.profile import Profile, Role
 from shoal_planner.steps import NODE_BYTES, Step, steps_of, symbols
-from shoal_protocol.arena_regions import REGION_BYTES
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 
 FIXED_BYTES: Final = 7 << 18
@@ -237,6 +235,7 @@ class Growing:
     _weights: dict[str, int] = field(default_factory=dict)
     _takes: set[str] = field(default_factory=set)
     _axes: set[str] = field(default_factory=set)
+    _outside: frozenset[str] = frozenset()
     _shapes: set[str] = field(default_factory=set)
     _constants: set[int] = field(default_factory=set)
 
@@ -259,10 +258,6 @@ class Growing:
     def beside_bytes(self) -> int:
         """The most that a node took beside it."""
         return self._tensors.beside_bytes
-
-    @property
-    def _has_regions(self) -> bool:
-        return self.touched_bytes > REGION_BYTES
 
     @property
     def working_bytes(self) -> int:
@@ -293,14 +288,21 @@ class Growing:
         if node.role is not Role.CONSTANT:
             for name in node.inputs:
                 self._need(name)
-            before, step = self.touched_bytes, self.layout.steps[position]
+            step = self.layout.steps[position]
+            beside = (*node.works_in, step.small_bytes)
+            without = self.touched_bytes + self._tensors.arena.most_bytes(beside)
             self._run(position, step.dying)
-            self.outside_bytes = 0
-            may_be = step.axes_outside is not None and step.axes_outside <= self._axes
-            if may_be and not self._has_regions:
-                without = before + workspace_bytes(node.works_in) + step.small_bytes
-                self.outside_bytes = max(0, self.touched_bytes - without)
+            if node.role is Role.COMPUTE or not self._outside.isdisjoint(step.dying):
+                self._place_outside(step, without)
         self._take_loose_outputs()
+
+    def _place_outside(self, step: Step, without_bytes: int) -> None:
+        """What a node gives, if it is the last one that computes. `without_bytes` of the arena are
+        touched then at most."""
+        self.outside_bytes, self._outside = 0, frozenset()
+        if step.axes_outside is not None and step.axes_outside <= self._axes:
+            self.outside_bytes = max(0, self.touched_bytes - without_bytes)
+            self._outside = frozenset(step.node.outputs)
 
     def segment(self) -> Segment:
         """What has grown so far."""

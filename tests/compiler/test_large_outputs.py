@@ -10,13 +10,13 @@ import pytest
 
 from chaining import Tensors, run_chained
 from compiler.test_workspaces import Case, reckoned_and_taken
-from made_models import weight
+from made_models import Made, weight
 from random_profiles import chain
 from real_models import MODELS, find, image
 from shoal_agent.runtime.destinations import Destinations
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
-from shoal_planner.profile import Profile
+from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Growing, Layout
 from shoal_protocol.arena_regions import OUTSIDE_BYTES
 from shoal_protocol.partition import TensorSpec
@@ -68,8 +68,9 @@ def test_an_agent_has_a_place_for_what_a_plan_has_outside_of_the_arena(
         placed = Destinations([session], {each.name for each in fragment.outputs}).of(feed)
         if grown(Layout(profile), start, end).outside_bytes:
             outside += 1
-            assert set(profile.nodes[end - 1].outputs) & {each.name for each in fragment.outputs}
-            assert set(profile.nodes[end - 1].outputs) <= placed.keys()
+            last = next(each for each in profile.nodes[end - 1 :: -1] if each.role is Role.COMPUTE)
+            assert set(last.outputs) & {each.name for each in fragment.outputs}
+            assert set(last.outputs) <= placed.keys()
     assert outside > 0 or name == "ppocr_rec"
 
 
@@ -107,6 +108,30 @@ def test_what_is_small_beside_it_changes_nothing(tmp_path: Path) -> None:
     assert grown(Layout(profile), 0, 1).outside_bytes >= 16 * MIB
     reckoned, taken = reckoned_and_taken(model, case.item(), tmp_path)
     assert taken <= reckoned < 1.2 * taken
+
+
+@pytest.mark.parametrize("last", ["", " s = Shape(z)"])
+def test_what_is_larger_than_a_region_of_the_arena_counts_once_too(
+    last: str, tmp_path: Path
+) -> None:
+    """Alone, and where the model asks for its shape afterwards."""
+    given = "float[25,1048576] z" + (", int64[2] s" if last else "")
+    text = f"g (float[25,1048576] x) => ({given}) {{ y = Relu(x) z = Mul(x, y){last} }}"
+    made = Made(text=text, weights={}, shapes={"x": (25, 1 << 20)})
+    item = {"x": np.ones((25, 1 << 20), np.float32)}
+    reckoned, taken = reckoned_and_taken(made.proto(), item, tmp_path)
+    assert taken <= reckoned < 1.1 * taken
+
+
+def test_an_output_that_is_let_go_when_its_shape_is_known_lies_in_the_arena() -> None:
+    profile = chain(1000, 1000, 1000)
+    large = replace(profile.tensors["t1"], bytes=8 * MIB, sizes=(1, 2 * MIB))
+    large = replace(large, spec=TensorSpec(name="t1", dtype="float", shape=(1, 2 * MIB)))
+    nodes = list(profile.nodes)
+    nodes[1] = replace(nodes[1], role=Role.SHAPE)
+    layout = Layout(replace(profile, nodes=tuple(nodes), tensors={**profile.tensors, "t1": large}))
+    assert grown(layout, 0, 1).outside_bytes > 8 * MIB
+    assert not grown(layout, 0, 2).outside_bytes
 
 
 def test_what_is_copied_in_no_time_or_is_no_more_than_declared_lies_in_the_arena() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from real_models import MODELS, Tensors, find, image, text
-from suite import changed, decoders, made
+from suite import changed, decoders, exported, made, pictures
 from suite.descent import Subject
 
 Find = Callable[[Path], Path]
@@ -287,6 +287,13 @@ ENTRIES: Final = {
     ),
     "decoder": _DECODER,
     "decoder_half": after(_DECODER, changed.half, HALF_TOLERANCE),
+    "exported_four_bits": Entry(
+        path=exported.decoder,
+        items=lambda: [exported.step(*each) for each in ((0, 32), (32, 1), (100, 1))],
+    ),
+    "image_decoder": Entry(
+        path=pictures.decoder, items=images("latent", (1, 4, 32, 32), (1, 4, 24, 24))
+    ),
     "words": Entry(path=made.words, items=lambda: [made.spoken(rows) for rows in (4, 32)]),
 }
 LIGHT: Final = {"silero_vad": 1.0, "u_net": 1.0, "tied_encoder": 0.9, "branches": 1.0}

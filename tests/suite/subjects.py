@@ -290,6 +290,7 @@ ENTRIES: Final = {
     "exported_four_bits": Entry(
         path=exported.decoder,
         items=lambda: [exported.step(*each) for each in ((0, 32), (32, 1), (100, 1))],
+        tolerance=5e-4,  # packed or not, the whole model differs from itself by 1.7e-4
     ),
     "image_decoder": Entry(
         path=pictures.decoder, items=images("latent", (1, 4, 32, 32), (1, 4, 24, 24))

@@ -4,7 +4,9 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.fragment_making import dense_model, write_fragment
+from agent.fragment_making import cut, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
 from shoal_agent.cache import disk as disk_cache
@@ -227,6 +229,86 @@ async def test_what_a_run_uses_while_it_is_written_still_counts_where_that_fails
             await spilling
     assert store.in_memory(made)
     assert ledger.reserved == MIB
+
+
+async def test_nothing_runs_while_an_input_that_others_need_too_is_written(
+    joined: Joined, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run had it in its fragment's share of the budget, which the next run needs."""
+    first, second = (
+        write_fragment(coordinator.store, each) for each in cut(dense_model([64, 512, 512]), 2)
+    )
+    device, fragments = joined.device, joined.agent.fragments
+    ran: list[str] = []
+
+    async def run(digest: str, tensors: Any) -> Any:
+        ran.append(digest)
+        return await original(digest, tensors)
+
+    original = fragments.run
+    monkeypatch.setattr(fragments, "run", run)
+
+    def execute(stage: int, item: int) -> asyncio.Future[pb.Reply]:
+        source = pb.InputSource(producer=stage - 1, tensors=(second if stage else first).inputs)
+        kept = (second if stage else first).outputs
+        digest = (second if stage else first).digest
+        instruction = pb.Execute(task=task(stage, item), digest=digest, inputs=[source], kept=kept)
+        return device.begin("execute", instruction)
+
+    for fragment, bytes_needed in ((first, BUDGET // 2), (second, BUDGET // 2 - 3 * MIB)):
+        await device.load(fragment.digest, bytes_needed)
+    for item in range(2):
+        await device.give(edge(-1, 0, item), {"x": ROWS})
+    assert (await execute(0, 0)).HasField("executed")
+    with stopped(monkeypatch, activations, "_write") as disk:
+        waiting = execute(1, 0), execute(0, 1)
+        assert await asyncio.to_thread(disk.entered.wait, PATIENCE_SECONDS)
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+            assert len(ran) == 2, "the next run has its memory only then"
+        disk.leave.set()
+        replies = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_SECONDS)
+    assert all(reply.HasField("executed") for reply in replies), replies
+    assert len(ran) == 3
+
+
+async def test_what_was_written_to_disk_has_left_memory_when_the_next_run_begins(
+    joined: Joined, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([64, 512]))
+    device, fragments = joined.device, joined.agent.fragments
+    written: list[weakref.ref[Any]] = []
+    left: list[bool] = []
+    write, run = activations._write, fragments.run
+
+    def writing(path: Path, arrays: Mapping[str, Any]) -> Any:
+        written.extend(weakref.ref(array) for array in arrays.values())
+        return write(path, arrays)
+
+    async def running(digest: str, tensors: Any) -> Any:
+        for _ in range(100):  # the thread that wrote may not have let go of its arguments yet
+            if all(each() is None for each in written):
+                break
+            time.sleep(0.01)
+        left.extend(each() is None for each in written)
+        return await run(digest, tensors)
+
+    monkeypatch.setattr(activations, "_write", writing)
+    monkeypatch.setattr(fragments, "run", running)
+    await device.load(fragment.digest, BUDGET - MIB)
+    source = pb.InputSource(producer=-1, tensors=["x"])
+    waiting = []
+    for item in range(3):
+        await device.give(edge(-1, 0, item), {"x": ROWS})
+    for item in range(3):
+        execute = pb.Execute(
+            task=task(0, item), digest=fragment.digest, inputs=[source], kept=["y"]
+        )
+        waiting.append(device.begin("execute", execute))
+    replies = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_SECONDS)
+    assert all(reply.HasField("executed") for reply in replies), replies
+    assert len(written) == 3
+    assert left == [True] * 3
 
 
 @pytest.mark.parametrize("name", ["description", "unplanned_inputs"])

@@ -70,6 +70,8 @@ class Outputs:
         kept = {name: outputs[name] for name in names if name in outputs}
         if kept:
             await self._store.put(task, kept)
+            if not self._store.in_memory(task):  # nor here any more: the next run has their memory
+                outputs.update(self._store.get(task) or {})
         return tuple(kept)
 
     @contextmanager

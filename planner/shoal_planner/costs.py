@@ -58,24 +58,21 @@ from typing import Final
 
 from shoal_planner import loads
 from shoal_planner.borders import Border, Borders
+from shoal_planner.computing import Computing
 from shoal_planner.device_costs import DeviceCost, Holding, Waits, after, mean_period, shared_period
 from shoal_planner.devices import PER_MILLE, PoolDevice, Ratios
 from shoal_planner.disks import Stored, has_room
-from shoal_planner.grants import Grants
+from shoal_planner.grants import Grants, Room
 from shoal_planner.links import NOWHERE, Homes, Transfer, between, over
-from shoal_planner.loads import paged_bytes, read_bytes, time_of
+from shoal_planner.loads import paged_bytes, time_of
 from shoal_planner.ranges import Maxima, sums_of
 from shoal_protocol.choices import ITEMS_IN_TURN, ITEMS_IN_TURN_SINGLE
-from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes, Nanoseconds
 
 _ITEMS_WAITING: Final = 2
 """A device that could fill its memory with weights leaves room for what so many items bring and
 take away: the dispatcher gives it the second while it computes the first."""
-_NOISE: Final = 16
-"""One part in so many of a budget is not granted to weights: what the transport takes varies,
-by 0.6 MiB under load."""
 
 _ByRate = Callable[[int, PoolDevice], int]
 
@@ -86,6 +83,12 @@ class Span:
 
     start: int
     end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def __contains__(self, fragment: int) -> bool:
+        return self.start <= fragment < self.end
 
     @property
     def fragments(self) -> tuple[int, ...]:
@@ -128,6 +131,12 @@ class SpanCosts(ABC):
     @abstractmethod
     def holding(self, span: Span, device: PoolDevice) -> Holding | None:
         """How the device would hold the span; None: a fragment has no room there by itself."""
+
+    def outgrows(self, span: Span, device: PoolDevice, *, in_turn: bool) -> bool:
+        """Whether the device can hold neither the span, at once or in turn, nor one with more: by
+        what is in it, whatever crosses its ends. It need not be found out."""
+        del span, device, in_turn
+        return False
 
     @abstractmethod
     def on(self, span: Span, device: PoolDevice, homes: Homes = NOWHERE) -> DeviceCost:
@@ -173,9 +182,13 @@ class Costs(SpanCosts):
         return len(self.document.fragments)
 
     @cached_property
+    def _computing(self) -> Computing:
+        return Computing(self.document.fragments)
+
+    @property
     def known(self) -> bool:
-        """Whether all flops are known, so that computing times can be predicted."""
-        return all(fragment.flops is not None for fragment in self.document.fragments)
+        """Whether computing times can be predicted."""
+        return self._computing.known
 
     def cached_by(self, pool: Iterable[PoolDevice]) -> Mapping[str, frozenset[int]]:
         """The fragments that each device has on its disk, by its name."""
@@ -189,26 +202,6 @@ class Costs(SpanCosts):
         """Whether times of this pool can be predicted: nothing that matters for them is unknown."""
         sizes = all(edge.bytes_per_item is not None for edge in self.document.edges)
         return self.known and (sizes or all(each.link_bytes_per_second is None for each in pool))
-
-    @cached_property
-    def _work(self) -> list[int]:
-        fragments = self.document.fragments
-        if self.known:
-            return sums_of([fragment.flops or 0 for fragment in fragments])
-        return sums_of([fragment.resident_bytes for fragment in fragments])
-
-    @cached_property
-    def _kinds_of_work(self) -> tuple[list[int], list[int], list[int]] | None:
-        """FLOPs of convolutions and of products, and bytes moved; None: not known of all."""
-        works = [fragment.work for fragment in self.document.fragments]
-        known = [work for work in works if work is not None]
-        if len(known) < len(works):
-            return None
-        return (
-            sums_of([work.convolution for work in known]),
-            sums_of([work.matrix for work in known]),
-            sums_of([work.memory for work in known]),
-        )
 
     @cached_property
     def weights(self) -> tuple[int, ...]:
@@ -237,17 +230,12 @@ class Costs(SpanCosts):
         return Grants(self.document.fragments)
 
     @cached_property
-    def _read(self) -> list[int]:
-        return sums_of(list(map(read_bytes, self.document.fragments)))
-
-    @cached_property
     def _borders(self) -> Borders:
         return Borders(self.document)
 
     def frames(self, span: Span) -> int:
         """What other items take on their way into the span and out of it, besides themselves."""
-        border = self.crossing(span)
-        return received_frame_bytes(border.coming or 0) + frame_bytes(border.going or 0)
+        return self.crossing(span).frames_bytes
 
     def resident(self, span: Span) -> Bytes:
         """What the span's fragments need together."""
@@ -262,10 +250,18 @@ class Costs(SpanCosts):
         """What the span's fragments need one by one, each in blocks."""
         return Bytes(self._largest_least.of(span.start, span.end) + self.frames(span))
 
+    def outgrows(self, span: Span, device: PoolDevice, *, in_turn: bool) -> bool:
+        start, end = span.start, span.end
+        if in_turn:
+            least, stored = self._largest_least.of(start, end), self.stored.largest(start, end)
+        elif device.single and len(span) > 1:
+            return True
+        else:
+            least, stored = self._least[end] - self._least[start], self.stored.together(start, end)
+        return least > device.budget_bytes or not has_room(device, stored)
+
     def at_once(self, span: Span, device: PoolDevice) -> Holding | None:
-        if device.single and span.end - span.start > 1:
-            return None
-        if not has_room(device, self.stored.together(span.start, span.end)):
+        if self.outgrows(span, device, in_turn=False):
             return None
         if self.resident(span) <= device.budget_bytes:
             return Holding.WHOLE
@@ -273,38 +269,28 @@ class Costs(SpanCosts):
 
     def holding(self, span: Span, device: PoolDevice) -> Holding | None:
         held = self.at_once(span, device)
-        fits = held is None and self.least_in_turn(span) <= device.budget_bytes
-        fits = fits and has_room(device, self.stored.largest(span.start, span.end))
-        return Holding.RELOADED if fits else held
+        if held is not None or self.outgrows(span, device, in_turn=True):
+            return held
+        return Holding.RELOADED if self.least_in_turn(span) <= device.budget_bytes else None
 
     def grants(self, span: Span, device: PoolDevice) -> tuple[Bytes, ...]:
         """What each fragment of the span gets of the device's memory while it is resident."""
-        fragments = self.document.fragments[span.start : span.end]
-        held = self.at_once(span, device)
-        if held is Holding.WHOLE:
-            return tuple(Bytes(each.resident_bytes) for each in fragments)
-        waiting = max(_ITEMS_WAITING * self.crossing(span).size_bytes, self.frames(span))
-        room = device.budget_bytes - max(waiting, device.budget_bytes // _NOISE)
-        if held is None:
-            return tuple(
-                Bytes(
-                    each.resident_bytes
-                    if each.resident_bytes <= device.budget_bytes - waiting
-                    else max(each.least_bytes, room)
-                )
-                for each in fragments
-            )
-        return self._grants.shared(span.start, span.end, room)
+        held, room = self.at_once(span, device), self._room(span, device)
+        return self._grants.of(span.start, span.end, held or Holding.RELOADED, room)
 
-    def _paged(self, span: Span, device: PoolDevice) -> int:
-        fragments = self.document.fragments[span.start : span.end]
-        return sum(map(paged_bytes, fragments, self.grants(span, device)))
+    def _paged(self, span: Span, device: PoolDevice, holding: Holding) -> int:
+        return self._grants.paged(span.start, span.end, holding, self._room(span, device))
+
+    def _room(self, span: Span, device: PoolDevice) -> Room:
+        border = self.crossing(span)
+        waiting = max(_ITEMS_WAITING * border.size_bytes, border.frames_bytes)
+        return Room(device.budget_bytes, waiting)
 
     def _compute(self, span: Span, device: PoolDevice) -> int:
         """Nanoseconds of one item while all of the span is in memory."""
         if device.ratios:
             return self._in_sum(self.by_rates, span, device, device.ratios)
-        return self._by_rates(span, device)
+        return self._computing.by_rates(span.start, span.end, device)
 
     def _load(self, span: Span, device: PoolDevice) -> int:
         """Nanoseconds to make all of the span's fragments resident, one after the other."""
@@ -339,19 +325,7 @@ class Costs(SpanCosts):
 
     def by_rates(self, fragment: int, device: PoolDevice) -> int:
         """What a task of a fragment takes by the device's rates alone."""
-        return self._by_rates(Span(fragment, fragment + 1), device)
-
-    def _by_rates(self, span: Span, device: PoolDevice) -> int:
-        if self._kinds_of_work is not None and (rates := device.rates) is not None:
-            return sum(
-                time_of(sums[span.end] - sums[span.start], rate)
-                for sums, rate in zip(self._kinds_of_work, rates, strict=True)
-            )
-        compute = time_of(self._work[span.end] - self._work[span.start], device.flops_per_second)
-        if device.memory_bytes_per_second is None or not self.known:
-            return compute
-        read = self._read[span.end] - self._read[span.start]
-        return max(compute, time_of(read, device.memory_bytes_per_second))
+        return self._computing.by_rates(fragment, fragment + 1, device)
 
     def times(self, span: Span, device: PoolDevice) -> tuple[Nanoseconds, ...]:
         """What a task of each of the span's fragments takes there, transfers apart."""
@@ -379,12 +353,12 @@ class Costs(SpanCosts):
         read, load, fetch = 0, 0, 0
         match holding:
             case Holding.IN_BLOCKS:
-                read = time_of(self._paged(span, device), device.page_bytes_per_second)
+                read = time_of(self._paged(span, device, holding), device.page_bytes_per_second)
             case Holding.RELOADED:
                 in_turn = self._load(span, device)
                 read = self._part_of_a_load(in_turn, device)
                 load = in_turn - read
-                read += time_of(self._paged(span, device), device.page_bytes_per_second)
+                read += time_of(self._paged(span, device, holding), device.page_bytes_per_second)
         if self.cold:
             fetch = self._in_sum(self._fetched, span, device)
             load += self._in_sum(self._prepared, span, device)
@@ -423,7 +397,7 @@ class Costs(SpanCosts):
     def _move(self, span: Span, device: PoolDevice) -> Nanoseconds:
         """What the processor does besides computing."""
         border, rate = self.crossing(span), device.moved_bytes_per_second
-        handled = len(span.fragments) + border.transfers
+        handled = len(span) + border.transfers
         moved = time_of(border.size_bytes, rate) if rate else 0
         return Nanoseconds(handled * device.handling_nanoseconds + moved)
 

@@ -285,7 +285,7 @@ def stage_plans(costs: Costs, divisions: Divisions, *, predictable: bool) -> tup
 
 
 def _stage_plan(costs: Costs, division: Division, homes: Homes, *, predictable: bool) -> StagePlan:
-    received, sent, _ = costs.crossing(division.span)
+    border = costs.crossing(division.span)
     return StagePlan(
         fragments=division.span.fragments,
         shares=tuple(
@@ -300,6 +300,6 @@ def _stage_plan(costs: Costs, division: Division, homes: Homes, *, predictable: 
             for device in division.devices
             for cost in (costs.on(division.span, device, homes),)
         ),
-        received_bytes=received,
-        sent_bytes=sent,
+        received_bytes=border.coming,
+        sent_bytes=border.going,
     )

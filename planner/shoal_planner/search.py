@@ -20,9 +20,10 @@ rates between pairs of devices are known, `placement` weighs what was found by t
 it by local moves.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from heapq import nsmallest
 from itertools import islice, product
 from math import inf
@@ -33,6 +34,7 @@ from shoal_planner.device_costs import DeviceCost, Waits, after
 from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.layers.arcs import number_of_subsets
+from shoal_planner.ranges import sums_of
 
 MAX_STEPS: Final = 200_000
 MAX_LABELS: Final = 32
@@ -52,7 +54,7 @@ class DeviceClass:
     devices: tuple[PoolDevice, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Wishes:
     """What a division must keep to, and what it should rather do.
 
@@ -79,7 +81,7 @@ class Wishes:
         """Whether every pinned fragment of the span is on its device alone."""
         if len(devices) > 1 and not self.replicas:
             return False
-        pinned = {self.required[each] for each in span.fragments if each in self.required}
+        pinned = {device for each, device in self.required.items() if each in span}
         return not pinned or (len(pinned) == 1 and set(devices) == pinned)
 
     def cached_of(self, span: Span, device: str) -> int:
@@ -88,11 +90,31 @@ class Wishes:
 
     def penalty(self, span: Span, devices: Sequence[str]) -> int:
         """Wishes that are not followed, pins before moves."""
-        inside = {(each, device) for each in span.fragments for device in devices}
-        wished = {(each, device) for each, device in self.preferred if each in span.fragments}
-        moved = inside - self.present if self.present else set()
-        moves = sum(self.weights[each] for each, _ in moved) if self.weights else len(moved)
-        return len(wished - inside) * 1_000_000 + moves
+        ignored = sum(each in span and device not in devices for each, device in self.preferred)
+        moves = sum(self._lacking(span, device) for device in devices) if self.present else 0
+        return ignored * 1_000_000 + moves
+
+    def _lacking(self, span: Span, device: str) -> int:
+        """What a device has to get of a span: its fragments, or their weights."""
+        weights = self._sums_of_weights
+        whole = weights[span.end] - weights[span.start] if weights else len(span)
+        held, sums = self._held.get(device, ((), (0,)))
+        return whole - sums[bisect_left(held, span.end)] + sums[bisect_left(held, span.start)]
+
+    @cached_property
+    def _sums_of_weights(self) -> Sequence[int]:
+        return sums_of(self.weights) if self.weights else ()
+
+    @cached_property
+    def _held(self) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
+        """By device: the fragments present there, in order, and sums of what they weigh."""
+        held: dict[str, list[int]] = {}
+        for fragment, device in sorted(self.present):
+            held.setdefault(device, []).append(fragment)
+        return {
+            device: (its, sums_of([self.weights[each] if self.weights else 1 for each in its]))
+            for device, its in held.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +176,12 @@ class Question:
         holding = self.costs.holding if self.reloading else self.costs.at_once
         return holding(span, device) is not None
 
+    def outgrows(self, span: Span, device: PoolDevice) -> bool:
+        """Whether a device can serve neither a span nor one with more."""
+        return self.costs.outgrows(span, device, in_turn=False) and (
+            not self.reloading or self.costs.outgrows(span, device, in_turn=True)
+        )
+
     def serves(self, division: Division) -> bool:
         """Whether its devices can and may serve a span."""
         names = [device.name for device in division.devices]
@@ -175,7 +203,7 @@ def search(question: Question) -> Found | None:
     costs, wishes, goal = question.costs, question.wishes, question.goal
     classes = classes_of(question)
     most = MAX_STEPS // number_of_subsets([len(each.devices) for each in classes])
-    spans = list(islice(_spans(question), most + 1))
+    spans = list(islice(spans_of(question), most + 1))
     if len(spans) > most:
         return None
     choices = {span: _choices(question, span, classes) for span in spans}
@@ -198,16 +226,18 @@ def _order(label: Label, goal: Goal) -> tuple[object, ...]:
     )
 
 
-def _spans(question: Question) -> Iterator[Span]:
+def spans_of(question: Question) -> Iterator[Span]:
     """The spans that some device can serve, by end, then by start."""
-    count, pool = question.costs.count, question.pool
     # Of devices that differ in budget only, the roomiest can serve whatever the others can.
     kinds: dict[tuple[bool, int | None], PoolDevice] = {}
-    for device in sorted(pool, key=lambda each: each.budget_bytes):
+    for device in sorted(question.pool, key=lambda each: each.budget_bytes):
         kinds[device.single, device.cache_bytes] = device
-    roomiest = list(kinds.values())
-    every = (Span(start, end) for end in range(1, count + 1) for start in range(end))
-    return (span for span in every if any(question.fits(span, each) for each in roomiest))
+    roomiest, first = list(kinds.values()), 0
+    for end in range(1, question.costs.count + 1):
+        while first < end and all(question.outgrows(Span(first, end), each) for each in roomiest):
+            first += 1  # nor is there a device for what begins there and has more
+        every = (Span(start, end) for start in range(first, end))
+        yield from (span for span in every if any(question.fits(span, each) for each in roomiest))
 
 
 def classes_of(question: Question) -> list[DeviceClass]:

@@ -18,7 +18,7 @@ from shoal_planner.figures import Rates, predicted
 from shoal_planner.finer_cuts import has_unknown_sizes
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan, duration
-from shoal_planner.placement import plan
+from shoal_planner.placement import plan_without_alternatives
 from shoal_planner.smallest_budgets import smallest_at_once, smallest_in_turn
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, Nanoseconds, format_upwards
@@ -63,7 +63,7 @@ def with_other_budgets(
     plans = []
     for budget in _steps(ample, in_turn, _SHOWN):
         devices = [replace(device, budget_bytes=budget) for device in pool]
-        answer = plan(document, devices, goal.objective, items=goal.known_items)
+        answer = plan_without_alternatives(document, devices, goal)
         if not isinstance(answer, Infeasible):
             plans.append(_at_budget(budget, answer))
     return OtherBudgets(

@@ -11,7 +11,7 @@ model). It works in phases:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, Protocol
 
@@ -74,12 +74,47 @@ def plan(
     `previous` is the plan in force: of equal plans the one that moves least wins, and the epoch
     goes on from it. `items` matters to Makespan only: how many a job has; None: not known.
     """
-    goal = Goal(objective, items)
+    answer = _best(document, pool, Goal(objective, items), _wishes(previous, pins), pins)
+    if isinstance(answer, Infeasible):
+        return answer
+    contest = answer.contest
+    alone = _without_replicas(answer.situation, contest.best)
+    rejected = islice(contest.rejected(alone, answer.others), MAX_REJECTED)
+    return _planned(contest, tuple(rejected), 1 + (previous.epoch if previous else 0), answer.gap)
+
+
+def plan_without_alternatives(
+    document: PartitionDocument, pool: Sequence[PoolDevice], goal: Goal
+) -> Plan | Infeasible:
+    """As `plan`, which takes as long again to find out what else there was."""
+    answer = _best(document, pool, goal, Wishes(), ())
+    if isinstance(answer, Infeasible):
+        return answer
+    return _planned(answer.contest, (), 1, answer.gap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """The best division, the next best ones, and by what part the best possible may be less."""
+
+    situation: Situation
+    contest: Contest
+    others: Sequence[Divisions]
+    gap: float | None
+
+
+def _best(
+    document: PartitionDocument,
+    pool: Sequence[PoolDevice],
+    goal: Goal,
+    wishes: Wishes,
+    pins: Sequence[Pin],
+) -> _Answer | Infeasible:
     costs, pool = Costs(document, goal.loading_items), refined(document, pool)
     refused = _misfit(costs, pool, pins)
     if refused is not None:
         return refused
-    wishes = replace(_wishes(previous, pins), cached=costs.cached_by(pool))
+    wishes = replace(wishes, cached=costs.cached_by(pool))
     pool = _weighed(pool, goal)
     for reloading in (False, True):
         situation = Situation(costs=costs, pool=pool, goal=goal, wishes=wishes, reloading=reloading)
@@ -87,11 +122,8 @@ def plan(
         if found.divisions:
             best, *others = _by_pairs(situation, found.divisions)
             contest = Contest(costs=costs, pool=pool, goal=goal, best=best)
-            alone = _without_replicas(situation, best)
-            rejected = islice(contest.rejected(alone, others), MAX_REJECTED)
-            epoch = 1 + (previous.epoch if previous else 0)
             gap = found.gap(situation.value(best))
-            return _planned(contest, tuple(rejected), epoch, gap)
+            return _Answer(situation=situation, contest=contest, others=others, gap=gap)
     if pins:
         return Infeasible(problem=_PINS)
     whole = Span(0, costs.count)

@@ -23,7 +23,7 @@ from shoal_planner.devices import PoolDevice
 from shoal_planner.finer_cuts import divide
 from shoal_planner.least_limit import finest_needs, least_needs
 from shoal_planner.outcome import Infeasible, Plan
-from shoal_planner.placement import plan
+from shoal_planner.placement import plan_without_alternatives
 from shoal_planner.planned_cuts import choose_cut, cut_order, rejected_cut
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
@@ -200,7 +200,7 @@ def _best_on(
 
 
 def _plan(cut: "Cut", pool: Sequence[PoolDevice], order: CutOrder) -> Plan | Infeasible:
-    return plan(cut.document, pool, order.objective, items=order.items)
+    return plan_without_alternatives(cut.document, pool, order.goal)
 
 
 def is_planned(order: CutOrder) -> bool:

@@ -187,7 +187,7 @@ def test_a_cut_is_searched_for_once_however_often_fragments_are_divided_in_it(
     assert len({len(each.fragments) for each in elsewhere}) == 3
     assert divide_anew(order, tmp_path) == elsewhere[0]
     with monkeypatch.context() as forbidding:
-        for search in ("choose_cuts", "plan"):
+        for search in ("choose_cuts", "plan_without_alternatives"):
             forbidding.setattr(cut_search, search, None)
         assert divide_anew(order, tmp_path, 0) == elsewhere[1]
         assert divide_anew(order, tmp_path, 0, 0) == elsewhere[2]

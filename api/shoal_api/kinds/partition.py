@@ -63,7 +63,7 @@ OUTGROWN: Final = Items(of=Object(OutgrownFragment), max_items=MAX_FRAGMENTS)
 )
 class PartitionSpec:
     """How a model is cut; with none of fragments, maxFragmentSize, cuts and cutting, into as few
-    fragments as the smallest device holds."""
+    fragments as the smallest device holds, anew between jobs where budgets have changed."""
 
     model_ref: Reference = member(
         REFERENCE, "The Model to cut. Cannot be changed.", example={"name": "ppocr-rec"}

@@ -32,7 +32,7 @@ from shoal_operator.controller.documents import Documents
 from shoal_operator.controller.foreign import JobState, NodeState, WorkloadState
 from shoal_operator.controller.pods import REQUEUE_SECONDS, Claims, Pods
 from shoal_operator.reconcile.certificates import secrets_needed
-from shoal_operator.reconcile.job_status import has_ended
+from shoal_operator.reconcile.job_status import has_ended, is_running
 from shoal_operator.reconcile.names import (
     OWNER_UID,
     coordinator_name,
@@ -47,6 +47,7 @@ from shoal_operator.reconcile.names import (
     uid_of,
 )
 from shoal_operator.reconcile.planned_cuts import age, is_planned
+from shoal_operator.reconcile.pool_budgets import is_cut_for_pools
 from shoal_operator.reconcile.resources import CONFIG_MAP, DAEMON_SET, DEPLOYMENT, JOB, NODE
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import (
@@ -122,7 +123,8 @@ class Snapshots:
         )
 
     async def _partition(self, reader: Reader, partition: Partition) -> PartitionSnapshot:
-        namespace = namespace_of(partition)
+        namespace, for_pools = namespace_of(partition), is_cut_for_pools(partition)
+        placements = self._placements(reader, partition)
         return PartitionSnapshot(
             now=now_text(),
             settings=self.settings,
@@ -130,9 +132,10 @@ class Snapshots:
             model=reader.own(Model, namespace, partition.spec.model_ref.name),
             workers=await self._workers(reader, partition),
             document=await self._document(reader, partition, fresh=True),
-            pools=reader.all_own(DevicePool, namespace) if _cut_for_pools(partition) else (),
+            pools=reader.all_own(DevicePool, namespace) if for_pools else (),
             table=await self._table(reader, partition),
-            placements=self._placements(reader, partition),
+            placements=placements,
+            runs=for_pools and self._are_run(namespace, placements),
         )
 
     async def _pool(self, reader: Reader, pool: DevicePool) -> DevicePoolSnapshot:
@@ -235,11 +238,17 @@ class Snapshots:
         )
 
     def _placements(self, reader: Reader, partition: Partition | None) -> tuple[Placement, ...]:
-        """Those that may choose the cuts of a Partition."""
-        if partition is None or not is_planned(partition):
+        """Those that a Partition is cut for, or that choose its cuts."""
+        if partition is None or not (is_planned(partition) or is_cut_for_pools(partition)):
             return ()
         name = partition.metadata.name
         return reader.all_own(Placement, namespace_of(partition), referring(name))
+
+    def _are_run(self, namespace: str, placements: Sequence[Placement]) -> bool:
+        """Whether a job runs by one of them. Nobody subscribes to it, as to jobs on a pool."""
+        names = {each.metadata.name for each in placements}
+        jobs = self.cache.all_own(InferenceJob, namespace)
+        return any(placement_of(job) in names and is_running(job) for job in jobs)
 
     async def _table(self, reader: Reader, partition: Partition | None) -> StoredTable | None:
         if partition is None or not is_planned(partition):
@@ -381,10 +390,3 @@ def _job_ended(reader: Reader, placement: Placement) -> bool:
     jobs = reader.all_own(InferenceJob, namespace_of(placement), group)
     over = all(job.status is not None and has_ended(job.status) for job in jobs)
     return over and owner in [uid_of(job) for job in jobs]
-
-
-def _cut_for_pools(partition: Partition) -> bool:
-    """Whether a Partition is cut for the smallest budget around, because it says nothing itself."""
-    spec = partition.spec
-    given = (spec.fragments, spec.max_fragment_size, spec.cuts, spec.cutting)
-    return all(each is None for each in given)

@@ -7,8 +7,9 @@ from shoal_api.kinds import InferenceJob, Partition, Placement
 from shoal_api.kinds.inference_job import FinerCut
 from shoal_operator.reconcile.conditions import FALSE
 from shoal_operator.reconcile.names import OWNER_UID, uid_of
-from shoal_operator.reconcile.partition import pool_budget, recipe_of
+from shoal_operator.reconcile.partition import recipe_of
 from shoal_operator.reconcile.plans import is_too_much
+from shoal_operator.reconcile.pool_budgets import pool_budget
 from shoal_operator.reconcile.snapshot import DeviceState, InferenceJobSnapshot, Unreachable
 from shoal_operator.reconcile.times import seconds_since
 

@@ -62,6 +62,14 @@ def has_ended(status: InferenceJobStatus) -> bool:
     return holds(status.conditions, "Complete") or holds(status.conditions, "Failed")
 
 
+def is_running(job: InferenceJob) -> bool:
+    """Whether its first task has started, and it has not ended."""
+    status = job.status
+    if status is None or status.start_time is None or job.spec.suspend:
+        return False
+    return not has_ended(status)
+
+
 def has_results_on_volume(job: InferenceJob) -> bool:
     """Whether the coordinator's volume has results of the job that are nowhere else."""
     status = job.status

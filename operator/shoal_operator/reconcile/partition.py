@@ -2,7 +2,8 @@
 
 What is cut and how is the *recipe*: the model's address, digest and shapes, and what the spec says.
 With none of fragments, maxFragmentSize and cuts, the fragments are made for the smallest budget of
-the namespace's pools at that time; a pool that comes later cuts nothing anew, because jobs run.
+the namespace's pools at that time. They are made anew when budgets have changed in the pools that
+they are placed on, as soon as no job runs by them; another pool cuts nothing anew.
 With cutting Planned, a Placement chooses (`planned_cuts`): the finished cut stays ready until the
 next one is stored.
 
@@ -46,6 +47,7 @@ from shoal_operator.reconcile.planned_cuts import (
     is_planned,
     table_map,
 )
+from shoal_operator.reconcile.pool_budgets import have_changed, is_cut_for_pools, smallest_budget
 from shoal_operator.reconcile.snapshot import (
     PartitionSnapshot,
     StoredDocument,
@@ -81,6 +83,8 @@ from shoal_protocol.units import counted, format_bytes, format_need
 KEY: Final = "partition.json.gz"
 ARGUMENTS: Final = "shoal.dev/arguments"
 MAX_PACKED_BYTES: Final = 1_000_000
+_AGAIN_SECONDS: Final = 60.0
+"""While a job runs, it is asked again whether one does."""
 _NAMES: Final = 256
 _NAME_LENGTH: Final = 512
 _ALL_NAMES: Final = 256 << 10
@@ -98,7 +102,7 @@ def reconcile_partition(snapshot: PartitionSnapshot) -> Decision:
     if is_planned(snapshot.partition):
         return _planned(snapshot, model)
     if stored is not None and stored.recipe == recipe_of(snapshot.partition, model):
-        return _cut(snapshot, stored.document)
+        return _cut_for_pools(snapshot, model, stored)
     arguments = _arguments(snapshot.partition, model, snapshot.pools)
     if arguments is None:
         text = "no DevicePool here has a known budget to cut for; make one, or give fragments"
@@ -117,13 +121,6 @@ def recipe_of(partition: Partition, model: Model) -> str:
     if spec.outgrown:
         how.append([[each.fragment, each.need_bytes] for each in spec.outgrown])
     return fingerprint([given_digest(model), *shape_arguments(model), *how])
-
-
-def pool_budget(pool: DevicePool) -> int | None:
-    """The least that a device of the pool may use; None while that is not known."""
-    if pool.spec.budget.memory is not None:
-        return pool.spec.budget.memory
-    return None if pool.status is None else pool.status.smallest_budget_bytes
 
 
 def current_document(
@@ -161,10 +158,32 @@ def _planned(snapshot: PartitionSnapshot, model: Model) -> Decision:
         return _cut(snapshot, stored.document)
     assert chosen is not None, "there is nothing else to cut for"
     arguments = (*cut_arguments(chosen.cuts), *_source_arguments(model))
+    if stored is None:
+        return _cutting(snapshot, model, arguments)
+    return _next_cut(snapshot, model, stored, arguments)
+
+
+def _cut_for_pools(snapshot: PartitionSnapshot, model: Model, stored: StoredDocument) -> Decision:
+    """What is cut stays, unless it was left to us for which budgets, and these have changed."""
+    used = {each.spec.pool_ref.name for each in snapshot.placements}
+    pools = [pool for pool in snapshot.pools if pool.metadata.name in used]
+    is_ours = is_cut_for_pools(snapshot.partition) and not snapshot.partition.spec.outgrown
+    if not is_ours or not have_changed(pools, stored):
+        return _cut(snapshot, stored.document)
+    if snapshot.runs:
+        return replace(_cut(snapshot, stored.document), requeue_seconds=_AGAIN_SECONDS)
+    arguments = _arguments(snapshot.partition, model, pools)
+    assert arguments is not None, "a budget is known that has changed"
+    return _next_cut(snapshot, model, stored, arguments)
+
+
+def _next_cut(
+    snapshot: PartitionSnapshot, model: Model, stored: StoredDocument, arguments: tuple[str, ...]
+) -> Decision:
     decision = _cutting(snapshot, model, arguments)
     ready = decision.status.condition("Ready")
     done = ready is not None and ready.status is TRUE
-    return decision if stored is None or done else _still_cut(snapshot, stored, decision)
+    return decision if done else _still_cut(snapshot, stored, decision)
 
 
 def _still_cut(snapshot: PartitionSnapshot, stored: StoredDocument, other: Decision) -> Decision:
@@ -239,10 +258,10 @@ def _arguments(
     elif spec.cuts is not None:
         how = ["--cuts", ",".join(spec.cuts)]
     else:
-        budgets = [budget for pool in pools if (budget := pool_budget(pool)) is not None]
-        if not budgets:
+        smallest = smallest_budget(pools)
+        if smallest is None:
             return None
-        how = ["--max-bytes", str(min(budgets))]
+        how = ["--max-bytes", str(smallest)]
     for seen in spec.seen:
         how += ["--seen", f"{seen.tensor}={','.join(map(str, seen.shape))}"]
     if spec.outgrown:

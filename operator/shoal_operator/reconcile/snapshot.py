@@ -315,8 +315,8 @@ class ModelSnapshot(_Snapshot):
 class PartitionSnapshot(_Snapshot):
     """A Partition with its Model and the workers that carry its uid as the label
     `shoal.dev/owner-uid`; `document` is what its ConfigMap (`names.document_name`) holds. `pools`
-    are those of the namespace. Where cuts are planned, `table` is what may be chosen from, and
-    `placements` are those of the Partition.
+    are those of the namespace, and `placements` those of the Partition, where that says no size;
+    `runs`: a job runs by one of these. Where cuts are planned, `table` is what may be chosen from.
     """
 
     partition: Partition
@@ -326,6 +326,7 @@ class PartitionSnapshot(_Snapshot):
     pools: tuple[DevicePool, ...] = ()
     table: StoredTable | None = None
     placements: tuple[Placement, ...] = ()
+    runs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from shoal_operator.reconcile.decision import (
     RemoveJob,
     SubmitJob,
 )
-from shoal_operator.reconcile.job_status import has_ended
+from shoal_operator.reconcile.job_status import has_ended, is_running
 from shoal_operator.reconcile.names import (
     OWNER_UID,
     document_name,
@@ -190,6 +190,7 @@ class Cluster:
             pools=tuple(self.pools.values()),
             table=self._table(of),
             placements=self._placements_of(of),
+            runs=any(map(is_running, self.jobs.values())),
         )
 
     def _table(self, of: Partition) -> StoredTable | None:

@@ -1,7 +1,7 @@
 """A Partition is cut by one worker, and its document kept in a ConfigMap."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -22,7 +22,7 @@ from reconcile.values import (
     word,
 )
 from shoal_api.fields import Condition, ConditionStatus
-from shoal_api.kinds import DevicePool, Model, Partition
+from shoal_api.kinds import DevicePool, Model, Partition, Placement
 from shoal_api.kinds.device_pool import DevicePoolStatus
 from shoal_api.kinds.model import ModelStatus
 from shoal_api.kinds.partition import PartitionStatus
@@ -62,7 +62,7 @@ def see(
     now: str = NOW,
     offline: bool = False,
 ) -> Decision:
-    decision = reconcile_partition(
+    return decided(
         PartitionSnapshot(
             now=now,
             settings=replace(SETTINGS, offline=offline),
@@ -73,8 +73,12 @@ def see(
             pools=pools,
         )
     )
+
+
+def decided(snapshot: PartitionSnapshot) -> Decision:
+    decision = reconcile_partition(snapshot)
     assert isinstance(decision.status, PartitionStatus)
-    assert passes_its_schema(replace(of, status=decision.status))
+    assert passes_its_schema(replace(snapshot.partition, status=decision.status))
     return decision
 
 
@@ -195,6 +199,88 @@ def test_a_smaller_pool_that_comes_later_cuts_nothing_anew() -> None:
     small = pool("two", budget={"memory": "8Mi"})
     after = see(written(of, decision), on=on, kept=kept, pools=(first, small))
     assert after == Decision(status=after.status)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncut:
+    """A Partition that says no size: cut for 64 MiB, in fragments of 20 MiB, and placed."""
+
+    of: Partition
+    kept: StoredDocument
+    on: Model = field(default_factory=ready_model)
+
+    def see(self, budget: str, *workers: Worker, runs: bool = False) -> Decision:
+        """On a pool that has this budget now, beside one that nobody uses."""
+        pools = pool("one", budget={"memory": budget}), pool("two", budget={"memory": "8Mi"})
+        spec = {"partitionRef": {"name": "rec-3"}, "poolRef": {"name": "one"}}
+        return decided(
+            PartitionSnapshot(
+                now=NOW,
+                settings=SETTINGS,
+                partition=self.of,
+                model=self.on,
+                workers=workers,
+                document=self.kept,
+                pools=pools,
+                placements=(make(Placement, "rec", spec),),
+                runs=runs,
+            )
+        )
+
+
+@pytest.fixture
+def uncut() -> Uncut:
+    of, on = partition(), ready_model()
+    _, decision = cut(of, on, (pool("one"),))
+    kept = read_document(only_child(decision, "ConfigMap"))
+    assert kept is not None
+    return Uncut(written(of, decision), kept)
+
+
+@pytest.mark.parametrize("budget", ["16Mi", "128Mi"])
+def test_other_budgets_cut_anew_and_the_finished_cut_stays_until_then(
+    uncut: Uncut, budget: str
+) -> None:
+    cutting = uncut.see(budget)
+    child = only_child(cutting, "Job")
+    assert command_of(child)[3:5] == ["--max-bytes", str(int(budget[:-2]) * MIB)]
+    assert cutting.status == uncut.of.status
+    output = document_to_json(document(2)).encode()
+    done = Worker(name=name_of(child), phase=WorkerPhase.SUCCEEDED, output=output)
+    stored = uncut.see(budget, done)
+    kept = read_document(only_child(stored, "ConfigMap"))
+    assert kept is not None
+    assert kept.document == document(2)
+    after = replace(uncut, of=written(uncut.of, stored), kept=kept).see(budget)
+    assert after == Decision(status=after.status)
+    assert word(after.status, "Ready") == "True Ready"
+
+
+@pytest.mark.parametrize("budget", ["20Mi", "64Mi", "72Mi"])
+def test_budgets_that_hold_the_fragments_and_are_not_much_larger_cut_nothing_anew(
+    uncut: Uncut, budget: str
+) -> None:
+    after = uncut.see(budget)
+    assert after == Decision(status=after.status)
+    assert after.status == uncut.of.status
+
+
+def test_while_a_job_runs_nothing_is_cut_anew(uncut: Uncut) -> None:
+    after = uncut.see("16Mi", runs=True)
+    assert after == Decision(status=after.status, requeue_seconds=after.requeue_seconds)
+    assert after.status == uncut.of.status
+    assert after.requeue_seconds, "nobody says when the job ends"
+
+
+def test_where_no_cut_is_possible_for_other_budgets_the_finished_one_stays(uncut: Uncut) -> None:
+    name = name_of(only_child(uncut.see("16Mi"), "Job"))
+    failed = Worker(name=name, phase=WorkerPhase.FAILED, message="too large", refused=True)
+    after = uncut.see("16Mi", failed)
+    assert after.status == uncut.of.status
+    assert [(note.reason, note.warning) for note in after.notes] == [("Refused", True)]
+    assert (after.children, after.removals) == ((), ())
+    back = uncut.see("64Mi", failed)
+    assert [key.name for key in back.removals] == [name]
 
 
 def test_an_edit_cuts_anew_and_shows_nothing_of_the_old_cut() -> None:

@@ -32,6 +32,7 @@ How a device holds its span follows from its budget (`Holding`):
   serves all items that are admitted, so an item takes a part of a load (`ITEMS_IN_TURN`). These
   items come and go together: receiving overlaps with what the span's first fragment computes, and
   sending with the last one. Each fragment must fit by itself, at least in blocks.
+  Where the device's disk has no room for all of them, each is fetched again for its turn.
 
 What is held at once must have room on the device's disk together, what is reloaded one by one
 (`disks`).
@@ -296,6 +297,13 @@ class Costs(SpanCosts):
         """Nanoseconds to make all of the span's fragments resident, one after the other."""
         return self._in_sum(self.load_by_rate, span, device, device.load_ratios)
 
+    def _again(self, span: Span, device: PoolDevice) -> int:
+        """Nanoseconds to fetch what a turn finds on the disk no more. What was used least recently
+        is dropped, which is what comes next: where not all have room, none is there."""
+        if has_room(device, self.stored.together(span.start, span.end)):
+            return 0
+        return self._in_sum(self._fetched_again, span, device)
+
     def _in_sum(self, by_rate: _ByRate, span: Span, device: PoolDevice, ratios: Ratios = ()) -> int:
         """What all of the span's fragments take on a device, corrected by ratios."""
         known = self._sums[by_rate.__name__]
@@ -314,6 +322,9 @@ class Costs(SpanCosts):
 
     def _fetched(self, fragment: int, device: PoolDevice) -> int:
         return loads.fetched(self.document.fragments[fragment], device)
+
+    def _fetched_again(self, fragment: int, device: PoolDevice) -> int:
+        return loads.fetched_again(self.document.fragments[fragment], device)
 
     def _prepared(self, fragment: int, device: PoolDevice) -> int:
         return loads.prepared(self.document.fragments[fragment], device)
@@ -350,17 +361,18 @@ class Costs(SpanCosts):
         compute = self._compute(span, device)
         holding = self.holding(span, device)
         assert holding is not None, f"{span} has no room on {device.name}"
-        read, load, fetch = 0, 0, 0
+        read, load, fetch, again = 0, 0, 0, 0
         match holding:
             case Holding.IN_BLOCKS:
                 read = time_of(self._paged(span, device, holding), device.page_bytes_per_second)
             case Holding.RELOADED:
-                in_turn = self._load(span, device)
+                again = self._again(span, device)
+                in_turn = self._load(span, device) + again
                 read = self._part_of_a_load(in_turn, device)
                 load = in_turn - read
                 read += time_of(self._paged(span, device, holding), device.page_bytes_per_second)
         if self.cold:
-            fetch = self._in_sum(self._fetched, span, device)
+            fetch = 0 if again else self._in_sum(self._fetched, span, device)
             load += self._in_sum(self._prepared, span, device)
             if holding is not Holding.RELOADED:
                 load += self._load(span, device)

@@ -29,8 +29,11 @@ def from_cache(fragment: Fragment, device: PoolDevice) -> int:
 
 def fetched(fragment: Fragment, device: PoolDevice) -> int:
     """Nanoseconds until it is on the device's disk, over a link that carries nothing else."""
-    if fragment.digest in device.cached:
-        return 0
+    return 0 if fragment.digest in device.cached else fetched_again(fragment, device)
+
+
+def fetched_again(fragment: Fragment, device: PoolDevice) -> int:
+    """Nanoseconds where the device's disk has dropped it."""
     rates = (device.link_bytes_per_second, device.moved_bytes_per_second)
     return max((time_of(fragment.weight_bytes, rate) for rate in rates if rate), default=0)
 

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph
@@ -321,6 +320,9 @@ class _Concrete:
         ):
             return
         feeds = {name: self.values[name] for name in node.input if name}
+        # Not every model asks for it, and importing it lists every version of every operator.
+        from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
+
         # A graph: of a node by itself, the evaluator takes the newest operator there is.
         graph = onnx.GraphProto(name="node", node=[node])
         graph.input.extend(onnx.ValueInfoProto(name=name) for name in feeds)

@@ -88,9 +88,28 @@ class Bench:
         return prepared.whole
 
 
+def write_dense(folder: Path) -> MadeFragment:
+    return write_fragment(folder, dense_model([256, 512, 256]), 8 * MIB)
+
+
 @pytest.fixture
 def dense(tmp_path: Path) -> MadeFragment:
-    return write_fragment(tmp_path, dense_model([256, 512, 256]), 8 * MIB)
+    return write_dense(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def once_prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache in which `dense` is prepared, as a process before has left it."""
+    folder = tmp_path_factory.mktemp("prepared")
+    assert asyncio.run(Bench(folder).prepare(write_dense(folder))) is not None
+    return folder
+
+
+@pytest.fixture
+def prepared_dense(dense: MadeFragment, once_prepared: Path, tmp_path: Path) -> MadeFragment:
+    """The same in this test's own cache."""
+    shutil.copytree(once_prepared, tmp_path, dirs_exist_ok=True)
+    return dense
 
 
 def leftovers(fragment: MadeFragment) -> list[str]:
@@ -148,22 +167,22 @@ def test_packed_weights_are_mapped_and_not_copied(tmp_path: Path) -> None:
 
 
 async def test_what_was_prepared_is_used_by_the_next_process(
-    tmp_path: Path, dense: MadeFragment
+    tmp_path: Path, prepared_dense: MadeFragment
 ) -> None:
-    await Bench(tmp_path).prepare(dense)
-    before = {path: path.stat().st_ino for path in dense.folder.rglob("*")}
+    before = {path: path.stat().st_ino for path in prepared_dense.folder.rglob("*")}
     # Without memory for a child, what is there must do.
     again = Bench(tmp_path, budget=Bytes(MIB))
-    assert await again.prepare(dense) is not None
-    assert {path: path.stat().st_ino for path in dense.folder.rglob("*")} == before
+    assert await again.prepare(prepared_dense) is not None
+    assert {path: path.stat().st_ino for path in prepared_dense.folder.rglob("*")} == before
 
 
 async def test_a_model_whose_packing_does_not_fit_is_opened_without(
-    tmp_path: Path, dense: MadeFragment
+    tmp_path: Path, prepared_dense: MadeFragment
 ) -> None:
-    prepared = await Bench(tmp_path).prepare(dense)
+    prepared = await Bench(tmp_path).prepare(prepared_dense)
     assert prepared is not None
-    opening, size = prepared.packed.opening_bytes, (dense.folder / "weights.bin").stat().st_size
+    size = (prepared_dense.folder / "weights.bin").stat().st_size
+    opening = prepared.packed.opening_bytes
     assert prepared.recipe_for_whole(size, opening) is PREPARED
     assert prepared.recipe_for_whole(size, opening - 1) is PREPARED_UNPACKED
 
@@ -337,15 +356,14 @@ def _flip(path: Path) -> None:
 @pytest.mark.parametrize("name", ["prepared.json", "0/model.onnx", "0/weights.bin"])
 @pytest.mark.parametrize("damage", [_truncate, _flip, Path.unlink])
 async def test_a_damaged_form_is_made_anew(
-    name: str, damage: Callable[[Path], None], tmp_path: Path, dense: MadeFragment
+    name: str, damage: Callable[[Path], None], tmp_path: Path, prepared_dense: MadeFragment
 ) -> None:
-    await Bench(tmp_path).prepare(dense)
-    folder = folder_of(dense.folder, "whole")
+    folder = folder_of(prepared_dense.folder, "whole")
     right = {path: path.read_bytes() for path in (folder / "0").iterdir()}
     damage(folder / name)
-    assert await Bench(tmp_path).prepare(dense) is not None
+    assert await Bench(tmp_path).prepare(prepared_dense) is not None
     assert {path: path.read_bytes() for path in right} == right
-    assert await Bench(tmp_path, budget=Bytes(MIB)).prepare(dense) is not None
+    assert await Bench(tmp_path, budget=Bytes(MIB)).prepare(prepared_dense) is not None
 
 
 async def test_a_form_that_changes_while_the_agent_runs_is_noticed(
@@ -420,11 +438,11 @@ async def test_what_is_small_is_opened_at_once_and_a_large_graph_is_tried(tmp_pa
 
 
 async def test_a_model_of_activations_mostly_is_opened_prepared_only_where_there_is_room_for_more(
-    tmp_path: Path, dense: MadeFragment
+    tmp_path: Path, prepared_dense: MadeFragment
 ) -> None:
-    prepared = await Bench(tmp_path).prepare(dense)
+    prepared = await Bench(tmp_path).prepare(prepared_dense)
     assert prepared is not None
-    size = (dense.folder / "weights.bin").stat().st_size
+    size = (prepared_dense.folder / "weights.bin").stat().st_size
     granted = 5 * size
     assert prepared.recipe_for_whole(size, granted, 0) is None
     assert prepared.recipe_for_whole(size, granted, granted) is PREPARED

@@ -91,9 +91,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for file in {_file(item) for item in items if _shares_the_plane(item)} - ON_THE_SHARED_PLANE:
         raise pytest.UsageError(f"{file} shares a control plane, and is not listed in conftest.py")
-    items.sort(key=_turn)
-    waiting = _by_scope(item for item in items if _turn(item) < _FIRST_TO_COMPUTE)
-    computing = _by_scope(item for item in items if _turn(item) >= _FIRST_TO_COMPUTE)
+    turns = {item: _turn(item) for item in items}
+    items.sort(key=turns.__getitem__)
+    waiting = _by_scope(item for item in items if turns[item] < _FIRST_TO_COMPUTE)
+    computing = _by_scope(item for item in items if turns[item] >= _FIRST_TO_COMPUTE)
     by_turns = zip_longest(waiting, computing, fillvalue=())
     items[:] = chain.from_iterable(chain.from_iterable(by_turns))
 

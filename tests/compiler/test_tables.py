@@ -1,5 +1,6 @@
 """Tables that a model dequantises or casts: their rows are gathered first."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ from shoal_planner.cuts import CutRequest, choose_cuts
 
 WORDS, WIDTH = 16384, 256
 ITEM: Tensors = {"ids": np.array([[3, 0, WORDS - 1, 77]])}
-BYTES: dict[str, Any] = {"w": integers(WORDS, WIDTH), "s": np.float32(0.01), "z": np.uint8(120)}
-HALVES = {"w": np.random.default_rng(0).standard_normal((WORDS, WIDTH)).astype(np.float16)}
 DEQUANTISED = helper.make_node("DequantizeLinear", ["w", "s", "z"], ["table"], name="table")
 CAST = helper.make_node("Cast", ["w"], ["table"], to=TensorProto.FLOAT)
 GATHER = helper.make_node("Gather", ["table", "ids"], ["rows"], name="rows")
@@ -28,6 +27,14 @@ TIED = (
     helper.make_node("ReduceMax", ["logits"], ["y"], axes=[2]),
 )
 LAST = helper.make_node("Tanh", ["rows"], ["y"])
+
+
+def in_bytes() -> dict[str, Any]:
+    return {"w": integers(WORDS, WIDTH), "s": np.float32(0.01), "z": np.uint8(120)}
+
+
+def in_halves() -> dict[str, Any]:
+    return {"w": np.random.default_rng(0).standard_normal((WORDS, WIDTH)).astype(np.float16)}
 
 
 def saved(folder: Path, weights: dict[str, Any], *nodes: onnx.NodeProto) -> Path:
@@ -45,12 +52,12 @@ def saved(folder: Path, weights: dict[str, Any], *nodes: onnx.NodeProto) -> Path
 
 
 @pytest.mark.parametrize(
-    ("weights", "maker"), [(BYTES, DEQUANTISED), (HALVES, CAST)], ids=["dequantised", "cast"]
+    ("weights", "maker"), [(in_bytes, DEQUANTISED), (in_halves, CAST)], ids=["dequantised", "cast"]
 )
 def test_no_more_than_the_rows_that_are_read_become_numbers(
-    weights: dict[str, Any], maker: onnx.NodeProto, tmp_path: Path
+    weights: Callable[[], dict[str, Any]], maker: onnx.NodeProto, tmp_path: Path
 ) -> None:
-    path = saved(tmp_path, weights, maker, GATHER, LAST)
+    path = saved(tmp_path, weights(), maker, GATHER, LAST)
     document = cut_model(path, profile_model(path), (), tmp_path)
     (fragment,) = document.fragments
     given = run_chained(tmp_path, document, ITEM)
@@ -60,7 +67,7 @@ def test_no_more_than_the_rows_that_are_read_become_numbers(
 
 
 def test_a_table_that_is_the_output_layer_too_is_computed_in_parts(tmp_path: Path) -> None:
-    path = saved(tmp_path, BYTES, DEQUANTISED, GATHER, *TIED)
+    path = saved(tmp_path, in_bytes(), DEQUANTISED, GATHER, *TIED)
     profile = profile_model(path)
     cuts = choose_cuts(profile, CutRequest(fragments=2))
     assert isinstance(cuts, tuple)
@@ -87,7 +94,7 @@ UNLIKE = {
 @pytest.mark.parametrize("name", UNLIKE)
 def test_others_stay_as_they_are(name: str, tmp_path: Path) -> None:
     each = {"ss": scales(WORDS), "zz": integers(WORDS)}
-    path = saved(tmp_path, {**BYTES, **each}, *UNLIKE[name], LAST)
+    path = saved(tmp_path, in_bytes() | each, *UNLIKE[name], LAST)
     item = {"ids": ITEM["ids"] % WIDTH}
     operators = [node.operator for node in profile_model(path).nodes]
     assert operators.index("DequantizeLinear") < operators.index("Gather")

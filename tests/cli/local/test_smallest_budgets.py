@@ -22,7 +22,7 @@ from shoal_protocol.units import Bytes
 TABLE = Made(
     text="""g (int64[128] x) => (float[1,8192] y) {
         rows = Gather(T, x) z = ReduceMean<axes = [0]>(rows) y = MatMul(z, W) }""",
-    weights={"T": np.ones((1 << 17, 64), np.float32), "W": weight(64, 8192)},
+    weights={"T": np.broadcast_to(np.float32(1), (1 << 17, 64)), "W": weight(64, 8192)},
     feeds={"x": np.arange(128)},
 )
 """A table that runs in blocks in far less than its rows take when they may stay."""

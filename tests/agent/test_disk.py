@@ -201,6 +201,21 @@ async def test_a_full_disk_fails_the_load_cleans_up_and_leaves_the_agent_alive(
     await runs(joined.device, fragment)
 
 
+async def test_a_load_tells_what_the_cache_has_dropped_for_it(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    first, second, third = (
+        write_fragment(coordinator.store, dense_model([256, 1024, 8], seed)) for seed in range(3)
+    )
+    joined = await join("pi-4", "--cache-size", "3500Ki")
+    for each in (first, second):
+        reply = await joined.device.load(each.digest, each.resident_bytes)
+        assert list(reply.loaded.dropped) == []
+        await joined.device.unload(each.digest)
+    reply = await joined.device.load(third.digest, third.resident_bytes)
+    assert list(reply.loaded.dropped) == [first.digest]
+
+
 @pytest.mark.real
 async def test_a_full_disk_drops_as_many_fragments_as_the_new_one_needs(
     coordinator: ScriptedCoordinator, join: Join, folder: Path

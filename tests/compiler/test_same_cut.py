@@ -36,7 +36,7 @@ def half_layers() -> Made:
 
 def cut_by_a_process(path: Path, seed: int) -> str:
     """The document of a cut; strings have other hashes with each seed."""
-    command = [sys.executable, "-m", "shoal_cli", "partition", path, "--fragments", "1"]
+    command = [sys.executable, "-m", "shoal_cli", "partition", str(path), "--fragments", "1"]
     environment = os.environ | {"PYTHONHASHSEED": str(seed)}
     done = subprocess.run(
         [*command, "--document"], env=environment, check=True, capture_output=True, text=True

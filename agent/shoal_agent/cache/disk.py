@@ -22,8 +22,8 @@ prepared only such fragments go as nobody has used for `KEPT_SECONDS`: those of 
 turns, and would be fetched for each.
 
 Two locks. `_memory` guards the entries; it is never held over disk work, so the event loop may take
-it: `cached`, `in`, `pin`, `unpin`, `total_bytes`. `_disk` orders what renames and removes
-folders; only threads take it, and nobody syncs or reads a file under it.
+it: `cached`, `in`, `pin`, `unpin`, `take_dropped`, `total_bytes`. `_disk` orders what renames and
+removes folders; only threads take it, and nobody syncs or reads a file under it.
 """
 
 import os
@@ -118,6 +118,7 @@ class FragmentCache:
         self._entries: dict[str, _Entry] = {}
         self._pinned: dict[str, int] = {}
         self._expected: dict[str, Footprint] = {}
+        self._dropped: list[str] = []
         self.dropped_at_start: list[str] = []
         self._scan()
 
@@ -134,6 +135,12 @@ class FragmentCache:
     def __contains__(self, digest: str) -> bool:
         with self._memory:
             return digest in self._entries
+
+    def take_dropped(self) -> list[str]:
+        """What has gone since the last call, and has not come back."""
+        with self._memory:
+            dropped, self._dropped = self._dropped, []
+            return [digest for digest in dropped if digest not in self._entries]
 
     def path(self, digest: str) -> Path:
         """The folder of a fragment, cached or not. Raises `ValueError` for what is no digest."""
@@ -227,12 +234,9 @@ class FragmentCache:
             if is_shared(name) and self.shared.link(entry, part / name)
         }
 
-    def make_room(self, manifest: Manifest, linked: Set[str] = frozenset()) -> list[str]:
+    def make_room(self, manifest: Manifest, linked: Set[str] = frozenset()) -> None:
         """Drop the least recently used until a fragment fits, of which the files `linked` are in
-        its part already; the digests dropped.
-
-        Raises `CacheFull` where that cannot be.
-        """
+        its part already. Raises `CacheFull` where that cannot be."""
         digest, shared = manifest.digest, _inodes(self.part(manifest.digest), linked)
         need = Footprint(manifest.total_bytes - sum(shared.values()), shared)
         with self._disk:
@@ -248,7 +252,6 @@ class FragmentCache:
             for each in stripped:
                 shutil.rmtree(self.path(each) / PREPARED_FOLDER, ignore_errors=True)
         self.shared.collect()
-        return victims
 
     def _victims(self, digest: str, need: Footprint) -> tuple[list[str], list[str]]:
         """Decide what goes for a fragment, and expect it: other fragments, and what was prepared of
@@ -273,7 +276,7 @@ class FragmentCache:
         for other in self._oldest_first():
             if _disk_bytes(self._footprints()) <= self.limit_bytes:
                 break
-            del self._entries[other]
+            self._forget(other)
             victims.append(other)
         excess = _disk_bytes(self._footprints()) - self.limit_bytes
         stripped: list[str] = []
@@ -301,7 +304,7 @@ class FragmentCache:
                 gone = []
                 while _disk_bytes(self._footprints()) + need_bytes > self.limit_bytes:
                     gone.append(unused.pop(0))
-                    del entries[gone[-1]]
+                    self._forget(gone[-1])
             for each in gone:
                 self._remove(each)
         if gone:
@@ -322,7 +325,7 @@ class FragmentCache:
                 digest = next(iter(self._oldest_first()), None)
                 if digest is None:
                     return None
-                del self._entries[digest]
+                self._forget(digest)
             self._remove(digest)
         self.shared.collect()
         return digest
@@ -350,11 +353,15 @@ class FragmentCache:
     def drop(self, digest: str) -> None:
         with self._disk:
             with self._memory:
-                self._entries.pop(digest, None)
+                self._forget(digest)
             self._remove(digest)
         self.shared.collect()
 
     # ---- inside ------------------------------------------------------------------------------
+
+    def _forget(self, digest: str) -> None:
+        if self._entries.pop(digest, None) is not None:
+            self._dropped.append(digest)
 
     def _remove(self, digest: str) -> None:
         folder = self.path(digest)
@@ -382,14 +389,10 @@ class FragmentCache:
             if is_digest(digest) and self._store.has(digest):
                 drop_cached_pages(folder)
                 manifest = self._store.manifest(digest)
-                unused_seconds = max(0.0, time() - folder.stat().st_mtime)
-                self._entries[digest] = _Entry(
-                    manifest,
-                    verified=None,
-                    used_at=monotonic() - unused_seconds,
-                    shared=_inodes(folder, manifest.files),
-                    prepared_bytes=_prepared_bytes(folder),
-                )
+                used_at = monotonic() - max(0.0, time() - folder.stat().st_mtime)
+                shared = _inodes(folder, manifest.files)
+                entry = _Entry(manifest, None, used_at, shared, _prepared_bytes(folder))
+                self._entries[digest] = entry
                 continue
             self.dropped_at_start.append(folder.name)
             shutil.rmtree(folder, ignore_errors=True)

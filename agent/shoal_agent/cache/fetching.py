@@ -56,11 +56,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What it took: bytes over the network (0: it was cached), and what was dropped for it."""
+    """What it took: bytes over the network (0: it was cached)."""
 
     fetched_bytes: int
     seconds: float
-    dropped: tuple[str, ...] = ()
 
 
 class FragmentUnavailable(Exception):
@@ -160,7 +159,7 @@ class Fetcher:
                 raise
             else:
                 seconds = perf_counter() - started
-                return Fetched(transfer.fetched_bytes, seconds, tuple(transfer.dropped))
+                return Fetched(transfer.fetched_bytes, seconds)
         kind = FragmentCorrupt if corrupt else FragmentUnavailable
         raise kind(f"{digest} cannot be fetched: " + ("; ".join(answers) or "no source is known"))
 
@@ -187,7 +186,6 @@ class _Transfer:
         self._pace = pace
         self.need_bytes = 0
         self.fetched_bytes = 0
-        self.dropped: list[str] = []
 
     async def run(self, source: Source) -> None:
         part = await in_thread(self._cache.part, self._digest)
@@ -195,7 +193,7 @@ class _Transfer:
         self.need_bytes = manifest.total_bytes
         # First what is here: nobody drops it for the rest then.
         linked = await in_thread(self._cache.link_shared, manifest)
-        self.dropped += await in_thread(self._cache.make_room, manifest, linked)
+        await in_thread(self._cache.make_room, manifest, linked)
         for name, entry in manifest.files.items():
             if name not in linked:
                 await self._file(part / name, entry, source)
@@ -250,10 +248,8 @@ class _Transfer:
 
     async def _make_room(self, error: OSError) -> None:
         """While the disk is full, drop the least recently used; raise where there is none."""
-        gone = await in_thread(self._cache.drop_oldest) if is_disk_full(error) else None
-        if gone is None:
+        if not is_disk_full(error) or await in_thread(self._cache.drop_oldest) is None:
             raise error
-        self.dropped.append(gone)
 
 
 async def _parts(

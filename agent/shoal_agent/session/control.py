@@ -407,6 +407,7 @@ class Session:
                 seconds=result.seconds,
                 fetched_bytes=result.fetched_bytes,
                 processor_seconds=result.processor_seconds,
+                dropped=self._device.fragments.cache.take_dropped(),
             )
         )
 
@@ -426,7 +427,7 @@ class Session:
             prefetched=pb.Prefetched(
                 fetched_bytes=fetched.fetched_bytes,
                 seconds=fetched.seconds,
-                dropped=fetched.dropped,
+                dropped=self._device.fragments.cache.take_dropped(),
             )
         )
 

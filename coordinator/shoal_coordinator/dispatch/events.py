@@ -220,14 +220,16 @@ class ProbeAnswered(DeviceReport):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentResident(Answer):
-    """Answers Load. `resident` is what was measured, or the estimate where nothing was yet."""
+    """Answers Load. `resident` is what was measured, or the estimate where nothing was yet;
+    `dropped` have left the disk cache."""
 
     resident: Bytes
+    dropped: frozenset[Digest] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentCached(Answer):
-    """Answers Prefetch. `dropped` had to leave the disk cache for it."""
+    """Answers Prefetch. `dropped` have left the disk cache."""
 
     dropped: frozenset[Digest] = frozenset()
 

@@ -149,6 +149,15 @@ def _peers(state: State, device: Device, digest: Digest) -> tuple[str, ...]:
     return tuple(name for _, _, name in near[:_PEERS])
 
 
+def _note_disk(state: State, device: Device, came: Digest, dropped: frozenset[Digest]) -> None:
+    """A fragment came to a device's disk; others, or even this one, have left it."""
+    note_cached(state, device, came)
+    for digest in sorted(dropped):
+        note_dropped(state, device, digest)
+        for service in state.by_digest.get(digest, ()):
+            service.dropped_by.add(device)
+
+
 # ---- answers -------------------------------------------------------------------------------------
 
 
@@ -161,7 +170,7 @@ def resident(state: State, loading: Loading, event: FragmentResident) -> None:
     device.work.used_at[digest] = state.now  # so that it does not go at once
     device.tally.loads += 1
     device.health.backoffs.pop(digest, None)
-    note_cached(state, device, digest)
+    _note_disk(state, device, digest, event.dropped)
     for service in state.by_digest.get(digest, ()):
         service.starving_since = None
         if device.preempted_by is service:
@@ -184,11 +193,8 @@ def unloaded(state: State, unloading: Unloading) -> None:
 
 def cached(state: State, prefetching: Prefetching, event: FragmentCached) -> None:
     """A fragment is on disk; others may have had to go for it."""
-    device = prefetching.device
-    device.disk.prefetching = None
-    for digest in sorted(event.dropped):
-        note_dropped(state, device, digest)
-    note_cached(state, device, prefetching.digest)
+    prefetching.device.disk.prefetching = None
+    _note_disk(state, prefetching.device, prefetching.digest, event.dropped)
 
 
 def prefetch_failed(state: State, prefetching: Prefetching) -> None:
@@ -312,8 +318,11 @@ def _may_prefetch(state: State, device: Device) -> bool:
 
 
 def _to_prefetch(state: State, device: Device, coming: Counter[Digest | None]) -> Digest | None:
-    """What the device will have to load itself; else what only one other device has."""
+    """What the device will have to load itself; else what only one other device has. Nothing where
+    the disk has no room for all: each would go for the next, for ever."""
     spare: Digest | None = None
+    if any(device in service.dropped_by for service in state.services.values()):
+        return None
     for service in state.services.values():
         digest = service.digest
         if digest in device.disk.cached or not can_host(state, service, device):

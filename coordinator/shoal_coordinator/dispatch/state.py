@@ -60,9 +60,10 @@ class Service:
     """A fragment under a plan.
 
     `servers` are the devices that can take a task now or when a slot is free; `ranks` is the heap
-    that orders them. `loading` are those where the fragment is on its way. `homes_up` counts homes
-    that have joined and can load the fragment; without one, any device may serve. `preempting` is
-    the device that empties itself for this service.
+    that orders them. `loading` are those where the fragment is on its way, `dropped_by` those whose
+    disks gave it up for others. `homes_up` counts homes that have joined and can load the fragment;
+    without one, any device may serve. `preempting` is the device that empties itself for this
+    service.
     """
 
     digest: Digest
@@ -75,6 +76,7 @@ class Service:
     ranks: list[Rank] = field(default_factory=list)
     servers: dict[Device, None] = field(default_factory=dict)
     loading: dict[Device, None] = field(default_factory=dict)
+    dropped_by: set[Device] = field(default_factory=set)
     homes_up: int = 0
     homes_awaited_until: Nanoseconds = Nanoseconds(0)
     fastest: Device | None = None

@@ -127,13 +127,14 @@ def answer(  # noqa: PLR0911 - one for each kind
     number = reply.instruction
     match reply.WhichOneof("outcome"), to:
         case "loaded", ins.Load():
-            resident = size(reply.loaded.resident_bytes)
-            return ev.FragmentResident(at=at, instruction=number, resident=resident)
+            held = size(reply.loaded.resident_bytes)
+            gone = frozenset(map(digest_of, reply.loaded.dropped[:MAXIMUM_FRAGMENTS]))
+            return ev.FragmentResident(at=at, instruction=number, resident=held, dropped=gone)
         case "unloaded", ins.Unload():
             return ev.FragmentUnloaded(at=at, instruction=number)
         case "prefetched", ins.Prefetch():
-            dropped = frozenset(map(digest_of, reply.prefetched.dropped[:MAXIMUM_FRAGMENTS]))
-            return ev.FragmentCached(at=at, instruction=number, dropped=dropped)
+            gone = frozenset(map(digest_of, reply.prefetched.dropped[:MAXIMUM_FRAGMENTS]))
+            return ev.FragmentCached(at=at, instruction=number, dropped=gone)
         case "planned", ins.Plan():
             return ev.LegPlanned(at=at, instruction=number)
         case "executed", ins.Execute():

@@ -259,16 +259,18 @@ class Planned(_message.Message):
     def __init__(self) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("resident_bytes", "seconds", "fetched_bytes", "processor_seconds")
+    __slots__ = ("resident_bytes", "seconds", "fetched_bytes", "processor_seconds", "dropped")
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROCESSOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     resident_bytes: int
     seconds: float
     fetched_bytes: int
     processor_seconds: float
-    def __init__(self, resident_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., fetched_bytes: _Optional[int] = ..., processor_seconds: _Optional[float] = ...) -> None: ...
+    dropped: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, resident_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., fetched_bytes: _Optional[int] = ..., processor_seconds: _Optional[float] = ..., dropped: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Unloaded(_message.Message):
     __slots__ = ("freed_bytes", "seconds", "processor_seconds")

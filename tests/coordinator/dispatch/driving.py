@@ -198,18 +198,21 @@ class Table:
         delivered: bool = True,
         milliseconds: float = 10,
         resident_mib: float | None = None,
+        dropped: tuple[str, ...] = (),
     ) -> list[Instruction]:
         """A device does what it was asked for."""
-        at = self.at()
+        at, gone = self.at(), frozenset(map(digest, dropped))
         match instruction:
             case Load(instruction=number, granted=size):
                 if resident_mib is not None:
                     size = Bytes(int(resident_mib * MIB))
-                return self.feed(FragmentResident(at=at, instruction=number, resident=size))
+                return self.feed(
+                    FragmentResident(at=at, instruction=number, resident=size, dropped=gone)
+                )
             case Unload(instruction=number):
                 return self.feed(FragmentUnloaded(at=at, instruction=number))
             case Prefetch(instruction=number):
-                return self.feed(FragmentCached(at=at, instruction=number))
+                return self.feed(FragmentCached(at=at, instruction=number, dropped=gone))
             case Forward(instruction=number):
                 return self.feed(ActivationForwarded(at=at, instruction=number))
             case FinishItem(job=name, item=item):

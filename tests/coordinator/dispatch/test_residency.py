@@ -300,6 +300,27 @@ def test_an_idle_home_brings_its_other_fragment_to_disk() -> None:
     assert digest("c") in table.state.devices["d2"].disk.cached
 
 
+def test_what_a_device_dropped_for_a_load_is_not_on_its_disk_any_more() -> None:
+    table = Table()
+    table.join("d1", cached=("x", "y"))
+    load = only(table.submit(job(chain("a"), 1)), Load)
+    table.answer(load, dropped=("x",))
+    assert set(table.state.devices["d1"].disk.cached) == {digest("a"), digest("y")}
+    assert digest("x") not in table.state.holders
+
+
+def test_a_disk_without_room_for_all_fragments_of_its_device_is_not_filled_in_circles() -> None:
+    table = Table()
+    table.join("d1", 12, resident=("a",))
+    table.join("d2", 12, resident=("b",), cached=("c",))
+    homes = {"a": ("d1",), "b": ("d2",), "c": ("d2",), "d": ("d2",)}
+    table.submit(job(chain("a", "b", "c", "d", homes=homes), 1))
+    prefetch = only(table.wait(250), Prefetch)
+    assert (prefetch.device, prefetch.digest) == ("d2", digest("d"))
+    table.answer(prefetch, dropped=("c",))
+    assert some(table.wait(600_000), Prefetch) == []
+
+
 def test_a_second_copy_of_a_fragment_is_kept_on_another_disk() -> None:
     table = Table()
     table.join("d1", 12, resident=("a",))

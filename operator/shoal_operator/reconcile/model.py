@@ -25,7 +25,7 @@ from typing import Final, assert_never
 
 from shoal_api.columns import print_model
 from shoal_api.fields import DIGEST, ConditionStatus
-from shoal_api.kinds.model import ModelStatus, TensorStatus
+from shoal_api.kinds.model import Model, ModelStatus, TensorStatus
 from shoal_api.shapes import Errors, Invalid
 from shoal_operator.reconcile.addresses import offline, unsuitable
 from shoal_operator.reconcile.conditions import (
@@ -48,12 +48,13 @@ from shoal_operator.reconcile.workers import (
     worker_named,
     worker_text,
 )
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import format_bytes, listed
 
 _TYPES: Final = ("Fetched", "Verified", "Profiled", "Ready")
 _TENSORS: Final = 256
 _AXES: Final = 16
 _OPSETS: Final = 1000
+_NAMED: Final = 4
 
 
 def reconcile_model(snapshot: ModelSnapshot) -> Decision:
@@ -104,16 +105,34 @@ def _inspected(snapshot: ModelSnapshot, worker: Worker) -> Decision:
     if given is not None and found.digest != given:
         return _mismatch(snapshot, worker, f"{uri} is {found.digest}, not {given}")
     size = format_bytes(found.size_bytes or 0)
-    profile = f"{found.parameters} parameters, opset {found.opset}"
+    unknown = _unknown_sizes(model, found)
+    profile = f"{found.parameters} parameters, opset {found.opset}{unknown}"
+    ready = f"fetched, verified and profiled{unknown}"
     updates = (
         ConditionUpdate("Fetched", TRUE, "Fetched", f"{size} from {uri}"),
         ConditionUpdate("Verified", TRUE, "Verified", f"is {found.digest}"),
         ConditionUpdate("Profiled", TRUE, "Profiled", profile),
-        ConditionUpdate("Ready", TRUE, "Ready", "fetched, verified and profiled"),
+        ConditionUpdate("Ready", TRUE, "Ready", ready),
     )
     text = f"{size}, {found.parameters} parameters from {uri}"
     note = Note(reason="FetchedModel", message=text, since=worker.ended_at or "")
     return replace(_decision(snapshot, updates, status=found), notes=(note,))
+
+
+def _unknown_sizes(model: Model, found: ModelStatus) -> str:
+    """What a user may add, so that plans know what items take."""
+    said = {each.input for each in model.spec.shapes}
+    unknown = [
+        f"{each.name} [{', '.join(each.shape)}]"
+        for each in found.inputs
+        if each.name not in said and not all(map(str.isdigit, each.shape))
+    ]
+    if not unknown:
+        return ""
+    return (
+        f"; sizes of {listed(unknown, _NAMED)} are not known: with the largest in spec.shapes, "
+        f"plans know what items take, and fragments can run in blocks"
+    )
 
 
 def _failed(snapshot: ModelSnapshot, worker: Worker) -> Decision:
@@ -122,6 +141,7 @@ def _failed(snapshot: ModelSnapshot, worker: Worker) -> Decision:
         given = given_digest(snapshot.model)
         if given is not None and f"not {given}" in text:
             return _mismatch(snapshot, worker, text)
+        text += f"; when it is another file, delete the job {worker.name} to have that looked at"
         updates = _ended("Profiled", Cause("Refused", text))
         return _warning(snapshot, worker, updates, Cause("RefusedModel", text))
     cause, remaining = Cause("InspectionFailed", text), retry_in(worker, snapshot.now)

@@ -96,6 +96,16 @@ def test_what_the_worker_found_is_told_and_the_worker_goes() -> None:
     assert [note.reason for note in decision.notes] == ["FetchedModel"]
 
 
+def test_sizes_that_nobody_has_said_are_named() -> None:
+    of = model()
+    told = condition(see(of, worker(of, WorkerPhase.SUCCEEDED, output=inspected())).status, "Ready")
+    assert "sizes of x [1, width, ?] are not known" in told.message
+    assert "spec.shapes" in told.message
+    of = model(shapes=[{"input": "x", "shape": [1, 3, 48]}])
+    told = condition(see(of, worker(of, WorkerPhase.SUCCEEDED, output=inspected())).status, "Ready")
+    assert told.message == "fetched, verified and profiled"
+
+
 def test_a_settled_model_stays_as_it_is() -> None:
     of = model()
     of = written(of, see(of, worker(of, WorkerPhase.SUCCEEDED, output=inspected())))
@@ -135,7 +145,9 @@ def test_a_worker_that_refuses_is_not_tried_again() -> None:
         decision = see(of, refused, now=now)
         assert (decision.children, decision.removals) == ((), ())
         assert word(decision.status, "Profiled") == "False Refused"
-        assert condition(decision.status, "Ready").message == text
+        told = condition(decision.status, "Ready").message
+        assert told.startswith(text)
+        assert f"delete the job {refused.name}" in told, "a file that was replaced is tried again"
 
 
 def test_a_refusal_of_the_digest_is_a_failure_of_verification() -> None:

@@ -329,7 +329,7 @@ async def test_the_event_loop_notes_uses_while_a_fragment_is_read(
     digest = world.document.fragments[0].digest
     reading = asyncio.create_task(asyncio.to_thread(volume.discard_damaged, digest))
     await asyncio.to_thread(entered.wait)
-    volume.use([digest])
+    volume.serve([digest])
     assert not left.is_set(), "the event loop waited for the disk"
     released.set()
     assert await reading is None

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from coordinator.world import World
-from shoal_coordinator.storage.volume import UNUSED_SECONDS, NoRoom, StoredFile, Volume
+from shoal_coordinator.storage.volume import (
+    SETTLED_SECONDS,
+    UNUSED_SECONDS,
+    NoRoom,
+    StoredFile,
+    Volume,
+)
 from shoal_coordinator.storage.volume_paths import FragmentPath, JobPath
 from shoal_protocol.digests import Digest, digest_of
 from shoal_protocol.fragment_store import FragmentStore
@@ -70,9 +76,14 @@ class Disk(Volume):
 
     def age(self, digest: Digest, hours: int) -> None:
         """Let it have been used so long ago."""
+        self.age_seconds(digest, hours * UNUSED_SECONDS)
+
+    def age_seconds(self, digest: Digest, seconds: float) -> None:
+        """Let it have been used so long ago."""
         folder = self.root / "fragments" / digest.removeprefix("sha256:")
-        then = folder.stat().st_mtime - hours * UNUSED_SECONDS
+        then = folder.stat().st_mtime - seconds
         os.utime(folder, (then, then))
+        self._used.pop(digest, None)
 
 
 def test_those_that_are_unused_for_longest_go_and_no_more_than_must(tmp_path: Path) -> None:
@@ -155,3 +166,32 @@ async def test_a_job_that_has_not_ended_keeps_its_fragments(world: World) -> Non
     await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=60)
     assert (await world.ended()).state == api.JobStatus.CANCELLED
     assert not world.coordinator.jobs.fragments_in_use()
+
+
+def test_what_a_job_has_used_gives_way_once_it_has_ended(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 350_000)
+    ended, waiting, running = (disk.put_fragment(seed) for seed in range(3))
+    disk.serve([ended, running])
+    disk.in_use = lambda: {running}
+    disk.age_seconds(ended, SETTLED_SECONDS + 1)
+    disk.age_seconds(running, SETTLED_SECONDS + 1)
+    disk.put(JobPath("a", "in", "large.npz"), b"x" * 90_000)
+    assert disk.fragments() == {waiting, running}, "the first waits for nobody"
+    with pytest.raises(NoRoom):
+        disk.put_fragment(3)
+
+
+@pytest.mark.parametrize("again", ["asked for by another job just now", "delivered again"])
+def test_what_a_job_has_used_stays_where_another_relies_on_it(tmp_path: Path, again: str) -> None:
+    disk = Disk(tmp_path, 150_000)
+    fragment = disk.put_fragment(0)
+    disk.serve([fragment])
+    disk.age_seconds(fragment, SETTLED_SECONDS + 1)
+    if again == "delivered again":
+        assert disk.put_fragment(0) == fragment
+        disk.age_seconds(fragment, SETTLED_SECONDS + 1)
+    else:
+        disk.serve([fragment])
+    with pytest.raises(NoRoom):
+        disk.put(JobPath("a", "in", "large.npz"), b"x" * 90_000)
+    assert disk.fragments() == {fragment}

@@ -274,7 +274,7 @@ class Jobs:
         `DocumentRefused`, `wire.Malformed`, or `OSError` where the store cannot be read now."""
         document = document_from_json(request.partition)
         wire.check_submission(request, document)
-        self._volume.use(fragment.digest for fragment in document.fragments)
+        self._volume.serve([fragment.digest for fragment in document.fragments])
         missing = [
             f"fragment {fragment.index} ({fragment.digest[:19]})"
             for fragment in document.fragments

@@ -14,10 +14,11 @@ already is not sent again: the two share it. Names come from the network: a path
 is not of the shapes above never reaches the file system.
 
 Garbage collection begins when an upload needs room: then those fragments are removed that no job
-uses and that were not used for an hour, longest unused first (the time of a fragment's folder is
-that of its last use). A job that needs a removed fragment has it cut and uploaded again.
+uses, longest unused first (the time of a fragment's folder is that of its last use). One that no
+job has had since it was brought, or found here, waits for its job, for an hour at most. A job that
+needs a removed fragment has it cut and uploaded again.
 
-Everything here blocks on the disk and may raise `OSError`, except `use`, which takes no lock. The
+Everything here blocks on the disk and may raise `OSError`, except `serve`, which takes no lock. The
 lock of removals and publications is held in threads only. Two uploads of one file, or of one
 fragment, do not run at the same time (`server.files` and the partial files ensure it).
 """
@@ -26,7 +27,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,9 @@ RESERVE_BYTES: Final = 16 << 20
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
 """A coordinator that starts removes uploads that have not grown for so long."""
 UNUSED_SECONDS: Final = 3600.0
-"""A fragment is not removed for so long after its last use: it may wait for its job."""
+"""A fragment that waits for its job is not removed for so long."""
+SETTLED_SECONDS: Final = 60.0
+"""So long after a job has come for its fragments it is among those that use them."""
 
 logger = logging.getLogger(__name__)
 
@@ -146,6 +149,7 @@ class Volume:
         self._shared = SharedFiles(root)
         self._changing = RLock()
         self._used: dict[Digest, float] = {}
+        self._served: set[Digest] = set()
         self.uploads: set[Upload] = set()
         self.in_use: Callable[[], Set[Digest]] = frozenset
 
@@ -239,7 +243,8 @@ class Volume:
     def _begin_fragment(
         self, path: FragmentPath, size_bytes: int, expected: Digest | None
     ) -> Upload | StoredFile:
-        self.use([path.digest])  # a client that finds it here relies on that
+        self._served.discard(path.digest)
+        self._use([path.digest])  # a client that finds it here relies on that
         staged = self._staged(path)
         folder = self._place(path).parent if self._store.has(path.digest) else staged
         entry = self._described(path, folder, size_bytes)
@@ -334,8 +339,13 @@ class Volume:
             if folder.is_dir():
                 self._remove(folder)
 
-    def use(self, digests: Iterable[Digest]) -> None:
-        """Note that fragments are used now: those that are there stay for `UNUSED_SECONDS`."""
+    def serve(self, digests: Sequence[Digest]) -> None:
+        """A job has come for fragments. While it uses them they stay; then they wait for nobody."""
+        self._use(digests)
+        self._served.update(each for each in digests if each in self._used)
+
+    def _use(self, digests: Iterable[Digest]) -> None:
+        """Note that fragments are used now: those that are there stay."""
         now = time.time()
         for digest in digests:
             self._used[digest] = now  # before the folder is searched: see `make_room`
@@ -349,22 +359,25 @@ class Volume:
         with self._changing:
             if need_bytes <= self.free_bytes():
                 return
-            used, limit = self.in_use(), time.time() - UNUSED_SECONDS
+            used, now = self.in_use(), time.time()
             unused = [each for each in self._store.digests() if each not in used]
             ages = sorted((self._store.folder(each).stat().st_mtime, each) for each in unused)
             for used_at, digest in ages:
-                if used_at > limit or need_bytes <= self.free_bytes():
+                stays = SETTLED_SECONDS if digest in self._served else UNUSED_SECONDS
+                if need_bytes <= self.free_bytes():
                     break
-                self._remove_unused(digest, limit)
+                if used_at <= now - stays:
+                    self._remove_unused(digest, now - stays)
 
     def _remove_unused(self, digest: Digest, limit: float) -> None:
         folder = self._store.folder(digest)
         gone = self._move_away(folder)
-        # `use` takes no lock: it was called before the folder was moved away, or did not find it.
+        # `_use` takes no lock: it was called before the folder was moved away, or did not find it.
         if self._used.get(digest, 0.0) > limit:
             gone.rename(folder)
             return
         self._used.pop(digest, None)
+        self._served.discard(digest)
         logger.info("fragment %s was removed to make room", digest)
         shutil.rmtree(gone)
         self._shared.collect()

@@ -87,7 +87,8 @@ class NoRoom(Exception):
     def __init__(self, need_bytes: int, free_bytes: int) -> None:
         super().__init__(
             f"would need {format_bytes(need_bytes)}, {format_bytes(free_bytes)} are free "
-            f"on the coordinator's volume"
+            f"on the coordinator's volume; make room there, or enlarge it (of a DevicePool: "
+            f"coordinator.storage.size)"
         )
         self.need_bytes = need_bytes
         self.free_bytes = free_bytes

@@ -18,7 +18,7 @@ from shoal_operator.reconcile.bounded_json import MOST_BYTES, is_bounded
 from shoal_operator.reconcile.names import AGENTS, OWNER_UID
 from shoal_operator.reconcile.resources import CLAIM, EVENT, POD
 from shoal_operator.reconcile.snapshot import Claim, Worker, WorkerPhase, Workload
-from shoal_operator.reconcile.workers import REFUSED_STATUS
+from shoal_operator.reconcile.workers import BY_SHOAL, REFUSED_STATUS
 from shoal_protocol.units import Bytes, parse_quantity
 
 REQUEUE_SECONDS: Final = 5.0
@@ -231,7 +231,8 @@ def _problem(pod: Raw) -> str:
         state = container.table("state")
         for ended in (container.table("lastState", "terminated"), state.table("terminated")):
             if ended.text("reason") not in ("", "Completed"):
-                return f"{_end_text(ended)}, {container.number('restartCount')} times"
+                times = container.number("restartCount")
+                return f"{_end_text(ended)}, {times} times" if times > 1 else _end_text(ended)
         if state.table("waiting").text("reason") not in ("", *_USUAL):
             return _reason_text(state.table("waiting"))
     scheduled, status = pod.condition("PodScheduled"), pod.table("status")
@@ -248,7 +249,7 @@ def _read_failure(job: JobState, pods: Sequence[Raw]) -> _WorkerEnd:
             if "exitCode" not in ended.value:
                 continue
             refused = ended.number("exitCode") == REFUSED_STATUS
-            said = ended.text("message").strip()
+            said = _last_words(ended)
             message = said if said and refused else _end_text(ended)
             return _WorkerEnd(message=message, refused=refused)
         if pod.table("status").text("reason"):
@@ -262,8 +263,15 @@ def _reason_text(table: Raw) -> str:
 
 def _end_text(ended: Raw) -> str:
     text = f"{ended.text('reason')} (exit status {ended.number('exitCode')})"
-    said = ended.text("message").strip()
+    said = _last_words(ended)
     return f"{text}: {said}" if said else text
+
+
+def _last_words(ended: Raw) -> str:
+    """The end of what a container said; where Shoal says what is wrong, not how far it was."""
+    said = ended.text("message").strip()
+    _, found, error = said.rpartition(f"\n{BY_SHOAL}")
+    return BY_SHOAL + error if found else said
 
 
 def _containers(pod: Raw) -> tuple[Raw, ...]:

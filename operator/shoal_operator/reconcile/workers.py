@@ -54,7 +54,7 @@ FINISHED_SECONDS: Final = 300
 """How long one stays that worked for a coordinator: to do that once more does no harm."""
 RETRY_SECONDS: Final = 600.0
 """After so long, a worker that failed without refusing its input is created again."""
-_BY_SHOAL: Final = "shoal: "
+BY_SHOAL: Final = "shoal: "
 """Before the title of an error; the lines that follow say what is wrong."""
 _DELIVERS: Final = re.compile(r"-deliver-[0-9a-f]{8}$")
 
@@ -143,8 +143,8 @@ def worker_named(workers: Iterable[Worker], name: str) -> Worker | None:
 
 def worker_text(worker: Worker, otherwise: str) -> str:
     """What a worker or the scheduler said last, else what can be said without them."""
-    title, _, rest = worker.message.removeprefix(_BY_SHOAL).partition("\n")
-    if rest and worker.message.startswith(_BY_SHOAL):
+    title, _, rest = worker.message.removeprefix(BY_SHOAL).partition("\n")
+    if rest and worker.message.startswith(BY_SHOAL):
         title = f"{title}:"
     message = " ".join(f"{title} {rest}".split())
     return message or f"{otherwise} (worker {worker.name})"

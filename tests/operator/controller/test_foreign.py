@@ -106,6 +106,23 @@ def pod(**status: object) -> Raw:
         ),
         (
             {
+                "containerStatuses": [
+                    {
+                        "restartCount": 0,
+                        "state": {
+                            "terminated": {
+                                "reason": "Error",
+                                "exitCode": 1,
+                                "message": "sending: 1 of 9 MiB\nshoal: it broke off\n  no room\n",
+                            }
+                        },
+                    }
+                ]
+            },
+            "pod p: Error (exit status 1): shoal: it broke off\n  no room",
+        ),
+        (
+            {
                 "conditions": [
                     {
                         "type": "PodScheduled",

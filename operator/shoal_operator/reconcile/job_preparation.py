@@ -299,7 +299,8 @@ def deliver(
     """
     view, partition, model = snapshot.view, snapshot.partition, snapshot.model
     assert not isinstance(view, Unreachable), "nothing is prepared for a silent coordinator"
-    lacking = {fragment.digest for fragment in document.fragments} - view.fragments
+    wanted = {fragment.digest for fragment in document.fragments}
+    lacking = wanted - view.fragments
     if not lacking:
         return None
     assert partition is not None, "`plan_for` has checked"
@@ -313,7 +314,9 @@ def deliver(
     workers = [worker_named(snapshot.workers, each.name) for each in specs]
     last = max((index for index, each in enumerate(workers) if each is not None), default=-1)
     if (worker := workers[last]) is not None:
-        step = _delivering(worker, specs[last], view)
+        there = f"{len(wanted) - len(lacking)} of {len(wanted)} fragments"
+        runs = f"deliver runs; {there} are in the store of {pool}"
+        step = _delivering(worker, specs[last], view, runs)
         if step is not None:
             return step
     missing = counted(len(lacking), "fragment")
@@ -328,10 +331,10 @@ def deliver(
 
 
 def _delivering(
-    worker: Worker, worker_spec: WorkerSpec, view: CoordinatorView
+    worker: Worker, worker_spec: WorkerSpec, view: CoordinatorView, runs: str
 ) -> Step | Verdict | None:
     """The last delivery; None: it has ended, and the coordinator was asked since."""
-    step = _step(worker, worker_spec, "Delivering", "DeliveryFailed")
+    step = _step(worker, worker_spec, "Delivering", "DeliveryFailed", runs)
     if step is None and (worker.end_seen is None or view.begun <= worker.end_seen):
         text = "the fragments are delivered; the coordinator is asked whether it has them"
         return Step(Cause("Delivering", text))
@@ -347,11 +350,12 @@ def transfer_inputs(snapshot: InferenceJobSnapshot) -> Step | Verdict | None:
         text = f"inputs are about to be transferred from {job.spec.inputs.uri}"
         child = worker_job(job, worker_spec, snapshot.settings)
         return Step(Cause("TransferringInputs", text), child)
-    return _step(worker, worker_spec, "TransferringInputs", "InputTransferFailed")
+    runs = f"{worker_spec.component} runs"
+    return _step(worker, worker_spec, "TransferringInputs", "InputTransferFailed", runs)
 
 
 def _step(
-    worker: Worker, worker_spec: WorkerSpec, reason: str, failure: str
+    worker: Worker, worker_spec: WorkerSpec, reason: str, failure: str, runs: str
 ) -> Step | Verdict | None:
     match worker.phase:
         case WorkerPhase.SUCCEEDED:
@@ -360,7 +364,7 @@ def _step(
             text = worker_text(worker, f"{' '.join(worker_spec.command[:3])} failed")
             return Verdict(failure, text)
         case WorkerPhase.PENDING | WorkerPhase.RUNNING:
-            return Step(Cause(reason, worker_text(worker, f"{worker_spec.component} runs")))
+            return Step(Cause(reason, worker_text(worker, runs)))
         case _:
             assert_never(worker.phase)
 

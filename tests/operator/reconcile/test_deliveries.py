@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from reconcile.rules import decide, name_of
 from reconcile.test_inference_job import PLANNED
-from reconcile.values import NOW, word
+from reconcile.values import NOW, condition, word
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
@@ -43,6 +43,19 @@ def test_fragments_that_the_store_lacks_are_delivered_by_a_worker_of_the_partiti
     )
     decision = decide(replace(EMPTY, workers=(failed,)))
     assert word(decision.status, "Failed") == "True DeliveryFailed"
+
+
+def test_a_delivery_tells_how_many_fragments_have_come() -> None:
+    assert isinstance(PLANNED.view, CoordinatorView)
+    (delivery,) = deliveries(EMPTY)
+    runs = Worker(name=name_of(delivery), phase=WorkerPhase.RUNNING)
+    first, *others = sorted(PLANNED.view.fragments)
+    total = len(others) + 1
+    for there in ((), (first,)):
+        view = replace(PLANNED.view, fragments=frozenset(there))
+        decision = decide(replace(EMPTY, view=view, workers=(runs,)))
+        told = condition(decision.status, "Complete").message
+        assert f"{len(there)} of {total} fragments are in the store of" in told
 
 
 def test_a_store_is_asked_again_after_a_delivery_was_seen_to_end() -> None:

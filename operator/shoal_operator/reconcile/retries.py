@@ -49,16 +49,15 @@ def is_of_before(run: Run, job: InferenceJob) -> bool:
 
 
 def failed_before(snapshot: InferenceJobSnapshot) -> tuple[Worker, ...]:
-    """The workers that failed before the job was retried: they are to be made again."""
-    retry = snapshot.before.retry
-    if retry is None:
-        return ()
+    """The workers that failed before the job was retried, or made (a delivery is of several jobs):
+    they are to be made again."""
+    retry, made_at = snapshot.before.retry, snapshot.job.metadata.creation_timestamp or ""
     return tuple(
         worker
         for worker in snapshot.workers
         if worker.phase is WorkerPhase.FAILED
         and worker.ended_at is not None
-        and worker.ended_at <= retry.time
+        and (worker.ended_at < made_at or (retry is not None and worker.ended_at <= retry.time))
     )
 
 

@@ -58,6 +58,17 @@ def test_a_delivery_tells_how_many_fragments_have_come() -> None:
         assert f"{len(there)} of {total} fragments are in the store of" in told
 
 
+def test_a_delivery_that_failed_before_a_job_was_made_is_begun_again_for_it() -> None:
+    (delivery,) = deliveries(EMPTY)
+    before = "2026-03-01T11:58:00Z"
+    failed = Worker(
+        name=name_of(delivery), phase=WorkerPhase.FAILED, message="full", ended_at=before
+    )
+    decision = decide(replace(EMPTY, workers=(failed,)))
+    assert word(decision.status, "Failed") == "False NotFailed"
+    assert [key.name for key in decision.removals] == [failed.name]
+
+
 def test_a_store_is_asked_again_after_a_delivery_was_seen_to_end() -> None:
     (delivery,) = deliveries(EMPTY)
     for seen in (None, SEEN + 1, SEEN + 2):

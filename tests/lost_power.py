@@ -7,6 +7,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ class Disk:
     Names that were not synced survive, or do not."""
 
     def __init__(self, patch: pytest.MonkeyPatch, folder: Path, fails_at: int) -> None:
+        self._one_by_one = Lock()
         self.begin(folder, fails_at)
         for name in ("pwrite", "replace", "unlink", "fsync", "fdatasync"):
             patch.setattr(os, name, self._counted(getattr(os, name)))
@@ -72,11 +74,12 @@ class Disk:
                     self._sync(path)
 
     def _sync(self, path: str) -> None:
-        status = os.stat(path)
-        if stat.S_ISDIR(status.st_mode):
-            self._names.update(f"{path}/{name}" for name in os.listdir(path))
-        else:
-            self._sizes[status.st_ino] = status.st_size
+        with self._one_by_one:  # else what another thread has seen before would undo this
+            status = os.stat(path)
+            if stat.S_ISDIR(status.st_mode):
+                self._names.update(f"{path}/{name}" for name in os.listdir(path))
+            else:
+                self._sizes[status.st_ino] = status.st_size
 
     def copy_durable(self, target: Path, *, names_survive: bool, tear: Tear = synced_alone) -> None:
         """What is found when there is power again."""

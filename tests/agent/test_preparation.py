@@ -88,20 +88,17 @@ class Bench:
         return prepared.whole
 
 
-def write_dense(folder: Path) -> MadeFragment:
-    return write_fragment(folder, dense_model([256, 512, 256]), 8 * MIB)
-
-
 @pytest.fixture
 def dense(tmp_path: Path) -> MadeFragment:
-    return write_dense(tmp_path)
+    return write_fragment(tmp_path, dense_model([256, 512, 256]), 8 * MIB)
 
 
 @pytest.fixture(scope="module")
 def once_prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache in which `dense` is prepared, as a process before has left it."""
     folder = tmp_path_factory.mktemp("prepared")
-    assert asyncio.run(Bench(folder).prepare(write_dense(folder))) is not None
+    made = write_fragment(folder, dense_model([256, 512, 256]), 8 * MIB)
+    assert asyncio.run(Bench(folder).prepare(made)) is not None
     return folder
 
 

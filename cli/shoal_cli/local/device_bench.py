@@ -163,7 +163,8 @@ def _job(order: BenchOrder, items: _Items, budget_bytes: int) -> JobOrder:
 
 async def _cut(order: CutOrder, workspace: Workspace, *, fragments: bool = True) -> Prepared:
     made = await prepare(order, workspace.store, lambda done, total: None, fragments=fragments)
-    return replace(made, advice="raise the budget")  # to cut finer is no choice here
+    # It is one fragment here: what it takes by itself is measured.
+    return replace(made, advice="raise the budget, or let shoal run cut it finer")
 
 
 async def _least_bytes(order: BenchOrder, items: _Items, workspace: Workspace, needed: int) -> int:

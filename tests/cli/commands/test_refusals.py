@@ -153,10 +153,16 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("bench-device", "text.onnx"), "text.onnx: is not an ONNX model"),
         ((*BENCH, "--budget", "64Mb"), "--budget: '64Mb' is not a quantity"),
         ((*BENCH, "--budget", "0"), "--budget 0: a device has from 1Mi to 16Ti"),
-        ((*BENCH, "--budget", "1Mi"), "device-1 has 1 MiB; raise the budget"),
+        (
+            (*BENCH, "--budget", "1Mi"),
+            "device-1 has 1 MiB; raise the budget, or let shoal run cut it finer",
+        ),
         ((*BENCH, "--budgets", "8Mi"), "--budgets 8Mi: write FROM..TO, such as ample..least"),
         ((*BENCH, "--budgets", "ample..all"), "--budgets: 'all' is not a quantity"),
-        ((*BENCH, "--budgets", "ample..1Mi"), "device-1 has 3 MiB; raise the budget"),
+        (
+            (*BENCH, "--budgets", "ample..1Mi"),
+            "device-1 has 3 MiB; raise the budget, or let shoal run cut it finer",
+        ),
         ((*BENCH, "--budgets", "ample..least", "--budget", "8Mi"), "not both"),
         ((*BENCH, "--turns", "1"), "'--turns'"),
         ((*BENCH, "--picture", "picture.png"), "picture.png: pictures are SVG"),

@@ -97,14 +97,23 @@ class Arena:
             self._join(chunk, second)
         self._offer(chunk)
 
-    def most_bytes(self, sizes: tuple[int, ...]) -> int:
+    def most_bytes(self, sizes: tuple[int, ...]) -> int | None:
         """What `total_bytes` grows by at most with blocks of these sizes, wherever they come to
-        lie: the end of one region, or a further one, which counts twice if there is one of its
-        size."""
-        touched = workspace_bytes(sizes)
-        if self.total_bytes + touched <= REGION_BYTES or not touched:
+        lie. None: they may need several further regions."""
+        touched = workspace_bytes(tuple(filter(None, sizes)))
+        if self.total_bytes + touched <= REGION_BYTES:
             return touched
-        return 2 * touched + self._next_region_bytes // TABLE_SHARE
+        # What is left of a chunk goes with it if it is little, and two regions may have one size.
+        taken = 2 * sum(size + min(size, UNSPLIT_BYTES) + _GRANULE for size in sizes if size)
+        if not taken or taken <= self._free[-1][0]:
+            return taken
+        further = self._next_region_bytes
+        return taken + self._region_bytes(further) if taken <= further else None
+
+    def _region_bytes(self, size: int) -> int:
+        """What one more region of a size counts as before anything lies there."""
+        table = TABLE_BYTES if size == REGION_BYTES else size // TABLE_SHARE
+        return self._reached.get(size, 0) + table
 
     def _extend(self, wanted: int) -> None:
         """Add a region that has room for so many bytes."""
@@ -113,13 +122,13 @@ class Arena:
             size *= 2
         # A region that had to be doubled is not doubled once more for the next one.
         self._next_region_bytes = max(size, 2 * self._next_region_bytes)
+        self.total_bytes += self._region_bytes(size)
         self._add_region(size)
-        self.total_bytes += TABLE_BYTES if size == REGION_BYTES else size // TABLE_SHARE
 
     def _add_region(self, size: int) -> None:
         self._offer(self._new(size, region=len(self._regions), offset=0))
         self._regions.append(size)
-        self.total_bytes += self._reached.setdefault(size, 0)
+        self._reached.setdefault(size, 0)
 
     def _touch(self, chunk: Chunk) -> None:
         size = self._regions[chunk.region]

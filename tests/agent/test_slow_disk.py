@@ -249,11 +249,14 @@ async def test_nothing_runs_while_an_input_that_others_need_too_is_written(
     monkeypatch.setattr(fragments, "run", run)
 
     def execute(stage: int, item: int) -> asyncio.Future[pb.Reply]:
-        source = pb.InputSource(producer=stage - 1, tensors=(second if stage else first).inputs)
-        kept = (second if stage else first).outputs
-        digest = (second if stage else first).digest
-        instruction = pb.Execute(task=task(stage, item), digest=digest, inputs=[source], kept=kept)
-        return device.begin("execute", instruction)
+        fragment = (first, second)[stage]
+        order = pb.Execute(
+            task=task(stage, item),
+            digest=fragment.digest,
+            inputs=[pb.InputSource(producer=stage - 1, tensors=fragment.inputs)],
+            kept=fragment.outputs,
+        )
+        return device.begin("execute", order)
 
     for fragment, bytes_needed in ((first, BUDGET // 2), (second, BUDGET // 2 - 3 * MIB)):
         await device.load(fragment.digest, bytes_needed)

@@ -1,6 +1,6 @@
 """The replay of the runtime's arena: chunks never overlap, and what was touched stays touched."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shoal_planner.arena import TABLE_BYTES, Arena, Chunk, more_of_table_bytes
@@ -33,6 +33,26 @@ def test_chunks_never_overlap_and_all_that_was_touched_counts(data: st.DataObjec
         touched = sum(reached.values())
         assert largest <= touched <= arena.total_bytes
         assert (arena.total_bytes > touched) == (max(reached) > 0), "only large regions have tables"
+
+
+SIZES = st.sampled_from([0, 1, 4096, 70_000, MIB, 24 * MIB, 60 * MIB, 100 * MIB, 180 * MIB])
+
+
+@given(st.lists(st.tuples(SIZES, st.booleans()), max_size=12), st.lists(SIZES, max_size=4))
+@example(before=[(180 * MIB, True)], blocks=[24 * MIB])  # in a second region of one size
+def test_blocks_touch_no_more_than_they_are_said_to(
+    before: list[tuple[int, bool]], blocks: list[int]
+) -> None:
+    arena = Arena()
+    held = [(arena.allocate(size), stays) for size, stays in before]
+    for chunk, stays in held:
+        if not stays:
+            arena.release(chunk)
+    touched, most = arena.total_bytes, arena.most_bytes(tuple(blocks))
+    for size in filter(None, blocks):
+        arena.allocate(size)
+    assert most is None or arena.total_bytes - touched <= most
+    assert most is not None or sum(blocks) > MIB, "it is known for what is little"
 
 
 def test_the_smallest_free_chunk_is_taken_though_it_was_never_touched() -> None:

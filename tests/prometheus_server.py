@@ -2,7 +2,6 @@
 
 import json
 import math
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ import yaml
 
 from monitoring import prometheus
 from rendered_chart import CHART
+from shoal_cluster.ports import lasting_port
 
 PATIENCE_SECONDS = 90.0
 
@@ -51,13 +51,6 @@ class Server:
         return self.has(f'ALERTS{{alertname="{alert}",alertstate="firing"}}')
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 @contextmanager
 def prometheus_of(
     folder: Path,
@@ -80,7 +73,7 @@ def prometheus_of(
         "scrape_configs": [{"job_name": "shoal", "static_configs": found}],
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(configuration))
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{lasting_port()}"
     command = [prometheus(), f"--config.file={folder}/prometheus.yaml"]
     command += [f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}"]
     with (folder / "prometheus.log").open("wb") as log, subprocess.Popen(command, stderr=log) as it:

@@ -31,9 +31,10 @@ from simulated_coordinator import Work
 import browser
 from monitoring import as_prometheus_takes_it
 from operator_processes import RunningOperator, operators
-from prometheus_server import Server, free_port, prometheus_of
+from prometheus_server import Server, prometheus_of
 from rendered_chart import CHART, ROOT
 from shoal_cluster import ControlPlane
+from shoal_cluster.ports import lasting_port
 
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "shoal"
@@ -97,7 +98,7 @@ def main() -> None:
 async def night() -> float:
     """Everything that happens; when it ended, in seconds since 1970."""
     subprocess.run([sys.executable, EXAMPLE / "prepare.py"], check=True)
-    devices = f"127.0.0.1:{free_port()}"
+    devices = f"127.0.0.1:{lasting_port()}"
     async with cluster() as (plane, leading, waiting):
         targets = {devices: {"namespace": "desks"}}
         for operator in (leading, waiting):

@@ -1,7 +1,6 @@
 """Strangers at the port of a real coordinator: its sessions and jobs do not notice them."""
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ import pytest
 
 from certificates import Pki
 from coordinator.scripted import ScriptedDevice, connected, put_model, submission, whole_model
+from shoal_cluster.ports import lasting_port
 from shoal_protocol.channels import open_channel
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -21,13 +21,6 @@ pytestmark = [pytest.mark.real]
 
 ITEMS = 12
 PATIENCE_SECONDS = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @asynccontextmanager
@@ -61,7 +54,7 @@ async def devices_of(stub: "api.CoordinatorAsyncStub") -> list[str]:  # type: ig
 async def test_strangers_disturb_neither_sessions_nor_jobs(
     tmp_path: Path, connections: int
 ) -> None:
-    pki, port = Pki(tmp_path / "pki"), free_port()
+    pki, port = Pki(tmp_path / "pki"), lasting_port()
     document = put_model(tmp_path / "store")
     rows = np.random.default_rng(0).normal(size=(ITEMS, 1, 100)).astype(np.float32)
     (tmp_path / "in").mkdir()

@@ -23,10 +23,10 @@ from pool import cut
 from certificates import Pki
 from coordinator.scripted import Arrays, ScriptedDevice, Stage, connected, submission
 from coordinator.test_fetching import put_fragment
-from coordinator.test_strangers import free_port
 from made_models import TOPOLOGIES
 from parity_with_whole import TOLERANCE, whole
 from protocol.item_frames import one_item
+from shoal_cluster.ports import lasting_port
 from shoal_protocol.channels import open_channel
 from shoal_protocol.coordinator_client import ENDED, CoordinatorClient
 from shoal_protocol.frames import split_frame
@@ -185,7 +185,7 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
     (tmp_path / "in").mkdir()
     rows = np.stack([MADE.inputs(seed)["x"] for seed in range(ITEMS)])
     np.savez(tmp_path / "in" / "0.npz", x=rows)
-    ports = {name: free_port() for name in ("coordinator", *AGENTS)}
+    ports = {name: lasting_port() for name in ("coordinator", *AGENTS)}
     target = f"localhost:{ports['coordinator']}"
     commands: dict[str, tuple[object, ...]] = {
         "coordinator": (

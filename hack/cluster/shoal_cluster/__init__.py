@@ -4,6 +4,7 @@ Here belongs what makes, changes and removes such a cluster; it knows nothing of
 what is tested on it is tested as on a stranger's cluster. From the inside out:
 
     places, machine      where things are kept; what the machine has and lacks
+    ports                which a server may have that was not asked for one
     build, programs      the published Go programs, built once; where a program is found
     certificates, processes, access
                          what a control plane is made of

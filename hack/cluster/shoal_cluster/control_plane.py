@@ -6,7 +6,6 @@ It needs neither root nor nodes, and is ready within a few seconds.
 
 import http.client
 import json
-import socket
 import ssl
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from shoal_cluster.access import Access
 from shoal_cluster.certificates import Authority
 from shoal_cluster.lifetimes import Lifetime
 from shoal_cluster.places import Home
+from shoal_cluster.ports import lasting_port
 from shoal_cluster.processes import Process
 from shoal_cluster.programs import find_all
 from shoal_cluster.removal import take_down
@@ -84,7 +84,8 @@ class ControlPlane(Lifetime):
         self.folder = self.home.folder
         self.address = address
         self._node_grace_seconds = node_grace_seconds
-        self._api_port, self._store_port, self._peer_port, self._slow_port = _free_ports(4)
+        first = lasting_port(in_a_row=4)
+        self._api_port, self._store_port, self._peer_port, self._slow_port = range(first, first + 4)
         self._control = self.folder / "slow.sock"
         self.audit_log = self.folder / "log" / "audit.log" if audit else None
         self.authority = Authority.make(self.folder / "pki")
@@ -317,18 +318,6 @@ class ControlPlane(Lifetime):
 
 def _flags(flags: Mapping[str, str | Path]) -> list[str]:
     return [f"--{name}={value}" for name, value in flags.items()]
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that were free a moment ago, all different."""
-    held = [socket.socket() for _ in range(count)]
-    try:
-        for one in held:
-            one.bind(("", 0))
-        return [int(one.getsockname()[1]) for one in held]
-    finally:
-        for one in held:
-            one.close()
 
 
 def _api_write(entry: Mapping[str, object]) -> ApiWrite:

@@ -15,10 +15,11 @@ import pytest
 
 from cli.local.workbench import WIDTH, Workbench, save_inputs
 from monitoring import as_prometheus_takes_it, queries
-from prometheus_server import Server, free_port, prometheus_of, until
+from prometheus_server import Server, prometheus_of, until
 from rendered_chart import CHART
 from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_api.kinds.placement import Cost, PlacementStatus
+from shoal_cluster.ports import lasting_port
 from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_protocol.exposition import ExpositionServer
 
@@ -69,7 +70,7 @@ def running(bench: Workbench) -> Iterator[tuple[subprocess.Popen[str], Server, O
         "memory:", "link: {latencyMilliseconds: 200}, memory:", 3
     )
     bench.manifest.write_text(slow + CAMERA)
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{lasting_port()}"
     operator = OperatorMetrics()
     with (
         ExpositionServer(lambda: None, registry=operator.registry) as exposition,

@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from socket import socket
 
 import pytest
 
 from shoal_cli.standalone.folders import Folder
 from shoal_cli.standalone.invitations import Kind
 from shoal_cli.standalone.serving import Standalone, listen
+from shoal_cluster.ports import lasting_port
 from shoal_protocol.join_lines import JoinLine
 
 
@@ -24,24 +24,12 @@ class Shelf:
         return self.folder.line(self.folder.invitations.add(kind, datetime.now(UTC), lifetime))
 
 
-def free_port() -> int:
-    """One with a free one after it, so far as anybody can know."""
-    for _ in range(100):
-        with socket() as first, socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no two free ports in a row")
-
-
 @pytest.fixture
 async def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shelf]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "user"))
-    standalone = Standalone(folder=Folder(tmp_path / "shelf"), host="127.0.0.1", port=free_port())
+    standalone = Standalone(
+        folder=Folder(tmp_path / "shelf"), host="127.0.0.1", port=lasting_port(in_a_row=2)
+    )
     now = datetime.now(UTC)
     with standalone.folder.locked():
         listener = await listen(standalone, standalone.folder.authority(now))

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from cli.standalone.conftest import Shelf, free_port
+from cli.standalone.conftest import Shelf
 from shoal_agent.enrolment.identity import Enrolment, Identity
 from shoal_cli.standalone import folders, serving
 from shoal_cli.standalone.folders import AuthorityUnusable, Folder, FolderInUse
 from shoal_cli.standalone.invitations import Kind
 from shoal_cli.standalone.serving import Standalone, coordinator_process, keep_renewed, listen
 from shoal_cli.transfer import joined
+from shoal_cluster.ports import lasting_port
 from shoal_protocol.join_lines import JoinLine
 from shoal_protocol.pki.authority import Authority, is_issued_by, renewal_time
 
@@ -219,7 +220,7 @@ async def test_who_joins_with_another_clock_is_told_what_both_clocks_say(
     monkeypatch.setattr(serving, "_now", lambda: there)
     shelf = Shelf(Folder(tmp_path / "shelf"))
     own = Authority.make("shoal", there)
-    standalone = Standalone(folder=shelf.folder, host="127.0.0.1", port=free_port())
+    standalone = Standalone(folder=shelf.folder, host="127.0.0.1", port=lasting_port(in_a_row=2))
     with standalone.folder.locked():
         listener = await listen(standalone, own)
     shelf.folder.note_address(standalone.host, standalone.port)

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from shoal_cluster import MachineLacks
+from shoal_cluster.ports import lasting_port
 from shoal_cluster.programs import find
 
 READY_SECONDS = 20.0
@@ -41,7 +41,7 @@ def serve_s3(folder: Path, host: str = "127.0.0.1") -> Iterator[S3]:
         pytest.skip(f"no S3 server: {lacking}")
     bucket = folder / "buckets" / "lines"
     bucket.mkdir(parents=True, exist_ok=True)
-    port = free_port(host)
+    port = lasting_port(host)
     keys = {"AWS_ACCESS_KEY_ID": "worker", "AWS_SECRET_ACCESS_KEY": "worker-secret"}
     command = [str(program), "--port", f"{host}:{port}", "--access", keys["AWS_ACCESS_KEY_ID"]]
     command += ["--secret", keys["AWS_SECRET_ACCESS_KEY"], "--quiet", "posix", str(bucket.parent)]
@@ -117,7 +117,7 @@ def serve_registry(folder: Path) -> Iterator[Registry]:
     program = shutil.which("docker-registry") or shutil.which("registry")
     if program is None:
         pytest.skip("no OCI registry on PATH: Debian has it in the package docker-registry")
-    port = free_port()
+    port = lasting_port()
     settings = folder / "registry.yaml"
     settings.write_text(_REGISTRY.format(folder=folder, port=port))
     with running([program, "serve", str(settings)], folder, f"http://127.0.0.1:{port}/v2/"):
@@ -151,10 +151,3 @@ def _answers(url: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        port: int = listener.getsockname()[1]
-        return port

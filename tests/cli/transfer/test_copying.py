@@ -1,7 +1,6 @@
 """Files are carried whole, once, and on from where it broke off."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from shoal_cli.transfer.addresses import Access, AddressRefused
 from shoal_cli.transfer.copying import Copied, Progress, copy
 from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.places import Entry, TransferBroken, TransferRefused
+from shoal_cluster.ports import lasting_port
 from shoal_coordinator.server import serving
 from shoal_protocol import coordinator_client
 
@@ -181,14 +181,12 @@ async def test_a_coordinator_that_cannot_be_reached_yet_is_waited_for(
 ) -> None:
     """A new pod may be let through only when the network knows of it."""
     files = fill(tmp_path / "claim/in", 5000)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        carrying = asyncio.create_task(
-            carry("pvc://lines/in", f"127.0.0.1:{port}/jobs/late/in", access)
-        )
-        await asyncio.sleep(0.5)  # it has been refused by now
-        assert not carrying.done()
+    port = lasting_port()
+    carrying = asyncio.create_task(
+        carry("pvc://lines/in", f"127.0.0.1:{port}/jobs/late/in", access)
+    )
+    await asyncio.sleep(0.5)  # it has been refused by now
+    assert not carrying.done()
     async with serving(volume_settings(tmp_path, port)):
         assert (await carrying).files == 1
     assert read(tmp_path / "volume/jobs/late/in") == files

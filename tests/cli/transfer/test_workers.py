@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from certificates import Pki
-from cli.transfer.servers import free_port
 from cli.transfer.web_server import Web
 from made_models import TOPOLOGIES
 from shoal_cli.commands.app import run_app
+from shoal_cluster.ports import lasting_port
 from shoal_compiler.profile import profile_model
 from shoal_protocol import coordinator_client
 from shoal_protocol.channels import open_channel
@@ -43,7 +43,7 @@ def shoal(*arguments: str | Path, **environment: str) -> subprocess.CompletedPro
 @contextlib.contextmanager
 def coordinator(folder: Path, *options: str | Path) -> Iterator[str]:
     """A coordinator process; its target."""
-    target = f"localhost:{free_port()}"
+    target = f"localhost:{lasting_port()}"
     command = [sys.executable, "-m", "shoal_coordinator", "--listen", target]
     command += ["--store", str(folder), "--log-level", "info", *map(str, options)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

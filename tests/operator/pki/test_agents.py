@@ -15,7 +15,7 @@ import pytest
 
 from certificates import Pki
 from pki.operators import Operator
-from ports import lasting_port
+from shoal_cluster.ports import lasting_port
 from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_protocol.channels import open_channel
 from shoal_protocol.pki.authority import DEVICE_LIFETIME, Authority

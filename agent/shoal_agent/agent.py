@@ -413,21 +413,21 @@ class Agent:
         )
 
     async def _rest(self) -> None:
-        """Hang up on peers and give memory back, once, whenever the agent has had nothing to do
-        for a while."""
-        before, rested = self.counters.activity(), None
+        """Hang up on peers and give memory back whenever the agent has had nothing to do for a
+        while, and once more a while later: gRPC takes down in the background what was closed."""
+        before, rests = self.counters.activity(), 0
         while True:
             await asyncio.sleep(_IDLE_SECONDS)
             now, tasks = self.counters.activity(), self.tasks()
-            if now == before != rested and (tasks is None or tasks.idle):
+            is_idle = now == before and (tasks is None or tasks.idle)
+            before, rests = now, rests + 1 if is_idle else 0
+            if 0 < rests <= 2:
                 await self.links.close_idle()
                 await self.fragments.batches.give_back()
                 self.fragments.buffers.give_back()
                 await self.fragments.processor.call(self._meter.give_back)
                 with contextlib.suppress(OSError):  # the next start measures anew
                     await in_thread(self._times.store, self._times_path)
-                rested = now
-            before = now
 
     def _evicted(self, digest: str, reason: str) -> None:
         log.warning("gave up %s: %s", digest, reason)

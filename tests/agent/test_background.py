@@ -13,6 +13,7 @@ from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
 from agent.test_running import edge
 from agent.test_slow_disk import stopped
 from shoal_agent.agent import Agent
+from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.settings import parse
 from shoal_agent.telemetry.machine import Machine
 from shoal_agent.transport.links import PeerLinks
@@ -141,6 +142,22 @@ async def test_an_agent_rests_after_an_error(agent: Agent, monkeypatch: pytest.M
     monkeypatch.setattr(PeerLinks, "close_idle", close_idle)
     await asyncio.wait_for(hung_up.wait(), PATIENCE_SECONDS)
     assert agent.counters.failures["rest"] == 1
+
+
+async def test_what_is_free_a_while_after_an_agent_began_to_rest_is_given_back_too(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung_up, given_back = list[PeerLinks](), list[int]()
+
+    async def close_idle(links: PeerLinks) -> None:
+        hung_up.append(links)
+
+    monkeypatch.setattr(PeerLinks, "close_idle", close_idle)
+    monkeypatch.setattr(MemoryMeter, "give_back", lambda _: given_back.append(len(hung_up)))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(given_back) < 2:
+            await asyncio.sleep(0.05)
+    assert given_back == [1, 2]
 
 
 async def test_the_agent_goes_on_while_the_disk_forgets_what_the_last_session_had(

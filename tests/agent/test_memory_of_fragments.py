@@ -100,15 +100,16 @@ async def test_an_agent_is_small_again_when_its_work_has_ended(
 ) -> None:
     fragment = dense(coordinator.store, 1024, 4096, 1024, resident=40 * MIB)
     joined = await join()
-    await resting(joined.agent)
-    before = joined.agent.status("RssAnon")
-    await joined.device.load(fragment.digest, fragment.resident_bytes)
-    for item in range(3):
-        await run(joined.device, fragment.digest, 1024, item)
-    await joined.device.unload(fragment.digest)
-    assert await resting(joined.agent) < IDLE_BYTES
+    left = []
+    for _ in range(2):  # what is made for the first job, such as threads, is there after it
+        await joined.device.load(fragment.digest, fragment.resident_bytes)
+        for item in range(3):
+            await run(joined.device, fragment.digest, 1024, item)
+        await joined.device.unload(fragment.digest)
+        assert await resting(joined.agent) < IDLE_BYTES
+        left.append(joined.agent.status("RssAnon"))
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while joined.agent.status("RssAnon") >= before + MIB:
+        while joined.agent.status("RssAnon") >= left[0] + MIB:
             await asyncio.sleep(0.1)
 
 

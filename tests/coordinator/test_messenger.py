@@ -3,7 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from shoal_coordinator.dispatch.instructions import Release
+from shoal_coordinator.server import messenger
 from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.messenger import Messenger
 from shoal_protocol.v1.session_pb2 import CoordinatorMessage, Hello
@@ -26,16 +29,30 @@ async def sent(session: DeviceSession) -> list[str]:
     return [f"{each.WhichOneof('message')}" for each in found]
 
 
-async def test_a_message_overtakes_no_release_of_its_device() -> None:
+def released(*orders: Release) -> dict[str, DeviceSession]:
+    """Sessions of two devices, of which the first is to get a message as well."""
     sessions = {name: DeviceSession(number=1, hello=Hello(device=name)) for name in ("a", "b")}
-    messenger = Messenger(sessions)
-    for each in (release("a", 1), release("b", 2), release("a", 3)):
-        messenger.release(each)
-    messenger.flush_soon()
-    messenger.send("a", CoordinatorMessage(probe={"nonce": 1}))
+    messages = Messenger(sessions)
+    for each in orders:
+        messages.release(each)
+    messages.flush_soon()
+    messages.send("a", CoordinatorMessage(probe={"nonce": 1}))
+    return sessions
+
+
+async def test_a_message_overtakes_no_release_of_its_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messenger, "RELEASE_SECONDS", 3600)  # nothing leaves by itself meanwhile
+    sessions = released(release("a", 1), release("b", 2), release("a", 3))
     assert await sent(sessions["a"]) == ["release", "probe"]
     assert await sent(sessions["b"]) == []
-    async with asyncio.timeout(10):
+
+
+async def test_a_release_leaves_by_itself_where_no_message_takes_it_along() -> None:
+    sessions = released(release("a", 1), release("b", 2), release("a", 3))
+    assert await sent(sessions["a"]) == ["release", "probe"]
+    async with asyncio.timeout(60):
         while not sessions["b"].outbox:
             await asyncio.sleep(0.01)
     assert await sent(sessions["b"]) == ["release"]
@@ -44,9 +61,9 @@ async def test_a_message_overtakes_no_release_of_its_device() -> None:
 
 async def test_what_was_released_in_a_session_is_not_sent_in_the_next() -> None:
     sessions = {"a": DeviceSession(number=1, hello=Hello(device="a"))}
-    messenger = Messenger(sessions)
-    messenger.release(release("a", 1))
-    messenger.left("a")
+    messages = Messenger(sessions)
+    messages.release(release("a", 1))
+    messages.left("a")
     sessions["a"] = DeviceSession(number=2, hello=Hello(device="a"))
-    messenger.send("a", CoordinatorMessage(probe={"nonce": 2}))
+    messages.send("a", CoordinatorMessage(probe={"nonce": 2}))
     assert await sent(sessions["a"]) == ["probe"]

@@ -224,9 +224,13 @@ async def test_a_client_is_read_no_further_than_the_bound(world: World) -> None:
         name = await client.open()
         for number in range(bound + 20):
             await client.send(number, {"x": row(number)})
+        jobs = world.coordinator.driver.state.jobs
+        async with asyncio.timeout(SECONDS):
+            while jobs[name].items < bound:
+                await asyncio.sleep(0.01)
         for _ in range(10):
             await asyncio.sleep(0.01)
-        assert world.coordinator.driver.state.jobs[name].items == bound
+        assert jobs[name].items == bound
         for _ in range(3 * (bound + 20)):
             gate.release()
         numbers = {(await client.answer())[0] for _ in range(bound + 20)}

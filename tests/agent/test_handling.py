@@ -1,5 +1,6 @@
 """What tasks and transfers take of the processor, as an agent finds it while it works."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import pytest
 
 from agent.conftest import Joined
 from agent.fragment_making import dense_model, write_fragment
-from agent.scripted_coordinator import ScriptedCoordinator
+from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
 from agent.test_memory_of_fragments import run
 from shoal_agent.telemetry.handling import Handling, HandlingMeter, Moved
 from shoal_protocol.speeds import Speed
@@ -139,8 +140,8 @@ async def test_an_agent_reports_it_when_tasks_have_run(
     await joined.device.load(fragment.digest, fragment.resident_bytes)
     for item in range(48):
         await run(joined.device, fragment.digest, 64, item)
-    while not joined.device.telemetry.empty():
-        joined.device.telemetry.get_nowait()
     telemetry = await joined.device.telemetry.get()
+    while not telemetry.HasField("handling_seconds"):  # it was read before they had run
+        telemetry = await asyncio.wait_for(joined.device.telemetry.get(), PATIENCE_SECONDS)
     assert telemetry.handling_seconds > 0
     assert telemetry.transfer_seconds_per_byte > 0

@@ -126,7 +126,7 @@ async def test_a_probe_is_answered_while_a_task_runs_and_a_running_task_can_be_c
 async def test_sigterm_lets_the_running_task_end_and_answers_the_others(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
-    slow = write_fragment(coordinator.store, slow_model(300), 8 * MIB)
+    slow = write_fragment(coordinator.store, slow_model(1000), 8 * MIB)
     joined = await join()
     device = joined.device
     await device.load(slow.digest, 8 * MIB)
@@ -137,8 +137,9 @@ async def test_sigterm_lets_the_running_task_end_and_answers_the_others(
     await device.probe_replies.get()
     joined.agent.process.send_signal(signal.SIGTERM)
     await asyncio.wait_for(device.draining.wait(), 10)
+    assert not running.done()
     assert (await asyncio.wait_for(queued, 10)).failure.code == pb.CANCELLED
-    assert (await asyncio.wait_for(running, 10)).HasField("executed")
+    assert (await asyncio.wait_for(running, PATIENCE_SECONDS)).HasField("executed")
     assert (await device.result()).key.item == 0
     assert await joined.agent.ended() == 0
     await asyncio.wait_for(device.gone.wait(), 10)

@@ -13,6 +13,8 @@ from pathlib import Path
 from shoal_protocol.channels import Credentials
 
 _SECONDS = 10.0
+_PATIENCE_SECONDS = 60.0
+"""For a handshake: where many shake hands at once, each waits for all before it."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + b"stranger"
 _TROUBLE = (OSError, TimeoutError, asyncio.IncompleteReadError)  # of ssl too: SSLError is one
@@ -116,7 +118,7 @@ async def handshakes(port: int, context: ssl.SSLContext, each: int, threads: int
                 # Wrapped before it connects: a socket that is reset between the two is closed too.
                 context.wrap_socket(socket.socket(), server_hostname="localhost") as shaking,
             ):
-                shaking.settimeout(_SECONDS)
+                shaking.settimeout(_PATIENCE_SECONDS)
                 shaking.connect(("127.0.0.1", port))
                 done += 1
         return done

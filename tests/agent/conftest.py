@@ -46,15 +46,27 @@ class AgentProcess:
 
     def without_libraries(self) -> int:
         """Resident bytes but for clean pages of libraries, which come and go as they are used."""
-        resident, counted = 0, "Rss:"
+
+        def counted(access: str, path: str) -> str:
+            library = access.startswith("r-") and path[0] == "/" and "/fragments/" not in path
+            return "Anonymous:" if library else "Rss:"
+
+        return self._counted(counted)
+
+    def mapped_bytes(self) -> int:
+        """Resident bytes of what is mapped of fragments."""
+        return self._counted(lambda _, path: "Rss:" if "/fragments/" in path else "none")
+
+    def _counted(self, field_of: Callable[[str, str], str]) -> int:
+        """Bytes of all mappings: for each, the field that its access and path call for."""
+        size, counted = 0, ""
         for line in Path(f"/proc/{self.process.pid}/smaps").read_text().splitlines():
             if not line[0].isupper():  # the next mapping, and not one of its fields
                 _, access, *_, path = line.split(maxsplit=5)
-                library = access.startswith("r-") and path[0] == "/" and "/fragments/" not in path
-                counted = "Anonymous:" if library else "Rss:"
+                counted = field_of(access, path)
             elif line.startswith(counted):
-                resident += int(line.split()[1]) << 10
-        return resident
+                size += int(line.split()[1]) << 10
+        return size
 
     def mapped(self) -> set[str]:
         """Fragments whose weights are mapped in the process."""

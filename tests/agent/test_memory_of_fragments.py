@@ -136,13 +136,12 @@ async def test_weights_are_mapped_and_never_on_the_heap(
     fragment = dense(coordinator.store, 1024, 4096, 1024, resident=40 * MIB)
     joined = await join()
     await joined.device.load(fragment.digest, fragment.resident_bytes)
-    before = joined.agent.status("RssAnon")
-    mapped_before = joined.agent.status("RssFile")
+    before, mapped_before = joined.agent.status("RssAnon"), joined.agent.mapped_bytes()
     for item in range(3):
         reply = await run(joined.device, fragment.digest, 1024, item)
         assert reply.executed.peak_bytes > 32 * MIB
     assert joined.agent.status("RssAnon") - before < 6 * MIB
-    assert joined.agent.status("RssFile") - mapped_before > 31 * MIB
+    assert joined.agent.mapped_bytes() - mapped_before > 31 * MIB
 
 
 @pytest.mark.parametrize("budget", ["20M", "20000001", "33333333", "8Gi"])

@@ -312,8 +312,7 @@ async def test_a_child_that_is_killed_leaves_nothing_half(
         await asyncio.sleep(0.002)
     await asyncio.sleep(random.Random(seed).uniform(0, 0.5))  # noqa: S311 - no secret
     for child in started & children():
-        with contextlib.suppress(ProcessLookupError):  # it has ended since
-            os.kill(child, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
     await preparing
     assert leftovers(dense) == []
     prepared = await Bench(tmp_path).prepare(dense)

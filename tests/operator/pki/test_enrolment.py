@@ -22,6 +22,7 @@ from cryptography.x509.oid import NameOID
 from certificates import Pki
 from pki.operators import Operator
 from shoal_agent.enrolment.identity import Identity
+from shoal_cluster.ports import lasting_port
 from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_protocol.channels import open_channel
 from shoal_protocol.pki import enrolment as service
@@ -357,8 +358,8 @@ async def test_a_device_that_nobody_lets_in_asks_again_with_the_same_token(
 async def test_a_device_waits_for_an_operator_that_is_away(tmp_path: Path) -> None:
     operator = Operator(tmp_path)
     operator.pools["default"] = Authority.make("shelf", datetime.now(UTC))
-    async with operator.serving():
-        port = int(operator.target.rpartition(":")[2])
+    port = lasting_port()
+    operator.target = f"localhost:{port}"
     identity = Identity(operator.device("pi-4", "token"), shortest_pause_seconds=0.1)
     waiting = asyncio.create_task(obtained(identity))
     while not identity.why.startswith("UNAVAILABLE"):

@@ -211,9 +211,11 @@ class Watch:
 
     async def _submit(self, request: pb.SubmitJobRequest) -> None:
         """One at a time: where a job has ended by the end of what it follows, a submission that was
-        sent before that and comes after it would begin a further run."""
+        sent before that and comes after it would begin a further run. So would one that waited
+        here meanwhile."""
         async with self._submitting:
-            self._take(await self._client.submit(request))
+            if self._runs(request.name):
+                self._take(await self._client.submit(request))
 
     def _runs(self, name: str) -> bool:
         return name not in self.jobs or self.jobs[name].state not in ENDED

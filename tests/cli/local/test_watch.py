@@ -171,6 +171,30 @@ async def test_an_end_that_comes_while_a_job_is_submitted_again_begins_no_furthe
         assert watch.jobs["job"].epoch == 1
 
 
+async def test_a_watch_that_is_opened_anew_while_a_job_ends_begins_no_further_run(
+    bay: Bay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WATCH_SECONDS", 0.2)
+    bay.request.follow = True
+    async with bay.coordinator() as coordinator, device(bay), watching(bay) as (watch, running):
+        await until(lambda: "job" in watch.jobs and watch.jobs["job"].succeeded == 3, running)
+        submit = coordinator.jobs.submit
+
+        async def late(request: pb.SubmitJobRequest) -> object:
+            if request.end:
+                await asyncio.sleep(1)  # the watch is over by now, and waits to submit the job
+            answer = await submit(request)
+            if request.end:
+                await answer.done.wait()
+            return answer
+
+        monkeypatch.setattr(coordinator.jobs, "submit", late)
+        await watch.end()
+        await asyncio.wait_for(running, 60)
+        assert watch.jobs["job"].state == pb.JobStatus.COMPLETE
+        assert watch.jobs["job"].epoch == 1
+
+
 async def test_a_coordinator_that_dies_after_long_silence_is_waited_for(
     bay: Bay, clock: Clock
 ) -> None:

@@ -356,10 +356,9 @@ async def test_a_device_that_nobody_lets_in_asks_again_with_the_same_token(
 
 
 async def test_a_device_waits_for_an_operator_that_is_away(tmp_path: Path) -> None:
-    operator = Operator(tmp_path)
-    operator.pools["default"] = Authority.make("shelf", datetime.now(UTC))
     port = lasting_port()
-    operator.target = f"localhost:{port}"
+    operator = Operator(tmp_path, target=f"localhost:{port}")
+    operator.pools["default"] = Authority.make("shelf", datetime.now(UTC))
     identity = Identity(operator.device("pi-4", "token"), shortest_pause_seconds=0.1)
     waiting = asyncio.create_task(obtained(identity))
     while not identity.why.startswith("UNAVAILABLE"):

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -10,6 +10,7 @@ from typing import Final
 from shoal_coordinator import __version__
 from shoal_coordinator.server import CoordinatorSettings, Relay, run_coordinator
 from shoal_coordinator.server.traces import TracesUnavailable
+from shoal_coordinator.storage.store_size import ToldSize, read_size
 from shoal_protocol.arguments import (
     Parser,
     add_log_level,
@@ -49,6 +50,7 @@ def _settings(parser: argparse.ArgumentParser, values: argparse.Namespace) -> Co
     settings = CoordinatorSettings(
         listen=values.listen,
         store=values.store,
+        store_size=_store_size(parser, values),
         state=values.state or values.store / "state",
         relay=Relay(values.relay),
         metrics=values.metrics_address,
@@ -62,6 +64,21 @@ def _settings(parser: argparse.ArgumentParser, values: argparse.Namespace) -> Co
         exit_with_parent=values.exit_with_parent,
     )
     return replace(settings, clients=frozenset(values.client)) if values.client else settings
+
+
+def _store_size(
+    parser: argparse.ArgumentParser, values: argparse.Namespace
+) -> Callable[[], int] | None:
+    """What says how large the store may become."""
+    if values.store_size_file is None:
+        size: int | None = values.store_size
+        return None if size is None else lambda: size
+    if values.store_size is not None:
+        parser.error("--store-size-file excludes --store-size")
+    try:
+        return ToldSize(values.store_size_file)
+    except (OSError, ValueError) as error:
+        parser.error(f"argument --store-size-file: {values.store_size_file}: {error}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -111,6 +128,19 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--store", type=Path, required=True, metavar="DIR", help="the fragment store"
+    )
+    group.add_argument(
+        "--store-size",
+        type=checked(read_size),
+        metavar="QUANTITY",
+        help="what all in that folder may take: 5Gi; fragments that no job uses are removed before "
+        "there is more (default: what its disk has)",
+    )
+    group.add_argument(
+        "--store-size-file",
+        type=Path,
+        metavar="FILE",
+        help="the same in a file, which is read again and again",
     )
     group.add_argument(
         "--state",

@@ -95,6 +95,11 @@ class CallFailed(Exception):
         return self.code is grpc.StatusCode.NOT_FOUND
 
     @property
+    def full(self) -> bool:
+        """Whether the coordinator has no room for it now."""
+        return self.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    @property
     def final(self) -> bool:
         """Whether the same call would fail again."""
         return self.code in _FINAL
@@ -213,11 +218,10 @@ class CoordinatorClient:
         request = pb.ExportTracesRequest()
         return await self._ask("ExportTraces", self._jobs.ExportTraces, request)
 
-    async def fragments(self, *, seconds: float | None = None) -> Sequence[str]:
-        """The digests of the fragments in its store."""
+    async def fragments(self, *, seconds: float | None = None) -> pb.ListFragmentsResponse:
+        """The digests of the fragments in its store, and what that has room for."""
         request = pb.ListFragmentsRequest()
-        answer = await self._ask("ListFragments", self._jobs.ListFragments, request, seconds)
-        return answer.digests
+        return await self._ask("ListFragments", self._jobs.ListFragments, request, seconds)
 
     async def overview(self, job: str = "") -> pb.Overview:
         """Devices and jobs in detail; of the job with this name more than of others."""

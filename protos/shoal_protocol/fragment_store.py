@@ -29,6 +29,7 @@ from shoal_protocol.manifest import (
     FragmentDamaged,
     Manifest,
     is_file_name,
+    is_shared,
     parse_manifest,
 )
 from shoal_protocol.units import format_bytes
@@ -90,6 +91,18 @@ class FragmentStore:
             return self._known(digest).files_bytes
         except (OSError, FragmentMissing, FragmentDamaged):
             return 0
+
+    def file_sizes(self, digest: Digest) -> tuple[int, dict[Digest, int]]:
+        """Bytes of a fragment's own files, and of each that it may share, by its digest; none of a
+        fragment that is not here."""
+        try:
+            manifest = self._known(digest)
+        except (OSError, FragmentMissing, FragmentDamaged):
+            return 0, {}
+        shared = {
+            file.digest: file.size_bytes for name, file in manifest.files.items() if is_shared(name)
+        }
+        return manifest.total_bytes - sum(shared.values()), shared
 
     def open(self, digest: str, name: str) -> tuple[BinaryIO, int]:
         """A file of a fragment, and its size. Raises `FragmentMissing`."""

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from coordinator.scripted import connected, put_model
 from coordinator.world import World, refusal
-from shoal_coordinator.storage.volume import NoRoom, Upload, Volume
+from shoal_coordinator.storage.volume import Upload, Volume
 from shoal_coordinator.storage.volume_paths import FragmentPath, JobPath, PathRefused, parse_path
+from shoal_coordinator.storage.volume_values import NoRoom
 from shoal_protocol import transfers
 from shoal_protocol.digests import Digest, hexadecimal
 from shoal_protocol.fragment_store import FragmentStore
@@ -280,7 +281,7 @@ def test_a_disk_that_fills_up_on_the_way_keeps_nothing(tmp_path: Path) -> None:
     upload = volume.begin(JobPath("a", "in", "b"), 1000, "", "1")
     assert isinstance(upload, Upload)
     upload.open()
-    assert volume.promised == 1000
+    assert volume.space.promised_bytes == 1000
     upload.part.append(b"x" * 10)
     assert upload.part._descriptor is not None
     full = os.open("/dev/full", os.O_WRONLY | os.O_APPEND)
@@ -290,7 +291,7 @@ def test_a_disk_that_fills_up_on_the_way_keeps_nothing(tmp_path: Path) -> None:
         upload.part.append(b"x" * 10)
     assert isinstance(upload.failed(caught.value), NoRoom)
     upload.close()
-    assert volume.promised == 0
+    assert volume.space.promised_bytes == 0
     assert not upload.part.path.exists()
 
 

@@ -13,6 +13,7 @@ from certificates import Pki
 from coordinator.scripted import connected
 from coordinator.world import World
 from shoal_coordinator.server.metrics import CoordinatorMetrics
+from shoal_coordinator.storage.volume import Volume
 from shoal_protocol.v1 import coordinator_pb2 as api
 
 PREFIX = "shoal_coordinator_"
@@ -99,7 +100,7 @@ async def test_the_space_of_the_volume_is_measured(world: World) -> None:
 
 def test_the_end_of_the_certificate_is_that_of_the_file(tmp_path: Path) -> None:
     credentials = Pki(tmp_path).issue("coordinator")
-    registry = CoordinatorMetrics(tmp_path, credentials).registry
+    registry = CoordinatorMetrics(Volume(tmp_path), credentials).registry
     certificate = x509.load_pem_x509_certificate(credentials.certificate.read_bytes())
     expires = registry.get_sample_value(f"{PREFIX}certificate_expiration_timestamp_seconds")
     assert expires == certificate.not_valid_after_utc.timestamp()

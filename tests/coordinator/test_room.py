@@ -7,14 +7,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.world import World
-from shoal_coordinator.storage.volume import (
-    SETTLED_SECONDS,
-    UNUSED_SECONDS,
-    NoRoom,
-    StoredFile,
-    Volume,
-)
+from shoal_coordinator.storage.fragment_uses import SETTLED_SECONDS, UNUSED_SECONDS
+from shoal_coordinator.storage.volume import Volume
 from shoal_coordinator.storage.volume_paths import FragmentPath, JobPath
+from shoal_coordinator.storage.volume_values import NoRoom, StoredFile
 from shoal_protocol.digests import Digest, digest_of
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import FileEntry, format_manifest
@@ -31,10 +27,10 @@ class Disk(Volume):
         self.root = root
         self.size_bytes = size_bytes
 
-    def free_bytes(self) -> int:
+    def spare_bytes(self) -> int:
         files = (path.stat() for path in self.root.rglob("*") if path.is_file())
         used = sum({each.st_ino: each.st_size for each in files}.values())
-        return max(0, self.size_bytes - used - self.promised)
+        return self.size_bytes - used - self.space.promised_bytes
 
     def put(self, path: FragmentPath | JobPath, content: bytes) -> bool:
         """Whether the file had to be sent."""
@@ -83,7 +79,7 @@ class Disk(Volume):
         folder = self.root / "fragments" / digest.removeprefix("sha256:")
         then = folder.stat().st_mtime - seconds
         os.utime(folder, (then, then))
-        self._used.pop(digest, None)
+        self.uses._used.pop(digest, None)
 
 
 def test_those_that_are_unused_for_longest_go_and_no_more_than_must(tmp_path: Path) -> None:
@@ -127,7 +123,7 @@ def test_a_file_of_several_fragments_is_sent_and_stored_once(tmp_path: Path) -> 
     (first, first_sent), (second, second_sent) = (disk.put_sharing(seed, SHARED) for seed in (1, 2))
     assert (first_sent, second_sent) == (True, False)
     assert disk.fragments() == {first, second}
-    assert disk.free_bytes() > 350_000 - len(SHARED) - 10_000
+    assert disk.spare_bytes() > 350_000 - len(SHARED) - 10_000
 
 
 def test_a_shared_file_goes_with_the_last_fragment_that_has_it(tmp_path: Path) -> None:

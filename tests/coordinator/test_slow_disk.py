@@ -7,8 +7,9 @@ from threading import Event
 import pytest
 
 from coordinator.world import World
-from shoal_coordinator.storage.volume import StoredFile, Volume
+from shoal_coordinator.storage.volume import Volume
 from shoal_coordinator.storage.volume_paths import FragmentPath, JobPath, parse_path
+from shoal_coordinator.storage.volume_values import StoredFile
 from shoal_protocol.digests import hexadecimal
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.v1 import coordinator_pb2 as api

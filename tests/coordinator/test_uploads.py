@@ -148,7 +148,7 @@ async def uploaded(folder: Path, seed: int) -> tuple[dict[str, bytes], dict[str,
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         for _ in range(CLIENTS):
             group.create_task(client())
-    assert volume.promised == 0
+    assert volume.space.promised_bytes == 0
     whole = (path for path in folder.rglob("*") if path.is_file())
     published = {str(path.relative_to(folder)): path.read_bytes() for path in whole}
     return published, announced

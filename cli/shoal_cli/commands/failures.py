@@ -11,6 +11,8 @@ from typing import Final
 from shoal_protocol.visible import visible
 
 INTERRUPTED: Final = 130
+NO_ROOM: Final = 4
+"""With this status the same command does better when something has left a coordinator's volume."""
 TITLES: Final[Mapping[str, str]] = {
     "shoal_cli.local.manifests.ManifestErrors": "manifest refused",
     "shoal_cli.transfer.addresses.AddressRefused": "address refused",
@@ -21,6 +23,7 @@ TITLES: Final[Mapping[str, str]] = {
     "shoal_cli.local.cut_search.PreparationRefused": "model not prepared",
     "shoal_cli.local.steps.StepRefused": "model refused",
     "shoal_cli.transfer.places.TransferRefused": "cannot be transferred",
+    "shoal_cli.transfer.places.NoRoomThere": "no room there",
     "shoal_cli.transfer.places.TransferBroken": "the transfer broke off",
     "shoal_cli.local.steps.StepCrashed": "a step failed",
     "shoal_cli.local.report.ReportRefused": "report refused",
@@ -79,6 +82,8 @@ def print_failure(error: Exception) -> int | None:
         return None
     lines = "".join(f"\n  {line}" for line in visible(text).splitlines())
     print(f"shoal: {title}{lines}", file=sys.stderr)
+    if type(error).__name__ == "NoRoomThere":
+        return NO_ROOM
     return 1 if type(error).__name__ in PASSING else 2
 
 

@@ -52,7 +52,8 @@ from shoal_cli.local.verification import VerificationRequest, verify
 from shoal_cli.local.workspace import Workspace
 from shoal_cli.transfer.feeds import Feeds
 from shoal_coordinator.storage.inputs import SUFFIXES
-from shoal_coordinator.storage.results import OutputsRefused, check_outputs
+from shoal_coordinator.storage.job_files import check_outputs
+from shoal_coordinator.storage.results import OutputsRefused
 from shoal_protocol.units import counted
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

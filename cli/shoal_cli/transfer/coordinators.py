@@ -9,6 +9,7 @@ from pathlib import Path
 from shoal_cli.transfer.places import (
     PIECE_BYTES,
     Entry,
+    NoRoomThere,
     OnBytes,
     Read,
     Source,
@@ -43,7 +44,12 @@ async def _put(
         version=entry.version,
     )
     with _translated(address):
-        return await client.put_file(header, read, on_bytes)
+        try:
+            return await client.put_file(header, read, on_bytes)
+        except CallFailed as error:
+            if error.full:
+                raise NoRoomThere(f"{address}: {error}") from error
+            raise
 
 
 @dataclass(slots=True)
@@ -105,17 +111,23 @@ async def upload_fragments(
     """Upload the fragments of the store at `root` that a coordinator lacks. Raises
     `TransferRefused`, `TransferBroken`."""
     store, sent, sent_bytes = FragmentStore(root), set[Digest](), 0
-    for digest in dict.fromkeys(digests):
-        manifest = await asyncio.to_thread(store.manifest, digest)
-        own = FileEntry(digest=digest, size_bytes=manifest.manifest_bytes)
-        # The manifest first: it says what the others must be.
-        for name, file in {MANIFEST: own, **manifest.files}.items():
-            entry = Entry(name=name, size_bytes=file.size_bytes, digest=file.digest)
-            path = f"fragments/{hexadecimal(digest)}/{name}"
-            read = _reader(store.folder(digest) / name)
-            if await _put(client, address, path, entry, read, on_bytes):
-                sent.add(digest)
-                sent_bytes += entry.size_bytes
+    manifests = {
+        digest: await asyncio.to_thread(store.manifest, digest) for digest in dict.fromkeys(digests)
+    }
+    # The manifests first: they say what the others must be, and those fragments that are there do
+    # not give way to the others.
+    files = [
+        (digest, MANIFEST, FileEntry(digest=digest, size_bytes=manifest.manifest_bytes))
+        for digest, manifest in manifests.items()
+    ]
+    files += [(digest, *file) for digest, each in manifests.items() for file in each.files.items()]
+    for digest, name, file in files:
+        entry = Entry(name=name, size_bytes=file.size_bytes, digest=file.digest)
+        path = f"fragments/{hexadecimal(digest)}/{name}"
+        read = _reader(store.folder(digest) / name)
+        if await _put(client, address, path, entry, read, on_bytes):
+            sent.add(digest)
+            sent_bytes += entry.size_bytes
     return Uploaded(fragments=len(set(digests)), sent_fragments=len(sent), sent_bytes=sent_bytes)
 
 

@@ -43,6 +43,10 @@ class TransferBroken(_Failed):
     """A network, a server or a disk failed: the next try may succeed."""
 
 
+class NoRoomThere(TransferBroken):
+    """A coordinator's volume has no room for a file until something leaves it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A file of a source.

@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
+from pathlib import Path
 from time import monotonic_ns, perf_counter, time
 from typing import Final, assert_never
 
@@ -77,6 +78,8 @@ class Driver:
         self.timeline = Timeline()
         self.on_corrupt: Callable[[Digest], None] = lambda _: None
         """Called with a fragment whose bytes a device found wrong, wherever it got them."""
+        self.room_for_results: Callable[[Path], Callable[[int], None] | None] = lambda _: None
+        """Gives what asks for room for results in a folder, where anybody is to be asked."""
         self.traces = Traces()
         self._routes = Routes(sessions, relay, named_peers=named_peers)
         self._task_seconds = task_seconds

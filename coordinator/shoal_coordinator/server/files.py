@@ -17,9 +17,10 @@ import grpc
 
 from shoal_coordinator.server.refusals import abort
 from shoal_coordinator.server.roles import Role, Roles
-from shoal_coordinator.storage import volume as vol
-from shoal_coordinator.storage.volume import StoredFile, Upload, Volume, checked_digest
+from shoal_coordinator.storage import volume_values as vol
+from shoal_coordinator.storage.volume import Upload, Volume, checked_digest
 from shoal_coordinator.storage.volume_paths import JobPath, PathRefused, parse_path
+from shoal_coordinator.storage.volume_values import StoredFile
 from shoal_protocol.digests import hexadecimal
 from shoal_protocol.limits import CallLimiter, Stalled
 from shoal_protocol.threads import in_executor, in_thread, open_in_thread

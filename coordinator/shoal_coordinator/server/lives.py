@@ -180,7 +180,9 @@ class Life:
         crashes = self._ledger.crash_count(self.job.name)
         request = self.submitted()
         opener = open_followed_run if request.follow else open_run
-        return opener(request, self.work.document, self.job.epoch, crashes)
+        run = opener(request, self.work.document, self.job.epoch, crashes)
+        run.ask_for_room(self._driver.room_for_results)
+        return run
 
     def dispatch(self, effect: do.Dispatch | do.Amend) -> None:
         assert self.run is not None, "it was opened"

@@ -1,10 +1,8 @@
 """What the coordinator measures about itself, for Prometheus. No job is named in any label."""
 
-import shutil
 from collections import Counter as Counts
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -17,6 +15,7 @@ from shoal_coordinator.dispatch.state import State
 from shoal_coordinator.jobs.state import Job
 from shoal_coordinator.jobs.values import Outcome
 from shoal_coordinator.server.exchange import ExchangeHub
+from shoal_coordinator.storage.volume import Volume
 from shoal_protocol.certificate_times import expiration_seconds
 from shoal_protocol.channels import Credentials
 from shoal_protocol.exposition import HistogramCollector, Reading
@@ -33,8 +32,10 @@ _JOB_BUCKETS: Final = (1, 5, 15, 30, 60, 300, 900, 1800, 3600, 10800, 21600, 432
 
 
 class CoordinatorMetrics:
-    def __init__(self, store: Path | None = None, credentials: Credentials | None = None) -> None:
-        """`store` is on the volume whose space is measured."""
+    def __init__(
+        self, volume: Volume | None = None, credentials: Credentials | None = None
+    ) -> None:
+        """`volume` is the one whose space is measured."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._counted: Counts[Counter] = Counts()
@@ -42,16 +43,7 @@ class CoordinatorMetrics:
         self._declare_traffic()
         self._declare_state()
         for name, text, read in (
-            (
-                "volume_free_bytes",
-                "Bytes free on the volume of fragments, inputs and results.",
-                None if store is None else partial(_free_bytes, store),
-            ),
-            (
-                "volume_size_bytes",
-                "Size of that volume.",
-                None if store is None else partial(_size_bytes, store),
-            ),
+            *_of_volume(volume),
             (
                 "certificate_expiration_timestamp_seconds",
                 "When the coordinator's certificate expires, in seconds since 1970.",
@@ -236,9 +228,26 @@ class CoordinatorMetrics:
         return histogram
 
 
-def _free_bytes(path: Path) -> float:
-    return shutil.disk_usage(path).free
+def _of_volume(volume: Volume | None) -> Sequence[tuple[str, str, Callable[[], float] | None]]:
+    """Name, text and reading of what is measured of a volume."""
+    texts = (
+        ("free", "Bytes that may be written to the volume of fragments, inputs and results."),
+        ("removable", "Bytes of fragments there that no job uses: they go where room is needed."),
+        ("used", "Bytes that its files take; where it has no size, all that its disk holds."),
+        ("size", "What may be on it: its size, or that of its disk where that is smaller."),
+    )
+    return [
+        (f"volume_{name}_bytes", text, None if volume is None else partial(_read, volume, name))
+        for name, text in texts
+    ]
 
 
-def _size_bytes(path: Path) -> float:
-    return shutil.disk_usage(path).total
+def _read(volume: Volume, name: str) -> float:
+    room = volume.room() if name == "removable" else volume.space.room()
+    values = {
+        "free": room.free_bytes,
+        "removable": room.removable_bytes,
+        "used": room.used_bytes,
+        "size": room.size_bytes,
+    }
+    return values[name]

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from time import monotonic, monotonic_ns, sleep
 from typing import Final, ParamSpec, TypeVar
 
@@ -131,6 +132,12 @@ class JobRun(Run):
 
         self._writing = asyncio.create_task(self._write_results(feed))
         self._writing.add_done_callback(ended)
+
+    def ask_for_room(self, of: Callable[[Path], Callable[[int], None] | None]) -> None:
+        """Have results ask for room before they are written, where `of` their folder gives what is
+        to be asked."""
+        if (take := of(self._results.folder.path)) is not None:
+            self._results.take_room = take
 
     def amend(self, request: SubmitJobRequest) -> None:
         """What a client changed: of use where items arrive while the job runs."""

@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -74,6 +74,10 @@ OVERDUE_SECONDS: Final = 600.0
 ANSWER_SECONDS: Final = 60.0
 """How much longer than a task an answer may take: the device reports itself that it gave up."""
 STUCK_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 10.0
+"""How often it is counted what running jobs have written to the volume."""
+LOOK_SHARE: Final = 20
+"""To count that takes at most one part in so many of a processor's time."""
 FETCHES: Final = 64
 """Files that are read for devices at once; more wait their turn."""
 FETCHES_EACH: Final = 8
@@ -87,7 +91,8 @@ _NEW_OBJECTS: Final = 20_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
     """How a coordinator runs. `listen` is a gRPC target (`unix:/path` or `HOST:PORT`), `store` the
-    fragment store, `state` a folder of its own.
+    fragment store, `state` a folder of its own. `store_size` gives what all of the store's folder
+    may take, which may change; None: what its disk has.
 
     A device without a sign of life for `silence_seconds` is probed, and lost when it does not
     answer within `patience_seconds`. `metrics` is HOST:PORT or unix:/path, `otlp` the URL of an
@@ -99,6 +104,7 @@ class CoordinatorSettings:
     listen: str
     store: Path
     state: Path
+    store_size: Callable[[], int] | None = None
     relay: Relay = Relay.AUTO
     metrics: str | None = None
     otlp: str | None = None
@@ -153,7 +159,8 @@ class Coordinator:
 @contextlib.asynccontextmanager
 async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     tls = settings.credentials is not None
-    metrics = CoordinatorMetrics(settings.store, settings.credentials)
+    volume = Volume(settings.store, settings.store_size)
+    metrics = CoordinatorMetrics(volume, settings.credentials)
     open_sessions: dict[str, DeviceSession] = {}
     driver = _driver(settings, open_sessions, metrics)
     hub = ExchangeHub(driver.arrivals)
@@ -161,7 +168,8 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         driver, hub, open_sessions, tls=tls, telemetry_seconds=settings.telemetry_seconds
     )
     store = FragmentStore(settings.store)
-    ledger, volume = Ledger(settings.state), Volume(settings.store)
+    ledger = Ledger(settings.state)
+    driver.room_for_results = volume.for_results
     scrubber = Scrubber(volume)
     driver.on_corrupt = scrubber.report
     jobs = Jobs(driver, store, ledger, volume, metrics)
@@ -170,7 +178,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     volume.in_use = partial(_fragments_in_use, jobs, streams, placements)
     overviews = Overviews(jobs, driver, sessions, store, hub)
     roles = Roles(clients=settings.clients)
-    service = CoordinatorService(jobs, streams, overviews, placements, store, roles)
+    service = CoordinatorService(jobs, streams, overviews, placements, volume, roles)
     listener = _listener(
         _SessionService(sessions, store, scrubber, roles, settings.stall_seconds),
         service,
@@ -199,6 +207,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
             ("tick", driver.tick),
             ("metrics", partial(_measure, driver, hub, metrics)),
             ("statistics", jobs.record_statistics),
+            ("volume", partial(_look_after, volume, jobs)),
             ("placements", placements.expire),
         ):
             stack.callback(supervise(name, task, metrics.count_failure, logger).cancel)
@@ -280,6 +289,17 @@ async def _measure(driver: Driver, hub: ExchangeHub, metrics: CoordinatorMetrics
         metrics.refresh(driver.state, hub, driver.deliveries.budget.used)
         metrics.waiting_files.set(sum(run.waiting_files for run in driver.runs.values()))
         await asyncio.sleep(1.0)
+
+
+async def _look_after(volume: Volume, jobs: Jobs) -> None:
+    """Keep the volume within its size, whoever writes there."""
+    before = set[str]()
+    while True:
+        running = {life.job.name for life in jobs.all() if not life.has_ended}
+        began = monotonic_ns()
+        await in_thread(volume.look_after, running | before)
+        before, took = running, (monotonic_ns() - began) / 1e9
+        await asyncio.sleep(max(LOOK_SECONDS, LOOK_SHARE * took))
 
 
 class _SessionService:

@@ -20,11 +20,11 @@ from shoal_coordinator.server.placements import Placements, submission_of
 from shoal_coordinator.server.refusals import CallRefused, JobRefused, abort, aborting
 from shoal_coordinator.server.roles import Role, Roles
 from shoal_coordinator.server.wire import Malformed
+from shoal_coordinator.storage.volume import Volume
 from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.transport import TransportBroken
 from shoal_protocol.called_items import ItemFrame, LocalCall, item_frame
 from shoal_protocol.control import MessageTooLarge
-from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.frames import Frame, MalformedFrame
 from shoal_protocol.partition import DocumentRefused
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -51,14 +51,14 @@ class CoordinatorService(CoordinatorServicer):
         streams: ItemStreams,
         overviews: Overviews,
         placements: Placements,
-        store: FragmentStore,
+        volume: Volume,
         roles: Roles,
     ) -> None:
         self._jobs = jobs
         self._streams = streams
         self._overviews = overviews
         self._placements = placements
-        self._store = store
+        self._volume = volume
         self._roles = roles
         self._watchers = 0
 
@@ -215,8 +215,14 @@ class CoordinatorService(CoordinatorServicer):
         self, request: pb.ListFragmentsRequest, context: _Context
     ) -> pb.ListFragmentsResponse:
         await self._roles.require(context, Role.CLIENT)
-        digests = await asyncio.to_thread(self._store.digests)
-        return pb.ListFragmentsResponse(digests=digests)
+        room = await asyncio.to_thread(self._volume.room)
+        return pb.ListFragmentsResponse(
+            digests=room.fragments,
+            unused=[place for place, each in enumerate(room.fragments) if each in room.unused],
+            free_bytes=room.free_bytes,
+            removable_bytes=room.removable_bytes,
+            size_bytes=room.size_bytes,
+        )
 
     async def GetOverview(self, request: pb.GetOverviewRequest, context: _Context) -> pb.Overview:
         await self._roles.require(context, Role.CLIENT, Role.VIEWER)

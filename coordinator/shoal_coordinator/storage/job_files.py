@@ -3,6 +3,7 @@ the results depend. The coordinator opens them to run a job, the command line to
 left to do."""
 
 import hashlib
+import tempfile
 from pathlib import Path
 
 from shoal_coordinator.storage.catalogues import Catalogue, FixedFiles
@@ -89,3 +90,16 @@ def result_file(file: InputFile) -> ResultFile:
         stacked=file.contents.stacked is not None,
         joined=file.contents.joined,
     )
+
+
+def check_outputs(outputs: Path, job: str) -> None:
+    """Whether results of a job could be written now, found by trying; nothing is left behind.
+
+    Raises `OutputsRefused`."""
+    try:
+        for folder in (outputs, outputs / ".shoal" / job):
+            nearest = next(path for path in (folder, *folder.parents) if path.exists())
+            with tempfile.TemporaryFile(dir=nearest):
+                pass
+    except OSError as e:
+        raise OutputsRefused(outputs, f"cannot be written: {e.strerror or e}") from e

@@ -171,6 +171,10 @@ class Part:
         self._pending[row] = _Newest(start, names if before is None else names | before.names)
         self._problems.pop(row, None)
 
+    def refuse(self, row: int, error: OSError) -> None:
+        """There is no room for more of a row."""
+        self._problems[row] = error
+
     def _may_hold(self, arrays: Mapping[str, Array]) -> bool:
         if self.file.items > 1 or self._tail or self._written:
             return False

@@ -31,8 +31,7 @@ import contextlib
 import fcntl
 import json
 import os
-import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -53,6 +52,8 @@ _MOST_IDENTITY_BYTES: Final = 1 << 20
 _LISTED_FAILURES: Final = 100_000
 _MAKERS: Final = 4
 """Files that are made at once."""
+_PAGE_BYTES: Final = 4096
+"""A file takes at least so much on most disks."""
 _UNWRITTEN_BYTES: Final = 16 * 1024 * 1024
 """What the tails of all parts together may hold in memory, at most."""
 
@@ -62,19 +63,6 @@ class OutputsRefused(Exception):
 
     def __init__(self, folder: Path, reason: str) -> None:
         super().__init__(f"outputs {folder}: {reason}")
-
-
-def check_outputs(outputs: Path, job: str) -> None:
-    """Whether results of a job could be written now, found by trying; nothing is left behind.
-
-    Raises `OutputsRefused`."""
-    try:
-        for folder in (outputs, outputs / ".shoal" / job):
-            nearest = next(path for path in (folder, *folder.parents) if path.exists())
-            with tempfile.TemporaryFile(dir=nearest):
-                pass
-    except OSError as e:
-        raise OutputsRefused(outputs, f"cannot be written: {e.strerror or e}") from e
 
 
 class ResultStore:
@@ -108,6 +96,9 @@ class ResultStore:
         self._unwritten = 0
         self.folder: Folder
         """The job's own folder in the outputs."""
+        self.take_room: Callable[[int], None] = lambda _: None
+        """Is asked for room for so many bytes more; raises `OSError` where there is none. Below 0:
+        so many are gone. Called by several threads."""
         self.unwritable = ""
         """Why the folder takes no more results of any item, and what to do; empty if it does."""
         with contextlib.ExitStack() as undo:
@@ -161,9 +152,14 @@ class ResultStore:
 
         `finish` reports what goes wrong here.
         """
-        part = self._part_of(item)
+        part, size = self._part_of(item), sum(array.nbytes for array in arrays.values())
+        try:
+            self.take_room(max(size, _PAGE_BYTES) if part.file.items == 1 else size)
+        except OSError as e:
+            part.refuse(item - part.file.first, e)
+            return
         part.add(item - part.file.first, arrays)
-        self._unwritten += sum(array.nbytes for array in arrays.values())
+        self._unwritten += size
         if self._unwritten > _UNWRITTEN_BYTES:
             self._unwritten = 0
             for part in self._parts.values():
@@ -291,9 +287,12 @@ class ResultStore:
         return {number: self.reason(error) for number, error in failed.items()}
 
     def _try_make(self, number: int) -> int | OSError:
-        """In a thread of its own: what takes the time is to wait for the disk."""
+        """In a thread of its own: what takes the time is to wait for the disk. For a moment there
+        are the part and the file."""
+        part = self._parts[number]
         try:
-            return make_file(self._parts[number], self._outputs)
+            self.take_room(part.written)
+            return make_file(part, self._outputs)
         except OSError as e:
             return e
 
@@ -329,7 +328,9 @@ class ResultStore:
                 self._small.pop(number, None)
 
     def _drop(self, number: int) -> None:
-        self._parts.pop(number).remove()
+        part = self._parts.pop(number)
+        part.remove()
+        self.take_room(-part.written)
 
     def _list_failures(self) -> None:
         self._listed = self._catalogue.failed

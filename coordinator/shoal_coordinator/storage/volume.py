@@ -13,10 +13,9 @@ whole files and whole fragments, whenever the process dies. A file that another 
 already is not sent again: the two share it. Names come from the network: a path that
 is not of the shapes above never reaches the file system.
 
-Garbage collection begins when an upload needs room: then those fragments are removed that no job
-uses, longest unused first (the time of a fragment's folder is that of its last use). One that no
-job has had since it was brought, or found here, waits for its job, for an hour at most. A job that
-needs a removed fragment has it cut and uploaded again.
+Garbage collection begins when an upload or results need room (`volume_space`), or there is more
+than may be: then those fragments are removed that no job uses, longest unused first
+(`fragment_uses`). A job that needs a removed fragment has it cut and uploaded again.
 
 Everything here blocks on the disk and may raise `OSError`, except `serve`, which takes no lock. The
 lock of removals and publications is held in threads only. Two uploads of one file, or of one
@@ -34,6 +33,8 @@ from pathlib import Path
 from threading import RLock
 from typing import BinaryIO, Final
 
+from shoal_coordinator.storage.fragment_uses import FragmentUses, room_of
+from shoal_coordinator.storage.usage import taken_bytes
 from shoal_coordinator.storage.volume_paths import (
     FOLDERS,
     INPUTS,
@@ -42,6 +43,14 @@ from shoal_coordinator.storage.volume_paths import (
     PathRefused,
     is_job,
     is_name,
+)
+from shoal_coordinator.storage.volume_space import Space
+from shoal_coordinator.storage.volume_values import (
+    ContentRefused,
+    FileMissing,
+    FileRefused,
+    Room,
+    StoredFile,
 )
 from shoal_protocol.digests import Digest, digest_of, digest_of_file, from_hexadecimal, hexadecimal
 from shoal_protocol.durable_files import is_disk_full, open_regular, sync_folder
@@ -57,50 +66,11 @@ from shoal_protocol.shared_files import SharedFiles
 from shoal_protocol.transfers import PartialFile, WrongBytes
 from shoal_protocol.units import format_bytes
 
-RESERVE_BYTES: Final = 16 << 20
-"""Left free for the ledger and the journals of jobs."""
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
 """A coordinator that starts removes uploads that have not grown for so long."""
-UNUSED_SECONDS: Final = 3600.0
-"""A fragment that waits for its job is not removed for so long."""
-SETTLED_SECONDS: Final = 60.0
-"""So long after a job has come for its fragments it is among those that use them."""
+_REMOVED: Final = "removed-"
 
 logger = logging.getLogger(__name__)
-
-
-class FileRefused(Exception):
-    """A file that the volume does not take, however often it is sent."""
-
-
-class ContentRefused(Exception):
-    """The file exists with another content, which remains."""
-
-
-class FileMissing(LookupError):
-    """There is no such file."""
-
-
-class NoRoom(Exception):
-    """The volume cannot take it."""
-
-    def __init__(self, need_bytes: int, free_bytes: int) -> None:
-        super().__init__(
-            f"would need {format_bytes(need_bytes)}, {format_bytes(free_bytes)} are free "
-            f"on the coordinator's volume; make room there, or enlarge it (of a DevicePool: "
-            f"coordinator.storage.size)"
-        )
-        self.need_bytes = need_bytes
-        self.free_bytes = free_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFile:
-    """A file in its place; `digest` where it was computed."""
-
-    name: str
-    size_bytes: int
-    digest: Digest | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +94,7 @@ class Upload:
         if not is_disk_full(error):
             return error
         self.part.discard()
-        return NoRoom(self.part.size_bytes, self.volume.free_bytes())
+        return self.volume.space.no_room(self.part.size_bytes)
 
     def finish(self, announced: Digest | None = None) -> StoredFile:
         """All bytes are here: verify what is on the disk, and publish it. Raises `WrongBytes`."""
@@ -136,22 +106,21 @@ class Upload:
     def close(self) -> None:
         """Let go of the file; the next upload of the same content resumes what came."""
         self.part.close()
-        self.volume.uploads.discard(self)
+        self.volume.release(self)
 
 
 class Volume:
-    """The volume of one coordinator. `uploads` are those that have room reserved; `in_use` gives
-    the fragments of jobs that have not ended."""
+    """The volume of one coordinator. `in_use` gives the fragments of jobs that have not ended."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, size: Callable[[], int] | None = None) -> None:
+        """`size` gives what all of it may take, which may change; None: what its disk has."""
         self._root = root
         self._incoming = root / "incoming"
         self._store = FragmentStore(root)
         self._shared = SharedFiles(root)
         self._changing = RLock()
-        self._used: dict[Digest, float] = {}
-        self._served: set[Digest] = set()
-        self.uploads: set[Upload] = set()
+        self.uses = FragmentUses(self._store)
+        self.space = Space(root, size)
         self.in_use: Callable[[], Set[Digest]] = frozenset
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -196,17 +165,6 @@ class Volume:
                     f"jobs/JOB/out"
                 )
 
-    @property
-    def promised(self) -> int:
-        """Bytes that open uploads have announced and not sent yet."""
-        return sum(each.part.size_bytes - each.part.offset for each in tuple(self.uploads))
-
-    def free_bytes(self) -> int:
-        """Bytes that may still be written, beside those promised to uploads."""
-        self._root.mkdir(parents=True, exist_ok=True)
-        found = os.statvfs(self._root)
-        return max(0, found.f_bavail * found.f_frsize - RESERVE_BYTES - self.promised)
-
     # ---- uploads ---------------------------------------------------------------------------------
 
     def begin(
@@ -244,8 +202,7 @@ class Volume:
     def _begin_fragment(
         self, path: FragmentPath, size_bytes: int, expected: Digest | None
     ) -> Upload | StoredFile:
-        self._served.discard(path.digest)
-        self._use([path.digest])  # a client that finds it here relies on that
+        self.uses.bring(path.digest)  # a client that finds it here relies on that
         staged = self._staged(path)
         folder = self._place(path).parent if self._store.has(path.digest) else staged
         entry = self._described(path, folder, size_bytes)
@@ -295,18 +252,26 @@ class Volume:
         """Reserve room for the rest of an upload, and make it if need be. Raises `NoRoom`."""
         need = upload.part.size_bytes - upload.part.offset
         with self._changing:
-            self.make_room(need)
-            free = self.free_bytes()
-            if need > free:
-                raise NoRoom(need, free)
-            self.uploads.add(upload)
+            if not self.make_room(need):
+                raise self.space.no_room(need)
+            self.space.uploads.add(upload)
+        self.space.look_at(self._staged(upload.path))
+
+    def release(self, upload: Upload) -> None:
+        """An upload is over, or breaks off: what came of it counts as what it is."""
+        self.space.uploads.discard(upload)
+        with suppress(OSError):  # it counts when everything is counted again
+            self.space.look_at(self._staged(upload.path))
 
     def publish(self, upload: Upload) -> None:
         """Give a verified file its name; a fragment's folder too, when it is the last one. Raises
         `WrongBytes`."""
         match upload.path:
-            case JobPath():
-                upload.part.publish(self._place(upload.path))
+            case JobPath(job=job, folder=folder):
+                place = self._place(upload.path)
+                before = taken_bytes(place)
+                upload.part.publish(place)
+                self.space.added(f"jobs/{job}/{folder}", taken_bytes(place) - before)
             case FragmentPath():
                 staged = self._staged(upload.path)
                 upload.part.publish(staged / upload.path.name)
@@ -329,59 +294,71 @@ class Volume:
                 self._remove(place)
             staged.rename(place)
             sync_folder(place.parent)
+            self.space.look_at(place, staged)
 
     # ---- removing --------------------------------------------------------------------------------
 
     def remove_job(self, job: str) -> None:
         """Delete a job's files, and its uploads. Raises `PathRefused`."""
-        folder = self.job_folder(job, "")
-        shutil.rmtree(self._incoming / "jobs" / job, ignore_errors=True)
+        folder, staged = self.job_folder(job, ""), self._incoming / "jobs" / job
+        shutil.rmtree(staged, ignore_errors=True)
+        self.space.look_at(staged)
         with self._changing:
             if folder.is_dir():
                 self._remove(folder)
 
     def serve(self, digests: Sequence[Digest]) -> None:
         """A job has come for fragments. While it uses them they stay; then they wait for nobody."""
-        self._use(digests)
-        self._served.update(each for each in digests if each in self._used)
+        self.uses.serve(digests)
 
-    def _use(self, digests: Iterable[Digest]) -> None:
-        """Note that fragments are used now: those that are there stay."""
-        now = time.time()
-        for digest in digests:
-            self._used[digest] = now  # before the folder is searched: see `make_room`
-            try:
-                os.utime(self._store.folder(digest))
-            except OSError:
-                self._used.pop(digest, None)
+    def spare_bytes(self) -> int:
+        """What may still be written beside what uploads were promised; below 0: there is more than
+        there may be."""
+        return self.space.sizes()[1]
 
-    def make_room(self, need_bytes: int) -> None:
-        """Remove fragments that nobody uses until so much is free, or there are no more."""
+    def make_room(self, need_bytes: int) -> bool:
+        """Remove fragments that nobody uses until so much is free, or there are no more; whether it
+        is."""
+        if need_bytes <= self.spare_bytes():
+            return True
         with self._changing:
-            if need_bytes <= self.free_bytes():
-                return
-            used, now = self.in_use(), time.time()
-            unused = [each for each in self._store.digests() if each not in used]
-            ages = sorted((self._store.folder(each).stat().st_mtime, each) for each in unused)
-            for used_at, digest in ages:
-                stays = SETTLED_SECONDS if digest in self._served else UNUSED_SECONDS
-                if need_bytes <= self.free_bytes():
+            if self.space.may_look_again:
+                self.space.look_at_all()
+            for digest, limit in self.uses.unused(self.in_use()):
+                if need_bytes <= self.spare_bytes():
                     break
-                if used_at <= now - stays:
-                    self._remove_unused(digest, now - stays)
+                self._remove_unused(digest, limit)
+            return need_bytes <= self.spare_bytes()
+
+    def room(self) -> Room:
+        """What the volume has room for, and what gives way where more is needed."""
+        return room_of(self.uses, self._store, self.in_use(), self.space.room())
+
+    def for_results(self, folder: Path) -> Callable[[int], None] | None:
+        """What asks for room for results in a folder; None: nobody is to be asked."""
+        return self.space.for_results(folder, self.make_room)
+
+    def look_after(self, jobs: Iterable[str]) -> None:
+        """Count anew what others than this volume write, of these jobs, and now and then
+        everything; remove what nobody uses where there is more than may be."""
+        if not self.space.is_counted:
+            return
+        if self.space.is_out_of_date:
+            with self._changing:
+                self.space.look_at_all()
+        else:
+            self.space.look_at_written(jobs)
+        self.make_room(0)
 
     def _remove_unused(self, digest: Digest, limit: float) -> None:
         folder = self._store.folder(digest)
         gone = self._move_away(folder)
-        # `_use` takes no lock: it was called before the folder was moved away, or did not find it.
-        if self._used.get(digest, 0.0) > limit:
+        if self.uses.since(digest, limit):
             gone.rename(folder)
             return
-        self._used.pop(digest, None)
-        self._served.discard(digest)
+        self.uses.forget(digest)
         logger.info("fragment %s was removed to make room", digest)
-        shutil.rmtree(gone)
-        self._shared.collect()
+        self._delete(gone, folder)
 
     def discard_damaged(self, digest: Digest) -> str | None:
         """Read a fragment, and remove it where it is not what its digest says; what is wrong with
@@ -401,26 +378,38 @@ class Volume:
     def _move_away(self, folder: Path) -> Path:
         """Rename a folder away, so that no reader finds half of it."""
         self._incoming.mkdir(parents=True, exist_ok=True)
-        gone = self._incoming / f"removed-{folder.name}"
+        gone = self._incoming / f"{_REMOVED}{folder.name}"
         shutil.rmtree(gone, ignore_errors=True)
         folder.rename(gone)
         return gone
 
     def _remove(self, folder: Path) -> None:
-        shutil.rmtree(self._move_away(folder))
-        self._shared.collect()
+        self._delete(self._move_away(folder), folder)
+
+    def _delete(self, gone: Path, folder: Path) -> None:
+        """Delete what was moved away from a folder."""
+        try:
+            shutil.rmtree(gone)
+        finally:
+            self._shared.collect()
+            self.space.look_at(gone, folder)
 
     def sweep(self) -> None:
-        """Remove uploads that were abandoned long ago, and shared files that no fragment has."""
+        """Remove uploads that were abandoned long ago, what was being removed when another process
+        ended, and shared files that no fragment has; then count what there is."""
+        for folder in self._incoming.glob(f"{_REMOVED}*"):
+            shutil.rmtree(folder)
         limit = time.time() - FORGOTTEN_SECONDS
-        for folder, _, names in os.walk(self._incoming, topdown=False):
+        for place, _, names in os.walk(self._incoming, topdown=False):
             for name in names:
-                file = Path(folder) / name
+                file = Path(place) / name
                 if file.stat().st_mtime < limit:
                     file.unlink(missing_ok=True)
-            if folder != str(self._incoming) and not os.listdir(folder):
-                os.rmdir(folder)
+            if place != str(self._incoming) and not os.listdir(place):
+                os.rmdir(place)
         self._shared.collect()
+        if self.space.is_counted:
+            self.space.look_at_all()
 
     def _place(self, path: FragmentPath | JobPath) -> Path:
         return self._root / str(path)

@@ -37,6 +37,7 @@ from shoal_operator.controller.views import (
     run_differences,
     run_of,
     run_part,
+    store_of,
     topic,
 )
 from shoal_operator.reconcile.decision import (
@@ -285,13 +286,14 @@ class _Coordinator:
             self.client = CoordinatorClient(await self.dial(), on_call=self.on_call)
         with self._explained():
             devices = await self.client.devices(seconds=POLL_TIMEOUT_SECONDS)
-            fragments = await self.client.fragments(seconds=POLL_TIMEOUT_SECONDS)
+            stored = await self.client.fragments(seconds=POLL_TIMEOUT_SECONDS)
             jobs = await self.client.jobs(seconds=POLL_TIMEOUT_SECONDS)
         return CoordinatorView(
             begun=begun,
             devices=tuple(map(device_of, devices)),
             runs=MappingProxyType({job.name: run_of(job) for job in jobs}),
-            fragments=frozenset(fragments),
+            fragments=frozenset(stored.digests),
+            store=store_of(stored),
         )
 
     def _with_calls(self, polled: CoordinatorView) -> CoordinatorView:

@@ -17,11 +17,14 @@ from shoal_operator.controller.watches import OURS
 from shoal_operator.reconcile.bounded_json import MOST_BYTES, is_bounded
 from shoal_operator.reconcile.names import AGENTS, OWNER_UID
 from shoal_operator.reconcile.resources import CLAIM, EVENT, POD
-from shoal_operator.reconcile.snapshot import Claim, Worker, WorkerPhase, Workload
-from shoal_operator.reconcile.workers import BY_SHOAL, REFUSED_STATUS
+from shoal_operator.reconcile.snapshot import Worker, WorkerPhase, Workload
+from shoal_operator.reconcile.volumes import Claim
+from shoal_operator.reconcile.workers import BY_SHOAL, NO_ROOM_STATUS, REFUSED_STATUS
 from shoal_protocol.units import Bytes, parse_quantity
 
 REQUEUE_SECONDS: Final = 5.0
+CLAIM_SECONDS: Final = 60.0
+"""How long a bound claim is taken for what it is."""
 LISTED_SECONDS: Final = 3.0
 """How long a list of pods is taken for what there is."""
 MAX_KEPT_BYTES: Final = 8 << 20
@@ -39,6 +42,7 @@ class _WorkerEnd:
     output: bytes | None = None
     message: str = ""
     refused: bool = False
+    no_room: bool = False
 
     @property
     def size(self) -> int:
@@ -79,6 +83,7 @@ class Pods:
             output=ended.output,
             message=message,
             refused=ended.refused,
+            no_room=ended.no_room,
             ended_at=job.ended_at,
             end_seen=self._when_end_seen(job),
         )
@@ -166,16 +171,20 @@ class Pods:
 
 
 class Claims:
-    """Reads claims, a bound one once for each pool: a pool that is made again has another."""
+    """Reads claims, a bound one for each pool now and then: it may be resized, and a pool that is
+    made again has another."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._bound: dict[tuple[str, str], tuple[str, Claim]] = {}
+        self._bound: dict[tuple[str, str], tuple[str, float, Claim]] = {}
 
-    async def claim(self, namespace: str, name: str, pool: str) -> Claim | None:
-        """The claim of the pool with this uid; None if it is not there, or about to go."""
-        uid, known = self._bound.get((namespace, name), ("", None))
-        if known is not None and uid == pool:
+    async def claim(self, namespace: str, name: str, pool: str, size: int) -> Claim | None:
+        """The claim of the pool with this uid, which wants one of this size; None if it is not
+        there, or about to go."""
+        uid, read_at, known = self._bound.get((namespace, name), ("", 0.0, None))
+        now = asyncio.get_running_loop().time()
+        fresh = known is not None and now - read_at < CLAIM_SECONDS and known.is_of(size)
+        if fresh and uid == pool:
             return known
         document = await self._api.get(CLAIM, namespace, name)
         if document is None or identity_of(document).leaving:
@@ -185,16 +194,17 @@ class Claims:
         status, spec = raw.table("status"), raw.table("spec")
         bound = status.text("phase") == _BOUND
         # A volume may be larger than its claim.
-        size = spec.table("resources", "requests").text("storage")
+        asked = spec.table("resources", "requests").text("storage")
         claim = Claim(
             name=name,
             bound=bound,
-            size=Bytes(int(parse_quantity(size)) if size else 0),
+            size=_bytes(asked),
+            capacity=_bytes(status.table("capacity").text("storage")),
             storage_class=spec.text("storageClassName") or None,
             message="" if bound else await self._problem(namespace, identity_of(document).uid),
         )
         if bound:
-            self._bound[namespace, name] = (pool, claim)
+            self._bound[namespace, name] = (pool, now, claim)
         return claim
 
     async def _problem(self, namespace: str, uid: str) -> str:
@@ -208,6 +218,10 @@ class Claims:
             return ""
         last = max(events, key=lambda event: event.text("lastTimestamp"))
         return f"{last.text('reason')}: {last.text('message')}"
+
+
+def _bytes(quantity: str) -> Bytes:
+    return Bytes(int(parse_quantity(quantity)) if quantity else 0)
 
 
 def _explained(workload: Workload, pods: Sequence[Raw]) -> Workload:
@@ -248,10 +262,11 @@ def _read_failure(job: JobState, pods: Sequence[Raw]) -> _WorkerEnd:
             ended = container.table("state", "terminated")
             if "exitCode" not in ended.value:
                 continue
-            refused = ended.number("exitCode") == REFUSED_STATUS
+            status = ended.number("exitCode")
+            refused, no_room = status == REFUSED_STATUS, status == NO_ROOM_STATUS
             said = _last_words(ended)
-            message = said if said and refused else _end_text(ended)
-            return _WorkerEnd(message=message, refused=refused)
+            message = said if said and (refused or no_room) else _end_text(ended)
+            return _WorkerEnd(message=message, refused=refused, no_room=no_room)
         if pod.table("status").text("reason"):
             return _WorkerEnd(message=_reason_text(pod.table("status")))
     return _WorkerEnd(message=job.message)

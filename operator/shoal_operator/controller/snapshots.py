@@ -140,7 +140,8 @@ class Snapshots:
 
     async def _pool(self, reader: Reader, pool: DevicePool) -> DevicePoolSnapshot:
         namespace, name = namespace_of(pool), pool.metadata.name
-        claim = await self._claims.claim(namespace, coordinator_name(name), uid_of(pool))
+        size = pool.spec.coordinator.storage.size
+        claim = await self._claims.claim(namespace, coordinator_name(name), uid_of(pool), size)
         if claim is None or not claim.bound:
             reader.requeue(REQUEUE_SECONDS)
         coordinator, agents = await self._workloads(

@@ -25,6 +25,7 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Unreachable,
 )
+from shoal_operator.reconcile.volumes import StoreRoom
 from shoal_protocol.copying import copied
 from shoal_protocol.partition import outgrown_of
 from shoal_protocol.seen_sizes import read_sizes
@@ -95,6 +96,19 @@ def device_of(status: pb.DeviceStatus) -> ConnectedDevice:
         speed=speed_of(status.speed),
         link=link_of(status),
         times=fragment_times_of(status),
+    )
+
+
+def store_of(answer: pb.ListFragmentsResponse) -> StoreRoom | None:
+    """What a coordinator's store has room for; None: it does not say."""
+    if not answer.HasField("free_bytes"):
+        return None
+    there = range(len(answer.digests))
+    return StoreRoom(
+        size_bytes=answer.size_bytes,
+        free_bytes=answer.free_bytes,
+        removable_bytes=answer.removable_bytes,
+        unused=frozenset(answer.digests[place] for place in answer.unused if place in there),
     )
 
 

@@ -1,4 +1,5 @@
-"""A pool's coordinator: Deployment, Service, volume claim, service account. Pure builders.
+"""A pool's coordinator: Deployment, Service, volume claim, service account, and a ConfigMap with
+what it is told while it runs. Pure builders.
 
 The claim belongs to the pool and to each job whose results lie on its volume, so Kubernetes deletes
 it with the last of them: who deletes a pool by mistake makes it again, and its jobs resume. Nothing
@@ -36,10 +37,13 @@ from shoal_operator.reconcile.names import (
     viewer_secret,
 )
 from shoal_operator.reconcile.settings import OperatorSettings
-from shoal_operator.reconcile.snapshot import Claim
+from shoal_operator.reconcile.volumes import Claim
 from shoal_protocol.identities import OPERATOR
 
 _STORE: Final = "/var/lib/shoal"
+_TOLD: Final = "/etc/shoal/told"
+"""The kubelet writes anew what is there when the ConfigMap changes."""
+_SIZE: Final = "volume-size"
 _SCRATCH_BYTES: Final = 64 << 20
 GRACE_SECONDS: Final = 30
 
@@ -55,6 +59,7 @@ def coordinator_objects(
     return (
         service_account(pool, name, "coordinator"),
         _claim(pool, name, claim, own_jobs),
+        _told(pool, name, claim),
         _service(pool, name),
         _deployment(pool, name, settings),
     )
@@ -88,6 +93,14 @@ def _claim(
     return manifest(pool, "PersistentVolumeClaim", name, labels, owners, spec=spec)
 
 
+def _told(pool: DevicePool, name: str, claim: Claim | None) -> Manifest:
+    """What the coordinator is told while it runs: how large its volume is, which its storage class
+    may not enforce, and which may grow."""
+    size = pool.spec.coordinator.storage.size if claim is None else claim.room_bytes
+    labels = labels_of(pool, "coordinator")
+    return manifest(pool, "ConfigMap", name, labels, data={_SIZE: str(size)})
+
+
 def _owners(pool: DevicePool, own_jobs: Sequence[InferenceJob]) -> Json:
     """The jobs with results on the volume, beside the pool, as part of the claim's metadata."""
     jobs = sorted(filter(has_results_on_volume, own_jobs), key=uid_of)
@@ -117,6 +130,7 @@ def _deployment(pool: DevicePool, name: str, settings: OperatorSettings) -> Mani
     command = (
         *("python", "-m", "shoal_coordinator", "--listen", f"0.0.0.0:{GRPC_PORT}"),
         *("--store", _STORE, "--state", f"{_STORE}/state"),
+        *("--store-size-file", f"{_TOLD}/{_SIZE}"),
         *("--metrics-address", f"0.0.0.0:{METRICS_PORT}"),
         *("--client", OPERATOR, "--log-level", "info"),
         *TLS_ARGUMENTS,
@@ -127,13 +141,19 @@ def _deployment(pool: DevicePool, name: str, settings: OperatorSettings) -> Mani
         images,
         command,
         settings.coordinator_memory,
-        volumeMounts=[TMP_MOUNT, TLS_MOUNT, {"name": "store", "mountPath": _STORE}],
+        volumeMounts=[
+            TMP_MOUNT,
+            TLS_MOUNT,
+            {"name": "store", "mountPath": _STORE},
+            {"name": "told", "mountPath": _TOLD, "readOnly": True},
+        ],
         **served("grpc", GRPC_PORT),
     )
     volumes: list[Json] = [
         scratch(_SCRATCH_BYTES),
         tls_volume(coordinator_secret(pool.metadata.name)),
         {"name": "store", "persistentVolumeClaim": {"claimName": name}},
+        {"name": "told", "configMap": {"name": name}},
     ]
     template = pod_template(
         labels,

@@ -93,6 +93,7 @@ from shoal_operator.reconcile.snapshot import (
     Worker,
     WorkerPhase,
 )
+from shoal_operator.reconcile.store_room import WAITING_FOR_ROOM, room_notes
 from shoal_operator.reconcile.times import seconds_since
 from shoal_operator.reconcile.workers import (
     input_transfer_worker,
@@ -388,16 +389,22 @@ def _prepare(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:
         )
         if (queued := preceded_by(snapshot)) is not None:
             return in_progress(snapshot, queued, planned=ready.planned, status=status)
-        if not takes_more(snapshot.job):
+        if not takes_more(snapshot.job) and not _waits_for_room(steps[0]):
             steps.append(transfer_inputs(snapshot))
     failed = next((step for step in steps if isinstance(step, Verdict)), None)
     if failed is not None:
         return _end(snapshot, failed, status)
     undone = [step for step in steps if isinstance(step, Step)]
     if undone:
-        result = in_progress(snapshot, undone[0].cause, planned=ready.planned, status=status)
-        children = tuple(step.child for step in undone if step.child is not None)
-        return replace(result, children=children)
+        cause = undone[0].cause
+        requeue = LATER_SECONDS if cause.reason == WAITING_FOR_ROOM else SOON_SECONDS
+        result = in_progress(snapshot, cause, planned=ready.planned, status=status, requeue=requeue)
+        return replace(
+            result,
+            children=tuple(child for step in undone for child in step.children),
+            removals=tuple(key for step in undone for key in step.removals),
+            notes=(*result.notes, *room_notes(snapshot, cause)),
+        )
     refusal = refusal_of(snapshot, ready)
     if refusal is not None:
         why = refusal or f"the coordinator of {pool} refused the job and gave no reason"
@@ -405,6 +412,11 @@ def _prepare(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:
     submitting = Cause("Submitting", f"the job is being submitted to the coordinator of {pool}")
     result = in_progress(snapshot, submitting, planned=ready.planned, status=status)
     return replace(result, calls=(submission(snapshot, ready),))
+
+
+def _waits_for_room(step: Step | Verdict | None) -> bool:
+    """Whether a delivery waits for room: inputs would take more of it away."""
+    return isinstance(step, Step) and step.cause.reason == WAITING_FOR_ROOM
 
 
 def _retried(snapshot: InferenceJobSnapshot, ready: Ready, stale: Sequence[Worker]) -> Decision:

@@ -22,7 +22,7 @@ from shoal_operator.reconcile.conditions import (
     ConditionUpdate,
     not_ready,
 )
-from shoal_operator.reconcile.decision import Manifest
+from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.job_batches import one_by_one
 from shoal_operator.reconcile.job_cuts import (
     cut_for,
@@ -56,12 +56,15 @@ from shoal_operator.reconcile.snapshot import (
     Worker,
     WorkerPhase,
 )
+from shoal_operator.reconcile.store_room import WAITING_FOR_ROOM, waits_for_room
 from shoal_operator.reconcile.times import seconds_since
 from shoal_operator.reconcile.workers import (
+    NO_ROOM_SECONDS,
     WorkerSpec,
     deliver_worker,
     input_transfer_worker,
     worker_job,
+    worker_key,
     worker_named,
     worker_text,
 )
@@ -94,10 +97,21 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A worker that is not done; `child` is to be created."""
+    """A worker that is not done; `child` is to be created, `removal` one that made way for it."""
 
     cause: Cause
     child: Manifest | None = None
+    removal: ObjectKey | None = None
+
+    @property
+    def children(self) -> tuple[Manifest, ...]:
+        """What is to be created."""
+        return () if self.child is None else (self.child,)
+
+    @property
+    def removals(self) -> tuple[ObjectKey, ...]:
+        """What is to be deleted."""
+        return () if self.removal is None else (self.removal,)
 
 
 # ---- what the job refers to ----------------------------------------------------------------------
@@ -280,6 +294,9 @@ def _starts(job: InferenceJob, now: str) -> bool:
     if job.status is not None and (job.status.items is not None or has_ended(job.status)):
         return False
     planned, resumed = (job.condition(type_) for type_ in ("Planned", "Suspended"))
+    complete = job.condition("Complete")
+    if complete is not None and complete.reason == WAITING_FOR_ROOM:
+        return False
     if planned is not None and planned.status is FALSE and planned.reason not in _PASSING:
         return False
     since = job.metadata.creation_timestamp
@@ -313,21 +330,47 @@ def deliver(
     specs = [deliver_worker(partition, model, arguments, pool, each) for each in range(DELIVERIES)]
     workers = [worker_named(snapshot.workers, each.name) for each in specs]
     last = max((index for index, each in enumerate(workers) if each is not None), default=-1)
+    waits = None
+    if view.store is not None:
+        waits = waits_for_room(snapshot, document, view.store, view.fragments)
+    step: Step | Verdict | None = None
     if (worker := workers[last]) is not None:
         there = f"{len(wanted) - len(lacking)} of {len(wanted)} fragments"
         runs = f"deliver runs; {there} are in the store of {pool}"
         step = _delivering(worker, specs[last], view, runs)
-        if step is not None:
-            return step
-    missing = counted(len(lacking), "fragment")
-    if last + 1 == DELIVERIES:
+        if worker.no_room:
+            step = _without_room(worker, partition, waits, snapshot.now)
+    if step is None and waits is not None:
+        step = Step(waits)
+    following = specs[last + 1 :]
+    return step or _next_delivery(snapshot, partition, following, counted(len(lacking), "fragment"))
+
+
+def _next_delivery(
+    snapshot: InferenceJobSnapshot | PlacementSnapshot,
+    partition: Partition,
+    specs: Sequence[WorkerSpec],
+    missing: str,
+) -> Step | Verdict:
+    """A worker of the first of these; there may be none left."""
+    pool = snapshot.pool_name
+    if not specs:
         text = (
             f"the store of {pool} lacks {missing} after {DELIVERIES} deliveries: its volume was "
             f"replaced, or another version of Shoal cut {partition.metadata.name}; make that anew"
         )
         return Verdict("FragmentsMissing", text)
-    child = _owned_by(partition, worker_job(partition, specs[last + 1], snapshot.settings))
+    child = _owned_by(partition, worker_job(partition, specs[0], snapshot.settings))
     return Step(Cause("Delivering", f"{missing} to be delivered to the store of {pool}"), child)
+
+
+def _without_room(worker: Worker, partition: Partition, waits: Cause | None, now: str) -> Step:
+    """A delivery found no room: when there seems to be some, another one takes its place."""
+    since = None if worker.ended_at is None else seconds_since(worker.ended_at, now)
+    if waits is None and since is not None and since >= NO_ROOM_SECONDS:
+        text = "there is room for the fragments now; they are delivered again"
+        return Step(Cause("Delivering", text), removal=worker_key(partition, worker.name))
+    return Step(waits or Cause(WAITING_FOR_ROOM, worker_text(worker, "the store has no room")))
 
 
 def _delivering(
@@ -362,7 +405,8 @@ def _step(
             return None
         case WorkerPhase.FAILED:
             text = worker_text(worker, f"{' '.join(worker_spec.command[:3])} failed")
-            return Verdict(failure, text)
+            # Kubernetes deletes it after some minutes, and the next one tries again.
+            return Step(Cause(WAITING_FOR_ROOM, text)) if worker.no_room else Verdict(failure, text)
         case WorkerPhase.PENDING | WorkerPhase.RUNNING:
             return Step(Cause(reason, worker_text(worker, runs)))
         case _:

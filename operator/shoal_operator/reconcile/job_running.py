@@ -2,7 +2,9 @@
 
 A run goes on by the newest plan and on the newest terms. It keeps its fragments, though. Where the
 newest plan has others, since the Partition was cut anew, the run is stopped as for a suspension as
-soon as these are delivered, and the job is submitted again. What has finished stays.
+soon as these are delivered, and the job is submitted again. What has finished stays. Where the
+store has no room for them beside its own, it goes on with its own, to its end if need be; one whose
+own have no place any more is stopped first.
 """
 
 from dataclasses import replace
@@ -24,6 +26,7 @@ from shoal_operator.reconcile.job_status import (
 )
 from shoal_operator.reconcile.job_submission import NOTHING_NEWER, cancel, newest_for
 from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, Run
+from shoal_operator.reconcile.store_room import room_notes
 
 CUT_ANEW: Final = "CutAnew"
 
@@ -35,18 +38,29 @@ def running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
     if isinstance(ready, Ready):
         planned, newest = ready.planned, newest_for(snapshot, run, ready)
         if newest.replaces:
-            return _replaced(snapshot, ready)
+            return _replaced(snapshot, ready, newest.waits)
+        if newest.waits is not None:
+            planned = replace(planned, reason=newest.waits.reason)
+            planned = replace(planned, message=f"{planned.message}; {newest.waits.message}")
+            complete = Cause(complete.reason, f"{complete.message}; {newest.waits.message}")
         if newest.problem:
             complete = Cause(complete.reason, f"{complete.message}; {newest.problem}")
     elif (waits := _waits(snapshot, ready)) is not None:
         complete = Cause(complete.reason, f"{complete.message}; {waits}")
-    requeue = RUNNING_SECONDS if without_place(snapshot) is None else LATER_SECONDS
+    waiting = newest.waits is not None or without_place(snapshot) is not None
+    requeue = LATER_SECONDS if waiting else RUNNING_SECONDS
     result = in_progress(snapshot, complete, planned=planned, requeue=requeue)
     result = replace(
         result,
-        notes=(*result.notes, *lost_devices(snapshot), *finer_note(snapshot)),
+        notes=(
+            *result.notes,
+            *lost_devices(snapshot),
+            *finer_note(snapshot),
+            *room_notes(snapshot, newest.waits),
+        ),
         calls=newest.calls,
         children=(*_other_cut(snapshot), *newest.children),
+        removals=newest.removals,
     )
     return with_followers(snapshot, run, result)
 
@@ -67,10 +81,12 @@ def _other_cut(snapshot: InferenceJobSnapshot) -> tuple[Manifest, ...]:
     return own_children(snapshot)
 
 
-def _replaced(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:
+def _replaced(snapshot: InferenceJobSnapshot, ready: Ready, waits: Cause | None) -> Decision:
     """The run is stopped; when it has ended, the job is submitted with the newest plan."""
     name = "the model" if snapshot.partition is None else snapshot.partition.metadata.name
     text = f"{name} was cut anew: the run goes on with the new fragments, finished items stay"
+    if waits is not None:
+        text = f"{text}; these wait until those that it had have left: {waits.message}"
     result = in_progress(
         snapshot, Cause(CUT_ANEW, text), planned=ready.planned, requeue=SOON_SECONDS
     )

@@ -58,7 +58,7 @@ def fingerprint(value: Sequence[object]) -> str:
 
 
 coordinator_name = partial(child_name, suffix="coordinator")
-"""Deployment, Service, claim, service account and common name of a pool's coordinator."""
+"""Deployment, Service, claim, ConfigMap, service account and common name of a coordinator."""
 agent_name = partial(child_name, suffix="agent")
 """Service account of a pool's agents, and their DaemonSet where all nodes have one budget."""
 trust_name = partial(child_name, suffix="trust")

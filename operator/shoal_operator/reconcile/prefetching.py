@@ -48,9 +48,12 @@ def with_prefetch(snapshot: PlacementSnapshot, decision: Decision) -> Decision:
     match None if snapshot.model is None else deliver(snapshot, document):
         case Verdict(reason=reason, message=message):
             return _reported(snapshot, decision, FALSE, Cause(reason, message))
-        case Step(cause=cause, child=child):
-            waiting = _reported(snapshot, decision, FALSE, cause)
-            return replace(waiting, children=(*decision.children, *filter(None, [child])))
+        case Step(cause=cause) as step:
+            return replace(
+                _reported(snapshot, decision, FALSE, cause),
+                children=(*decision.children, *step.children),
+                removals=(*decision.removals, *step.removals),
+            )
         case None:
             return _placing(snapshot, decision, document, planned.status or decision.status)
 

@@ -16,6 +16,7 @@ from shoal_operator.reconcile.agent_pods import AgentPod
 from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.names import job_id, pool_of
 from shoal_operator.reconcile.settings import OperatorSettings
+from shoal_operator.reconcile.volumes import Claim, StoreRoom
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.planned_cuts import PlannedCut
 from shoal_protocol.cut_table import CutTable
@@ -45,8 +46,9 @@ class Worker:
     `output` is the JSON that a succeeded worker printed on its last line (None where the worker has
     nothing to say, or its log is gone). `message` says why it failed or waits: the pod's own last
     words, or the scheduler's. `refused`: it failed for good, because of what it was given (exit
-    status 2). `ended_at`: when it succeeded or failed; `end_seen`: when this operator has seen
-    that, in seconds of its own clock.
+    status 2). `no_room`: it found none on the coordinator's volume (exit status 4). `ended_at`:
+    when it succeeded or failed; `end_seen`: when this operator has seen that, in seconds of its own
+    clock.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Worker:
     output: bytes | None = None
     message: str = ""
     refused: bool = False
+    no_room: bool = False
     ended_at: str | None = None
     end_seen: float | None = None
 
@@ -110,19 +113,6 @@ class Workload:
     def is_behind(self) -> bool:
         """Whether pods are not ready yet, or not of the newest template."""
         return self.ready < self.wanted or not self.current
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A persistent volume claim. `size` is what it requests, which a volume may exceed. `message`
-    says why it is not bound yet.
-    """
-
-    name: str
-    bound: bool
-    size: Bytes
-    storage_class: str | None = None
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,13 +273,15 @@ class Unreachable:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorView:
     """What a pool's coordinator said at one moment: its devices, jobs, and fragments in store.
-    `begun`: when it was asked, in seconds of the operator's own clock.
+    `begun`: when it was asked, in seconds of the operator's own clock. `store`: what that has room
+    for; None where a coordinator of another version does not say it.
     """
 
     begun: float
     devices: tuple[ConnectedDevice, ...]
     runs: Mapping[str, Run]
     fragments: frozenset[str]
+    store: StoreRoom | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

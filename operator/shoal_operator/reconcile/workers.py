@@ -45,6 +45,10 @@ from shoal_operator.reconcile.snapshot import Worker
 from shoal_operator.reconcile.times import seconds_since
 
 REFUSED_STATUS: Final = 2
+NO_ROOM_STATUS: Final = 4
+"""Of a worker for whose files the coordinator's volume has no room now."""
+NO_ROOM_SECONDS: Final = 60.0
+"""For so long after that a delivery is not tried again."""
 TRIES_BEYOND_THE_FIRST: Final = 4
 DEADLINE_SECONDS: Final = 6 * 3600
 """A bound for what hangs; also for a pod that waits for a volume."""
@@ -86,7 +90,9 @@ def worker_job(owner: AnyKind, worker_spec: WorkerSpec, settings: OperatorSettin
     labels = labels_of(owner, worker_spec.component)
     if worker_spec.pool is not None:
         labels[POOL] = worker_spec.pool
-    refused = {"containerName": "worker", "operator": "In", "values": [REFUSED_STATUS]}
+    # One that follows waits for room by itself.
+    final = [REFUSED_STATUS] if worker_spec.endless else [REFUSED_STATUS, NO_ROOM_STATUS]
+    refused = {"containerName": "worker", "operator": "In", "values": final}
     disrupted = {"type": "DisruptionTarget", "status": "True"}
     deadline = {} if worker_spec.endless else {"activeDeadlineSeconds": DEADLINE_SECONDS}
     spec = {

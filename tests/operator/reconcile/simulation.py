@@ -45,7 +45,6 @@ from shoal_operator.reconcile.names import (
 from shoal_operator.reconcile.partition import read_document
 from shoal_operator.reconcile.planned_cuts import read_table
 from shoal_operator.reconcile.snapshot import (
-    Claim,
     ConnectedDevice,
     CoordinatorView,
     DevicePoolSnapshot,
@@ -66,6 +65,7 @@ from shoal_operator.reconcile.snapshot import (
     Workload,
 )
 from shoal_operator.reconcile.times import as_time, instant
+from shoal_operator.reconcile.volumes import Claim
 from shoal_protocol.cut_table import CutTable
 from shoal_protocol.partition import Outgrown, PartitionDocument, document_from_json
 from shoal_protocol.units import Bytes

@@ -16,7 +16,6 @@ from shoal_operator.reconcile.agents import agent_sets, selected_nodes
 from shoal_operator.reconcile.decision import CancelJob, Decision, RemoveJob, Terms
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import (
-    Claim,
     ConnectedDevice,
     CoordinatorView,
     DevicePoolSnapshot,
@@ -27,6 +26,7 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
     Workload,
 )
+from shoal_operator.reconcile.volumes import Claim
 from shoal_protocol.choices import Residency
 from shoal_protocol.units import Bytes
 

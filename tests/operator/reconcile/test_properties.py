@@ -22,7 +22,6 @@ from shoal_operator.reconcile.agents import selected_nodes
 from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.snapshot import (
-    Claim,
     CoordinatorView,
     DevicePoolSnapshot,
     DeviceState,
@@ -38,6 +37,7 @@ from shoal_operator.reconcile.snapshot import (
     Workload,
 )
 from shoal_operator.reconcile.times import as_time, instant, seconds_since
+from shoal_operator.reconcile.volumes import Claim
 from shoal_operator.reconcile.workers import (
     input_transfer_worker,
     inspect_worker,

@@ -67,8 +67,10 @@ FLEET: Final = Board(
                total(f"{C}_devices", 'state=~"Silent|Lost"'), levels=ANY_IS_BAD),
         number("Without session", "Agents that run and reach no coordinator.",
                f"count({A}_session_connected{{@}} == 0) or vector(0)", levels=ANY_IS_BAD),
-        number("Volume free", "The fullest of the coordinators' volumes.",
-               f"min({C}_volume_free_bytes{{@}} / {C}_volume_size_bytes{{@}})", SHARE,
+        number("Volume free", "The fullest of the coordinators' volumes; fragments that no job uses "
+               "count as free.",
+               f"min(({C}_volume_free_bytes{{@}} + {C}_volume_removable_bytes{{@}}) "
+               f"/ {C}_volume_size_bytes{{@}})", SHARE,
                falling(watch=0.2, bad=0.1)),
         number("Certificate expires", "The next one, of agents and coordinators.",
                f"min({A}_{EXPIRY}{{@}} - time() or {C}_{EXPIRY}{{@}} - time())", SECONDS,
@@ -94,6 +96,10 @@ FLEET: Final = Board(
               by_source=rate(f"{A}_fetched_bytes_total", "source")).but(stacked=True),
         graph("Free disk of agents", "Where their caches are.", BYTES,
               by_device=f"{A}_disk_free_bytes{{@}}"),
+        graph("Volumes of coordinators", "What may be there, what is, and what of that goes where "
+              "room is needed.", BYTES,
+              size=f"sum({C}_volume_size_bytes{{@}})", used=f"sum({C}_volume_used_bytes{{@}})",
+              removable=f"sum({C}_volume_removable_bytes{{@}})"),
         graph("Memory of coordinators", "Resident bytes of the process.", BYTES,
               by_pool='max by (pool) (process_resident_memory_bytes{@,component="coordinator"})'),
         graph("Agents by version", "More than one for long: an upgrade has stopped.",

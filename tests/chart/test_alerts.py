@@ -166,11 +166,18 @@ CASES = [
     ),
     fires(
         "ShoalVolumeFillsUp", "nine tenths are used", "12m",
-        shoal_coordinator_volume_free_bytes="9x20", shoal_coordinator_volume_size_bytes="100x20",
+        shoal_coordinator_volume_free_bytes="4x20", shoal_coordinator_volume_size_bytes="100x20",
+        shoal_coordinator_volume_removable_bytes="5x20",
+    ),
+    silent(
+        "ShoalVolumeFillsUp", "it is full of fragments that no job uses", "12m",
+        shoal_coordinator_volume_free_bytes="0x20", shoal_coordinator_volume_size_bytes="100x20",
+        shoal_coordinator_volume_removable_bytes="50x20",
     ),
     silent(
         "ShoalVolumeFillsUp", "half is used", "12m",
         shoal_coordinator_volume_free_bytes="50x20", shoal_coordinator_volume_size_bytes="100x20",
+        shoal_coordinator_volume_removable_bytes="0x20",
     ),
     fires(
         "ShoalCertificateExpires", "of an agent", "12m",
@@ -292,7 +299,8 @@ RECORDED: dict[str, tuple[dict[str, str], dict[str, float]]] = {
     ),
     "shoal:volume_free:ratio": (
         {
-            'shoal_coordinator_volume_free_bytes{namespace="edge",pool="a"}': "25x30",
+            'shoal_coordinator_volume_free_bytes{namespace="edge",pool="a"}': "15x30",
+            'shoal_coordinator_volume_removable_bytes{namespace="edge",pool="a"}': "10x30",
             'shoal_coordinator_volume_size_bytes{namespace="edge",pool="a"}': "100x30",
         },
         {'{namespace="edge",pool="a"}': 0.25},

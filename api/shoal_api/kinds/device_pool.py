@@ -240,7 +240,9 @@ class DevicePoolColumns:
 class DevicePoolStatus(Status):
     """What the pool has become."""
 
-    conditions: tuple[Condition, ...] = aspects("CoordinatorReady, AgentsReady, Ready.")
+    conditions: tuple[Condition, ...] = aspects(
+        "CoordinatorReady, AgentsReady, VolumeHasRoom, Ready."
+    )
     devices: DeviceCounts | None = optional(
         DeviceCounts, f"How many there are; at most {MAX_DEVICES} are planned with."
     )

@@ -32,6 +32,7 @@ from shoal_operator.reconcile.certificates import (
 from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
+    UNKNOWN,
     Cause,
     ConditionUpdate,
     with_conditions,
@@ -61,11 +62,15 @@ from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, DeviceState, Node, Unreachable
 from shoal_operator.reconcile.workers import coordinator_address
 from shoal_protocol.identities import why_no_device
-from shoal_protocol.units import counted, listed
+from shoal_protocol.units import counted, format_downwards, listed
 
 REQUEUE_SECONDS: Final = 30.0
 UPDATING: Final = "Updating"
 _NAMED: Final = 5
+_SHORT_PERCENT: Final = 10
+"""Of a volume's size: with less it is nearly full."""
+_MORE_PERCENT: Final = 5
+"""So much more, and it is not any more."""
 _POLICIES: Final = "networking.k8s.io"
 """The API group of network policies, which every cluster has."""
 
@@ -94,7 +99,7 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
             *(child_key(pool, "Device", name) for name in sorted(gone)),
         ),
         calls=_orphans(snapshot),
-        notes=_replacing(snapshot, sets),
+        notes=(*_replacing(snapshot, sets), *_nearly_full(snapshot)),
         certificates=certificates_wanted(pool, settings),
         requeue_seconds=REQUEUE_SECONDS,
     )
@@ -148,7 +153,31 @@ def _updates(
     for each in (agents, coordinator):
         if each.status is not TRUE:
             ready = replace(each, type="Ready")
-    return [coordinator, agents, ready]
+    return [coordinator, agents, _volume(snapshot), ready]
+
+
+def _volume(snapshot: DevicePoolSnapshot) -> ConditionUpdate:
+    """Whether there is room on the coordinator's volume. Who is short of it has to have a little
+    more again, so that it does not go to and fro."""
+    type_, view = "VolumeHasRoom", snapshot.view
+    if isinstance(view, Unreachable) or view.store is None:
+        return ConditionUpdate(type_, UNKNOWN, "NotKnown", "the coordinator does not say it")
+    store, known = view.store, snapshot.pool.condition(type_)
+    short = known is not None and known.status is FALSE
+    enough = (_SHORT_PERCENT + short * _MORE_PERCENT) * store.size_bytes // 100
+    text = f"a tenth of {format_downwards(store.size_bytes)} is free, or of fragments without a job"
+    if store.free_bytes + store.removable_bytes >= enough:
+        return ConditionUpdate(type_, TRUE, "HasRoom", f"at least {text}")
+    advice = "delete jobs that have ended, or raise spec.coordinator.storage.size"
+    return ConditionUpdate(type_, FALSE, "NearlyFull", f"less than {text}; {advice}")
+
+
+def _nearly_full(snapshot: DevicePoolSnapshot) -> tuple[Note, ...]:
+    """That the volume is nearly full."""
+    volume = _volume(snapshot)
+    if volume.status is not FALSE:
+        return ()
+    return (Note("VolumeNearlyFull", volume.message, warning=True),)
 
 
 def _coordinator_problem(snapshot: DevicePoolSnapshot) -> Cause | None:

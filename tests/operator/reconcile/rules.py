@@ -30,7 +30,7 @@ S = TypeVar("S", bound=Snapshot)
 CONDITIONS = {
     "Model": ["Fetched", "Verified", "Profiled", "Ready"],
     "Partition": ["Cut", "Ready"],
-    "DevicePool": ["CoordinatorReady", "AgentsReady", "Ready"],
+    "DevicePool": ["CoordinatorReady", "AgentsReady", "VolumeHasRoom", "Ready"],
     "Placement": ["Planned", "Ready", "WithinBudget"],
     "InferenceJob": ["Planned", "Suspended", "Complete", "Failed", "WithinBudget"],
 }

@@ -114,6 +114,7 @@ def test_everything_of_a_pool_is_made_at_once() -> None:
     assert made == [
         ("ServiceAccount", "shelf-coordinator"),
         ("PersistentVolumeClaim", "shelf-coordinator"),
+        ("ConfigMap", "shelf-coordinator"),
         ("Service", "shelf-coordinator"),
         ("Deployment", "shelf-coordinator"),
         ("ServiceAccount", "shelf-agent"),

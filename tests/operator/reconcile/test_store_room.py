@@ -235,6 +235,34 @@ def test_the_coordinator_is_told_how_large_its_volume_is() -> None:
     assert told(claim_of(8 * GIB, 5 * GIB)) == str(8 * GIB), "no class without sizes resizes"
 
 
+def said(free: int, removable: int = 0, before: str = "") -> str:
+    """What a pool says of its volume of a hundred bytes; `before`: what it said."""
+    base = pool_snapshot()
+    assert isinstance(base.view, CoordinatorView)
+    room = StoreRoom(size_bytes=100, free_bytes=free, removable_bytes=removable)
+    seen = replace(base, view=replace(base.view, store=room))
+    if before == "nearly full":
+        status: Any = decide(replace(base, view=replace(base.view, store=FULL_UP))).status
+        seen = replace(seen, pool=replace(seen.pool, status=status))
+    decision = decide(seen)
+    told_of = "VolumeNearlyFull" in {each.reason for each in decision.notes}
+    assert told_of == (word(decision.status, "VolumeHasRoom") == "False NearlyFull")
+    return word(decision.status, "VolumeHasRoom")
+
+
+FULL_UP = StoreRoom(size_bytes=100, free_bytes=0)
+
+
+def test_a_pool_says_when_its_volume_is_nearly_full() -> None:
+    assert said(free=10) == said(free=4, removable=6) == "True HasRoom"
+    assert said(free=9) == said(free=4, removable=5) == "False NearlyFull"
+    assert said(free=14, before="nearly full") == "False NearlyFull"
+    assert said(free=15, before="nearly full") == "True HasRoom"
+    unknown = decide(pool_snapshot()).status
+    assert word(unknown, "VolumeHasRoom") == "Unknown NotKnown"
+    assert word(unknown, "Ready") == "True Ready", "a full volume keeps no pool from its work"
+
+
 def test_a_larger_claim_does_not_start_the_coordinator_again() -> None:
     before, after = (
         children(decide(pool_snapshot(claim=claim_of(size, size))), "Deployment")

@@ -165,7 +165,7 @@ def test_an_open_upload_counts_as_a_whole(tmp_path: Path) -> None:
 def test_a_grown_size_is_adopted_and_a_smaller_one_too(tmp_path: Path) -> None:
     file = tmp_path / "size"
     file.write_text("32Mi\n")
-    told = ToldSize(file)
+    told = ToldSize(file, seconds=0.0)
     store = Volume(tmp_path / "store", told)
     assert store.space.sizes()[0] == 28 * MIB
     file.write_text(str(64 * MIB))

@@ -60,12 +60,14 @@ class FragmentUses:
         self._used.pop(digest, None)
         self._served.discard(digest)
 
-    def unused(self, in_use: Set[Digest]) -> Iterator[tuple[Digest, float]]:
-        """The fragments that may go, longest unused first, each with the time since which it must
-        not have been used."""
+    def unused(
+        self, there: Iterable[Digest], in_use: Set[Digest]
+    ) -> Iterator[tuple[Digest, float]]:
+        """Those of the fragments that may go, longest unused first, each with the time since which
+        it must not have been used."""
         now = time.time()
         ages = list[tuple[float, Digest]]()
-        for digest in self._store.digests():
+        for digest in there:
             if digest not in in_use:
                 with suppress(FileNotFoundError):
                     ages.append((self._store.folder(digest).stat().st_mtime, digest))
@@ -78,7 +80,7 @@ class FragmentUses:
 def room_of(uses: FragmentUses, store: FragmentStore, in_use: Set[Digest], sizes: Room) -> Room:
     """What a volume of these `sizes` has room for, with its fragments."""
     there = tuple(store.digests())
-    unused = frozenset(digest for digest, _ in uses.unused(in_use))
+    unused = frozenset(digest for digest, _ in uses.unused(there, in_use))
     return replace(
         sizes, fragments=there, unused=unused, removable_bytes=_bytes_of(store, unused, there)
     )

@@ -1,6 +1,7 @@
 """How large a store may become: as its user says, or as a file says that may change."""
 
 import logging
+import time
 from pathlib import Path
 from typing import Final
 
@@ -8,6 +9,9 @@ from shoal_protocol.units import Bytes, format_bytes, parse_bytes
 
 LEAST_BYTES: Final = 1 << 20
 """No model is smaller with its inputs; who writes less has left a unit out."""
+
+READ_SECONDS: Final = 5.0
+"""For so long a file says what it said: each result asks."""
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +28,19 @@ class ToldSize:
     """The size that a file says, which another process replaces when that changes. Where it says
     nothing that makes sense, what it said before holds."""
 
-    def __init__(self, file: Path) -> None:
-        """Raises `OSError` or `ValueError` where it says no size."""
+    def __init__(self, file: Path, seconds: float = READ_SECONDS) -> None:
+        """It is read again after so many `seconds`. Raises `OSError` or `ValueError` where it says
+        no size."""
         self._file = file
+        self._seconds = seconds
         self._size = read_size(file.read_text())
+        self._read_at = time.monotonic()
 
     def __call__(self) -> int:
-        """As it is now: the file is small, and read each time."""
+        """As it is now, or was some seconds ago."""
+        if (now := time.monotonic()) - self._read_at < self._seconds:
+            return self._size
+        self._read_at = now
         try:
             size = read_size(self._file.read_text())
         except (OSError, ValueError) as error:

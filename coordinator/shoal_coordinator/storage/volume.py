@@ -324,7 +324,7 @@ class Volume:
         with self._changing:
             if self.space.may_look_again:
                 self.space.look_at_all()
-            for digest, limit in self.uses.unused(self.in_use()):
+            for digest, limit in self.uses.unused(self._store.digests(), self.in_use()):
                 if need_bytes <= self.spare_bytes():
                     break
                 self._remove_unused(digest, limit)

@@ -76,9 +76,9 @@ async def test_the_run_ends_by_the_old_cut_and_the_next_job_has_the_new_one(
 
     with operating(running, world):
         world.apply("InferenceJob", "old", **job_by("deep", "many", parallelism=1))
-        await world.until("some have finished", lambda: succeeded(world, "old") > 0)
+        await world.until("some have finished", lambda: succeeded(world, "old") > 0, 500)
         world.patch("partition", "deep", fragments=3)
-        await world.until("it waits for room", lambda: planned("old") == "WaitingForRoom")
+        await world.until("it waits for room", lambda: planned("old") == "WaitingForRoom", 500)
         said = world.condition("inferencejob", "old", "Planned")
         assert said["status"] == "True"
         assert "Partition deep would need 24" in said["message"]

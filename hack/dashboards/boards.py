@@ -67,8 +67,8 @@ FLEET: Final = Board(
                total(f"{C}_devices", 'state=~"Silent|Lost"'), levels=ANY_IS_BAD),
         number("Without session", "Agents that run and reach no coordinator.",
                f"count({A}_session_connected{{@}} == 0) or vector(0)", levels=ANY_IS_BAD),
-        number("Volume free", "The fullest of the coordinators' volumes; fragments that no job uses "
-               "count as free.",
+        number("Volume free", "The fullest of the coordinators' volumes. Fragments that no job "
+               "uses count as free.",
                f"min(({C}_volume_free_bytes{{@}} + {C}_volume_removable_bytes{{@}}) "
                f"/ {C}_volume_size_bytes{{@}})", SHARE,
                falling(watch=0.2, bad=0.1)),

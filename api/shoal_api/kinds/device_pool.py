@@ -155,8 +155,9 @@ class Storage:
 
     size: Bytes = member(
         DISK,
-        "Its size. It can be made larger where the storage class allows that; no volume is made "
-        "smaller, so less than it has changes nothing.",
+        "Its size, which the coordinator keeps to whatever the storage class enforces. It can be "
+        "made larger where the class allows that; no volume is made smaller, so less than it has "
+        "changes nothing.",
         unit="bytes",
         default="5Gi",
         example="20Gi",

@@ -19,6 +19,8 @@ from shoal_protocol.units import format_downwards, format_upwards
 WAITING_FOR_ROOM: Final = "WaitingForRoom"
 _GIB: Final = 1 << 30
 _MIB: Final = 1 << 20
+_KEPT_FREE_BYTES: Final = 16 << 20
+"""Of each volume, for records."""
 _STEPS: Final = 64
 """What there is is told in so many steps of the size: it changes with each result."""
 
@@ -35,16 +37,13 @@ def waits_for_room(
     if need <= have:
         return None
     pool, step = snapshot.pool_name, max(1, store.size_bytes // _STEPS)
+    have = have // step * step
     text = (
         f"{_name(snapshot)} would need {format_upwards(need)} in the store of {pool}, which has "
-        f"{format_downwards(have // step * step)} of {format_downwards(store.size_bytes)} for it"
+        f"{format_downwards(have)} of {format_downwards(store.size_bytes)} for it"
     )
-    size = store.size_bytes
-    if snapshot.pool is not None:
-        size = max(size, snapshot.pool.spec.coordinator.storage.size)
-    raised = (
-        f"raise spec.coordinator.storage.size of DevicePool {pool} to {_size(size, need, have)}"
-    )
+    enough = _size(store.size_bytes, need, have)
+    raised = f"raise spec.coordinator.storage.size of DevicePool {pool} to {enough}"
     if need > store.size_bytes:
         return Cause(WAITING_FOR_ROOM, f"{text}: {raised}")
     waits = "it is delivered when jobs that use the rest have ended"
@@ -52,12 +51,13 @@ def waits_for_room(
 
 
 def room_notes(snapshot: InferenceJobSnapshot, waits: Cause | None) -> tuple[Note, ...]:
-    """That a job waits for room, once for each cut."""
+    """That a job waits for room, once for each cut: without what there is, which changes."""
     if waits is None or waits.reason != WAITING_FOR_ROOM:
         return ()
     status = None if snapshot.placement is None else snapshot.placement.status
     epoch = 0 if status is None else status.epoch or 0
-    return (Note(waits.reason, waits.message, warning=True, since=f"epoch {epoch}"),)
+    text = waits.message.partition(", which has ")[0]
+    return (Note(waits.reason, text, warning=True, since=f"epoch {epoch}"),)
 
 
 def can_ever_have(
@@ -87,7 +87,8 @@ def _name(snapshot: InferenceJobSnapshot | PlacementSnapshot) -> str:
 
 
 def _size(size: int, need: int, have: int) -> str:
-    """A size that suffices, as one writes it: with a twentieth for what is not reckoned."""
-    wanted = size + (need - have) + need // 20
+    """A size that suffices, as one writes it: with a twentieth for what is not reckoned, and what
+    is kept free."""
+    wanted = size + (need - have) + need // 20 + _KEPT_FREE_BYTES
     unit, name = (_GIB, "Gi") if wanted > 2 * _GIB else (_MIB, "Mi")
     return f"{-(-wanted // unit)}{name}"

@@ -92,8 +92,19 @@ def test_a_cut_without_room_waits_and_says_need_and_have(size: StoreRoom) -> Non
     ends = "jobs that use the rest have ended" in message
     assert ends == (size is FULL), "no end of a job gives more than there is altogether"
     (note,) = (each for each in decision.notes if each.reason == "WaitingForRoom")
-    assert (note.warning, note.message) == (True, message)
+    assert note.warning
+    assert message.startswith(f"{note.message}, which has ")
     assert decision.requeue_seconds
+
+
+def test_a_wait_is_told_once_however_much_room_there_is_meanwhile() -> None:
+    said = {
+        (each.message, each.since)
+        for free in (0, NEED // 4, NEED // 2)
+        for each in decide(with_store(UNBOUNDED, replace(FULL, free_bytes=free))).notes
+        if each.reason == "WaitingForRoom"
+    }
+    assert len(said) == 1
 
 
 def test_what_would_give_way_counts_as_room_but_not_the_cut_itself() -> None:

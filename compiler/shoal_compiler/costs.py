@@ -10,7 +10,7 @@ from typing import Final
 
 import onnx
 
-from shoal_compiler.safety import integer_of
+from shoal_compiler.safety import integer_of, subgraphs
 from shoal_compiler.shaped import Shaped, Unknown
 from shoal_protocol.row_readers import ROW_READERS
 
@@ -64,6 +64,13 @@ def _transposed_convolution(shaped: Shaped) -> int:
     return 2 * prod(shaped.input(0)) * prod(shaped.input(1)[1:])
 
 
+def _choice(shaped: Shaped) -> int:
+    """Nothing, if the branches do no more than to hand on what others have made."""
+    if any(inner.op_type != "Identity" for body in subgraphs(shaped.node) for inner in body.node):
+        raise Unknown
+    return 0
+
+
 def _matmul(shaped: Shaped) -> int:
     return 2 * prod(shaped.output(0)) * (shaped.input(0) or (1,))[-1]
 
@@ -109,7 +116,8 @@ _MOVES: Final = (
 )
 _COUNTS: Final[Mapping[str, Callable[[Shaped], int]]] = {
     **dict.fromkeys(_MOVES.split(" "), _nothing),
-    **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _unknown),
+    **dict.fromkeys(("Loop", "Scan", "SequenceMap"), _unknown),
+    "If": _choice,
     **dict.fromkeys(("Conv", "FusedConv", "ConvInteger"), _convolution(1)),
     "QLinearConv": _convolution(3),
     "ConvTranspose": _transposed_convolution,

@@ -202,6 +202,11 @@ class _Builder:
                 for name in profile.nodes[position].outputs
                 if name in profile.tensors
             ),
+            chooses=any(
+                guard.condition not in piece.takes
+                for position in piece.nodes
+                for guard in graph.path(graph.nodes[profile.nodes[position].source])
+            ),
             seen=_seen(profile, self._learned, whole.inputs),
             outputs=whole.outputs,
             weight_bytes=sum(

@@ -27,6 +27,7 @@ from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import (
     BATCHED,
     BLOCKS,
+    CHOOSES,
     IN_ORDER,
     JOINS,
     LARGEST,
@@ -54,7 +55,8 @@ class FragmentFiles:
     are the largest shapes of those inputs that can have several: a device that runs it with these
     before any work measures what it takes. `values` are of inputs that are a few integers, as they
     follow from these. `unknown_sizes`: not all sizes of activations do; `seen` are those of inputs
-    that follow from what items have shown. `in_order`: a device runs the nodes in the order of the
+    that follow from what items have shown. `chooses`: it works out itself which branches run.
+    `in_order`: a device runs the nodes in the order of the
     file. `batched`: the positions of integers that grow with the
     number of items, by input and output that consists of such; None: it may not run several items
     at once.
@@ -68,6 +70,7 @@ class FragmentFiles:
     largest: Mapping[str, tuple[int, ...]]
     values: Mapping[str, tuple[int, ...]]
     unknown_sizes: bool
+    chooses: bool
     seen: Mapping[str, tuple[int, ...]]
     weight_bytes: int
     resident_bytes: int
@@ -119,6 +122,8 @@ class FragmentFiles:
             description[VALUES] = {name: list(each) for name, each in self.values.items()}
         if self.unknown_sizes:
             description[UNKNOWN_SIZES] = True
+        if self.chooses:
+            description[CHOOSES] = True
         if self.seen:
             description[SEEN] = {name: list(sizes) for name, sizes in self.seen.items()}
         if self.batched is not None:

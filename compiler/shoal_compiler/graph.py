@@ -67,6 +67,16 @@ class Weight:
         return loaded
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """A branch on which a node depends: of the If whose first output is `key`, that which runs
+    where the condition is as `taken` says."""
+
+    key: str
+    condition: str
+    taken: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     """The normal form. A node's index in `nodes` is its `source` in the profile."""
@@ -84,6 +94,10 @@ class Graph:
     inferred: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
     """Types of tensors that were inferred before something else made them, by which they are not
     any more."""
+    opened: frozenset[str] = frozenset()
+    """The first outputs of the Ifs whose branches' nodes are among the others (`branches`)."""
+    guards: Mapping[str, tuple[Guard, ...]] = field(default_factory=dict)
+    """The branches on which the maker of a tensor depends, from the outermost one on."""
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
@@ -95,9 +109,21 @@ class Graph:
         )
 
     @cached_property
-    def reads(self) -> tuple[tuple[str, ...], ...]:
+    def values_read(self) -> tuple[tuple[str, ...], ...]:
         """What each node reads, with what its sub-graphs capture; each name once."""
         return tuple(tuple(dict.fromkeys(read_names(node))) for node in self.nodes)
+
+    @cached_property
+    def reads(self) -> tuple[tuple[str, ...], ...]:
+        """The same, with the conditions of the branches on which a node depends."""
+        return tuple(
+            tuple(dict.fromkeys((*names, *(each.condition for each in self.path(node)))))
+            for node, names in zip(self.nodes, self.values_read, strict=True)
+        )
+
+    def path(self, node: onnx.NodeProto) -> tuple[Guard, ...]:
+        """The branches on which a node depends, from the outermost one on."""
+        return self.guards.get(next(filter(None, node.output), ""), ())
 
     @cached_property
     def producers(self) -> Mapping[str, int]:
@@ -173,7 +199,7 @@ def _without_copies(
             names[node.output[0]] = source
         else:
             kept.append(node)
-    _rename(graph, names)
+    rename(graph, names)
     return kept
 
 
@@ -199,7 +225,7 @@ def _without_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _definitions(graph: onnx.GraphProto) -> Counter[str]:
     """How often each name is defined, in all scopes."""
-    counts = Counter(_defined(graph))
+    counts = Counter(defined(graph))
     for node in graph.node:
         for inner in subgraphs(node):
             counts.update(_definitions(inner))
@@ -218,7 +244,7 @@ class _Hoist:
 
     def constant(self, node: onnx.NodeProto) -> bool:
         """Make a `Constant` of the top level an initializer; False: it is something else."""
-        tensor = _constant_tensor(node)
+        tensor = constant_tensor(node)
         if tensor is None:
             return False
         tensor.name = node.output[0]
@@ -247,7 +273,7 @@ class _Hoist:
                 kept_tensors.append(Weight(tensor, contents).loaded() if contents else tensor)
         kept_nodes = []
         for node in graph.node:
-            constant = _constant_tensor(node)
+            constant = constant_tensor(node)
             if constant is not None and node.output[0] not in fixed:
                 constant.name = node.output[0]
                 if self._move(constant, moved):
@@ -257,7 +283,7 @@ class _Hoist:
         del graph.initializer[:], graph.node[:]
         graph.initializer.extend(kept.initializer)
         graph.node.extend(kept.node)
-        _rename(graph, moved)
+        rename(graph, moved)
         for node in graph.node:
             self.inside(node)
 
@@ -275,7 +301,7 @@ class _Hoist:
         return True
 
 
-def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
+def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The value of a `Constant` node as a tensor; None for other nodes, and for sparse values."""
     if not is_standard(node, "Constant") or not node.attribute:
         return None
@@ -296,7 +322,7 @@ def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return None if found is None else numpy_helper.from_array(found)
 
 
-def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     """Rename what nodes read, in a graph and in those inside it, except where it is shadowed."""
     if not names:
         return
@@ -304,11 +330,11 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         for position, name in enumerate(node.input):
             node.input[position] = names.get(name, name)
         for inner in subgraphs(node):
-            hidden = set(_defined(inner))
-            _rename(inner, {old: new for old, new in names.items() if old not in hidden})
+            hidden = set(defined(inner))
+            rename(inner, {old: new for old, new in names.items() if old not in hidden})
 
 
-def _defined(graph: onnx.GraphProto) -> Iterator[str]:
+def defined(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (each.name for each in graph.input)
     yield from (each.name for each in graph.initializer)
     for sparse in graph.sparse_initializer:
@@ -321,7 +347,7 @@ def read_names(node: onnx.NodeProto) -> Iterator[str]:
     """Names that a node reads: its inputs, and what its sub-graphs take from around them."""
     yield from filter(None, node.input)
     for graph in subgraphs(node):
-        inside = set(_defined(graph))
+        inside = set(defined(graph))
         for inner in graph.node:
             yield from (name for name in read_names(inner) if name not in inside)
         # A branch may give a tensor of the graph around it as its own output.

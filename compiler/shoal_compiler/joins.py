@@ -28,6 +28,8 @@ def find_joins(graph: Graph, profile: Profile, piece: Piece) -> dict[int, Join]:
     made = {name for node in nodes.values() if node.role is Role.COMPUTE for name in node.outputs}
     joins = {}
     for position, node in nodes.items():
+        if graph.path(graph.nodes[node.source]):
+            continue  # in a branch
         join = _join(graph.nodes[node.source], node, profile)
         if join is None or join.output not in piece.gives or readers[join.output] > 1:
             continue

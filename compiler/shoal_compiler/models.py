@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import onnx
 
+from shoal_compiler.branches import closed
 from shoal_compiler.graph import MIN_IR_VERSION, Graph
+from shoal_compiler.safety import all_nodes
 from shoal_compiler.weight_files import Place
 from shoal_planner.pieces import Piece
 from shoal_planner.profile import Profile
@@ -30,17 +32,17 @@ def make_model(
         model.opset_import.add(domain=domain, version=version)
     made = model.graph
     made.name = "fragment"
-    for position in piece.nodes:
-        node = made.node.add()
-        node.CopyFrom(graph.nodes[profile.nodes[position].source])
+    inputs = tuple(profile.tensors[name].spec for name in piece.takes)
+    outputs = tuple(_given(profile, name) for name in piece.gives)
+    nodes = [graph.nodes[profile.nodes[position].source] for position in piece.nodes]
+    made.node.extend(closed(graph, nodes, outputs))
+    for node in all_nodes(made.node):
         node.ClearField("doc_string")
         node.ClearField("metadata_props")
     if not piece.nodes:
         # All is handed through, and the runtime refuses a graph without any node.
         name = piece.gives[0]
         made.node.add(op_type="Identity", input=[name], output=[f"{name}/unused"])
-    inputs = tuple(profile.tensors[name].spec for name in piece.takes)
-    outputs = tuple(_given(profile, name) for name in piece.gives)
     made.input.extend(value_info(spec) for spec in inputs)
     made.output.extend(value_info(spec) for spec in outputs)
     weights = [graph.weights[name] for name in piece.weights if name in graph.weights]

@@ -48,8 +48,9 @@ def roles(graph: Graph) -> tuple[Role, ...]:
     found: dict[int, Role] = {}
     for index in file_order(graph):
         node = graph.nodes[index]
-        role = _role(node, {tensor_roles.get(name, Role.COMPUTE) for name in graph.reads[index]})
-        if role is Role.SHAPE and not large.isdisjoint(graph.reads[index]):
+        reads = graph.values_read[index]
+        role = _role(node, {tensor_roles.get(name, Role.COMPUTE) for name in reads})
+        if role is Role.SHAPE and not large.isdisjoint(reads):
             role = Role.COMPUTE
         found[index] = role
         tensor_roles.update((name, role) for name in node.output)
@@ -114,10 +115,11 @@ def depth_first_order(graph: Graph) -> tuple[int, ...]:
 
 
 def choose_order(graph: Graph, node_roles: Sequence[Role]) -> tuple[int, ...]:
-    """The order that `Profile.nodes` has."""
-    candidates = [
-        _arranged(graph, node_roles, base) for base in (file_order(graph), depth_first_order(graph))
-    ]
+    """The order that `Profile.nodes` has. Branches of which one runs stay side by side."""
+    bases = [file_order(graph)]
+    if not graph.guards:
+        bases.append(depth_first_order(graph))
+    candidates = [_arranged(graph, node_roles, base) for base in bases]
     return min(candidates, key=lambda order: _crossings(graph, node_roles, order))
 
 

@@ -13,6 +13,7 @@ from onnx import helper
 
 from shoal_compiler.attributes import attribute_bytes
 from shoal_compiler.bodies import bodies_bytes, inner_nodes
+from shoal_compiler.branches import find_guards, open_branches
 from shoal_compiler.costs import flops, in_place, moves, tables_of, touched
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph, normalise
@@ -20,7 +21,7 @@ from shoal_compiler.order import choose_order, roles
 from shoal_compiler.parting import KnownShapes
 from shoal_compiler.safety import CheckedModel, bits_of, byte_size, element_count, open_model
 from shoal_compiler.shaped import Shaped
-from shoal_compiler.shapes import MADE_UP_AXIS, Shapes, axes_of, infer
+from shoal_compiler.shapes import MADE_UP_AXIS, Axes, Shapes, axes_of, infer
 from shoal_compiler.slicing import SLICE_BYTES, slice_layers
 from shoal_compiler.tables import gather_first
 from shoal_compiler.weight_files import Digests
@@ -58,7 +59,7 @@ class Source:
     def open(cls, path: Path) -> "Source":
         """Read and check a model. Raises `ModelRefused`."""
         model = open_model(Path(path))
-        whole = gather_first(normalise(model))
+        whole = gather_first(open_branches(normalise(model)))
         shapes = cache(partial(_shapes, whole, {}, None))
         return cls(model, whole, cache(partial(_digests, model)), shapes)
 
@@ -72,7 +73,7 @@ class Source:
         """The graph with its largest layers in parts."""
         most = SLICE_BYTES[self.slicing]
         windows = in_windows(self.whole, most, self.find_shapes)
-        return slice_layers(windows, most, self.find_shapes)
+        return find_guards(slice_layers(windows, most, self.find_shapes))
 
     def sliced(self, slicing: int) -> "Source":
         """The same model with its largest layers in parts of another size."""
@@ -278,9 +279,7 @@ class _Profiler:
     def _is_shape_known(self, node: onnx.NodeProto) -> bool:
         """Whether the runtime knows that the first input and output are of one shape. An axis that
         inference had to name itself has no name there."""
-        before, after = (
-            self.shapes.axes(next(iter(names), "")) for names in (node.input, node.output)
-        )
+        before, after = (self._axes(next(iter(names), "")) for names in (node.input, node.output))
         return (
             before is not None
             and before == after
@@ -342,7 +341,15 @@ class _Profiler:
     def _spec(self, name: str) -> TensorSpec:
         kind = self.shapes.types.get(name)
         data_type = kind.tensor_type.elem_type if kind is not None else 0
-        return TensorSpec(name=name, dtype=dtype_name(data_type), shape=self.shapes.axes(name))
+        return TensorSpec(name=name, dtype=dtype_name(data_type), shape=self._axes(name))
+
+    def _axes(self, name: str) -> Axes | None:
+        """A tensor's symbolic shape. What a branch makes may be empty: one axis at least is not
+        of a fixed size."""
+        axes = self.shapes.axes(name)
+        if axes and name in self.graph.guards and all(isinstance(axis, int) for axis in axes):
+            return (None, *axes[1:])
+        return axes
 
     def _obstacle(self, name: str) -> str:
         """Why a tensor cannot be sent."""
@@ -352,6 +359,8 @@ class _Profiler:
                 return "its type is not known"
             case "tensor_type":
                 data_type = kind.tensor_type.elem_type if kind is not None else 0
+                if name in self.graph.guards and self.shapes.axes(name) is None:
+                    return "it is not known what it would be, where its branch is not taken"
                 if data_type in SENDABLE:
                     return ""
                 return f"tensors of type {dtype_name(data_type)} are not sent"

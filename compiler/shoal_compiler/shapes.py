@@ -21,7 +21,7 @@ from onnx import helper, numpy_helper
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph
 from shoal_compiler.own_operators import outputs_of
-from shoal_compiler.safety import integer_of
+from shoal_compiler.safety import integer_of, subgraphs
 from shoal_compiler.wire import LARGE
 from shoal_planner.profile import Role
 from shoal_protocol.seen_sizes import Sizes
@@ -261,6 +261,8 @@ class _Concrete:
         for carried, name in zip(looping, node.output, strict=False):
             if name and name not in self.sizes and carried in self.sizes:
                 self.learn(name, self.types[carried])  # what a loop hands on keeps its size, mostly
+        if node.output[0] in self.graph.opened:
+            self._choose(node)
         for name in node.output:
             if name and name not in self.types and name in self.graph.declared:
                 self.learn(name, _without_sizes(self.graph.declared[name]))
@@ -268,6 +270,16 @@ class _Concrete:
             self.learn_seen(name)
         if self.roles[index] is not Role.COMPUTE:
             self._evaluate(node)
+
+    def _choose(self, node: onnx.NodeProto) -> None:
+        """What an open If gives is as large as what either branch has made."""
+        branches = [[each.input[0] for each in body.node] for body in subgraphs(node)]
+        for name, *made in zip(node.output, *branches, strict=True):
+            sizes = [self.sizes[each] for each in made if each in self.sizes]
+            if name in self.sizes or len(sizes) < len(made) or len({*map(len, sizes)}) > 1:
+                continue
+            largest = tuple(map(max, *sizes))
+            self.learn(name, _tensor_type(self.types[made[0]].tensor_type.elem_type, largest))
 
     def inferred(self, index: int) -> Mapping[str, onnx.TypeProto]:
         """The types of what a node gives, from those of what it reads."""

@@ -37,6 +37,9 @@ VALUES: Final = "values"
 UNKNOWN_SIZES: Final = "unknown_sizes"
 """The key that says that sizes of activations do not follow from the planned shapes, but from what
 inputs hold, or from nothing that is known."""
+CHOOSES: Final = "chooses"
+"""The key that says that the fragment itself works out which branches run: a trial shows one of
+several, and nothing of what the others take."""
 SEEN: Final = "seen"
 """The key of the sizes of inputs that do not follow from the planned shapes, but from those that
 items were seen to have: the fragment was cut for these."""

@@ -63,11 +63,12 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
     seen: Mapping[str, Sequence[int]] | None = None,
     batched: bool = False,
     unknown_sizes: bool = False,
+    chooses: bool = False,
 ) -> MadeFragment:
     """Write one self-contained model, weights inside, as a fragment of the store; `largest` are
     the largest shapes of its inputs, `values` what those of them hold that are a few integers,
     `seen` sizes of others that items have shown. `batched`: it may run several items at once.
-    `unknown_sizes`: those of its activations."""
+    `unknown_sizes`: those of its activations. `chooses`: of its branches, a trial shows one."""
     model = lift_constants(model)
     weights, initializers = pack_weights(model)
     externalise(model, initializers)
@@ -90,6 +91,8 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
         manifest["batched"] = {}
     if unknown_sizes:
         manifest["unknown_sizes"] = True
+    if chooses:
+        manifest["chooses"] = True
     least = resident
     if blocks is not None:
         described, files["blocks.bin"] = pack_blocks(model, initializers, blocks)

@@ -89,6 +89,44 @@ async def test_a_fragment_that_takes_more_than_there_is_as_a_whole_is_loaded_in_
         assert reply.executed.peak_bytes <= 24 * MIB, reply
 
 
+TWO_WAYS = Made(
+    text="""g (float[N,1024] x, bool long) => (float[N,1024] y) {
+        y = If (long) <
+            then_branch = one () => (float[N,1024] p) {
+                a = Exp(x) b = Mul(x, a) p = Sub(a, b) },
+            else_branch = two () => (float[N,1024] q) { q = Tanh(x) } > }""",
+)
+"""Its branches give 8 MiB; one makes 16 MiB on the way."""
+
+
+@pytest.mark.parametrize("chooses", [False, True])
+def test_a_trial_runs_either_branch(chooses: bool, tmp_path: Path) -> None:
+    """What no trial could show has its estimate, whatever the trial has measured."""
+    largest = {"x": (ROWS, WIDTH), "long": ()}
+    made = write_fragment(tmp_path, TWO_WAYS.proto(), 60 * MIB, largest=largest)
+    meter = MemoryMeter()
+    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
+    meter.settle()
+    _, tried = runtime.open_and_try("f", made.folder, 60 * MIB, NOTHING_PREPARED, 64 * MIB)
+    item = {"x": np.ones((ROWS, WIDTH), np.float32), "long": np.array(chooses)}
+    taken = runtime.run("f", item, Stopper()).peak_bytes
+    assert tried.taken_bytes is not None
+    assert taken < tried.taken_bytes + MIB
+    assert tried.taken_bytes > 24 * MIB, "an item, and what is made of it"
+
+
+async def test_a_fragment_that_chooses_itself_keeps_its_estimate(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    model = dense_model([WIDTH] * 4)
+    made = write_fragment(
+        coordinator.store, model, 50 * MIB, largest={"x": (4, WIDTH)}, chooses=True
+    )
+    joined = await join(budget="56Mi")
+    loaded = (await joined.device.load(made.digest, 50 * MIB)).loaded
+    assert loaded.resident_bytes == 50 * MIB, loaded
+
+
 def endless_model() -> onnx.ModelProto:
     """Multiplies 256 numbers with themselves until their sum is large: ones without an end."""
     value = helper.make_tensor_value_info

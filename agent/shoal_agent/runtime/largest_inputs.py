@@ -60,6 +60,15 @@ def largest_inputs(folder: Path, specs: Iterable[InputSpec], most_bytes: int) ->
     return made
 
 
+def with_switches(feed: Mapping[str, Array]) -> Sequence[Mapping[str, Array]]:
+    """The item, and another if it has truth values without an axis or one long: what they say may
+    decide which branch runs, so both are tried."""
+    switches = [name for name, each in feed.items() if each.dtype.kind == "b" and each.size == 1]
+    if not switches:
+        return [feed]
+    return [feed, {**feed, **{name: np.ones_like(feed[name]) for name in switches}}]
+
+
 def unplanned_inputs(folder: Path) -> dict[str, tuple[int, ...] | None]:
     """The inputs whose sizes no plan knows, each with those that the fragment was cut for because
     items had shown them; None: none had. Raises `FragmentDamaged`, `OSError`."""

@@ -21,6 +21,7 @@ Memory is back when `close` returns.
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from operator import attrgetter
 from pathlib import Path
 from time import perf_counter, process_time, thread_time
 from typing import Final
@@ -44,7 +45,7 @@ from shoal_agent.runtime.failures import (
 from shoal_agent.runtime.guard import TRIAL_SECONDS
 from shoal_agent.runtime.in_passing import InPassing
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of
-from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
+from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs, with_switches
 from shoal_agent.runtime.mapped_pages import bring_in, drop, nothing_read_ahead, size_of
 from shoal_agent.runtime.open_block import run_both_ways
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
@@ -318,9 +319,14 @@ class Runtime:
 
             def run(limit_bytes: int, planned_bytes: int) -> RunResult:
                 stopper = Stopper(TRIAL_SECONDS)
-                return self._runs.run_guarded(
-                    fragment, feed, stopper, limit_bytes, planned_bytes=planned_bytes
-                )
+                results = []
+                for each in with_switches(feed):
+                    ran = self._runs.run_guarded(
+                        fragment, each, stopper, limit_bytes, planned_bytes=planned_bytes
+                    )
+                    ran.outputs.clear()  # nothing of them beside the next one
+                    results.append(ran)
+                return max(results, key=attrgetter("peak_bytes"))
 
             peak = self._arena.ballast.least_peak(
                 run,

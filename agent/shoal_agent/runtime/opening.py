@@ -30,7 +30,7 @@ from shoal_agent.runtime.trial_marks import MarkedTrial, TrialMarks
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.buffers import nothing_arrives
 from shoal_protocol.frame_sizes import FETCH_BYTES
-from shoal_protocol.manifest import UNKNOWN_SIZES, FragmentDamaged
+from shoal_protocol.manifest import CHOOSES, UNKNOWN_SIZES, FragmentDamaged
 from shoal_protocol.seen_sizes import is_within
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_apart, format_bytes
@@ -160,6 +160,8 @@ class Opening:
                     self._trials[key] = trial
             if trial is None or trial.taken <= room:
                 taken = None if trial is None else trial.taken
+                if taken is not None and manifest.get(CHOOSES) is True:
+                    taken = max(taken, granted)  # of branches that did not run
                 return Opened(
                     fetched_bytes=fetched_bytes,
                     granted=granted,

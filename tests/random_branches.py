@@ -68,7 +68,9 @@ class _Net:
             f"{which}_branch": self.branch(list(known), depth, count) for which in ("then", "else")
         }
         outputs = [self.fresh("t") for _ in range(count)]
-        return helper.make_node("If", [condition], outputs, name=outputs[0], **branches)
+        made = helper.make_node("If", [condition], outputs, name=outputs[0])
+        made.attribute.extend(helper.make_attribute(*each) for each in branches.items())
+        return made
 
     def branch(self, known: list[str], depth: int, count: int) -> onnx.GraphProto:
         nodes = self.nodes(known, depth, 4)

@@ -6,15 +6,15 @@ the nodes of its branches stand in the graph, where they are profiled, parted an
 What is left of the If chooses between what the two have made.
 
 No node runs that would not have run before. `find_guards` says on which branches each node depends,
-and `closed` puts the nodes of a piece back into an If each time that a piece becomes a model. What
-such a piece gives, and the branch that is not taken would have made, is an empty tensor.
+and each time that a piece becomes a model its nodes are put back into an If (`closing`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
-from math import prod
+from math import inf
+from operator import le
 from typing import Final
 
 import onnx
@@ -29,15 +29,15 @@ from shoal_compiler.graph import (
     read_names,
     rename,
 )
-from shoal_compiler.order import file_order
+from shoal_compiler.order import file_order, roles
 from shoal_compiler.parting import unlike
-from shoal_compiler.safety import bits_of, is_standard, subgraphs
+from shoal_compiler.safety import is_standard, subgraphs
 from shoal_compiler.wire import LARGE
-from shoal_protocol.partition import TensorSpec
+from shoal_planner.profile import Role
 
 LEAST_BYTES: Final = 1 << 20
 """Of the weights that the branches of an If read, for which it is opened."""
-_BRANCHES: Final = (("then_branch", True), ("else_branch", False))
+BRANCHES: Final = (("then_branch", True), ("else_branch", False))
 
 
 # ---- opening -------------------------------------------------------------------------------------
@@ -58,19 +58,19 @@ def _next(graph: Graph) -> int | None:
 def _is_to_open(graph: Graph, node: onnx.NodeProto) -> bool:
     if not is_standard(node, "If") or not all(node.output) or node.output[0] in graph.opened:
         return False
-    bodies = list(_bodies(node))
-    if len(bodies) != len(_BRANCHES) or any(
+    found = list(bodies(node))
+    if len(found) != len(BRANCHES) or any(
         body.input or body.sparse_initializer or len(body.output) != len(node.output)
-        for body, _ in bodies
+        for body, _ in found
     ):
         return False  # the runtime is to say what is wrong with it
-    read = {name for body, _ in bodies for name in _read(body)}
+    read = {name for body, _ in found for name in _read(body)}
     return sum(graph.weights[name].bytes for name in read & graph.weights.keys()) >= LEAST_BYTES
 
 
-def _bodies(node: onnx.NodeProto) -> Iterator[tuple[onnx.GraphProto, bool]]:
+def bodies(node: onnx.NodeProto) -> Iterator[tuple[onnx.GraphProto, bool]]:
     """The two graphs of an If, and whether it runs where the condition is true."""
-    for name, taken in _BRANCHES:
+    for name, taken in BRANCHES:
         yield from ((each.g, taken) for each in node.attribute if each.name == name)
 
 
@@ -87,11 +87,11 @@ def _opened(graph: Graph, place: int) -> Graph:
     for each in (*graph.nodes[:place], *graph.nodes[place + 1 :]):
         taken.update(each.output)
         taken.update(name for inner in subgraphs(each) for name in _all_defined(inner))
-    for body, _ in _bodies(node):
+    for body, _ in bodies(node):
         for inner in body.node:
             taken.update(name for deeper in subgraphs(inner) for name in _all_defined(deeper))
     weights, declared = dict(graph.weights), dict(graph.declared)
-    inside = [_taken_out(body, taken, weights, declared) for body, _ in _bodies(node)]
+    inside = [_taken_out(body, taken, weights, declared) for body, _ in bodies(node)]
     nodes = (*graph.nodes[:place], *chain.from_iterable(inside), node)
     return replace(
         graph,
@@ -182,7 +182,11 @@ def find_guards(graph: Graph) -> Graph:
         if name
     }
     guarded = replace(graph, guards=guards)
-    return replace(guarded, nodes=tuple(_arranged(guarded, graph.nodes, 0)))
+    kinds: dict[bool, list[onnx.NodeProto]] = {False: [], True: []}
+    for node, role in zip(graph.nodes, roles(guarded), strict=True):
+        kinds[role is Role.COMPUTE].append(node)
+    # The others run directly behind what they need, whatever their place is here (`order`).
+    return replace(guarded, nodes=(*kinds[False], *_arranged(guarded, kinds[True], 0)))
 
 
 def _arranged(graph: Graph, nodes: Sequence[onnx.NodeProto], depth: int) -> list[onnx.NodeProto]:
@@ -211,22 +215,32 @@ def _side_by_side(
     weights: Mapping[str, Weight],
 ) -> list[onnx.NodeProto]:
     """The nodes of both branches, each in its order, with those next to one another that read the
-    same large weights: so a cut gives them to one device. Where the branches have no weight in
-    common, they are where equal shares of their own have been read."""
+    same large weights: so a cut gives them to one device."""
+    shares = chain.from_iterable(_shares(then, otherwise, weights))
+    merged = sorted(zip(shares, (*then, *otherwise), strict=True), key=lambda each: each[0])
+    return [node for _, node in merged]
+
+
+def _shares(
+    then: Sequence[onnx.NodeProto],
+    otherwise: Sequence[onnx.NodeProto],
+    weights: Mapping[str, Weight],
+) -> list[list[float]]:
+    """How far each node of two branches is: the bytes of large weights that have been read, of
+    those that both read; where they have none in common, the share of the branch's nodes."""
     sizes = {name: each.bytes for name, each in weights.items() if each.bytes >= LARGE}
     own = [{name for node in nodes for name in read_names(node)} for nodes in (then, otherwise)]
     common = own[0] & own[1] & sizes.keys()
-    merged: list[tuple[float, onnx.NodeProto]] = []
-    for nodes, read in zip((then, otherwise), own, strict=True):
-        counted = common or read & sizes.keys()
-        total = sum(sizes[name] for name in counted) or 1
+    shares: list[list[float]] = []
+    for nodes in (then, otherwise):
         seen, bytes_seen = set[str](), 0
-        for node in nodes:
-            for name in counted.intersection(read_names(node)) - seen:
+        shares.append([])
+        for at, node in enumerate(nodes):
+            for name in common.intersection(read_names(node)) - seen:
                 seen.add(name)
                 bytes_seen += sizes[name]
-            merged.append((bytes_seen / total, node))
-    return [node for _, node in sorted(merged, key=lambda each: each[0])]
+            shares[-1].append(bytes_seen if common else at / len(nodes))
+    return shares
 
 
 def _chosen(graph: Graph) -> dict[str, list[tuple[onnx.NodeProto, bool]]]:
@@ -234,7 +248,7 @@ def _chosen(graph: Graph) -> dict[str, list[tuple[onnx.NodeProto, bool]]]:
     users: dict[str, list[tuple[onnx.NodeProto, bool]]] = {}
     for node in graph.nodes:
         if node.output[0] in graph.opened:
-            for body, taken in _bodies(node):
+            for body, taken in bodies(node):
                 for name in dict.fromkeys(_captured(body)):
                     users.setdefault(name, []).append((node, taken))
     return users
@@ -265,120 +279,72 @@ def _common(paths: Sequence[tuple[Guard, ...]]) -> tuple[Guard, ...]:
     return first[:length]
 
 
-# ---- closing -------------------------------------------------------------------------------------
+# ---- what they take ------------------------------------------------------------------------------
 
 
-def closed(
-    graph: Graph, nodes: Sequence[onnx.NodeProto], gives: Sequence[TensorSpec]
-) -> list[onnx.NodeProto]:
-    """The nodes of a piece, in order, with those inside an If that depend on a branch."""
-    if not graph.guards:
-        return list(nodes)
-    return _Closing.of(graph, nodes, gives).level(nodes, 0)
+Step = Sequence[tuple[int, bool]]
+"""Nodes next to one another, and whether they run where the condition is true."""
 
 
-@dataclass(slots=True)
-class _Group:
-    """What depends on one If, by the branch."""
+def steps_of(graph: Graph, order: Sequence[int]) -> list[list[Step]]:
+    """Of each open If the steps in which its branches go side by side: in each, both read the same
+    large weights, or equal shares of their own."""
+    members: dict[str, list[tuple[int, bool]]] = {}
+    for index in order:
+        for guard in graph.path(graph.nodes[index]):
+            members.setdefault(guard.key, []).append((index, guard.taken))
+    return [_in_steps(graph, each) for each in members.values()]
 
-    condition: str
-    nodes: Mapping[bool, list[onnx.NodeProto]] = field(
-        default_factory=lambda: {True: [], False: []}
-    )
+
+def _in_steps(graph: Graph, members: Step) -> list[Step]:
+    indices = {side: [index for index, taken in members if taken is side] for side in (True, False)}
+    then, otherwise = ([graph.nodes[index] for index in indices[side]] for side in (True, False))
+    shares = _shares(then, otherwise, graph.weights)
+    share = dict(zip((*indices[True], *indices[False]), chain.from_iterable(shares), strict=True))
+    least = {True: inf, False: inf}  # of what is to come
+    coming: list[Mapping[bool, float]] = []
+    for index, taken in reversed(members):
+        least = {**least, taken: min(least[taken], share[index])}
+        coming.append(least)
+    steps: list[list[tuple[int, bool]]] = [[]]
+    most = {True: -inf, False: -inf}
+    for (index, taken), left in zip(members, reversed(coming), strict=True):
+        if steps[-1] and all(most[side] < left[not side] for side in (True, False)):
+            steps.append([])
+        steps[-1].append((index, taken))
+        most[taken] = max(most[taken], share[index])
+    return list(steps)
 
 
-@dataclass(frozen=True, slots=True)
-class _Closing:
-    graph: Graph
-    gives: Mapping[str, TensorSpec]
-    taken: set[str]
+def within_steps(steps: Sequence[Sequence[Step]]) -> frozenset[int]:
+    """The nodes before which no cut is to be: it would part a step."""
+    return frozenset(index for own in steps for step in own for index, _ in step[1:])
 
-    @classmethod
-    def of(
-        cls, graph: Graph, nodes: Sequence[onnx.NodeProto], gives: Sequence[TensorSpec]
-    ) -> "_Closing":
-        taken = {name for node in nodes for name in (*node.output, *read_names(node))}
-        return cls(graph, {each.name: each for each in gives}, taken)
 
-    def level(self, nodes: Sequence[onnx.NodeProto], depth: int) -> list[onnx.NodeProto]:
-        """The nodes, all of which depend on the same `depth` branches."""
-        made: list[onnx.NodeProto] = []
-        groups: dict[str, _Group] = {}
-        for node in nodes:
-            path = self.graph.path(node)
-            if len(path) > depth:
-                guard = path[depth]
-                group = groups.setdefault(guard.key, _Group(guard.condition))
-                group.nodes[guard.taken].append(node)
-            elif node.output[0] in self.graph.opened:
-                group = groups.pop(node.output[0], _Group(node.input[0]))
-                made.append(self._if(group, depth, node))
-            else:
-                made.append(node)
-        return [*made, *(self._if(group, depth) for group in groups.values())]
-
-    def _if(
-        self, group: _Group, depth: int, choice: onnx.NodeProto | None = None
-    ) -> onnx.NodeProto:
-        """A group's nodes inside an If, which gives what `choice` does, and all that the piece
-        gives of what they make."""
-        given = {
-            name: taken
-            for taken, nodes in group.nodes.items()
-            for node in nodes
-            for name in node.output
-            if name in self.gives
+def smaller_branches(
+    steps: Sequence[Sequence[Step]], need: Callable[[int], int | None]
+) -> frozenset[int]:
+    """The nodes of branches that in no step take more than the other branch of their If: one of the
+    two runs, so it is enough to reckon with that one. `need` is what a node gives and works in, in
+    bytes; where one is not known, or either branch takes more somewhere, both count."""
+    found = set[int]()
+    for own in steps:
+        needs = {
+            side: [_need([need(index) for index, taken in step if taken is side]) for step in own]
+            for side in (True, False)
         }
-        chosen = {} if choice is None else {taken: body for body, taken in _bodies(choice)}
-        outputs = [*([] if choice is None else choice.output), *given]
-        made = helper.make_node("If", [group.condition], outputs, name=outputs[0])
-        for name, taken in _BRANCHES:
-            body = self._body(group.nodes[taken], depth + 1, chosen.get(taken))
-            for each, made_in in given.items():
-                if made_in is taken:
-                    self._hand_on(body, each)
-                else:
-                    self._leave_out(body, self.gives[each])
-            made.attribute.append(helper.make_attribute(name, body))
-        return made
-
-    def _body(
-        self, nodes: Sequence[onnx.NodeProto], depth: int, choice: onnx.GraphProto | None
-    ) -> onnx.GraphProto:
-        body = onnx.GraphProto(name="branch", node=self.level(nodes, depth))
-        if choice is not None:
-            body.node.extend(choice.node)
-            body.output.extend(choice.output)
-        return body
-
-    def _hand_on(self, body: onnx.GraphProto, name: str) -> None:
-        """Give a tensor that a node of the branch makes, and which has another name inside."""
-        inside = unlike(f"{name}/inside", self.taken)
-        for node in body.node:
-            node.output[:] = [inside if each == name else each for each in node.output]
-        rename(body, {name: inside})
-        body.output.append(_typed(inside, self.gives[name]))
-
-    def _leave_out(self, body: onnx.GraphProto, spec: TensorSpec) -> None:
-        """Give an empty tensor; of one without axes, zero."""
-        absent = unlike(f"{spec.name}/absent", self.taken)
-        dims = [axis if isinstance(axis, int) else 0 for axis in spec.shape or ()]
-        data_type = _data_type(spec)
-        tensor = onnx.TensorProto(data_type=data_type, dims=dims)
-        if data_type == onnx.TensorProto.STRING:
-            tensor.string_data.extend([b""] * prod(dims))
-        else:
-            tensor.raw_data = bytes(prod(dims) * (bits_of(data_type) or 0) // 8)
-        body.node.append(helper.make_node("Constant", [], [absent], value=tensor))
-        body.output.append(_typed(absent, spec))
+        for side in (True, False):
+            if all(map(_is_at_most, needs[side], needs[not side])):
+                found.update(index for step in own for index, taken in step if taken is side)
+                break
+    return frozenset(found)
 
 
-def _typed(name: str, spec: TensorSpec) -> onnx.ValueInfoProto:
-    """What a branch gives, of whatever shape: that of the other branch is another."""
-    value = onnx.ValueInfoProto(name=name)
-    value.type.tensor_type.elem_type = _data_type(spec)
-    return value
+def _need(needs: Sequence[int | None]) -> tuple[int, int] | None:
+    """The largest and the sum of what nodes need, if all of it is known."""
+    known = [each for each in needs if each is not None]
+    return (max(known, default=0), sum(known)) if len(known) == len(needs) else None
 
 
-def _data_type(spec: TensorSpec) -> int:
-    return onnx.TensorProto.DataType.Value(spec.dtype.upper())
+def _is_at_most(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:
+    return one is not None and other is not None and all(map(le, one, other))

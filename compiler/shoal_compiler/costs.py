@@ -66,7 +66,7 @@ def _transposed_convolution(shaped: Shaped) -> int:
 
 def _choice(shaped: Shaped) -> int:
     """Nothing, if the branches do no more than to hand on what others have made."""
-    if any(inner.op_type != "Identity" for body in subgraphs(shaped.node) for inner in body.node):
+    if not hands_on(shaped.node):
         raise Unknown
     return 0
 
@@ -141,6 +141,11 @@ _COUNTS: Final[Mapping[str, Callable[[Shaped], int]]] = {
 }
 
 
+def hands_on(node: onnx.NodeProto) -> bool:
+    """Whether an If does no more than to hand on what others have made."""
+    return all(inner.op_type == "Identity" for body in subgraphs(node) for inner in body.node)
+
+
 def moves(node: onnx.NodeProto) -> bool:
     """Whether a node moves values, whatever their type, and computes nothing with them."""
     return _COUNTS.get(node.op_type) is _nothing and node.op_type not in ("Cast", "CastLike")
@@ -149,6 +154,8 @@ def moves(node: onnx.NodeProto) -> bool:
 def in_place(node: onnx.NodeProto, *, same_shape: bool) -> bool:
     """Whether an output may take the place of an input of the same size; `same_shape`: the runtime
     can see that it has that size, before any input is known."""
+    if node.op_type == "If":
+        return hands_on(node)
     return node.op_type in _SAME_BUFFER or (same_shape and node.op_type in _IN_PLACE)
 
 

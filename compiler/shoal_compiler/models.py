@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from shoal_compiler.branches import closed
+from shoal_compiler.closing import closed
 from shoal_compiler.graph import MIN_IR_VERSION, Graph
 from shoal_compiler.safety import all_nodes
 from shoal_compiler.weight_files import Place

@@ -13,13 +13,26 @@ from onnx import helper
 
 from shoal_compiler.attributes import attribute_bytes
 from shoal_compiler.bodies import bodies_bytes, inner_nodes
-from shoal_compiler.branches import find_guards, open_branches
+from shoal_compiler.branches import (
+    find_guards,
+    open_branches,
+    smaller_branches,
+    steps_of,
+    within_steps,
+)
 from shoal_compiler.costs import flops, in_place, moves, tables_of, touched
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.order import choose_order, roles
 from shoal_compiler.parting import KnownShapes
-from shoal_compiler.safety import CheckedModel, bits_of, byte_size, element_count, open_model
+from shoal_compiler.safety import (
+    CheckedModel,
+    bits_of,
+    byte_size,
+    dtype_name,
+    element_count,
+    open_model,
+)
 from shoal_compiler.shaped import Shaped
 from shoal_compiler.shapes import MADE_UP_AXIS, Axes, Shapes, axes_of, infer
 from shoal_compiler.slicing import SLICE_BYTES, slice_layers
@@ -150,6 +163,10 @@ class _Profiler:
     makers: Mapping[str, str]
     """The operator that makes a tensor."""
     readers: Mapping[str, int]
+    within_steps: frozenset[int] = frozenset()
+    """Nodes of branches before which no cut is to be."""
+    smaller: frozenset[int] = frozenset()
+    """Nodes of branches that take less than others: nothing, as far as it counts."""
 
     @classmethod
     def of(
@@ -160,7 +177,13 @@ class _Profiler:
         shapes = infer(graph, order, node_roles, sizes, seen)
         makers = {name: node.op_type for node in graph.nodes for name in node.output if name}
         readers = Counter(name for names in graph.reads for name in names)
-        return cls(graph, order, node_roles, shapes, makers, readers)
+        profiler = cls(graph, order, node_roles, shapes, makers, readers)
+        steps = steps_of(graph, [each for each in order if node_roles[each] is Role.COMPUTE])
+        return replace(
+            profiler,
+            within_steps=within_steps(steps),
+            smaller=smaller_branches(steps, profiler._need),
+        )
 
     def profile(self, model: CheckedModel, graph_digest: Digest, digest: Digest) -> Profile:
         used = {name for names in self.graph.reads for name in names}
@@ -191,7 +214,21 @@ class _Profiler:
         reckoned = works([self.setting(index) for index in self.order])
         return tuple(map(self._node, self.order, reckoned))
 
+    def _need(self, index: int) -> int | None:
+        """What a node gives and works in."""
+        node = self.graph.nodes[index]
+        given = _sum(self._bytes(name) for name in node.output if name)
+        needed = workspace(self._shaped(node))
+        return None if given is None else given + sum(needed.arena) + needed.beside_bytes
+
     def _node(self, index: int, work: Work | None) -> NodeProfile:
+        made = self._whole_node(index, work)
+        if index not in self.smaller:
+            return made
+        nothing = Work() if work is not None else None
+        return replace(made, flops=0, work=nothing, workspaces=(), converted=(), beside_bytes=0)
+
+    def _whole_node(self, index: int, work: Work | None) -> NodeProfile:
         node = self.graph.nodes[index]
         reads = self.graph.reads[index]
         weights = tuple(name for name in reads if self._is_constant(name))
@@ -202,6 +239,7 @@ class _Profiler:
             operator=f"{node.domain}.{node.op_type}" if node.domain else node.op_type,
             source=index,
             role=self.roles[index],
+            joined=index in self.within_steps,
             inputs=tuple(name for name in reads if not self._is_constant(name)),
             outputs=tuple(filter(None, node.output)),
             weights=weights,
@@ -279,7 +317,9 @@ class _Profiler:
     def _is_shape_known(self, node: onnx.NodeProto) -> bool:
         """Whether the runtime knows that the first input and output are of one shape. An axis that
         inference had to name itself has no name there."""
-        before, after = (self._axes(next(iter(names), "")) for names in (node.input, node.output))
+        before, after = (
+            self.shapes.axes(next(iter(names), "")) for names in (node.input, node.output)
+        )
         return (
             before is not None
             and before == after
@@ -308,6 +348,8 @@ class _Profiler:
 
     def _bytes(self, name: str) -> int | None:
         """Bytes of a tensor for the profiled shapes."""
+        if self.graph.producers.get(name) in self.smaller:
+            return 0
         sizes, kind = self.shapes.sizes.get(name), self.shapes.types.get(name)
         if sizes is None or kind is None or not kind.HasField("tensor_type"):
             return None
@@ -344,12 +386,10 @@ class _Profiler:
         return TensorSpec(name=name, dtype=dtype_name(data_type), shape=self._axes(name))
 
     def _axes(self, name: str) -> Axes | None:
-        """A tensor's symbolic shape. What a branch makes may be empty: one axis at least is not
-        of a fixed size."""
+        """A tensor's symbolic shape. What a branch makes may be empty: its first axis is whatever
+        it is then."""
         axes = self.shapes.axes(name)
-        if axes and name in self.graph.guards and all(isinstance(axis, int) for axis in axes):
-            return (None, *axes[1:])
-        return axes
+        return (None, *axes[1:]) if axes and name in self.graph.guards else axes
 
     def _obstacle(self, name: str) -> str:
         """Why a tensor cannot be sent."""
@@ -402,13 +442,6 @@ class _Profiler:
             data_type = inferred.tensor_type.elem_type
         axes = axes_of(value.type) if tensor.HasField("shape") else self.shapes.axes(value.name)
         return TensorSpec(name=value.name, dtype=dtype_name(data_type), shape=axes)
-
-
-def dtype_name(data_type: int) -> str:
-    """ONNX's name of an element type, in lower case."""
-    if data_type not in onnx.TensorProto.DataType.values():
-        return "undefined"
-    return onnx.TensorProto.DataType.Name(onnx.TensorProto.DataType.ValueType(data_type)).lower()
 
 
 def _dense_bytes(sparse: onnx.SparseTensorProto) -> int:

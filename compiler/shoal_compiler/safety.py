@@ -142,6 +142,13 @@ def bits_of(data_type: int) -> int | None:
     return _BITS.get(data_type)
 
 
+def dtype_name(data_type: int) -> str:
+    """ONNX's name of an element type, in lower case."""
+    if data_type not in onnx.TensorProto.DataType.values():
+        return "undefined"
+    return onnx.TensorProto.DataType.Name(onnx.TensorProto.DataType.ValueType(data_type)).lower()
+
+
 def byte_size(tensor: onnx.TensorProto) -> int:
     """Bytes of the tensor's contents, from shape and type; a string counts its own length."""
     if tensor.data_type == _TYPE.STRING:

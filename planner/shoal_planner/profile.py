@@ -43,6 +43,7 @@ class NodeProfile:
     weights in single precision, which are there before its outputs, and
     `beside_bytes` what it takes then beside the arena, and gives back. `in_place` says that the
     runtime lets an output take the place of an input of the same size that nobody needs any more.
+    `joined`: no cut is to be before it.
     `touched` are the weights of which the node reads some rows only, with the bytes of memory that
     those of one item take. `inner_nodes` counts those of the graphs inside it; for its attributes
     `attribute_bytes` are held. `work` is what a device has to do, as estimated.
@@ -62,6 +63,7 @@ class NodeProfile:
     converted: tuple[int, ...] = ()
     beside_bytes: int = 0
     in_place: bool = False
+    joined: bool = False
     touched: tuple[tuple[str, int], ...] = ()
     inner_nodes: int = 0
     attribute_bytes: int = 0

@@ -114,13 +114,14 @@ class Layout:
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
-        """Where a cut makes sense: before a COMPUTE node that is not the first."""
+        """Where a cut makes sense: before a COMPUTE node that is not the first, and is not joined
+        to the one before it."""
         compute = [
             position
             for position, node in enumerate(self.profile.nodes)
             if node.role is Role.COMPUTE
         ]
-        return tuple(compute[1:])
+        return tuple(each for each in compute[1:] if not self.profile.nodes[each].joined)
 
     @cached_property
     def obstacles(self) -> Mapping[int, str]:

@@ -20,6 +20,7 @@ from shoal_compiler import branches
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import Source, profile_model
 from shoal_planner.cuts import CutRequest, choose_cuts
+from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
 
 MIB = 1 << 20
@@ -62,6 +63,12 @@ def shapes(item: Tensors) -> dict[str, tuple[int, ...]]:
     return {name: value.shape for name, value in item.items()}
 
 
+def cuts_of(profile: Profile, fragments: int) -> tuple[int, ...]:
+    cuts = choose_cuts(profile, CutRequest(fragments=fragments))
+    assert isinstance(cuts, tuple), cuts
+    return cuts
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(made=branching_models(), data=st.data())
 def test_random_cuts_inside_of_branches_equal_the_whole(
@@ -91,7 +98,7 @@ def test_a_decoder_in_two_branches_is_cut_like_one_and_stored_once(tmp_path: Pat
     made = merged(6, 512)
     path = made.save(tmp_path)
     profile = profile_model(path, shapes(made.inputs()))
-    document = cut_model(path, profile, choose_cuts(profile, CutRequest(fragments=4)), tmp_path)
+    document = cut_model(path, profile, cuts_of(profile, 4), tmp_path)
     sizes = [each.weight_bytes for each in document.fragments]
     assert max(sizes) <= 3 * MIB, sizes
     assert sum(sizes) == sum(each.nbytes for each in made.weights.values())
@@ -104,7 +111,7 @@ def test_what_is_reckoned_covers_either_branch(tmp_path: Path) -> None:
     made = merged(6, 512)
     path = made.save(tmp_path)
     profile = profile_model(path, shapes(made.inputs()))
-    document = cut_model(path, profile, choose_cuts(profile, CutRequest(fragments=2)), tmp_path)
+    document = cut_model(path, profile, cuts_of(profile, 2), tmp_path)
     for item in items(made):
         kept: dict[int, Tensors] = {}
         run_chained(tmp_path, document, item, kept)
@@ -123,7 +130,7 @@ def test_the_branch_that_is_not_taken_is_sent_empty(tmp_path: Path) -> None:
     made = merged(3, 512)
     path = made.save(tmp_path)
     profile = profile_model(path, shapes(made.inputs()))
-    document = cut_model(path, profile, choose_cuts(profile, CutRequest(fragments=3)), tmp_path)
+    document = cut_model(path, profile, cuts_of(profile, 3), tmp_path)
     for item in items(made):
         kept: dict[int, dict[str, np.ndarray]] = {}
         run_chained(tmp_path, document, item, kept)  # type: ignore[arg-type]
@@ -171,11 +178,11 @@ def test_a_model_for_two_sampling_rates_is_cut_and_hears_the_same(tmp_path: Path
     path = find("silero_vad")
     inputs = MODELS["silero_vad"].inputs(0)
     profile = profile_model(path, shapes(inputs))
-    document = cut_model(path, profile, choose_cuts(profile, CutRequest(fragments=3)), tmp_path)
+    document = cut_model(path, profile, cuts_of(profile, 3), tmp_path)
     assert len(document.fragments) == 3
     for rate, samples in ((16000, 512), (8000, 256)):
         sound = np.random.default_rng(rate).uniform(-0.1, 0.1, (1, samples)).astype(np.float32)
         item = {**inputs, "input": sound, "sr": np.array(rate)}
         got = run_chained(tmp_path, document, item)
         for name, value in run_whole(path, item).items():
-            np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6)
+            assert np.allclose(got[name], value, rtol=1e-5, atol=1e-6), name

@@ -53,6 +53,15 @@ class Net:
         pads = [kernel // 2] * (2 * axes)
         return self.node("Conv", x, weight, pads=pads, **attributes)
 
+    def choose(
+        self, condition: str, outputs: list[str], then: onnx.GraphProto, other: onnx.GraphProto
+    ) -> None:
+        """An If with these outputs."""
+        branches = {"then_branch": then, "else_branch": other}
+        node = helper.make_node("If", [condition], outputs, name=outputs[0])
+        node.attribute.extend(helper.make_attribute(*each) for each in branches.items())
+        self._nodes.append(node)
+
     def graph(
         self,
         name: str,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from real_models import MODELS, Tensors, find, image, text
-from suite import changed, decoders, exported, made, pictures
+from suite import changed, decoders, exported, made, merged, pictures
 from suite.descent import Subject
 
 Find = Callable[[Path], Path]
@@ -291,6 +291,11 @@ ENTRIES: Final = {
         path=exported.decoder,
         items=lambda: [exported.step(*each) for each in ((0, 32), (32, 1), (100, 1))],
         tolerance=5e-4,  # packed or not, the whole model differs from itself by 1.7e-4
+    ),
+    "merged_decoder": Entry(
+        path=merged.decoder,
+        items=lambda: [merged.step(*each) for each in ((0, 32), (32, 1), (100, 1))],
+        tolerance=1e-4,
     ),
     "image_decoder": Entry(
         path=pictures.decoder, items=images("latent", (1, 4, 32, 32), (1, 4, 24, 24))

@@ -89,10 +89,8 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
             manifest[key] = {name: list(each) for name, each in given.items()}
     if batched:
         manifest["batched"] = {}
-    if unknown_sizes:
-        manifest["unknown_sizes"] = True
-    if chooses:
-        manifest["chooses"] = True
+    flags = {"unknown_sizes": unknown_sizes, "chooses": chooses}
+    manifest |= {key: True for key, given in flags.items() if given}
     least = resident
     if blocks is not None:
         described, files["blocks.bin"] = pack_blocks(model, initializers, blocks)

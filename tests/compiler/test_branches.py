@@ -155,7 +155,10 @@ GUARDING = Made(
 
 
 @pytest.mark.parametrize("rows", [4, 7])
-def test_no_node_runs_that_would_not_have_run(rows: int, tmp_path: Path) -> None:
+def test_no_node_runs_that_would_not_have_run(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(branches, "LEAST_BYTES", MIB)
     path = GUARDING.save(tmp_path)
     profile = profile_model(path, {"x": (rows, 512)})
     layout = Layout(profile)
@@ -174,7 +177,10 @@ def test_small_branches_stay_inside_of_their_if(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-def test_a_model_for_two_sampling_rates_is_cut_and_hears_the_same(tmp_path: Path) -> None:
+def test_a_model_for_two_sampling_rates_is_cut_and_hears_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(branches, "LEAST_BYTES", MIB)
     path = find("silero_vad")
     inputs = MODELS["silero_vad"].inputs(0)
     profile = profile_model(path, shapes(inputs))

@@ -1,6 +1,7 @@
 """A decoder as exporters for browsers write it: twice, in the branches of one If, with the keys and
 values of the words before and without them, and with the same weights."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -73,15 +74,11 @@ def decoder(folder: Path) -> Path:
         _branch("with.", known, with_past=True),
         _branch("without.", known, with_past=False),
     )
-    return net.save(
-        folder,
-        [
-            ("words", TensorProto.INT64, [1, "new"]),
-            *((name, _FLOAT, [1, _HEADS, "past", _HEAD]) for name in _PASTS),
-            ("use_cache_branch", TensorProto.BOOL, [1]),
-        ],
-        [(name, _FLOAT) for name in outputs],
-    )
+    inputs: list[tuple[str, int, Sequence[int | str]]] = [("words", TensorProto.INT64, [1, "new"])]
+    for name in _PASTS:
+        inputs.append((name, _FLOAT, [1, _HEADS, "past", _HEAD]))
+    inputs.append(("use_cache_branch", TensorProto.BOOL, [1]))
+    return net.save(folder, inputs, [(name, _FLOAT) for name in outputs])
 
 
 def step(past: int, new: int) -> Tensors:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnxruntime
+from onnx import numpy_helper
 
 from shoal_protocol.blocks import Block, joins_from_json
 from shoal_protocol.manifest import BLOCKS, MANIFEST, parse_manifest
@@ -63,10 +65,18 @@ def run_chained(
 def run_blocks(
     folder: Path, blocks: Sequence[Block], content: bytes, feeds: Tensors
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """The blocks of the fragment in a folder, each with nothing but what it takes; all values."""
+    """The blocks of the fragment in a folder, each with nothing but what it takes, and the rows that
+    a device reads of its tables; all values."""
     values = dict(feeds)
+    tables = {
+        each.name: numpy_helper.to_array(each)
+        for each in onnx.load(folder / "model.onnx").graph.initializer
+        if any(each.name == gathered.table for block in blocks for gathered in block.gathers)
+    }
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".onnx") as skeleton:
         for block in blocks:
+            for each in block.gathers:
+                values[each.rows] = np.take(tables[each.table], values[each.indices], axis=0)
             end = block.model_offset + block.model_bytes
             Path(skeleton.name).write_bytes(content[block.model_offset : end])
             given = _run(Path(skeleton.name), {name: values[name] for name in block.takes})

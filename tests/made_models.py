@@ -4,6 +4,7 @@ Weights are random with a fixed seed and 1 KiB or more where they are called W, 
 weights.bin; those called b stay in the model.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -385,3 +386,64 @@ DENSE = Made(
     shapes={"x": (1, 1000)},
 )
 """Almost all of it is one layer of 11.4 MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommender:
+    """Looks `reads` rows up in each of so many tables, and weighs what it finds. Where the `items`
+    are in one input, nodes take the indices of each table from it."""
+
+    tables: int = 4
+    rows: int = 32768
+    width: int = 64
+    reads: int = 512
+    dtype: npt.DTypeLike = np.float32
+    together: bool = False
+
+    def proto(self) -> onnx.ModelProto:
+        random = np.random.default_rng(0)
+        ends = [helper.make_tensor_value_info("dense", onnx.TensorProto.FLOAT, [1, 16])]
+        int64, int32 = onnx.TensorProto.INT64, onnx.TensorProto.INT32
+        if self.together:
+            ends.append(helper.make_tensor_value_info("items", int32, [self.tables, self.reads]))
+        weights = {"flat": np.array([1, -1])}
+        nodes = []
+        for table in range(self.tables):
+            values = random.standard_normal((self.rows, self.width))
+            weights[f"table{table}"] = values.astype(self.dtype)
+            if self.together:
+                weights[f"which{table}"] = np.array(table)
+                nodes.append(("Gather", ["items", f"which{table}"], f"items{table}", {}))
+                nodes.append(("Cast", [f"items{table}"], f"ids{table}", {"to": int64}))
+            else:
+                ends.append(helper.make_tensor_value_info(f"ids{table}", int64, [self.reads]))
+            nodes.append(("Gather", [f"table{table}", f"ids{table}"], f"rows{table}", {}))
+            to = {"to": onnx.TensorProto.FLOAT}
+            nodes.append(("Cast", [f"rows{table}"], f"numbers{table}", to))
+            axes = {"axes": [0], "keepdims": 0}
+            nodes.append(("ReduceMean", [f"numbers{table}"], f"mean{table}", axes))
+            nodes.append(("Reshape", [f"mean{table}", "flat"], f"part{table}", {}))
+        parts = ["dense", *(f"part{table}" for table in range(self.tables))]
+        nodes.append(("Concat", parts, "h0", {"axis": 1}))
+        widths = (16 + self.tables * self.width, 256, 64, 1)
+        for layer, (taken, given) in enumerate(itertools.pairwise(widths)):
+            weights[f"w{layer}"] = weight(taken, given, seed=layer)
+            nodes.append(("MatMul", [f"h{layer}", f"w{layer}"], f"m{layer}", {}))
+            nodes.append(("Tanh", [f"m{layer}"], "y" if given == 1 else f"h{layer + 1}", {}))
+        graph = helper.make_graph(
+            [helper.make_node(kind, taken, [made], **how) for kind, taken, made, how in nodes],
+            "recommender",
+            ends,
+            [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 1])],
+            [numpy_helper.from_array(value, name) for name, value in weights.items()],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+    def item(self, seed: int = 0) -> Tensors:
+        """Rows from all over the tables, counted from their ends, too."""
+        random = np.random.default_rng(seed)
+        rows = random.integers(-self.rows, self.rows, (self.tables, self.reads))
+        dense: Tensors = {"dense": random.standard_normal((1, 16)).astype(np.float32)}
+        if self.together:
+            return dense | {"items": rows.astype(np.int32)}
+        return dense | {f"ids{table}": each for table, each in enumerate(rows)}

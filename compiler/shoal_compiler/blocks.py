@@ -11,6 +11,7 @@ from typing import Final
 
 import onnx
 
+from shoal_compiler.gathering import gathers_of, indices_first, read_before, without
 from shoal_compiler.graph import Graph
 from shoal_compiler.joins import find_joins
 from shoal_compiler.models import PieceModel, make_model, value_info
@@ -21,7 +22,7 @@ from shoal_planner.blocks import block_costs, choose_blocks
 from shoal_planner.pieces import Piece
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
-from shoal_protocol.blocks import Block, Join, least_bytes
+from shoal_protocol.blocks import Block, Gathered, Join, least_bytes
 
 GAIN: Final = 10
 """Blocks are to save at least one part in so many of the fragment's resident bytes."""
@@ -50,21 +51,25 @@ def make_blocks(
     if any(spec.dtype == "string" for spec in (*whole.inputs, *whole.outputs)):
         return Blocks()  # values between blocks are the runtime's own, which it makes of no text
     own = as_model(graph, profile, piece, whole, places)
-    chosen = choose_blocks(own.layout)
-    blocks = own.blocks(chosen.cuts, chosen.emptied) if chosen.cuts else Blocks()
-    if not chosen.cuts or least_bytes(blocks.blocks) * GAIN > segment.resident_bytes * (GAIN - 1):
+    chosen = choose_blocks(own.layout, own.first)
+    if not chosen.cuts and not own.gathers:
         return Blocks()
-    return blocks
+    blocks = own.blocks(chosen.cuts, chosen.emptied)
+    gains = least_bytes(blocks.blocks) * GAIN <= segment.resident_bytes * (GAIN - 1)
+    return blocks if gains else Blocks()
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentModel:
-    """A fragment as a model of its own, in the normal form that `graph.normalise` gives."""
+    """A fragment as a model of its own, in the normal form that `graph.normalise` gives, which
+    takes what the device `gathers`. The `first` nodes of its layout make the indices for that."""
 
     graph: Graph
     layout: Layout
     places: Mapping[str, Place]
     joins: tuple[Join, ...] = ()
+    gathers: tuple[Gathered, ...] = ()
+    first: int = 0
 
     def blocks(self, cuts: tuple[int, ...], emptied: frozenset[int] = frozenset()) -> Blocks:
         """The blocks that cuts of the fragment's own profile make; `emptied` are those before which
@@ -72,7 +77,8 @@ class FragmentModel:
         blocks, content = [], bytearray()
         pieces = self.layout.pieces(cuts)
         costs = block_costs(self.layout, pieces, emptied)
-        for index, (part, cost) in enumerate(zip(pieces, costs, strict=True)):
+        gathers = read_before(self.gathers, (part.takes for part in pieces))
+        for index, (part, cost, read) in enumerate(zip(pieces, costs, gathers, strict=True)):
             model = make_model(self.graph, self.layout.profile, part, self.places).model
             skeleton = model.SerializeToString(deterministic=True)
             block = Block(
@@ -85,6 +91,7 @@ class FragmentModel:
                 working_bytes=cost.working_bytes,
                 empties_arena=index in emptied,
                 dequantises=_dequantises(model.graph),
+                gathers=read,
             )
             blocks.append(block)
             content += skeleton
@@ -118,12 +125,22 @@ def as_model(
         ),
     )
     piece = replace(piece, nodes=tuple(each for each in piece.nodes if each not in joins))
+    gathers = gathers_of(graph, profile, piece, places)
+    piece, whole = without(gathers, profile, piece, whole)
+    indices = {each.indices for each in gathers.values()}
     own_graph = _graph(graph, profile, piece, whole)
-    own = _profile(own_graph, profile, piece, whole)
+    own, first = indices_first(own_graph, _profile(own_graph, profile, piece, whole), indices)
     inside = frozenset(own.weights) - places.keys()
-    leaving = frozenset(name for names in parts.values() for name in names)
-    layout = Layout(own, inside, row_items=1, leaving=leaving)
-    return FragmentModel(own_graph, layout, places, tuple(joins.values()))
+    layout = Layout(
+        own,
+        inside,
+        row_items=1,
+        rows={each.rows: profile.nodes[at].gathers for at, each in gathers.items()},
+        leaving=frozenset(name for names in parts.values() for name in names),
+    )
+    return FragmentModel(
+        own_graph, layout, places, tuple(joins.values()), tuple(gathers.values()), first
+    )
 
 
 def _graph(graph: Graph, profile: Profile, piece: Piece, whole: PieceModel) -> Graph:

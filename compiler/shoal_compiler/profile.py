@@ -22,6 +22,7 @@ from shoal_compiler.branches import (
 )
 from shoal_compiler.costs import flops, in_place, moves, tables_of, touched
 from shoal_compiler.errors import ModelRefused
+from shoal_compiler.gathering import Tables
 from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.order import choose_order, roles
 from shoal_compiler.parting import KnownShapes
@@ -163,6 +164,7 @@ class _Profiler:
     makers: Mapping[str, str]
     """The operator that makes a tensor."""
     readers: Mapping[str, int]
+    tables: Tables
     within_steps: frozenset[int] = frozenset()
     """Nodes of branches before which no cut is to be."""
     smaller: frozenset[int] = frozenset()
@@ -177,7 +179,8 @@ class _Profiler:
         shapes = infer(graph, order, node_roles, sizes, seen)
         makers = {name: node.op_type for node in graph.nodes for name in node.output if name}
         readers = Counter(name for names in graph.reads for name in names)
-        profiler = cls(graph, order, node_roles, shapes, makers, readers)
+        tables = Tables(graph, node_roles)
+        profiler = cls(graph, order, node_roles, shapes, makers, readers, tables)
         steps = steps_of(graph, [each for each in order if node_roles[each] is Role.COMPUTE])
         return replace(
             profiler,
@@ -234,6 +237,8 @@ class _Profiler:
         weights = tuple(name for name in reads if self._is_constant(name))
         shaped = self._shaped(node)
         needed = workspace(shaped)
+        rows_read = self._touched(shaped)
+        made_bytes = _sum(self._bytes(name) for name in node.output if name)
         return NodeProfile(
             label=self.graph.labels[index],
             operator=f"{node.domain}.{node.op_type}" if node.domain else node.op_type,
@@ -246,7 +251,7 @@ class _Profiler:
             flops=flops(shaped),
             work=work,
             parameter_bytes=sum(self._weight_bytes(name) for name in weights),
-            activation_bytes=_sum(self._bytes(name) for name in node.output if name),
+            activation_bytes=made_bytes,
             workspaces=(
                 *needed.arena,
                 *filter(None, [bodies_bytes(node, self._sized_type, self.graph.opsets)]),
@@ -254,7 +259,10 @@ class _Profiler:
             converted=tuple(self._converted(node, weights)),
             beside_bytes=needed.beside_bytes,
             in_place=in_place(node, same_shape=self._is_shape_known(node)),
-            touched=self._touched(shaped),
+            touched=rows_read,
+            gathers=self.tables.gathered_bytes(
+                index, sum(size for _, size in rows_read), made_bytes
+            ),
             inner_nodes=inner_nodes(node),
             attribute_bytes=attribute_bytes(node),
         )

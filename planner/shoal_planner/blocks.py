@@ -92,13 +92,19 @@ def _both(block: BlockCost) -> int:
     return block.weight_bytes + block.working_bytes
 
 
-def choose_blocks(layout: Layout) -> Blocking:
-    """Where to cut a fragment, and where to empty the arena."""
+def choose_blocks(layout: Layout, first: int = 0) -> Blocking:
+    """Where to cut a fragment, and where to empty the arena. The `first` nodes are a block of their
+    own, if that is not 0."""
     nodes = len(layout.profile.nodes)
+    if not first and not layout.legal:
+        return Blocking(())
     tried = max(LEAST_POSITIONS, min(MOST_POSITIONS, MOST_STEPS // max(1, nodes)))
     thin = thinned(layout, share(layout.profile), tried)
-    positions = (0, *sorted({_behind_in_place(layout, each) for each in thin}), nodes)
+    inner = {_behind_in_place(layout, each) for each in thin if each > first}
+    positions = (0, *sorted({first, *inner} - {0}), nodes)
     table = estimates(layout, positions)
+    if first:
+        table = [table[0][:1], *table[1:]]
     one = [(chain, frozenset[int]()) for chain in least_by_number(table).values()]
     several = [(chain, emptied(chain)) for chain in least_by_number_emptied(table).values()]
     need, blocking = _best(layout, positions, one)
@@ -164,16 +170,30 @@ def block_costs(
         neediest = working.index(max(working))
         working[neediest] = max(working[neediest], *_replayed(layout, pieces, ()))
     costs = []
-    for piece, bytes_worked_in in zip(pieces, working, strict=True):
+    for piece, bytes_worked_in, rows in zip(
+        pieces, working, _rows_bytes(layout, pieces), strict=True
+    ):
         (cost,) = _blocks_from(layout, (piece.segment.start, piece.segment.end), 0, 0)
-        costs.append(replace(cost, working_bytes=fixed + bytes_worked_in))
+        costs.append(replace(cost, working_bytes=fixed + bytes_worked_in + rows))
     return costs
+
+
+def _rows_bytes(layout: Layout, pieces: Sequence[Piece]) -> Iterator[int]:
+    """What rows of tables take while each block runs that the device has read."""
+    results = {each.name for each in layout.profile.outputs}
+    alive = set[str]()
+    for index, piece in enumerate(pieces):
+        alive |= layout.rows.keys() & set(piece.takes)
+        yield sum(layout.rows[name] for name in alive)
+        later = results.union(*(each.takes for each in pieces[index + 1 :]))
+        alive &= later
 
 
 def _fixed_bytes(layout: Layout) -> int:
     """The fragment's inputs are held and its outputs copied, whatever runs."""
     profile = layout.profile
-    own = {each.name for each in (*profile.inputs, *profile.outputs)}
+    own = {each.name for each in profile.inputs} - layout.rows.keys()
+    own |= {each.name for each in profile.outputs}
     return FIXED_BYTES + sum(
         profile.tensors[name].bytes or 0 for name in own if name in profile.tensors
     )

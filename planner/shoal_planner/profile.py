@@ -45,7 +45,8 @@ class NodeProfile:
     runtime lets an output take the place of an input of the same size that nobody needs any more.
     `joined`: no cut is to be before it.
     `touched` are the weights of which the node reads some rows only, with the bytes of memory that
-    those of one item take. `inner_nodes` counts those of the graphs inside it; for its attributes
+    those of one item take. `gathers`: in blocks, the device reads these rows itself, and that is
+    what they take then; 0: it does not. `inner_nodes` counts those of the graphs inside it; for its attributes
     `attribute_bytes` are held. `work` is what a device has to do, as estimated.
     """
 
@@ -65,6 +66,7 @@ class NodeProfile:
     in_place: bool = False
     joined: bool = False
     touched: tuple[tuple[str, int], ...] = ()
+    gathers: int = 0
     inner_nodes: int = 0
     attribute_bytes: int = 0
     work: Work | None = None

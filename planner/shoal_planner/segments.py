@@ -61,7 +61,9 @@ _WHOLE: Final[Mapping[str, int]] = {}
 class Layout:
     """A profile with indexes of it, computed once. `inside` are weights in the model itself, not
     mapped from a file. `moving`: memory includes frames that carry other items meanwhile, at least
-    `beside` in and out. Rows of tables count for `row_items`: the item before has left its own.
+    `beside` in and out. Rows of tables count for `row_items`: the item before has left its own. In
+    blocks, devices read some themselves, which are `gathered`: of inputs that are `rows`, so many
+    bytes count from the first node that takes them to the last.
     Outputs that are `leaving` are out of the arena as soon as they are made."""
 
     profile: Profile
@@ -69,6 +71,8 @@ class Layout:
     moving: bool = False
     beside: tuple[int, int] = (0, 0)
     row_items: int = 2
+    gathered: bool = False
+    rows: Mapping[str, int] = field(default_factory=dict)
     leaving: frozenset[str] = frozenset()
 
     @cached_property
@@ -91,7 +95,8 @@ class Layout:
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """For each position, what running its node comes to."""
-        return steps_of(self.profile, self.last_uses, self.sent, self.row_items)
+        uses, sent, items = self.last_uses, self.sent, self.row_items
+        return steps_of(self.profile, uses, sent, items, gathered=self.gathered)
 
     @cached_property
     def sent(self) -> Mapping[str, int]:

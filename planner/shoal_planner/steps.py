@@ -43,15 +43,24 @@ class Step:
 
 
 def steps_of(
-    profile: Profile, last_uses: Mapping[str, int], sent: Mapping[str, int], items: int
+    profile: Profile,
+    last_uses: Mapping[str, int],
+    sent: Mapping[str, int],
+    items: int,
+    *,
+    gathered: bool,
 ) -> tuple[Step, ...]:
     """The steps of a profile, by position. `last_uses` and `sent` are those of its layout; the rows
-    of so many items are in memory together."""
-    return tuple(_steps(profile, last_uses, sent, items))
+    of so many items are in memory together, or those that a device reads itself are `gathered`."""
+    return tuple(_steps(profile, last_uses, sent, 0 if gathered else items, items))
 
 
 def _steps(
-    profile: Profile, last_uses: Mapping[str, int], sent: Mapping[str, int], items: int
+    profile: Profile,
+    last_uses: Mapping[str, int],
+    sent: Mapping[str, int],
+    gathered_items: int,
+    items: int,
 ) -> Iterator[Step]:
     for position, node in enumerate(profile.nodes):
         outputs = {name: profile.tensors[name] for name in node.outputs}
@@ -65,7 +74,10 @@ def _steps(
             made=tuple((name, each.computed_bytes or 0) for name, each in outputs.items()),
             dying=tuple(name for name in node.inputs if last_uses[name] == position),
             sent_bytes=_sum_of(sent, (name for name in outputs if name in last_uses)),
-            touched={name: min(profile.weights[name], items * size) for name, size in node.touched},
+            touched={
+                name: min(profile.weights[name], size * (gathered_items if node.gathers else items))
+                for name, size in node.touched
+            },
             unknown=any(each.bytes is None for each in outputs.values()),
             axes_outside=_axes_outside(node, outputs.values()),
             small_bytes=sum(

@@ -5,6 +5,9 @@ ones before it gave, they compute what the fragment computes. The models of all 
 the other in `blocks.bin`; their weights are external data in the fragment's own `weights.bin`, so
 nothing is stored twice. A device that swaps has all blocks open, and of their weights only those in
 memory that the block needs that runs now (FlexNN, section 4; SwapNet, section 5).
+
+Of a table of which items read a few rows all over it, no block has any weight: the device reads
+these rows from the file, and a block takes them as an input.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +18,19 @@ MOST_BLOCKS: Final = 256
 _MOST_BYTES: Final = 2**63 - 1
 _FLAGS: Final = ("empties_arena", "dequantises")
 """Written where they are true."""
+_GATHERS: Final = "gathers"
+"""Written where there are some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """Rows that a device reads from the file of a table, one of the fragment's initializers, and
+    gives to a block as the input `rows`: what `Gather` gives for these `indices`, which an input of
+    the fragment is, or an output of an earlier block."""
+
+    table: str
+    indices: str
+    rows: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +43,8 @@ class Block:
     and the tensors for later blocks that only pass it by. `empties_arena`: before it runs, those
     tensors are moved out of the arena of activations, and the arena is given back, on a device that
     has no room for it all. `dequantises`: all that is quantised in it are weights. The runtime
-    would fuse them with the layers that read them, and hold a copy; it is not to.
+    would fuse them with the layers that read them, and hold a copy; it is not to. `gathers`: what
+    the device reads of tables before it runs the block.
     """
 
     model_offset: int
@@ -39,6 +56,12 @@ class Block:
     working_bytes: int
     empties_arena: bool = False
     dequantises: bool = False
+    gathers: tuple[Gathered, ...] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What it takes, and the indices of what is read for it."""
+        return (*self.takes, *(each.indices for each in self.gathers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +107,8 @@ def blocks_as_json(blocks: Sequence[Block]) -> list[dict[str, object]]:
 
 def blocks_from_json(value: object, blocks_bin_bytes: int) -> tuple[Block, ...]:
     """Read what `blocks_as_json` wrote. Raises `ValueError`, which says what is wrong."""
-    if not isinstance(value, list) or not 1 < len(value) <= MOST_BLOCKS:
-        raise ValueError(f"blocks are not a list of 2 to {MOST_BLOCKS}")
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST_BLOCKS:
+        raise ValueError(f"blocks are not a list of 1 to {MOST_BLOCKS}")
     blocks = tuple(_block(index, each) for index, each in enumerate(value))
     for index, block in enumerate(blocks):
         if block.model_offset + block.model_bytes > blocks_bin_bytes:
@@ -124,9 +147,9 @@ def _join(value: object) -> Join:
 
 def _as_json(block: Block) -> dict[str, object]:
     value = asdict(block)
-    for flag in _FLAGS:
-        if not value[flag]:
-            del value[flag]
+    for key in (*_FLAGS, _GATHERS):
+        if not value[key]:
+            del value[key]
     return value
 
 
@@ -142,7 +165,19 @@ def _block(index: int, value: object) -> Block:
         weight_bytes=_size(index, value, "weight_bytes"),
         working_bytes=_size(index, value, "working_bytes"),
         **{flag: value.get(flag) is True for flag in _FLAGS},
+        gathers=_gathers(index, value.get(_GATHERS, [])),
     )
+
+
+def _gathers(index: int, value: object) -> tuple[Gathered, ...]:
+    gathers = []
+    for each in value if isinstance(value, list) else [None]:
+        match each:
+            case {"table": str(table), "indices": str(indices), "rows": str(rows)}:
+                gathers.append(Gathered(table=table, indices=indices, rows=rows))
+            case _:
+                raise ValueError(f"block {index}: gathers do not name table, indices and rows")
+    return tuple(gathers)
 
 
 def _size(index: int, value: Mapping[object, object], key: str) -> int:

@@ -74,11 +74,14 @@ def check_facts(store: Path, digest: Digest) -> None:
     for block in blocks_of(store, digest):
         assert block.model_offset == end
         end += block.model_bytes
+        assert {each.indices for each in block.gathers} <= values
+        values |= {each.rows for each in block.gathers}
         assert set(block.takes) <= values
         values |= set(block.gives)
         model = onnx.ModelProto.FromString(content[block.model_offset : end])
         assert [each.name for each in model.graph.input] == list(block.takes)
         assert [each.name for each in model.graph.output] == list(block.gives)
+        read.update(each.table for each in block.gathers)
         mapped = 0
         for tensor in model.graph.initializer:
             if tensor.data_location != TensorProto.EXTERNAL:

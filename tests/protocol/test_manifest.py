@@ -71,7 +71,7 @@ def test_a_fragment_may_have_no_blocks() -> None:
     [
         ({MODEL: ENTRY}, [BLOCK, BLOCK], "has only one of blocks and blocks.bin"),
         ({MODEL: ENTRY, BLOCKS: ENTRY}, None, "has only one of blocks and blocks.bin"),
-        ({MODEL: ENTRY, BLOCKS: ENTRY}, [BLOCK], "blocks are not a list of 2 to 256"),
+        ({MODEL: ENTRY, BLOCKS: ENTRY}, [], "blocks are not a list of 1 to 256"),
         (
             {MODEL: ENTRY, BLOCKS: FileEntry(digest=ENTRY.digest, size_bytes=4)},
             [BLOCK, BLOCK],

@@ -55,6 +55,7 @@ from shoal_agent.runtime.open_block import (
     run_block,
 )
 from shoal_agent.runtime.sessions import OpenSession
+from shoal_agent.runtime.table_rows import TableRows
 from shoal_protocol.tensors import Array
 
 _UNREAD_BYTES: Final = 64 << 10
@@ -85,13 +86,15 @@ class BlockFragment:
         self._open_session = open_session
         self._region = region
         self._source = source
+        self._tables = TableRows(source.folder, source.tables)
         self._open = tuple(open_blocks(source, open_session))
         self._reads_ahead = self._keeps_nothing = False
         read_nothing_ahead(self.weight_pages())
         self._prefetcher = ThreadPoolExecutor(1, "prefetch")
         self._prefetches: dict[int, Future[None]] = {}
-        self.inputs = tuple(inputs_of(self._open))
+        self.inputs = tuple(inputs_of(self._open, source.indices))
         self.outputs = source.outputs
+        self._given = frozenset(name for block in self._open for name in block.gives)
         self._joins = {name: join for join in source.joins for name in join.parts}
         sessions = [block.session for block in self._open]
         self._places, self._destinations = True, Destinations(sessions, self.outputs, source.joins)
@@ -178,17 +181,20 @@ class BlockFragment:
         placed = self.destinations(feed) if placed is None else placed
         self._parts.begin(feed)
         own: dict[str, Array] = {}  # results that are in this process's own memory
+        rows: dict[str, int] = {}  # bytes of what was read of tables, which is, too
         try:
             for index, block in enumerate(self._open):
                 if self._parts.begins_at(index):
-                    moved = move_out(values, feed.keys() | own.keys())
+                    moved = move_out(values, feed.keys() | own.keys() | rows.keys())
                     outside = sum(each.nbytes for each in {**placed, **own, **moved}.values())
+                    outside += sum(size for name, size in rows.items() if name in values)
                     own.update((name, each) for name, each in moved.items() if name in self.outputs)
                     del moved  # the others go after their last use
                     self._parts.make_room(index, outside)
                 self._bring(index)
                 if adopted.plan.prefetches:
                     self._prefetch(index + 1)
+                rows |= self._gather(block, values, own, stopper)
                 try:
                     run_block(block, values, stopper, placed)
                 except (Terminated, OutOfBudget):
@@ -207,6 +213,20 @@ class BlockFragment:
             raise
         self._parts.end()
         return [own[name] if name in own else values[name].numpy() for name in self.outputs]
+
+    def _gather(
+        self, block: OpenBlock, values: Values, own: dict[str, Array], stopper: Stopper
+    ) -> dict[str, int]:
+        """Read the rows that a block takes; the bytes of those that go after their last use. What a
+        block hands through has the memory of what it took, which stays until the end."""
+        sizes = {}
+        for each in block.gathers:
+            rows = self._tables.gather(each, values, stopper)
+            if each.rows in self._given:
+                own[each.rows] = rows
+            else:
+                sizes[each.rows] = rows.nbytes
+        return sizes
 
     def _keep_results(
         self, block: OpenBlock, values: Values, own: dict[str, Array], placed: Placed
@@ -236,7 +256,10 @@ class BlockFragment:
 
     def destinations(self, feed: Mapping[str, Array]) -> Placed:
         """As of `WholeFragment`."""
-        return self._destinations.of(feed) if self._places else {}
+        if not self._places:
+            return {}
+        gathers = (each for block in self._open for each in block.gathers)
+        return self._destinations.of(self._tables.with_rows(feed, gathers))
 
     # ---- inside ------------------------------------------------------------------------------
 

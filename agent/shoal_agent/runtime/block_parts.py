@@ -33,8 +33,8 @@ class Parts:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._touched: dict[int, int] = {}
         self._last: int | None = None
-        first, *_, last = arena_beside(blocks)
-        self._leaves_little, self._left_little = last <= first, False
+        beside = arena_beside(blocks)
+        self._leaves_little, self._left_little = beside[-1] <= beside[0], False
 
     def begin(self, feed: Mapping[str, Array]) -> None:
         """An item is to run."""

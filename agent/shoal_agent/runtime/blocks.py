@@ -5,20 +5,22 @@ file that appear in this process's address space meanwhile are that block's, and
 it is open. How they run then is in `block_fragment`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import onnxruntime
 
 from shoal_agent.runtime.failures import RuntimeFailed
+from shoal_agent.runtime.inputs import InputSpec
 from shoal_agent.runtime.mapped_pages import PageRange, added, mapped_files, mapped_ranges
 from shoal_agent.runtime.mapped_weights import Weights, map_weights, packs_floats
 from shoal_agent.runtime.open_block import OpenBlock
 from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.recipes import AS_IT_IS, DEQUANTISING, PREPARED, PREPARED_UNPACKED
 from shoal_agent.runtime.sessions import OpenSession
+from shoal_agent.runtime.table_rows import Table
 from shoal_protocol.blocks import Block, Join, least_bytes
 from shoal_protocol.manifest import BLOCKS
 from shoal_protocol.units import format_apart
@@ -44,7 +46,8 @@ class GrantTooSmall(RuntimeFailed):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
     """The blocks of a fragment in a folder; `resident_bytes` is what it takes as a whole. Of
-    prepared ones those that are `unpacked` are opened so."""
+    prepared ones those that are `unpacked` are opened so. `tables` are those of which the device
+    reads rows by itself, `indices` the inputs of the fragment that say which."""
 
     folder: Path
     resident_bytes: int
@@ -53,6 +56,8 @@ class Blocks:
     joins: tuple[Join, ...] = ()
     prepared: tuple[PreparedModel, ...] = ()
     unpacked: frozenset[int] = frozenset()
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    indices: tuple[InputSpec, ...] = ()
 
     @property
     def least_bytes(self) -> int:
@@ -161,7 +166,7 @@ def _beyond_spare(growth_bytes: int) -> int:
 
 def open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[OpenBlock]:
     """All of them, in order."""
-    last = {name: index for index, block in enumerate(source.blocks) for name in block.takes}
+    last = {name: index for index, block in enumerate(source.blocks) for name in block.reads}
     results = {*source.outputs, *(name for join in source.joins for name in join.parts)}
     opened = _with_pages(source, source.open_models(open_session))
     for index, (block, session, mapped, pages) in enumerate(opened):
@@ -170,9 +175,10 @@ def open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[OpenBlock
             mapped=mapped,
             takes=block.takes,
             gives=block.gives,
+            gathers=block.gathers,
             spent=tuple(
                 name
-                for name in dict.fromkeys((*block.takes, *block.gives))
+                for name in dict.fromkeys((*block.reads, *block.gives))
                 if last.get(name, -1) <= index and name not in results
             ),
             weights=pages,

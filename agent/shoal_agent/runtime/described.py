@@ -1,9 +1,15 @@
 """What the manifest of a fragment says that an agent has to know to run it."""
 
 import json
+from collections.abc import Set
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from shoal_agent.runtime.blocks import Blocks
+from shoal_agent.runtime.inputs import InputSpec
+from shoal_agent.runtime.table_rows import tables_of
 from shoal_protocol.blocks import blocks_from_json, joins_from_json
 from shoal_protocol.manifest import BLOCKS, IN_ORDER, JOINS, MANIFEST, FragmentDamaged
 
@@ -20,9 +26,15 @@ def read_blocks(folder: Path) -> Blocks | None:
         known = {str(each["name"]) for each in document["inputs"]}
         outputs = tuple(str(each["name"]) for each in document["outputs"])
         joins = joins_from_json(document.get(JOINS))
+        gathers = [gathered for block in blocks for gathered in block.gathers]
+        tables = tables_of(document, {each.table for each in gathers})
+        inputs = _indices_taken(document["inputs"], {each.indices for each in gathers})
     except (ValueError, KeyError, TypeError) as error:
         raise FragmentDamaged(f"{folder / MANIFEST} describes no blocks: {error}") from error
     for index, block in enumerate(blocks):
+        if missing := {each.indices for each in block.gathers} - known:
+            raise FragmentDamaged(f"block {index} reads rows by {min(missing)!r}, given by nothing")
+        known.update(each.rows for each in block.gathers)
         if missing := set(block.takes) - known:
             raise FragmentDamaged(f"block {index} takes {min(missing)!r}, which nothing gives")
         known.update(block.gives)
@@ -35,6 +47,21 @@ def read_blocks(folder: Path) -> Blocks | None:
         outputs=outputs,
         blocks=blocks,
         joins=joins,
+        tables=tables,
+        indices=inputs,
+    )
+
+
+def _indices_taken(inputs: list[dict[str, Any]], names: Set[str]) -> tuple[InputSpec, ...]:
+    """Inputs that say what rows of tables are read: no block may take them."""
+    return tuple(
+        InputSpec(
+            name=each["name"],
+            dtype=np.dtype({"int32": np.int32, "int64": np.int64}[each["dtype"]]),
+            shape=tuple(size if isinstance(size, int) else None for size in each["shape"] or ()),
+        )
+        for each in inputs
+        if each["name"] in names
     )
 
 

@@ -16,6 +16,7 @@ disk.
 """
 
 import os
+from collections.abc import Set
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -63,10 +64,10 @@ def mapped_bytes(model: bytes) -> int:
     return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for _, size in ranges)
 
 
-def saved_bytes(model: bytes) -> int:
-    """What ONNX Runtime saves of a model's weights, without packed forms: once for each tensor that
-    refers to them, and of a table of which items read rows and that is also multiplied, a
-    transposed copy besides."""
+def saved_bytes(model: bytes, without: Set[str] = frozenset()) -> int:
+    """What ONNX Runtime saves of a model's weights, `without` some and packed forms: once for each
+    tensor that refers to them, and of a table of which items read rows and that is also multiplied,
+    a transposed copy besides."""
     graph = Model.FromString(model).graph
     multiplied = {
         name
@@ -75,12 +76,13 @@ def saved_bytes(model: bytes) -> int:
         if place not in table_places(node)
     }
     copied = (table for table in tables(graph) if table.name in multiplied)
-    return sum(map(_size, tensors(graph))) + sum(map(_size, copied))
+    kept = (each for each in tensors(graph) if each.name not in without)
+    return sum(map(_size, kept)) + sum(map(_size, copied))
 
 
-def half_bytes(model: bytes) -> int:
-    """Weights of half precision: they are saved as floats, and packed as such."""
-    found = tensors(Model.FromString(model).graph)
+def half_bytes(model: bytes, without: Set[str] = frozenset()) -> int:
+    """Weights of half precision, `without` some: they are saved as floats, and packed as such."""
+    found = [each for each in tensors(Model.FromString(model).graph) if each.name not in without]
     return sum(_size(each) for each in found if each.data_type in _HALVES)
 
 

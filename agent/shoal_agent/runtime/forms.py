@@ -42,6 +42,8 @@ class Form:
     """Whether to save it."""
     results: tuple[str, ...] = ()
     """What the fragment gives, where the models are its blocks."""
+    tables: frozenset[str] = frozenset()
+    """Weights that the models have not: the agent reads their rows from the fragment's files."""
 
     def of(self, prepared: Prepared) -> object | None:
         return prepared.whole if self.name == WHOLE else prepared.blocks
@@ -56,7 +58,7 @@ class Form:
         if not self.saved:
             return (self.trial_bytes,)
         factors = _WEIGHT_FACTORS
-        if half_bytes(self._model()):
+        if half_bytes(self._model(), self.tables):
             factors = (_HALF_FACTOR, *factors)
         return (*map(self._saving_bytes, factors), self.trial_bytes)
 
@@ -72,7 +74,8 @@ class Form:
         """Weights as they are, or as floats, and packed ones, which are a little larger. Raises
         `OSError`."""
         graphs = 4 * len(self.weights) * self.model_bytes
-        plain, halves = saved_bytes(self._model()), half_bytes(self._model())
+        plain = saved_bytes(self._model(), self.tables)
+        halves = half_bytes(self._model(), self.tables)
         packed = (self.stored_bytes + halves) * 5 // 4
         return plain + halves + packed + graphs + _SPARE_BYTES
 
@@ -110,9 +113,10 @@ def blocks_form(fragment: Path, source: Blocks) -> Form:
             max(0, mapped_bytes(model) - block.weight_bytes)
             for block, model in zip(source.blocks, source.models(), strict=True)
         ),
-        stored_bytes=_weights_bytes(fragment),
+        stored_bytes=_weights_bytes(fragment) - sum(each.bytes for each in source.tables.values()),
         saved=_is_saved(fragment),
         results=source.outputs,
+        tables=frozenset(source.tables),
     )
 
 

@@ -11,7 +11,7 @@ from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated, fai
 from shoal_agent.runtime.inputs import InputSpec, input_spec
 from shoal_agent.runtime.mapped_pages import PageRange
 from shoal_agent.runtime.mapped_weights import Weights
-from shoal_protocol.blocks import Join
+from shoal_protocol.blocks import Gathered, Join
 from shoal_protocol.tensors import Array
 
 Values = dict[str, onnxruntime.OrtValue]
@@ -20,12 +20,14 @@ Values = dict[str, onnxruntime.OrtValue]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBlock:
-    """`spent` are the values that nothing needs once it has run. The session refers to `mapped`."""
+    """`gathers` is what is read of tables before it runs; `spent` are the values that nothing needs
+    once it has run. The session refers to `mapped`."""
 
     session: onnxruntime.InferenceSession
     mapped: Weights
     takes: tuple[str, ...]
     gives: tuple[str, ...]
+    gathers: tuple[Gathered, ...]
     spent: tuple[str, ...]
     weights: tuple[PageRange, ...]
 
@@ -127,10 +129,13 @@ def run_bound(
     return [value._ortvalue for value in binding.get_outputs()]
 
 
-def inputs_of(blocks: Sequence[OpenBlock]) -> Iterator[InputSpec]:
-    """Of the fragment: what blocks take and none gives. Raises `RuntimeFailed`."""
-    seen: set[str] = set()
+def inputs_of(blocks: Sequence[OpenBlock], indices: Sequence[InputSpec]) -> Iterator[InputSpec]:
+    """Of the fragment: the inputs that are `indices` of rows, and what else blocks take and none
+    gives. Raises `RuntimeFailed`."""
+    yield from indices
+    seen = {spec.name for spec in indices}
     for block in blocks:
+        seen.update(each.rows for each in block.gathers)
         for value in block.session.get_inputs():
             if value.name not in seen:
                 seen.add(value.name)

@@ -1,0 +1,202 @@
+"""Rows of tables, read from the files of a fragment when it runs in blocks.
+
+A table that is mapped comes into memory in windows of 64 KiB, one around each row that an item
+reads. Where rows are small and all over the table, that is a hundred times what the rows take. Here
+they are read by themselves, each where it belongs in what the block takes.
+
+What the kernel keeps of the file in its cache meanwhile are single pages, which nobody has mapped:
+it lets go of them whenever something else needs the memory.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime
+
+from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated
+from shoal_protocol.blocks import Gathered
+from shoal_protocol.manifest import WEIGHTS, FragmentDamaged
+from shoal_protocol.row_readers import ELEMENTS, Element
+from shoal_protocol.tensors import Array
+
+_MOST_BUFFERS: Final = 256
+"""Rows that are read by one call, where they lie side by side: the kernel takes up to 1024."""
+_ORDERED: Final = 4096
+"""Rows of which the places are numbers of Python's at one time."""
+_COPIED_BYTES: Final = 64 << 10
+"""Of rows that an item reads several times, what is copied at one time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Where in a file of the fragment a table is, and what."""
+
+    file: str
+    offset: int
+    element: Element
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * prod(self.shape[1:])
+
+    @property
+    def bytes(self) -> int:
+        return self.row_bytes * self.shape[0]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of a type that numpy has not, that of one of its size."""
+        return np.dtype(self.element.code)
+
+
+def tables_of(manifest: Mapping[str, Any], names: Iterable[str]) -> dict[str, Table]:
+    """Those of a fragment, as its manifest describes them. Raises `ValueError`, `KeyError`,
+    `TypeError`."""
+    tables = {}
+    for name in names:
+        described = manifest["initializers"][name]
+        if (element := ELEMENTS.get(described["dtype"])) is None:
+            raise ValueError(f"rows of {name}, of type {described['dtype']!r}, cannot be read")
+        table = Table(
+            file=str(described.get("file", WEIGHTS)),
+            offset=int(described["offset"]),
+            element=element,
+            shape=tuple(int(size) for size in described["shape"]),
+        )
+        if not table.shape or min(table.shape) < 1 or table.offset < 0:
+            raise ValueError(f"{name} of shape {list(table.shape)} is no table")
+        file = manifest["files"][table.file]
+        if table.offset + table.bytes > file["bytes"]:
+            raise ValueError(f"{name} is beyond the end of {table.file}")
+        tables[name] = table
+    return tables
+
+
+class TableRows:
+    """The files of a fragment's tables, open for as long as it is."""
+
+    def __init__(self, folder: Path, tables: Mapping[str, Table]) -> None:
+        """Raises `FragmentDamaged`, `OSError`."""
+        self._tables = tables
+        self._files: dict[str, int] = {}
+        for table in tables.values():
+            if table.file not in self._files:
+                self._files[table.file] = file = os.open(folder / table.file, os.O_RDONLY)
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # read nothing ahead
+            if table.offset + table.bytes > os.fstat(self._files[table.file]).st_size:
+                raise FragmentDamaged(f"{folder / table.file} ends within a table")
+
+    def __del__(self) -> None:
+        for file in getattr(self, "_files", {}).values():
+            os.close(file)
+
+    def gather(
+        self, gathered: Gathered, values: dict[str, onnxruntime.OrtValue], stopper: Stopper
+    ) -> Array:
+        """Put rows among the values where their indices are, as views of what is returned. Raises
+        `RuntimeFailed` and its kinds."""
+        table = self._tables[gathered.table]
+        indices = values[gathered.indices].numpy()
+        rows = read_rows(self._files[table.file], table, indices, stopper)
+        made = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(rows, table.element.number)
+        values[gathered.rows] = made
+        return rows
+
+    def with_rows(
+        self, feed: Mapping[str, Array], gathers: Iterable[Gathered]
+    ) -> Mapping[str, Array]:
+        """Inputs, and beside them rows that they ask for: arrays of their shapes that hold nothing,
+        and take no memory."""
+        shapes = {
+            each.rows: (*feed[each.indices].shape, *self._tables[each.table].shape[1:])
+            for each in gathers
+            if each.indices in feed
+        }
+        nothing = np.zeros((), np.uint8)
+        return {**feed, **{name: np.broadcast_to(nothing, each) for name, each in shapes.items()}}
+
+
+def read_rows(file: int, table: Table, indices: Array, stopper: Stopper) -> Array:
+    """The rows of a table in an open file: what `Gather` gives. Raises as `TableRows.gather`."""
+    rows = np.empty((*indices.shape, *table.shape[1:]), table.dtype)
+    if indices.size == 0:
+        return rows
+    wanted = _within(np.ravel(indices).astype(np.int64, copy=False), table.shape[0])
+    order = np.argsort(wanted, kind="stable")
+    wanted = wanted[order]
+    is_new = np.empty(order.size, np.bool_)
+    is_new[0] = True
+    np.not_equal(wanted[1:], wanted[:-1], out=is_new[1:])
+    flat = rows.reshape(-1).view(np.uint8)
+    for start in range(0, order.size, _ORDERED):
+        part = slice(start, start + _ORDERED)
+        chosen = is_new[part]
+        if stopper.stopped:
+            raise Terminated("stopped while it read rows of a table")
+        _read(file, table, memoryview(flat), wanted[part][chosen], order[part][chosen])
+    if not is_new.all():
+        _repeat(flat.reshape(order.size, table.row_bytes), order, is_new)
+    return rows
+
+
+def _within(wanted: Array, count: int) -> Array:
+    least, most = int(wanted.min()), int(wanted.max())
+    if least < -count or most >= count:
+        wrong = most if most >= count else least
+        raise RuntimeFailed(
+            f"indices element out of data bounds, idx={wrong} must be within the inclusive range "
+            f"[{-count},{count - 1}]"
+        )
+    return np.where(wanted < 0, wanted + count, wanted) if least < 0 else wanted
+
+
+def _read(file: int, table: Table, target: memoryview, wanted: Array, places: Array) -> None:
+    """Read rows that are all different, in their order in the file, each to its place."""
+    size = table.row_bytes
+    starts = [int(place) * size for place in places.tolist()]
+    for start, end in _side_by_side(wanted):
+        buffers = [target[at : at + size] for at in starts[start:end]]
+        offset = table.offset + int(wanted[start]) * size
+        _fill(file, buffers, offset, table)
+
+
+def _side_by_side(wanted: Array) -> Iterator[tuple[int, int]]:
+    """The runs of rows that one call can read."""
+    borders = np.flatnonzero(np.diff(wanted) != 1) + 1
+    start = 0
+    for end in (*borders.tolist(), wanted.size):
+        for begin in range(start, end, _MOST_BUFFERS):
+            yield begin, min(end, begin + _MOST_BUFFERS)
+        start = end
+
+
+def _fill(file: int, buffers: list[memoryview], offset: int, table: Table) -> None:
+    """Read all of them, one behind the other. The kernel may end a call early."""
+    while buffers:
+        try:
+            got = os.preadv(file, buffers, offset)
+        except OSError as error:
+            raise RuntimeFailed(f"rows of {table.file} cannot be read: {error.strerror}") from error
+        if got == 0:
+            raise RuntimeFailed(f"{table.file} ends within a table: it was changed")
+        offset += got
+        while buffers and got >= len(buffers[0]):
+            got -= len(buffers.pop(0))
+        if buffers and got:
+            buffers[0] = buffers[0][got:]
+
+
+def _repeat(rows: Array, order: Array, is_new: Array) -> None:
+    """Copy rows to all other places where they belong."""
+    first = order[np.maximum.accumulate(np.where(is_new, np.arange(order.size), 0))]
+    again = np.flatnonzero(~is_new)
+    step = max(1, _COPIED_BYTES // rows.shape[1])
+    for start in range(0, again.size, step):
+        part = again[start : start + step]
+        rows[order[part]] = rows[first[part]]

@@ -65,8 +65,8 @@ def run_chained(
 def run_blocks(
     folder: Path, blocks: Sequence[Block], content: bytes, feeds: Tensors
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """The blocks of the fragment in a folder, each with nothing but what it takes, and the rows that
-    a device reads of its tables; all values."""
+    """The blocks of the fragment in a folder, each with nothing but what it takes, and rows that a
+    device reads of its tables; all values."""
     values = dict(feeds)
     tables = {
         each.name: numpy_helper.to_array(each)
@@ -76,7 +76,7 @@ def run_blocks(
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".onnx") as skeleton:
         for block in blocks:
             for each in block.gathers:
-                values[each.rows] = np.take(tables[each.table], values[each.indices], axis=0)
+                values[each.rows] = tables[each.table][values[each.indices].astype(np.int64)]
             end = block.model_offset + block.model_bytes
             Path(skeleton.name).write_bytes(content[block.model_offset : end])
             given = _run(Path(skeleton.name), {name: values[name] for name in block.takes})

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -406,8 +406,8 @@ class Recommender:
         int64, int32 = onnx.TensorProto.INT64, onnx.TensorProto.INT32
         if self.together:
             ends.append(helper.make_tensor_value_info("items", int32, [self.tables, self.reads]))
-        weights = {"flat": np.array([1, -1])}
-        nodes = []
+        weights: Tensors = {"flat": np.array([1, -1])}
+        nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
         for table in range(self.tables):
             values = random.standard_normal((self.rows, self.width))
             weights[f"table{table}"] = values.astype(self.dtype)

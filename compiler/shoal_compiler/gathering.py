@@ -159,7 +159,7 @@ def indices_first(graph: Graph, profile: Profile, indices: Collection[str]) -> t
         return 0 if node.role is Role.CONSTANT else 2 - (node.source in first)
 
     nodes = tuple(sorted(profile.nodes, key=place))
-    count = sum(place(node) < 2 for node in nodes)  # noqa: PLR2004 - as `place` says
+    count = sum(node.role is Role.CONSTANT or node.source in first for node in nodes)
     return replace(profile, nodes=nodes), count if first else 0
 
 

@@ -40,7 +40,10 @@ def table_of(profile: Profile) -> CutTable:
     names = _names(layout)
     cuts = [each for each in thinned(layout, share(profile), most) if each in names]
     ends = (0, *cuts, nodes)
-    parts = [list(_parts_from(layout, ends, start)) for start in range(len(ends) - 1)]
+    parts = _parts(layout, ends)
+    blocks = parts
+    if any(node.gathers for node in profile.nodes):
+        blocks = _parts(Layout(profile, row_items=1, gathered=True), ends)
     work = _work_before(profile, ends)
     rows = []
     for start, row in enumerate(parts):
@@ -50,7 +53,7 @@ def table_of(profile: Profile) -> CutTable:
         ]
         rows.append(
             tuple(
-                replace(each, least_bytes=_least(parts, start, start + 1 + place))
+                replace(each, least_bytes=_least(each, blocks, start, start + 1 + place))
                 for place, each in enumerate(candidates)
             )
         )
@@ -86,6 +89,11 @@ def _names(layout: Layout) -> dict[int, str]:
 def _usable(name: str) -> bool:
     """Whether a name can be given as an argument and in a Partition."""
     return 0 < len(name) <= _MOST_NAME and "," not in name
+
+
+def _parts(layout: Layout, ends: Sequence[int]) -> list[list[_Part]]:
+    """For each end but the last, what begins there."""
+    return [list(_parts_from(layout, ends, start)) for start in range(len(ends) - 1)]
 
 
 def _parts_from(layout: Layout, ends: Sequence[int], start: int) -> Iterator[_Part]:
@@ -132,11 +140,11 @@ def _between(before: Work | None, after: Work | None) -> Work | None:
     )
 
 
-def _least(parts: Sequence[Sequence[_Part]], start: int, end: int) -> int:
-    """An estimate of what a fragment needs in blocks; its resident bytes where they gain little."""
-    whole = parts[start][end - start - 1]
-    resident = whole.candidate.resident_bytes
-    if not whole.known or whole.candidate.weight_bytes * _GAIN < resident:
+def _least(whole: Candidate, parts: Sequence[Sequence[_Part]], start: int, end: int) -> int:
+    """An estimate of what a fragment needs in blocks; its resident bytes where they gain little.
+    `parts` are what it is made of, with what each would take as a block."""
+    resident = whole.resident_bytes
+    if not parts[start][end - start - 1].known or whole.weight_bytes * _GAIN < resident:
         return resident
     single = [parts[each][0].candidate.weight_bytes for each in range(start, end)]
     limits = dict.fromkeys(max(single) * each // 100 for each in _LIMITS)

@@ -46,8 +46,8 @@ class NodeProfile:
     `joined`: no cut is to be before it.
     `touched` are the weights of which the node reads some rows only, with the bytes of memory that
     those of one item take. `gathers`: in blocks, the device reads these rows itself, and that is
-    what they take then; 0: it does not. `inner_nodes` counts those of the graphs inside it; for its attributes
-    `attribute_bytes` are held. `work` is what a device has to do, as estimated.
+    what they take then; 0: it does not. `inner_nodes` counts those of the graphs inside it; for its
+    attributes `attribute_bytes` are held. `work` is what a device has to do, as estimated.
     """
 
     label: str

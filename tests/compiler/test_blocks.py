@@ -70,7 +70,7 @@ def check_facts(store: Path, digest: Digest) -> None:
     folder, said = FragmentStore(store).folder(digest), manifest(store, digest)
     content, end = (folder / BLOCKS).read_bytes(), 0
     values = {each["name"] for each in said["inputs"]}  # type: ignore[attr-defined]
-    read = set()
+    read = set[str]()
     for block in blocks_of(store, digest):
         assert block.model_offset == end
         end += block.model_bytes

@@ -139,7 +139,7 @@ def read_rows(file: int, table: Table, indices: Array, stopper: Stopper) -> Arra
         chosen = is_new[part]
         if stopper.stopped:
             raise Terminated("stopped while it read rows of a table")
-        _read(file, table, memoryview(flat), wanted[part][chosen], order[part][chosen])
+        _read(file, table, flat.data, wanted[part][chosen], order[part][chosen])
     if not is_new.all():
         _repeat(flat.reshape(order.size, table.row_bytes), order, is_new)
     return rows

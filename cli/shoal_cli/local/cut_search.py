@@ -128,7 +128,8 @@ def _coarse(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
 def _may_be_large(order: CutOrder, profile: Profile) -> bool:
     """Whether devices could hold each node in blocks, as far as is known without a cut."""
     most = max((device.budget_bytes for device in order.devices), default=0)
-    return _is_free(order) and max(least_needs(Layout(profile, row_items=1)), default=0) <= most
+    layout = Layout(profile, row_items=1, gathered=True)
+    return _is_free(order) and max(least_needs(layout), default=0) <= most
 
 
 def _large(order: CutOrder, model: "Source", profile: Profile, shapes: Shapes) -> Suited | None:

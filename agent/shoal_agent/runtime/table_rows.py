@@ -28,6 +28,10 @@ _MOST_BUFFERS: Final = 256
 """Rows that are read by one call, where they lie side by side: the kernel takes up to 1024."""
 _ORDERED: Final = 4096
 """Rows of which the places are numbers of Python's at one time."""
+_COMING_BYTES: Final = 256 << 10
+"""What is on its way from the disk at one time, which cannot be taken back."""
+_PAGE_BYTES: Final = 4096
+_CACHED: Final = os.RWF_NOWAIT
 _COPIED_BYTES: Final = 64 << 10
 """Of rows that an item reads several times, what is copied at one time."""
 
@@ -157,39 +161,72 @@ def _within(wanted: Array, count: int) -> Array:
 
 
 def _read(file: int, table: Table, target: memoryview, wanted: Array, places: Array) -> None:
-    """Read rows that are all different, in their order in the file, each to its place."""
+    """Read rows that are all different, in their order in the file, each to its place: what the
+    page cache has, at once, and what comes from the disk, several together."""
     size = table.row_bytes
-    starts = [int(place) * size for place in places.tolist()]
-    for start, end in _side_by_side(wanted):
+    starts = [place * size for place in places.tolist()]
+    numbers = wanted.tolist()
+    coming: list[_Part] = []
+    coming_bytes = 0
+    for start, end in _side_by_side(wanted, max(1, min(_MOST_BUFFERS, _COMING_BYTES // size))):
         buffers = [target[at : at + size] for at in starts[start:end]]
-        offset = table.offset + int(wanted[start]) * size
-        _fill(file, buffers, offset, table)
+        part = _Part(buffers, table.offset + numbers[start] * size)
+        if part.fill(file, _CACHED):
+            continue
+        os.posix_fadvise(file, part.offset, part.bytes, os.POSIX_FADV_WILLNEED)
+        coming.append(part)
+        coming_bytes += part.bytes + _PAGE_BYTES
+        if coming_bytes >= _COMING_BYTES:
+            _await(file, table, coming)
+            coming_bytes = 0
+    _await(file, table, coming)
 
 
-def _side_by_side(wanted: Array) -> Iterator[tuple[int, int]]:
-    """The runs of rows that one call can read."""
+def _await(file: int, table: Table, coming: list["_Part"]) -> None:
+    for part in coming:
+        if not part.fill(file, 0):
+            raise RuntimeFailed(f"{table.file} ends within a table: it was changed")
+    coming.clear()
+
+
+def _side_by_side(wanted: Array, most: int) -> Iterator[tuple[int, int]]:
+    """The runs of rows that one call reads, each of so many at most."""
     borders = np.flatnonzero(np.diff(wanted) != 1) + 1
     start = 0
     for end in (*borders.tolist(), wanted.size):
-        for begin in range(start, end, _MOST_BUFFERS):
-            yield begin, min(end, begin + _MOST_BUFFERS)
+        for begin in range(start, end, most):
+            yield begin, min(end, begin + most)
         start = end
 
 
-def _fill(file: int, buffers: list[memoryview], offset: int, table: Table) -> None:
-    """Read all of them, one behind the other. The kernel may end a call early."""
-    while buffers:
-        try:
-            got = os.preadv(file, buffers, offset)
-        except OSError as error:
-            raise RuntimeFailed(f"rows of {table.file} cannot be read: {error.strerror}") from error
-        if got == 0:
-            raise RuntimeFailed(f"{table.file} ends within a table: it was changed")
-        offset += got
-        while buffers and got >= len(buffers[0]):
-            got -= len(buffers.pop(0))
-        if buffers and got:
-            buffers[0] = buffers[0][got:]
+@dataclass(slots=True)
+class _Part:
+    """Rows that lie side by side in a file from an offset on, each with a place of its own."""
+
+    buffers: list[memoryview]
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(map(len, self.buffers))
+
+    def fill(self, file: int, flags: int) -> bool:
+        """Read what there is; whether that is all. Raises `RuntimeFailed`."""
+        while self.buffers:
+            try:
+                got = os.preadv(file, self.buffers, self.offset, flags)
+            except OSError as error:
+                if flags:  # it is not in the page cache, or this file system does not say
+                    return False
+                raise RuntimeFailed(f"a table cannot be read: {error.strerror}") from error
+            if got == 0:
+                return False
+            self.offset += got
+            while self.buffers and got >= len(self.buffers[0]):
+                got -= len(self.buffers.pop(0))
+            if self.buffers:
+                self.buffers[0] = self.buffers[0][got:]
+        return True
 
 
 def _repeat(rows: Array, order: Array, is_new: Array) -> None:

@@ -7,12 +7,13 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
-from onnx import numpy_helper
+from onnx import helper
 
 from shoal_protocol.blocks import Block, joins_from_json
 from shoal_protocol.manifest import BLOCKS, MANIFEST, parse_manifest
@@ -68,21 +69,28 @@ def run_blocks(
     """The blocks of the fragment in a folder, each with nothing but what it takes, and rows that a
     device reads of its tables; all values."""
     values = dict(feeds)
-    tables = {
-        each.name: numpy_helper.to_array(each)
-        for each in onnx.load(folder / "model.onnx").graph.initializer
-        if any(each.name == gathered.table for block in blocks for gathered in block.gathers)
-    }
+    described = json.loads((folder / MANIFEST).read_text())["initializers"]
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".onnx") as skeleton:
         for block in blocks:
             for each in block.gathers:
-                values[each.rows] = tables[each.table][values[each.indices].astype(np.int64)]
+                table = _table(folder, described[each.table])
+                values[each.rows] = table[values[each.indices].astype(np.int64)]
             end = block.model_offset + block.model_bytes
             Path(skeleton.name).write_bytes(content[block.model_offset : end])
             given = _run(Path(skeleton.name), {name: values[name] for name in block.takes})
             assert sorted(given) == sorted(block.gives)
             values |= given
     return values
+
+
+def _table(folder: Path, described: Mapping[str, Any]) -> npt.NDArray[np.generic]:
+    """An initializer, as the manifest describes it."""
+    data_type = onnx.TensorProto.DataType.Value(described["dtype"].upper())
+    with (folder / described.get("file", "weights.bin")).open("rb") as file:
+        file.seek(described["offset"])
+        content = file.read(described["bytes"])
+    dtype = helper.tensor_dtype_to_np_dtype(data_type)
+    return np.frombuffer(content, dtype).reshape(described["shape"])
 
 
 def manifest(store: Path, digest: str) -> dict[str, object]:

@@ -107,6 +107,7 @@ def _described(index: int, piece: Piece, files: FragmentFiles, profile: Profile)
         flops=piece.segment.flops,
         work=None if None in works else sum(filter(None, works), Work()),
         batches=files.batched is not None,
+        gathered_bytes=files.gathered_bytes,
         inputs=files.inputs,
         outputs=files.outputs,
     )

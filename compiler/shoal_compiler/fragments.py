@@ -84,6 +84,13 @@ class FragmentFiles:
         return least_bytes(self.blocks.blocks) if self.blocks.blocks else self.resident_bytes
 
     @property
+    def gathered_bytes(self) -> int:
+        """Of the tables of which such a device reads rows."""
+        blocks = self.blocks.blocks
+        tables = {each.table for block in blocks for each in block.gathers}
+        return sum(self.weights[name][0].bytes for name in tables)
+
+    @property
     def digest(self) -> Digest:
         """The fragment's name. Raises `ModelRefused`."""
         return digest_of(self._manifest)

@@ -58,15 +58,28 @@ def read_bytes(fragment: Fragment) -> int:
 
 def paged_bytes(fragment: Fragment, granted: int) -> int:
     """Weights of a fragment that are read again for each item, by what it is granted."""
-    lacking = fragment.resident_bytes - granted
-    swapped = fragment.resident_bytes - fragment.least_bytes
-    return -(-read_bytes(fragment) * lacking // swapped) if lacking else 0
+    swapped = _swapped_bytes(fragment)
+    lacking = max(0, fragment.least_bytes + swapped - granted)
+    return -(-_streamed_bytes(fragment) * lacking // swapped) if lacking else 0
 
 
 def saving_per_byte(fragment: Fragment) -> Fraction:
     """Weights that need not be read again, for each byte that is granted beyond the least."""
+    swapped = _swapped_bytes(fragment)
+    return Fraction(_streamed_bytes(fragment), swapped) if swapped else Fraction(0)
+
+
+def _streamed_bytes(fragment: Fragment) -> int:
+    """Weights that are read for each item in blocks, where nothing is kept. Rows of tables that are
+    read by themselves count nothing: it is not known how many there are, and each is little."""
+    return min(read_bytes(fragment), fragment.weight_bytes - fragment.gathered_bytes)
+
+
+def _swapped_bytes(fragment: Fragment) -> int:
+    """What a grant in blocks may have beyond the least, and keep weights in. As a whole, a fragment
+    has tables in memory that it has not in blocks."""
     swapped = fragment.resident_bytes - fragment.least_bytes
-    return Fraction(read_bytes(fragment), swapped) if swapped else Fraction(0)
+    return min(swapped, _streamed_bytes(fragment)) if fragment.gathered_bytes else swapped
 
 
 def time_of(amount: int, per_second: int) -> int:

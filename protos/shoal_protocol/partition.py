@@ -66,7 +66,9 @@ class Fragment:
     activations alive at once, and workspace. `least_bytes` is the same for a device that swaps: the
     fragment in blocks, the weights of one in memory (`blocks`); without blocks the two are equal.
     `flops`, `work` and `activation_bytes` are None where a shape is unknown: unknown stays unknown,
-    never zero. `batches` says that it may run several items at once.
+    never zero. `batches` says that it may run several items at once. `gathered_bytes` of the
+    weights are tables of which a device that swaps reads nothing but the rows that an item asks
+    for.
     """
 
     index: int
@@ -81,6 +83,7 @@ class Fragment:
     outputs: tuple[TensorSpec, ...]
     work: Work | None = None
     batches: bool = False
+    gathered_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +176,9 @@ def document_to_json(document: PartitionDocument) -> str:
     value = {"version": VERSION, **asdict(document)}
     if not document.fixed:
         del value["fixed"]
+    for fragment in value["fragments"]:
+        if not fragment["gathered_bytes"]:
+            del fragment["gathered_bytes"]
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -231,6 +237,7 @@ def _read_fragment(reader: "_Reader") -> Fragment:
         work=_read_work(reader),
         # Documents that were written before there were batches do not have it.
         batches=reader.has("batches") and reader.under("batches").value is True,
+        gathered_bytes=reader.count("gathered_bytes") if reader.has("gathered_bytes") else 0,
     )
 
 

@@ -17,8 +17,8 @@ from shoal_protocol.tensors import Array
 class Beside:
     """Of one run that is about to begin, whose `weights` are dropped: it has up to `read_bytes` of
     them in memory at one time. Inputs that are `on_disk` are out of memory, and to be brought in.
-    What is `placed` of its outputs is written outside of the arena, the others copied when it has
-    run, where there is room then."""
+    What is `placed` is outside of the arena, rows of tables and large outputs; other outputs are
+    copied when it has run, where there is room then."""
 
     def __init__(
         self,

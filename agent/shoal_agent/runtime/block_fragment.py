@@ -256,10 +256,13 @@ class BlockFragment:
 
     def destinations(self, feed: Mapping[str, Array]) -> Placed:
         """As of `WholeFragment`."""
-        if not self._places:
-            return {}
+        return self._destinations.of({**feed, **self.rows(feed)}) if self._places else {}
+
+    def rows(self, feed: Mapping[str, Array]) -> Mapping[str, Array]:
+        """What a run has of tables beside its inputs, as far as these say it: arrays like it, which
+        take no memory."""
         gathers = (each for block in self._open for each in block.gathers)
-        return self._destinations.of(self._tables.with_rows(feed, gathers))
+        return self._tables.shaped(feed, gathers)
 
     # ---- inside ------------------------------------------------------------------------------
 

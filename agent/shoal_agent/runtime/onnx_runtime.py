@@ -278,7 +278,8 @@ class Runtime:
             weights = [pages for each in dropped for pages in each.weight_pages()]
             read_bytes = 0 if is_known and not is_larger else fragment.keep_nothing_once()
             placed = {} if is_larger else fragment.destinations(feed)
-            beside = Beside(self._meter, feed, placed, weights, read_bytes)
+            there = {**placed, **fragment.rows(feed)}
+            beside = Beside(self._meter, feed, there, weights, read_bytes)
             held = beside.held_back(self._arena.size_bytes, limit_bytes, is_larger=is_larger)
             # Blocks decide that themselves. What is on its way from the disk cannot be dropped.
             whole = () if in_blocks else fragment.weight_pages()

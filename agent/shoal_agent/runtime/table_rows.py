@@ -112,18 +112,16 @@ class TableRows:
         values[gathered.rows] = made
         return rows
 
-    def with_rows(
-        self, feed: Mapping[str, Array], gathers: Iterable[Gathered]
-    ) -> Mapping[str, Array]:
-        """Inputs, and beside them rows that they ask for: arrays of their shapes that hold nothing,
-        and take no memory."""
-        shapes = {
-            each.rows: (*feed[each.indices].shape, *self._tables[each.table].shape[1:])
-            for each in gathers
-            if each.indices in feed
-        }
-        nothing = np.zeros((), np.uint8)
-        return {**feed, **{name: np.broadcast_to(nothing, each) for name, each in shapes.items()}}
+    def shaped(self, feed: Mapping[str, Array], gathers: Iterable[Gathered]) -> dict[str, Array]:
+        """By name, arrays like the rows that inputs ask for, which hold nothing and take no memory;
+        without those whose indices are yet to be computed."""
+        made = {}
+        for each in gathers:
+            if each.indices in feed:
+                table = self._tables[each.table]
+                shape = (*feed[each.indices].shape, *table.shape[1:])
+                made[each.rows] = np.broadcast_to(np.zeros((), table.dtype), shape)
+        return made
 
 
 def read_rows(file: int, table: Table, indices: Array, stopper: Stopper) -> Array:

@@ -163,6 +163,11 @@ class WholeFragment:
         """Where a run may write large outputs: they take memory outside of the arena."""
         return self._destinations.of(feed) if self._places else {}
 
+    def rows(self, feed: Mapping[str, Array]) -> Mapping[str, Array]:
+        """As of `BlockFragment`: its tables are mapped."""
+        del feed
+        return {}
+
     def keep_nothing_once(self) -> int:
         """Weights that the next run has in memory at most: all, and of tables what it may read
         before a guard drops them. Raises `OSError`."""

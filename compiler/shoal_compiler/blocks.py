@@ -11,7 +11,13 @@ from typing import Final
 
 import onnx
 
-from shoal_compiler.gathering import gathers_of, indices_first, read_before, without
+from shoal_compiler.gathering import (
+    gathers_of,
+    indices_first,
+    read_before,
+    read_bytes,
+    without,
+)
 from shoal_compiler.graph import Graph
 from shoal_compiler.joins import find_joins
 from shoal_compiler.models import PieceModel, make_model, value_info
@@ -32,11 +38,12 @@ _QUANTISING: Final = frozenset(("QuantizeLinear", "DequantizeLinear"))
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """The blocks of a fragment, `blocks.bin`, and the outputs that they give in parts; all empty
-    where blocks gain nothing."""
+    where blocks gain nothing. Of tables the device reads `row_bytes` for each item."""
 
     blocks: tuple[Block, ...] = ()
     content: bytes = b""
     joins: tuple[Join, ...] = ()
+    row_bytes: int = 0
 
 
 def make_blocks(
@@ -56,7 +63,9 @@ def make_blocks(
         return Blocks()
     blocks = own.blocks(chosen.cuts, chosen.emptied)
     gains = least_bytes(blocks.blocks) * GAIN <= segment.resident_bytes * (GAIN - 1)
-    return blocks if gains else Blocks()
+    if not gains:
+        return Blocks()
+    return replace(blocks, row_bytes=sum(read_bytes(graph, profile, each) for each in own.gathers))
 
 
 @dataclass(frozen=True, slots=True)

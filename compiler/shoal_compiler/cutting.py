@@ -108,6 +108,7 @@ def _described(index: int, piece: Piece, files: FragmentFiles, profile: Profile)
         work=None if None in works else sum(filter(None, works), Work()),
         batches=files.batched is not None,
         gathered_bytes=files.gathered_bytes,
+        row_bytes=files.blocks.row_bytes,
         inputs=files.inputs,
         outputs=files.outputs,
     )

@@ -145,6 +145,14 @@ def _gathered(node: onnx.NodeProto) -> Gathered:
     return Gathered(table=node.input[0], indices=node.input[1], rows=node.output[0])
 
 
+def read_bytes(graph: Graph, profile: Profile, gathered: Gathered) -> int:
+    """What a device reads of a file for the rows of an item: whole pages."""
+    table = graph.weights[gathered.table]
+    row = table.bytes // table.tensor.dims[0]
+    rows = (profile.tensors[gathered.rows].bytes or 0) // row
+    return rows * -(-row // _PAGE_BYTES) * _PAGE_BYTES
+
+
 def indices_first(graph: Graph, profile: Profile, indices: Collection[str]) -> tuple[Profile, int]:
     """The profile of a graph with those nodes first that `indices` are made with, behind the ones
     that depend on no input; and how many that are, none if no node makes any."""

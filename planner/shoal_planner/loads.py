@@ -58,9 +58,12 @@ def read_bytes(fragment: Fragment) -> int:
 
 def paged_bytes(fragment: Fragment, granted: int) -> int:
     """Weights of a fragment that are read again for each item, by what it is granted."""
+    if granted >= fragment.resident_bytes:
+        return 0
     swapped = _swapped_bytes(fragment)
     lacking = max(0, fragment.least_bytes + swapped - granted)
-    return -(-_streamed_bytes(fragment) * lacking // swapped) if lacking else 0
+    paged = -(-_streamed_bytes(fragment) * lacking // swapped) if lacking else 0
+    return fragment.row_bytes + paged
 
 
 def saving_per_byte(fragment: Fragment) -> Fraction:
@@ -70,8 +73,8 @@ def saving_per_byte(fragment: Fragment) -> Fraction:
 
 
 def _streamed_bytes(fragment: Fragment) -> int:
-    """Weights that are read for each item in blocks, where nothing is kept. Rows of tables that are
-    read by themselves count nothing: it is not known how many there are, and each is little."""
+    """Weights that are read for each item in blocks, where nothing is kept, without rows of tables:
+    none of those are."""
     return min(read_bytes(fragment), fragment.weight_bytes - fragment.gathered_bytes)
 
 

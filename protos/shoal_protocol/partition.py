@@ -68,7 +68,7 @@ class Fragment:
     `flops`, `work` and `activation_bytes` are None where a shape is unknown: unknown stays unknown,
     never zero. `batches` says that it may run several items at once. `gathered_bytes` of the
     weights are tables of which a device that swaps reads nothing but the rows that an item asks
-    for.
+    for, `row_bytes` of the file with what lies around them.
     """
 
     index: int
@@ -84,6 +84,7 @@ class Fragment:
     work: Work | None = None
     batches: bool = False
     gathered_bytes: int = 0
+    row_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +163,8 @@ MAX_TENSORS: Final = 65_536
 MAX_RANK: Final = 64
 MAX_NAME: Final = 4096
 MAX_COUNT: Final = 2**63 - 1
+_OF_TABLES: Final = ("gathered_bytes", "row_bytes")
+"""Written of fragments that have some."""
 
 
 class DocumentRefused(ValueError):
@@ -177,8 +180,9 @@ def document_to_json(document: PartitionDocument) -> str:
     if not document.fixed:
         del value["fixed"]
     for fragment in value["fragments"]:
-        if not fragment["gathered_bytes"]:
-            del fragment["gathered_bytes"]
+        for key in _OF_TABLES:
+            if not fragment[key]:
+                del fragment[key]
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -237,7 +241,7 @@ def _read_fragment(reader: "_Reader") -> Fragment:
         work=_read_work(reader),
         # Documents that were written before there were batches do not have it.
         batches=reader.has("batches") and reader.under("batches").value is True,
-        gathered_bytes=reader.count("gathered_bytes") if reader.has("gathered_bytes") else 0,
+        **{key: reader.count(key) for key in _OF_TABLES if reader.has(key)},
     )
 
 

@@ -202,11 +202,14 @@ def test_searches_for_cuts_in_blocks_reckon_with_rows_alone(tmp_path: Path) -> N
     assert fragment.least_bytes // 2 < whole.least_bytes < 2 * fragment.least_bytes
 
 
-def test_tables_are_not_what_an_item_reads_again(tmp_path: Path) -> None:
+def test_of_tables_a_plan_has_an_item_read_the_pages_of_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(Recommender().proto(), path)
     (fragment,) = cut(path, tmp_path).fragments
-    others = fragment.weight_bytes - fragment.gathered_bytes
-    assert paged_bytes(fragment, fragment.least_bytes) == others < MIB
-    assert paged_bytes(fragment, fragment.least_bytes + others // 2) <= others // 2 + 1
-    assert paged_bytes(fragment, fragment.least_bytes + others) == 0
+    others, least = fragment.weight_bytes - fragment.gathered_bytes, fragment.least_bytes
+    pages = 4 * 512 * 4096
+    assert fragment.row_bytes == pages
+    assert paged_bytes(fragment, least) == pages + others < 9 * MIB
+    assert paged_bytes(fragment, least + others // 2) <= pages + others // 2 + 1
+    assert paged_bytes(fragment, least + others) == pages
+    assert paged_bytes(fragment, fragment.resident_bytes) == 0

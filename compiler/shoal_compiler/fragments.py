@@ -85,9 +85,10 @@ class FragmentFiles:
 
     @property
     def gathered_bytes(self) -> int:
-        """Of the tables of which such a device reads rows."""
+        """Of the tables of which such a device reads rows, and nothing else."""
         blocks = self.blocks.blocks
         tables = {each.table for block in blocks for each in block.gathers}
+        tables -= {weight.whole for weight, _ in self.weights.values()}  # its parts are read
         return sum(self.weights[name][0].bytes for name in tables)
 
     @property

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from chaining import Tensors, manifest, run_chained
 from made_models import Recommender, weight
-from shoal_compiler.cutting import cut_model
-from shoal_compiler.profile import profile_model
+from shoal_compiler.cutting import Cut, cut_model
+from shoal_compiler.profile import Source, profile_model
 from shoal_planner.cut_tables import table_of
 from shoal_planner.cuts import CutRequest, choose_cuts
 from shoal_planner.least_limit import least_needs
@@ -142,6 +142,25 @@ def test_a_table_that_two_fragments_read_is_one_file_for_both(tmp_path: Path) ->
         blocks = blocks_of(tmp_path, fragment)
         assert [each.table for block in blocks for each in block.gathers] == ["t"]
     run_chained(tmp_path, document, item(READS))
+
+
+def test_a_table_whose_parts_are_an_output_layer_is_read_again_for_that(tmp_path: Path) -> None:
+    words, layer = (
+        16 * ROWS,
+        (node("Transpose", "t", "tt", perm=[1, 0]), node("MatMul", "rows tt", "y")),
+    )
+    table = {"t": weight(words, 64)}
+    path = saved(tmp_path, GATHER, *layer, ids=[1, READS], **table)
+    source = next(each for each in Source.open(path).slicings() if each.slicing)
+    profile = source.profile()
+    made = Cut(source, profile, ())
+    made.write(tmp_path)
+    (fragment,) = made.document.fragments
+    blocks = blocks_of(tmp_path, fragment)
+    assert [each.table for block in blocks for each in block.gathers] == ["t"]
+    assert not fragment.gathered_bytes
+    assert paged_bytes(fragment, fragment.least_bytes) >= table["t"].nbytes
+    run_chained(tmp_path, made.document, {"ids": item(1, READS)["ids"]}, within=1e-5)
 
 
 def test_rows_that_are_outputs_are_joined_by_the_device(tmp_path: Path) -> None:

@@ -103,17 +103,22 @@ def whole_form(fragment: Path) -> Form:
 
 def blocks_form(fragment: Path, source: Blocks) -> Form:
     """Raises `OSError`."""
+    weights = tuple(block.weight_bytes for block in source.blocks)
+    unread = tuple(
+        max(0, mapped_bytes(model) - read)
+        for read, model in zip(weights, source.models(), strict=True)
+    )
+    stored_bytes = _weights_bytes(fragment)
+    if source.tables:  # which other blocks may have parts of
+        stored_bytes = min(stored_bytes, sum(weights) + sum(unread))
     return Form(
         name=IN_BLOCKS,
         file=fragment / BLOCKS,
         ranges=tuple((block.model_offset, block.model_bytes) for block in source.blocks),
         model_bytes=max(block.model_bytes for block in source.blocks),
-        weights=tuple(block.weight_bytes for block in source.blocks),
-        unread=tuple(
-            max(0, mapped_bytes(model) - block.weight_bytes)
-            for block, model in zip(source.blocks, source.models(), strict=True)
-        ),
-        stored_bytes=_weights_bytes(fragment) - sum(each.bytes for each in source.tables.values()),
+        weights=weights,
+        unread=unread,
+        stored_bytes=stored_bytes,
         saved=_is_saved(fragment),
         results=source.outputs,
         tables=frozenset(source.tables),

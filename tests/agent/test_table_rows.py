@@ -1,5 +1,6 @@
 """Rows of tables that an agent reads from the files of a fragment, where it runs in blocks."""
 
+import json
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,14 +18,16 @@ from agent.scripted_coordinator import ScriptedCoordinator
 from agent.test_running import edge, task
 from chaining import run_whole
 from made_models import Recommender
+from shoal_agent.runtime.described import read_blocks
 from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.runtime.table_rows import Table, TableRows, read_rows
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
+from shoal_protocol.blocks import Gathered
 from shoal_protocol.digests import hexadecimal
-from shoal_protocol.manifest import WEIGHTS, FragmentDamaged
+from shoal_protocol.manifest import MANIFEST, WEIGHTS, FragmentDamaged
 from shoal_protocol.partition import Fragment
 from shoal_protocol.row_readers import ELEMENTS
 from shoal_protocol.v1 import session_pb2 as pb
@@ -125,6 +128,31 @@ def test_a_run_that_is_stopped_reads_no_more(numbered: tuple[Path, Table]) -> No
     stopper.stop()
     with (numbered[0] / WEIGHTS).open("rb") as file, pytest.raises(Terminated):
         read_rows(file.fileno(), numbered[1], np.arange(9), stopper)
+
+
+def test_what_rows_will_take_is_known_before_they_are_read(numbered: tuple[Path, Table]) -> None:
+    rows = TableRows(numbered[0], {"t": numbered[1]})
+    known = Gathered(table="t", indices="i", rows="r")
+    later = Gathered(table="t", indices="computed", rows="s")
+    shaped = rows.shaped({"i": np.zeros((3, 5), np.int64)}, (known, later))
+    assert {name: each.nbytes for name, each in shaped.items()} == {"r": 3 * 5 * 16}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("dtype", "int4"), ("shape", []), ("shape", [1 << 30]), ("offset", -1), ("file", "other.bin")],
+)
+def test_a_table_that_is_not_in_its_file_damages_a_fragment(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    fragment, _ = cut(tmp_path, Recommender(tables=1, rows=16384))
+    folder = tmp_path / "fragments" / hexadecimal(fragment.digest)
+    assert read_blocks(folder) is not None
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["initializers"]["table0"][key] = value
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(FragmentDamaged, match="describes no blocks"):
+        read_blocks(folder)
 
 
 # ---- fragments -----------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
 """Manifests of fragments: read as they were written, refused where they are anything else."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_protocol.blocks import Block, blocks_as_json
+from shoal_protocol.blocks import Block, Gathered, blocks_as_json
 from shoal_protocol.digests import Digest, digest_of, from_hexadecimal, hexadecimal, is_digest
 from shoal_protocol.manifest import (
     BLOCKS,
@@ -142,3 +143,19 @@ def test_what_is_no_digest_names_nothing(text: str) -> None:
     assert not is_digest(text)
     with pytest.raises(ValueError, match="is no digest"):
         hexadecimal(Digest(text))
+
+
+@pytest.mark.parametrize("gathers", [7, [7], [{"table": "t", "indices": "i"}]])
+def test_rows_that_are_not_named_damage_a_fragment(gathers: object) -> None:
+    described = blocks_as_json([BLOCK])
+    described[0]["gathers"] = gathers
+    content = format_manifest({MODEL: ENTRY, BLOCKS: ENTRY}, {"blocks": described})
+    with pytest.raises(FragmentDamaged, match="gathers do not name table, indices and rows"):
+        parse_manifest(content, digest_of(content))
+
+
+def test_what_a_block_gathers_is_read_as_it_was_written() -> None:
+    gathers = (Gathered(table="t", indices="i", rows="r"),)
+    block = replace(BLOCK, gathers=gathers)
+    content = format_manifest({MODEL: ENTRY, BLOCKS: ENTRY}, {"blocks": blocks_as_json([block])})
+    assert parse_manifest(content, digest_of(content)).blocks == (block,)

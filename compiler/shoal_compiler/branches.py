@@ -36,7 +36,8 @@ from shoal_compiler.wire import LARGE
 from shoal_planner.profile import Role
 
 LEAST_BYTES: Final = 4 << 20
-"""Of the weights that the branches of an If read, for which it is opened: with less it is small beside an agent."""
+"""Of the weights that the branches of an If read, for which it is opened: with less, it is small
+beside an agent."""
 BRANCHES: Final = (("then_branch", True), ("else_branch", False))
 
 

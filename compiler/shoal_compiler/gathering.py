@@ -57,6 +57,8 @@ class Tables:
         table = self._graph.weights.get(node.input[0])
         if table is None or not _has_whole_bytes(table.tensor) or table.bytes == 0:
             return 0
+        if self._graph.path(node):
+            return 0  # where its branch is not taken, the indices may be none of the table
         if self._readers[node.input[0]] > self._gathered[node.input[0]]:
             return 0  # it is read as a whole besides
         rows = made_bytes * table.tensor.dims[0] // table.bytes

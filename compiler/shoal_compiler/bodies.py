@@ -57,11 +57,13 @@ def _made_bytes(
     def inside(name: str) -> onnx.TypeProto | None:
         return types.get(name) or type_of(name)
 
+    halves = sum(_single_bytes(kind) for kind in (*inputs.values(), *made.values()))
     working = max(
         (_working_bytes(inner, types) + bodies_bytes(inner, inside, opsets) for inner in body.node),
         default=0,
     )
-    return working + sum(_bytes(kind) for name, kind in made.items() if name not in handed)
+    numbers = sum(_bytes(kind) for name, kind in made.items() if name not in handed)
+    return working + halves + numbers
 
 
 def _working_bytes(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> int:
@@ -112,7 +114,19 @@ def _inputs(
         yield each.name, each.type if kind is None else kind
 
 
+def _single_bytes(kind: onnx.TypeProto) -> int:
+    """What it takes as numbers, if it is of half precision: the nodes of a body are converted as
+    those outside are. Then as such it counts nothing."""
+    halved = kind.tensor_type.elem_type == onnx.TensorProto.FLOAT16
+    return 2 * _shape_bytes(kind) if halved else 0
+
+
 def _bytes(kind: onnx.TypeProto | None) -> int:
+    halved = kind is not None and kind.tensor_type.elem_type == onnx.TensorProto.FLOAT16
+    return 0 if halved else _shape_bytes(kind)
+
+
+def _shape_bytes(kind: onnx.TypeProto | None) -> int:
     if kind is None or not kind.tensor_type.HasField("shape"):
         return 0
     count = prod(axis.dim_value for axis in kind.tensor_type.shape.dim)

@@ -14,9 +14,9 @@ from shoal_compiler.safety import integer_of, subgraphs
 from shoal_compiler.shaped import Shaped, Unknown
 from shoal_protocol.row_readers import ROW_READERS
 
-_SAME_BUFFER_NAMES: Final = "Dropout Flatten Identity Reshape Squeeze Unsqueeze"
-_SAME_BUFFER: Final = frozenset(_SAME_BUFFER_NAMES.split(" "))
-"""Operators whose output is their input, with another shape at most."""
+_VIEWS: Final = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
+"""Operators whose output is their input, with another shape at most, also where others need it."""
+_SAME_BUFFER: Final = _VIEWS | {"Dropout"}
 _IN_PLACE_NAMES: Final = (
     "Cast Celu Clip Elu HardSigmoid LeakyRelu LogSoftmax Relu Selu Sigmoid Softmax Softplus "
     "Softsign Tanh ThresholdedRelu"
@@ -157,6 +157,11 @@ def in_place(node: onnx.NodeProto, *, same_shape: bool) -> bool:
     if node.op_type == "If":
         return hands_on(node)
     return node.op_type in _SAME_BUFFER or (same_shape and node.op_type in _IN_PLACE)
+
+
+def is_view(node: onnx.NodeProto) -> bool:
+    """Whether an output is an input, with another shape at most, whoever else needs that."""
+    return node.op_type in _VIEWS
 
 
 WINDOW_BYTES: Final = 64 << 10

@@ -20,10 +20,11 @@ from shoal_compiler.branches import (
     steps_of,
     within_steps,
 )
-from shoal_compiler.costs import flops, in_place, moves, tables_of, touched
+from shoal_compiler.costs import flops, in_place, is_view, tables_of, touched
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.gathering import Tables
 from shoal_compiler.graph import Graph, normalise
+from shoal_compiler.halves import halves_of, made_of, made_of_bytes, neighbours
 from shoal_compiler.order import choose_order, roles
 from shoal_compiler.parting import KnownShapes
 from shoal_compiler.safety import (
@@ -42,7 +43,7 @@ from shoal_compiler.weight_files import Digests
 from shoal_compiler.windows import in_windows
 from shoal_compiler.work import Setting, works
 from shoal_compiler.workspaces import workspace
-from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
+from shoal_planner.profile import Halves, NodeProfile, Profile, Role, TensorProfile
 from shoal_protocol.digests import Digest, digest_of_file, digest_of_model
 from shoal_protocol.partition import TensorSpec, Work
 from shoal_protocol.seen_sizes import Sizes
@@ -211,6 +212,7 @@ class _Profiler:
             nodes=self._nodes(),
             tensors=self._tensors(),
             weights=weights,
+            half_weights=frozenset(filter(self._is_half_weight, weights)),
         )
 
     def _nodes(self) -> tuple[NodeProfile, ...]:
@@ -239,6 +241,8 @@ class _Profiler:
         needed = workspace(shaped)
         rows_read = self._touched(shaped)
         made_bytes = _sum(self._bytes(name) for name in node.output if name)
+        halves = halves_of(node, self._element_type, self.graph.opsets)
+        more = made_of(node, self.graph.opsets) if halves is Halves.CONVERTED else None
         return NodeProfile(
             label=self.graph.labels[index],
             operator=f"{node.domain}.{node.op_type}" if node.domain else node.op_type,
@@ -253,12 +257,15 @@ class _Profiler:
             parameter_bytes=sum(self._weight_bytes(name) for name in weights),
             activation_bytes=made_bytes,
             workspaces=(
-                *needed.arena,
+                *(needed.arena if more is None else (made_of_bytes(shaped, more),)),
                 *filter(None, [bodies_bytes(node, self._sized_type, self.graph.opsets)]),
             ),
-            converted=tuple(self._converted(node, weights)),
+            converted=tuple(self._converted(weights)) if halves is Halves.CONVERTED else (),
+            halves=halves,
+            neighbours=neighbours(node, self.graph.opsets) if halves is Halves.TAKEN else (),
             beside_bytes=needed.beside_bytes,
-            in_place=in_place(node, same_shape=self._is_shape_known(node)),
+            in_place=more is not None or in_place(node, same_shape=self._is_shape_known(node)),
+            is_view=is_view(node),
             touched=rows_read,
             gathers=self.tables.gathered_bytes(
                 index, sum(size for _, size in rows_read), made_bytes
@@ -309,18 +316,16 @@ class _Profiler:
         kind = self.shapes.types.get(name)
         return 0 if kind is None else kind.tensor_type.elem_type
 
-    def _converted(self, node: onnx.NodeProto, weights: Sequence[str]) -> Iterator[int]:
+    def _converted(self, weights: Iterable[str]) -> Iterator[int]:
         """Bytes of a node's weights in single precision, into which the runtime converts halves
-        each time that it computes with them. What only moves values takes them as they are."""
-        if moves(node):
-            return
-        halves = (
-            name
-            for name in weights
-            if name in self.graph.weights
+        each time that it computes with them."""
+        yield from (2 * self._weight_bytes(each) for each in weights if self._is_half_weight(each))
+
+    def _is_half_weight(self, name: str) -> bool:
+        return (
+            name in self.graph.weights
             and self.graph.weights[name].tensor.data_type == onnx.TensorProto.FLOAT16
         )
-        yield from (2 * self._weight_bytes(name) for name in halves)
 
     def _is_shape_known(self, node: onnx.NodeProto) -> bool:
         """Whether the runtime knows that the first input and output are of one shape. An axis that

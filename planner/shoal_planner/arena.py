@@ -233,6 +233,10 @@ class Tensors:
         for chunk in (*converted, *(chunk for chunk, _ in ends.values())):
             arena.release(chunk)
 
+    def settled(self) -> dict[str, tuple[Chunk, int]]:
+        """What is left."""
+        return self.held
+
     def hold(self, name: str, size: int) -> None:
         """Make a tensor that no node here makes."""
         self.held[name] = (self.arena.allocate(size), size)

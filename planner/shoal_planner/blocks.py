@@ -228,7 +228,7 @@ def _replayed(layout: Layout, pieces: Sequence[Piece], emptied: Collection[int])
         if index in emptied:
             moved |= {name: size for name, (_, size) in given.held.items()}
             given = Tensors(Arena())
-        inside = Tensors(given.arena)
+        inside = layout.tensors(given.arena)
         uses = {
             name: position for position in piece.nodes for name in profile.nodes[position].inputs
         }
@@ -247,7 +247,7 @@ def _replayed(layout: Layout, pieces: Sequence[Piece], emptied: Collection[int])
                 [name for name in ends if name not in piece.gives],
                 needed,
             )
-        given.held.update(inside.held)
+        given.held.update(inside.settled())
         touched = inside.touched_bytes + sum(moved.values())
         for name in [*given.held, *moved]:
             is_spent = last_taken.get(name, -1) <= index and name not in results

@@ -22,7 +22,24 @@ from shoal_protocol.digests import Digest
 from shoal_protocol.partition import TensorSpec, Work
 
 HALF: Final = "float16"
-"""ONNX Runtime's CPU kernels compute in single precision, and convert before and after."""
+"""Few of ONNX Runtime's kernels for processors take it; it converts before and after the others."""
+
+
+class Halves(StrEnum):
+    """What the runtime does with what a node takes of half precision. `TAKEN` ones have a kernel
+    for it, but are converted, too, between nodes that are (`shoal_planner.halves`)."""
+
+    NONE = "none"
+    """It takes nothing of half precision."""
+    CONVERTED = "converted"
+    """It computes in single precision, and what it gives is converted back where that is needed."""
+    TAKEN = "taken"
+    KEPT = "kept"
+    """The same, and never converted."""
+    WIDENED = "widened"
+    """It is a conversion to single precision itself."""
+    NARROWED = "narrowed"
+    """It makes halves of what is of single precision."""
 
 
 class Role(StrEnum):
@@ -40,10 +57,12 @@ class NodeProfile:
     `inputs` are the tensors that it or its sub-graphs read, `weights` the initializers.
     `parameter_bytes` are theirs, `activation_bytes` its outputs', `workspaces` what the runtime
     needs besides in its arena while the node runs, in bytes, one after the other, `converted` its
-    weights in single precision, which are there before its outputs, and
-    `beside_bytes` what it takes then beside the arena, and gives back. `in_place` says that the
-    runtime lets an output take the place of an input of the same size that nobody needs any more.
-    `joined`: no cut is to be before it.
+    weights in single precision, which are there before its outputs, `halves` what becomes of what
+    it takes of half precision, `neighbours` the tensors whose makers and readers decide on
+    that, and `beside_bytes` what it takes then beside the arena, and gives back. `in_place` says
+    that the runtime lets an output take the place of an input of the same size that nobody needs
+    any more, `is_view` that what it gives is its first input, with another shape. `joined`: no cut
+    is to be before it.
     `touched` are the weights of which the node reads some rows only, with the bytes of memory that
     those of one item take. `gathers`: in blocks, the device reads these rows itself, and that is
     what they take then; 0: it does not. `inner_nodes` counts those of the graphs inside it; for its
@@ -62,9 +81,12 @@ class NodeProfile:
     activation_bytes: int | None
     workspaces: tuple[int, ...] = ()
     converted: tuple[int, ...] = ()
+    halves: Halves = Halves.NONE
+    neighbours: tuple[str, ...] = ()
     beside_bytes: int = 0
     in_place: bool = False
     joined: bool = False
+    is_view: bool = False
     touched: tuple[tuple[str, int], ...] = ()
     gathers: int = 0
     inner_nodes: int = 0
@@ -107,7 +129,8 @@ class Profile:
     `digest` is the model's: the sha256 of the ONNX file, or, where it has external data, of the
     lines `HEX  FILE` for the ONNX file (as `model.onnx`) and then each file of data in the order of
     names. `graph_digest` is that of the ONNX file alone. `size_bytes` counts all those files.
-    `weights` are the initializers' bytes by name, `parameters` the number of their elements.
+    `weights` are the initializers' bytes by name, `parameters` the number of their elements;
+    `half_weights` are those of half precision.
     """
 
     digest: Digest
@@ -120,6 +143,7 @@ class Profile:
     nodes: tuple[NodeProfile, ...]
     tensors: Mapping[str, TensorProfile]
     weights: Mapping[str, int]
+    half_weights: frozenset[str] = frozenset()
 
     @property
     def weight_bytes(self) -> int:

@@ -37,9 +37,10 @@ from shoal_planner.arena import (
     arena_bytes,
     more_of_table_bytes,
 )
-from shoal_planner.pieces import Piece, Segment
-from shoal_planner.profile import Profile, Role
-from shoal_planner.steps import NODE_BYTES, Step, steps_of, symbols
+from shoal_planner.halves import LOOP, ForeseenTensors, HalfTensors, Ran, half_names
+from shoal_planner.pieces import Piece, Segment, blocked_positions, just_in_time
+from shoal_planner.profile import Halves, Profile, Role
+from shoal_planner.steps import NODE_BYTES, Step, is_outside, steps_of, symbols
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 
 FIXED_BYTES: Final = 7 << 18
@@ -52,8 +53,6 @@ LARGER_BYTES: Final = 1 << 20
 than in the replay, and nodes take much at once."""
 UNKNOWN_BYTES: Final = 3 << 20
 """The least estimate for activations of which any size is unknown."""
-_LOOP: Final = "Loop"
-"""The runtime keeps what a loop has handed on, also where nobody needs it: measured."""
 _WHOLE: Final[Mapping[str, int]] = {}
 
 
@@ -99,6 +98,32 @@ class Layout:
         return steps_of(self.profile, uses, sent, items, gathered=self.gathered)
 
     @cached_property
+    def has_halves(self) -> bool:
+        """Whether a node takes something of half precision."""
+        return any(each.halves is not Halves.NONE for each in self.profile.nodes)
+
+    def tensors(self, arena: Arena | None = None) -> Tensors | HalfTensors:
+        """Nothing yet, in an arena that others use, too, or in one of its own."""
+        if self.has_halves:
+            return HalfTensors(self.profile, self._halves, arena)
+        return Tensors(arena or Arena())
+
+    def foreseen(self, start: int) -> Tensors | HalfTensors:
+        """Nothing yet, of a segment that is asked for its cost again and again."""
+        if self.has_halves:
+            steps = self._all_steps
+            return ForeseenTensors(self.profile, self._halves, foreseen=steps, start=start)
+        return self.tensors()
+
+    @cached_property
+    def _halves(self) -> frozenset[str]:
+        return half_names(self.profile)
+
+    @cached_property
+    def _all_steps(self) -> tuple[Ran, ...]:
+        return tuple(Ran(each.node, each.made) for each in self.steps)
+
+    @cached_property
     def sent(self) -> Mapping[str, int]:
         """Bytes of each tensor that a node makes and that can be sent."""
         return {
@@ -131,20 +156,7 @@ class Layout:
     @cached_property
     def obstacles(self) -> Mapping[int, str]:
         """Of those, the ones where a cut cannot be: some tensor that crosses cannot be sent."""
-        unsent = [
-            (self.makers.get(name, -1), name)
-            for name, tensor in self.profile.tensors.items()
-            if tensor.obstacle
-        ]
-        blocked: dict[int, str] = {}
-        end = 0  # of what is blocked so far
-        for maker, name in sorted(unsent, key=lambda each: each[0]):
-            if maker >= 0 and self.profile.nodes[maker].role is Role.CONSTANT:
-                continue
-            reason = f"{name} would cross, and {self.profile.tensors[name].obstacle}"
-            last = self.last_uses.get(name, 0) + 1
-            blocked.update(dict.fromkeys(range(max(maker + 1, end), last), reason))
-            end = max(end, last)
+        blocked = blocked_positions(self.profile, self.makers, self.last_uses)
         return {position: blocked[position] for position in self.positions if position in blocked}
 
     @cached_property
@@ -154,7 +166,7 @@ class Layout:
 
     def segment(self, start: int, end: int) -> Segment:
         """The fragment of `profile.nodes[start:end]`."""
-        growing = Growing(self, start)
+        growing = Growing(self, start, asked_once=True)
         while growing.end < end:
             growing.grow()
         return growing.segment()
@@ -170,24 +182,6 @@ class Layout:
             needed.update(piece.takes)
             pieces.append(piece)
         return tuple(reversed(pieces))
-
-    def _just_in_time(self, positions: Sequence[int]) -> tuple[int, ...]:
-        """Nodes in an order in which each CONSTANT one comes directly before its first use: run
-        at once, they would make single precision of all quantised weights together."""
-        nodes, ordered = self.profile.nodes, dict[int, None]()
-        waiting = {each for each in positions if nodes[each].role is Role.CONSTANT}
-        for position in positions:
-            if position in waiting:
-                continue
-            needed, stack = list[int](), [position]
-            while stack:
-                makers = (self.makers.get(name) for name in nodes[stack.pop()].inputs)
-                found = [each for each in makers if each in waiting]
-                waiting.difference_update(found)
-                needed += found
-                stack += found
-            ordered |= dict.fromkeys((*sorted(needed), position))
-        return (*ordered, *sorted(waiting))
 
     def _piece(self, segment: Segment, needed: set[str], *, last: bool) -> Piece:
         nodes = self.profile.nodes
@@ -208,7 +202,7 @@ class Layout:
         weights |= dict.fromkeys(sorted(gives & self.profile.weights.keys()))
         return Piece(
             segment=segment,
-            nodes=self._just_in_time(kept),
+            nodes=just_in_time(self.profile, self.makers, kept),
             takes=tuple(sorted(reads & segment.takes)),
             gives=tuple(sorted(gives)),
             weights=tuple(weights),
@@ -222,11 +216,13 @@ class Growing:
     All that is stored only ever grows, so a search can stop at the first that is too large.
     `weight_bytes` counts of each weight what is read of it; `inside_bytes` are those of them that
     are in the model itself. `outside_bytes` of the arena are not touched if the segment is a
-    fragment that runs as a whole: what its last node gives lies outside.
+    fragment that runs as a whole: what its last node gives lies outside. With halves, it counts a
+    little more than it is found to need at the end, unless it is `asked_once`.
     """
 
     layout: Layout
     start: int
+    asked_once: bool = False
     end: int = field(init=False)
     weight_bytes: int = 0
     inside_bytes: int = 0
@@ -237,7 +233,7 @@ class Growing:
     node_count: int = 0
     unknown_sizes: bool = False
     unknown_flops: bool = False
-    _tensors: Tensors = field(default_factory=lambda: Tensors(Arena()))
+    _tensors: Tensors | HalfTensors = field(init=False)
     _weights: dict[str, int] = field(default_factory=dict)
     _takes: set[str] = field(default_factory=set)
     _axes: set[str] = field(default_factory=set)
@@ -247,18 +243,29 @@ class Growing:
 
     def __post_init__(self) -> None:
         self.end = self.start
+        layout = self.layout
+        self._tensors = layout.tensors() if self.asked_once else layout.foreseen(self.start)
         self._take_loose_outputs()
 
     @property
     def activation_bytes(self) -> int:
         """What is taken, made and given, as far as sizes are known."""
-        touched = self.touched_bytes - self.outside_bytes + self.beside_bytes
-        return self.incoming_bytes + touched + self.outgoing_bytes
+        return self.incoming_bytes + self._inside_bytes + self.beside_bytes + self.outgoing_bytes
 
     @property
     def touched_bytes(self) -> int:
         """How far up the arena was touched, with all that was made in it."""
         return self._tensors.touched_bytes
+
+    @property
+    def _inside_bytes(self) -> int:
+        """The same, where what is given has its place outside as far as an agent has one for it."""
+        if isinstance(self._tensors, Tensors):
+            return self.touched_bytes - self.outside_bytes
+        tensors = self.layout.profile.tensors
+        return self._tensors.touched(
+            frozenset(name for name in self._tensors.held if is_outside(tensors[name], self._axes))
+        )
 
     @property
     def beside_bytes(self) -> int:
@@ -268,7 +275,7 @@ class Growing:
     @property
     def working_bytes(self) -> int:
         """What nodes work in, with the margins. What the last one gives may lie outside."""
-        return arena_bytes(self.touched_bytes - self.outside_bytes, self.beside_bytes)
+        return arena_bytes(self._inside_bytes, self.beside_bytes)
 
     @property
     def least_bytes(self) -> int:
@@ -295,13 +302,19 @@ class Growing:
             for name in node.inputs:
                 self._need(name)
             step = self.layout.steps[position]
-            touched = self.touched_bytes
-            more = self._tensors.arena.most_bytes((*node.works_in, step.small_bytes))
-            self._run(position, step.dying)
-            # A node that only asks for shapes leaves the last one that computes the last.
-            if node.role is Role.COMPUTE or not self._outside.isdisjoint(step.dying):
-                self._place_outside(step, None if more is None else touched + more)
+            if isinstance(self._tensors, HalfTensors):
+                self._run(position, step.dying)
+            else:
+                self._run_and_place(position, step, self._tensors)
         self._take_loose_outputs()
+
+    def _run_and_place(self, position: int, step: Step, tensors: Tensors) -> None:
+        touched = self.touched_bytes
+        more = tensors.arena.most_bytes((*step.node.works_in, step.small_bytes))
+        self._run(position, step.dying)
+        # A node that only asks for shapes leaves the last one that computes the last.
+        if step.node.role is Role.COMPUTE or not self._outside.isdisjoint(step.dying):
+            self._place_outside(step, None if more is None else touched + more)
 
     def _place_outside(self, step: Step, without_bytes: int | None) -> None:
         """What a node gives, if it is the last one that computes. `without_bytes` of the arena are
@@ -390,7 +403,7 @@ class Growing:
             if name in self._tensors.held and self.layout.makers.get(name, -1) >= self.start:
                 self.outgoing_bytes -= self.layout.sent.get(name, 0)
         needed = self.layout.last_uses
-        held = node.outputs if node.operator == _LOOP else needed
+        held = node.outputs if node.operator == LOOP else needed
         self._tensors.run(node, step.made, dying, held)
         if position >= self.start:
             self.outgoing_bytes += step.sent_bytes

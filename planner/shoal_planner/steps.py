@@ -2,18 +2,19 @@
 a hundred times and more, so it is worked out once. Pure.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_planner.profile import HALF, NodeProfile, Profile, TensorProfile
+from shoal_planner.halves import converted_tables
+from shoal_planner.profile import Halves, NodeProfile, Profile, TensorProfile
 from shoal_protocol.arena_regions import OUTSIDE_BYTES
 from shoal_protocol.partition import TensorSpec
 
 NODE_BYTES: Final = 8 << 10
 """What the runtime needs for each node: kernel, names, shapes."""
 CONVERSIONS: Final = 2
-"""Nodes that the runtime adds to one that computes in half precision."""
+"""Nodes that the runtime adds to one that computes in single precision in place of halves."""
 INNER: Final = 2
 """So many nodes of graphs inside a node take as much as one outside: 3000 took 3.6 KiB each."""
 
@@ -62,13 +63,13 @@ def _steps(
     gathered_items: int,
     items: int,
 ) -> Iterator[Step]:
+    whole = converted_tables(profile)
     for position, node in enumerate(profile.nodes):
         outputs = {name: profile.tensors[name] for name in node.outputs}
-        halves = any(each.spec.dtype == HALF for each in outputs.values())
         yield Step(
             node=node,
             runtime_nodes=1
-            + CONVERSIONS * halves
+            + CONVERSIONS * (node.halves is Halves.CONVERTED)
             + node.inner_nodes // INNER
             + node.attribute_bytes // NODE_BYTES,
             made=tuple((name, each.computed_bytes or 0) for name, each in outputs.items()),
@@ -77,6 +78,7 @@ def _steps(
             touched={
                 name: min(profile.weights[name], size * (gathered_items if node.gathers else items))
                 for name, size in node.touched
+                if position not in whole
             },
             unknown=any(each.bytes is None for each in outputs.values()),
             axes_outside=_axes_outside(node, outputs.values()),
@@ -104,12 +106,23 @@ def _is_large(tensor: TensorProfile) -> bool:
 
 
 def _may_be_outside(tensor: TensorProfile) -> bool:
+    return has_known_shape(tensor) and tensor.computed_bytes == tensor.bytes
+
+
+def is_outside(tensor: TensorProfile, axes: Container[str]) -> bool:
+    """Whether an agent gives it a place outside of the arena, where inputs have such `axes`, though
+    it may be of half precision."""
+    known = _is_large(tensor) and has_known_shape(tensor)
+    return known and all(axis in axes for axis in symbols(tensor.spec))
+
+
+def has_known_shape(tensor: TensorProfile) -> bool:
+    """Whether its shape follows from those of inputs, and is what the model says."""
     shape, sizes = tensor.spec.shape, tensor.sizes
     if not shape or sizes is None or len(shape) != len(sizes) or None in shape:
         return False
-    if any(isinstance(axis, int) and axis != size for axis, size in zip(shape, sizes, strict=True)):
-        return False
-    return tensor.computed_bytes == tensor.bytes
+    pairs = zip(shape, sizes, strict=True)
+    return all(axis == size for axis, size in pairs if isinstance(axis, int))
 
 
 def _sum_of(sizes: Mapping[str, int], names: Iterable[str]) -> int:

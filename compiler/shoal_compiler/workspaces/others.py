@@ -53,6 +53,13 @@ def _of_a_sum(shaped: Shaped) -> Workspace:
     return floats(prod(shaped.output(0))) if shaped.has(1) else _only_of_halves(shaped)
 
 
+def _skipping(shaped: Shaped) -> Workspace:
+    """Of halves, all that goes in and what comes out is there as numbers, too."""
+    halves = shaped.type(0) == TensorProto.FLOAT16
+    rows = prod(shaped.input(0))
+    return floats(rows, prod(shaped.input(1)), rows) if halves else Workspace()
+
+
 def _along_an_axis(shaped: Shaped) -> Workspace:
     """Where that is not the last one, what goes in and what comes out are turned. Halves become
     numbers in one place, and are worked on in another."""
@@ -189,6 +196,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "SoftmaxCrossEntropyLoss": _times_its_input(3),
     **dict.fromkeys(("Gelu", "QuickGelu"), _only_of_halves),
     **dict.fromkeys(("BiasGelu", "FastGelu"), _of_a_sum),
+    **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _skipping),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _along_an_axis),
     **dict.fromkeys(("Sum", "Mean", "Max", "Min"), _of_several),
     "LRN": _local_response,

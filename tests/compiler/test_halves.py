@@ -1,0 +1,215 @@
+"""Fragments of half precision: what is reckoned, and in which form tensors are there, against what
+ONNX Runtime takes and does."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from chaining import Tensors, run_chained
+from compiler.test_resident_estimate import MIB, measured
+from half_models import FAMILIES
+from made_models import Made
+from shoal_compiler.cutting import cut_model
+from shoal_compiler.profile import profile_model
+from shoal_planner.arena import Arena
+from shoal_planner.halves import HalfTensors
+from shoal_planner.profile import Halves
+from shoal_planner.segments import Growing, Layout
+
+ROOT = Path(__file__).resolve().parents[2]
+INSERTED = "InsertedPrecisionFreeCast_"
+OFTEN = ("values that are moved", "weights that are made single", "a table")
+CASES = [
+    pytest.param(name, count, marks=() if name in OFTEN else pytest.mark.minutes)
+    for name in FAMILIES
+    for count in (1, 3, 5)
+    if count == 1 or name not in ("weights that are made single", "a table")
+]
+
+
+@pytest.mark.parametrize(("name", "count"), CASES)
+def test_no_fragment_takes_more_than_is_reckoned_nor_much_less(
+    name: str, count: int, tmp_path: Path
+) -> None:
+    made = FAMILIES[name]()
+    path, item = tmp_path / "model.onnx", dict(made.item)
+    onnx.save(made.model, path)
+    profile = profile_model(path, {key: value.shape for key, value in item.items()})
+    legal = Layout(profile).legal
+    cuts = tuple(legal[len(legal) * part // count] for part in range(1, count))
+    document = cut_model(path, profile, cuts, tmp_path)
+    kept: dict[int, Tensors] = {}
+    run_chained(tmp_path, document, item, kept, within=0.05)
+    for fragment in document.fragments:
+        tensors = {
+            tensor: kept[edge.producer][tensor]
+            for edge in document.into(fragment.index)
+            for tensor in edge.tensors
+        }
+        folder = tmp_path / "fragments" / fragment.digest.removeprefix("sha256:")
+        limit = fragment.resident_bytes + fragment.resident_bytes // 5
+        taken = measured(folder, tensors, tmp_path, limit_bytes=limit)
+        assert taken <= fragment.resident_bytes < 1.35 * taken + 3 * MIB
+
+
+@pytest.mark.parametrize("name", ["a detector", "values that are moved"])
+def test_a_search_reckons_with_no_less_than_a_fragment_carries(name: str, tmp_path: Path) -> None:
+    made = FAMILIES[name]()
+    onnx.save(made.model, tmp_path / "model.onnx")
+    layout = Layout(profile_model(tmp_path / "model.onnx"))
+    for start in (0, *layout.legal):
+        growing = Growing(layout, start)
+        for end in (*layout.legal, len(layout.profile.nodes)):
+            while growing.end < end:
+                growing.grow()
+            if end > start:
+                carried = layout.segment(start, end).resident_bytes
+                assert growing.resident_bytes >= carried - MIB // 64, (start, end)
+
+
+def random_model(seed: int) -> onnx.ModelProto:
+    """Nodes of single and half precision, some that move values, and conversions."""
+    chance = random.Random(seed)  # noqa: S311 - nothing is secret
+    halves, singles = ["x", "z"], ["f"]
+    weights = {
+        "w": np.ones((4, 4), np.float16),
+        "s": np.ones(4, np.float16),
+        "shape": np.array([4, 4]),
+        "begin": np.array([0]),
+        "end": np.array([4]),
+    }
+    nodes: list[onnx.NodeProto] = []
+    no: dict[str, Any] = {}
+
+    def half() -> str:
+        return chance.choice(halves[-4:])
+
+    for number in range(chance.randint(3, 12)):
+        operator, inputs, attributes = chance.choice(
+            [
+                *[("Neg", [half()], no)] * 2,
+                ("Add", [half(), half()], no),
+                ("Add", [half(), "w"], no),
+                ("Transpose", [half()], {"perm": [1, 0]}),
+                ("Reshape", [half(), "shape"], no),
+                ("Slice", [half(), "begin", "end"], no),
+                ("Max", [half(), half()], no),
+                ("Max", [half(), "w"], no),
+                ("LayerNormalization", [half(), "s", "s"], no),
+                ("Cast", [half()], {"to": TensorProto.FLOAT}),
+                ("Cast", [chance.choice(singles)], {"to": TensorProto.FLOAT16}),
+                ("Abs", [chance.choice(singles)], no),
+            ]
+        )
+        is_single = operator == "Abs" or attributes.get("to") == TensorProto.FLOAT
+        (singles if is_single else halves).append(f"t{number}")
+        nodes.append(helper.make_node(operator, inputs, [f"t{number}"], **attributes))
+    used = {name for node in nodes for name in node.input}
+    results = [n.output[0] for n in nodes if n.output[0] not in used or chance.random() < 0.15]
+
+    def value(name: str) -> onnx.ValueInfoProto:
+        kind = TensorProto.FLOAT16 if name in halves else TensorProto.FLOAT
+        return helper.make_tensor_value_info(name, kind, [4, 4])
+
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        list(map(value, ("x", "z", "f"))),
+        list(map(value, results)),
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def converted_by_the_runtime(model: onnx.ModelProto, folder: Path) -> tuple[set[str], set[str]]:
+    """Of which tensors it makes single precision, and of which halves."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.optimized_model_filepath = str(folder / "optimised.onnx")
+    onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    singles, halves = set[str](), set[str]()
+    for node in onnx.load(options.optimized_model_filepath).graph.node:
+        if node.op_type == "Cast":
+            is_single = node.attribute[0].i == TensorProto.FLOAT
+            (singles if is_single else halves).add(node.output[0].removeprefix(INSERTED))
+    return singles, halves
+
+
+def converted_as_reckoned(path: Path) -> tuple[set[str], set[str]]:
+    profile = profile_model(path)
+    growing = Growing(Layout(profile), 0, asked_once=True)
+    while growing.end < len(profile.nodes):
+        growing.grow()
+    tensors = growing._tensors
+    if not isinstance(tensors, HalfTensors):
+        return set(), set()
+    forms = tensors._replay(Arena(), frozenset()).forms
+    singles, halves = set[str](), set[str]()
+    for at in forms.running:
+        node = forms.ran[at].node
+        singles |= {
+            name
+            for name, form in forms.taken[at]
+            if form not in (name, forms.same.get(name)) and not forms.is_made_single(name)
+        }
+        if node.halves is Halves.WIDENED:
+            singles |= set(node.outputs) - forms.same.keys()
+        if at in forms.converts or node.halves is Halves.NARROWED:
+            halves |= {name for name in node.outputs if name in forms.lasts}
+    return singles, {name for name in halves if forms.is_half(name)}
+
+
+@pytest.mark.parametrize("seeds", [range(60), range(60, 120)], ids=str)
+def test_all_that_the_runtime_converts_is_reckoned(seeds: range, tmp_path: Path) -> None:
+    same = 0
+    for seed in seeds:
+        model = random_model(seed)
+        path = tmp_path / "model.onnx"
+        onnx.save(model, path)
+        theirs, ours = converted_by_the_runtime(model, tmp_path), converted_as_reckoned(path)
+        assert theirs[0] <= ours[0], seed
+        assert theirs[1] <= ours[1], seed
+        same += theirs == ours
+    # The rest are conversions of the model that undo one another.
+    assert same >= len(seeds) - 4
+
+
+def test_the_table_of_kernels_is_that_of_the_runtime() -> None:
+    command = [sys.executable, str(ROOT / "hack" / "halves.py"), "--check"]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0
+
+
+PICTURE = "float16[1,32,256,256]"
+BODIES = {
+    "a loop": f"""g ({PICTURE} x) => ({PICTURE} y) {{ y = Loop(n, go, x) <body =
+        b (int64 i, bool c, {PICTURE} a) => (bool d, {PICTURE} z)
+        {{ d = Identity(c) e = Exp(a) z = Neg(e) }}> }}""",
+    "a choice": f"""g ({PICTURE} x) => ({PICTURE} y) {{ m = ReduceMax<keepdims = 0>(x)
+        c = Cast<to = 9>(m) y = If(c) <then_branch = t () => ({PICTURE} a)
+        {{ e = Exp(x) a = Neg(e) }}, else_branch =
+        o () => ({PICTURE} b) {{ b = Identity(x) }}> }}""",
+}
+
+
+@pytest.mark.parametrize("text", BODIES.values(), ids=BODIES)
+def test_halves_inside_of_loops_and_choices_are_converted_as_well(
+    text: str, tmp_path: Path
+) -> None:
+    weights = {"n": np.array(3), "go": np.array(True)} if "Loop" in text else {}
+    path = Made(text=text, weights=weights).save(tmp_path)
+    (fragment,) = cut_model(path, profile_model(path), (), tmp_path).fragments
+    folder = tmp_path / "fragments" / fragment.digest.removeprefix("sha256:")
+    item = {"x": np.ones((1, 32, 256, 256), np.float16)}
+    taken = measured(folder, item, tmp_path, limit_bytes=256 * MIB)
+    assert taken <= fragment.resident_bytes < 1.5 * taken

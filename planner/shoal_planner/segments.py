@@ -30,13 +30,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from shoal_planner.arena import (
-    TABLE_BYTES,
-    Arena,
-    Tensors,
-    arena_bytes,
-    more_of_table_bytes,
-)
+from shoal_planner.arena import TABLE_BYTES, Arena, Tensors, arena_bytes, more_of_table_bytes
 from shoal_planner.halves import LOOP, ForeseenTensors, HalfTensors, Ran, half_names
 from shoal_planner.pieces import Piece, Segment, blocked_positions, just_in_time
 from shoal_planner.profile import Halves, Profile, Role

@@ -14,7 +14,7 @@ from random_profiles import chain
 from shoal_compiler import wire
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import normalise
-from shoal_compiler.profile import _Profiler
+from shoal_compiler.profiler import Profiler
 from shoal_compiler.safety import open_model
 from shoal_compiler.trees import MAX_TREE_DEPTH
 from shoal_planner import cuts
@@ -97,7 +97,7 @@ def test_the_profiler_does_not_go_through_all_weights_for_each_node(tmp_path: Pa
     tensors = [numpy_helper.from_array(weight(4), f"w{each}") for each in range(50)]
     model = open_model(written(tmp_path, helper.make_graph(nodes, "g", [x], [y], tensors)))
     graph = normalise(model)
-    profiler = _Profiler.of(replace(graph, weights=Listed(graph.weights)), {})  # type: ignore[arg-type]
+    profiler = Profiler.of(replace(graph, weights=Listed(graph.weights)), {})  # type: ignore[arg-type]
     assert len(profiler._nodes()) == 50
     assert Listed.times < 10
 

@@ -87,10 +87,9 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
     for key, given in {"largest": largest, "values": values, "seen": seen}.items():
         if given is not None:
             manifest[key] = {name: list(each) for name, each in given.items()}
-    if batched:
-        manifest["batched"] = {}
     flags = {"unknown_sizes": unknown_sizes, "chooses": chooses}
     manifest |= {key: True for key, given in flags.items() if given}
+    manifest |= {"batched": {}} if batched else {}
     least = resident
     if blocks is not None:
         described, files["blocks.bin"] = pack_blocks(model, initializers, blocks)
@@ -100,13 +99,12 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
         name: {"sha256": sha256(data), "bytes": len(data)} for name, data in files.items()
     }
     files["fragment.json"] = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
-    digest = sha256(files["fragment.json"])
-    folder = store / "fragments" / digest
+    folder = store / "fragments" / sha256(files["fragment.json"])
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return MadeFragment(
-        digest=f"sha256:{digest}",
+        digest=f"sha256:{folder.name}",
         folder=folder,
         inputs=tuple(value.name for value in model.graph.input),
         outputs=tuple(value.name for value in model.graph.output),

@@ -208,10 +208,11 @@ class Tensors:
         needed: Container[str],
     ) -> None:
         """A node runs that makes tensors of so many bytes and is the last to need `dying`. Of what
-        it makes, what nobody else needs is let go at once."""
+        it makes, what nobody else needs is let go when it has run."""
         held, arena = self.held, self.arena
         converted = [arena.allocate(size) for size in node.converted]
         ends = {name: held.pop(name) for name in dying if name in held} if dying else {}
+        unneeded = []
         for name, size in made:
             chunk = None
             if node.in_place:
@@ -225,12 +226,12 @@ class Tensors:
             if name in needed:
                 held[name] = (chunk, size)
             else:
-                arena.release(chunk)
+                unneeded.append(chunk)
         for chunk in [arena.allocate(size) for size in node.workspaces]:
             arena.release(chunk)
         self.alone_bytes = max(self.alone_bytes, workspace_bytes(node.works_in))
         self.beside_bytes = max(self.beside_bytes, node.beside_bytes)
-        for chunk in (*converted, *(chunk for chunk, _ in ends.values())):
+        for chunk in (*unneeded, *converted, *(chunk for chunk, _ in ends.values())):
             arena.release(chunk)
 
     def settled(self) -> dict[str, tuple[Chunk, int]]:

@@ -57,7 +57,9 @@ def _next(graph: Graph) -> int | None:
 
 
 def _is_to_open(graph: Graph, node: onnx.NodeProto) -> bool:
-    if not is_standard(node, "If") or not all(node.output) or node.output[0] in graph.opened:
+    if not is_standard(node, "If") or node.output[0] in graph.opened:
+        return False
+    if len(node.input) != 1 or not all((*node.input, *node.output)):
         return False
     found = list(bodies(node))
     if len(found) != len(BRANCHES) or any(

@@ -69,7 +69,7 @@ def cuts_of(profile: Profile, fragments: int) -> tuple[int, ...]:
     return cuts
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(made=branching_models(), data=st.data())
 def test_random_cuts_inside_of_branches_equal_the_whole(
     made: onnx.ModelProto, data: st.DataObject

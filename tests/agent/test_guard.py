@@ -1,32 +1,46 @@
 """A run is stopped before the kernel would kill its process."""
 
-import ctypes
-import mmap
-import time
+import json
+import subprocess
+import sys
+from typing import Final
 
 import pytest
 
-from shoal_agent.runtime.failures import Stopper
-from shoal_agent.runtime.guard import OTHERS_BYTES, Guard
-from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.guard import OTHERS_BYTES
 
 MIB = 1 << 20
 ROOM_BYTES = 32 * MIB
 LEFT_BYTES = OTHERS_BYTES // 2
-"""What these tests have in memory themselves may come and go by as much."""
+RUN: Final = """
+import ctypes, json, mmap, sys, time
+from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.guard import Guard
+from shoal_agent.runtime.process_memory import MemoryMeter
 
-
-def is_stopped(left_bytes: int, within_seconds: float, planned_bytes: int = 0) -> bool:
-    """Whether a run is that takes all of its room but so much, and then waits."""
+def is_stopped(room, size, within_seconds, planned):
     meter, stopper = MemoryMeter(), Stopper()
     meter.settle()
-    with Guard(meter, ROOM_BYTES, stopper, planned_bytes=planned_bytes) as guard:
-        taken = mmap.mmap(-1, ROOM_BYTES - left_bytes)
+    with Guard(meter, room, stopper, planned_bytes=planned) as guard:
+        taken = mmap.mmap(-1, size)
         ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(taken)), 1, len(taken))
         deadline = time.monotonic() + within_seconds
         while not guard.tripped and time.monotonic() < deadline:
             time.sleep(0.001)
     return guard.tripped and stopper.stopped
+
+room, size, seconds, planned = json.loads(sys.argv[1])
+is_stopped(room, room, 20.0, 0)  # what the guard takes for itself is there from now on
+print(json.dumps(is_stopped(room, size, seconds, planned)))
+"""
+
+
+def is_stopped(left_bytes: int, within_seconds: float, planned_bytes: int = 0) -> bool:
+    """Whether a run is that takes all of its room but so much, and then waits: in a process of its
+    own, where nothing but the guard comes and goes."""
+    arguments = json.dumps((ROOM_BYTES, ROOM_BYTES - left_bytes, within_seconds, planned_bytes))
+    command = [sys.executable, "-c", RUN, arguments]
+    return bool(json.loads(subprocess.check_output(command, text=True)))
 
 
 @pytest.mark.parametrize(("left_bytes", "stopped"), [(LEFT_BYTES, True), (4 * MIB, False)])

@@ -23,10 +23,12 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
 
+from shoal_agent.memory.eviction import Eviction
 from shoal_agent.memory.swapping import SwapPlan, as_granted, keeping_nothing, plan_swapping
 from shoal_agent.runtime.arena import WorkingRegion
 from shoal_agent.runtime.block_parts import Parts
 from shoal_agent.runtime.blocks import Blocks, open_blocks
+from shoal_agent.runtime.cold_weights import cold_weights
 from shoal_agent.runtime.destinations import Destinations, Placed
 from shoal_agent.runtime.failures import OutOfBudget, RuntimeFailed, Stopper, Terminated
 from shoal_agent.runtime.guard import READ_BYTES
@@ -38,7 +40,6 @@ from shoal_agent.runtime.mapped_pages import (
     beyond,
     drop,
     populate,
-    populate_in_pieces,
     ranges_of,
     read_ahead,
     read_in_no_huge_pages,
@@ -89,9 +90,9 @@ class BlockFragment:
         self._tables = TableRows(source.folder, source.tables)
         self._open = tuple(open_blocks(source, open_session))
         self._reads_ahead = self._keeps_nothing = False
-        read_nothing_ahead(self.weight_pages())
         self._prefetcher = ThreadPoolExecutor(1, "prefetch")
         self._prefetches: dict[int, Future[None]] = {}
+        self._eviction, self._evicts = Eviction(), False
         self.inputs = tuple(inputs_of(self._open, source.indices))
         self.outputs = source.outputs
         self._given = frozenset(name for block in self._open for name in block.gives)
@@ -99,6 +100,9 @@ class BlockFragment:
         sessions = [block.session for block in self._open]
         self._places, self._destinations = True, Destinations(sessions, self.outputs, source.joins)
         self.grant(granted_bytes)
+        self._cold_weights = cold_weights([block.weights for block in self._open])
+        for index in range(len(self._open)):
+            self._advise(index)
 
     def runs_in(self, granted_bytes: int) -> bool:
         """Whether it does, as it is open: prepared blocks may need more than others."""
@@ -132,12 +136,8 @@ class BlockFragment:
         if self._reads_ahead == (free_bytes >= READ_AHEAD_BYTES):
             return
         self._reads_ahead = not self._reads_ahead
-        for index, block in enumerate(self._open):
-            if self._reads_ahead:
-                read_ahead(block.weights, huge_pages=index not in self._rows)
-            else:
-                read_nothing_ahead(block.weights)
-                read_in_no_huge_pages(block.weights)
+        for index in range(len(self._open)):
+            self._advise(index)
 
     @property
     def is_prepared(self) -> bool:
@@ -164,11 +164,9 @@ class BlockFragment:
         self._open = (*self._open[:index], block, *self._open[index + 1 :])
         gc.collect()  # the other session goes now, and what it mapped
         self._source = source
+        (self._cold_weights[index],) = cold_weights([pages])
         self.grant(self.granted_bytes)
-        if self._reads_ahead:
-            read_ahead(pages, huge_pages=index not in self._rows)
-        else:
-            read_nothing_ahead(pages)
+        self._advise(index)
 
     def run(
         self, feed: Mapping[str, Array], stopper: Stopper, placed: Placed | None = None
@@ -266,17 +264,28 @@ class BlockFragment:
 
     # ---- inside ------------------------------------------------------------------------------
 
+    def _advise(self, index: int) -> None:
+        """Say how the kernel is to read a block's weights. Of a table it reads a few rows."""
+        weights, of_table = self._open[index].weights, index in self._rows
+        if self._reads_ahead:
+            read_ahead(weights, huge_pages=not of_table)
+        elif of_table:
+            read_nothing_ahead(weights)
+            read_in_no_huge_pages(weights)
+        else:
+            self._cold_weights[index].advise()
+
     def _adopt(self, plan: SwapPlan) -> _Adopted:
         pairs = zip(self._open, plan.kept_bytes, strict=True)
         return _Adopted(plan, tuple(beyond(block.weights, kept) for block, kept in pairs))
 
     def _choose(self) -> _Adopted:
         """The plan that prefetches, where there is one and something has to come from the disk."""
+        cold = are_cold(self._samples)
+        self._evicts = self._eviction.next_run(cold=cold)
         if self._keeps_nothing:
             return self._adopt(keeping_nothing(len(self._open)))
-        if self._cold is not None and are_cold(self._samples):
-            return self._cold
-        return self._warm
+        return self._cold if self._cold is not None and cold else self._warm
 
     def _follow(self, adopted: _Adopted) -> None:
         """Have no more in memory than a plan keeps."""
@@ -288,6 +297,8 @@ class BlockFragment:
         if self._prefetches and (prefetch := self._prefetches.pop(index, None)) is not None:
             prefetch.result()
         drop(adopted.streamed[index])
+        if self._evicts and index not in self._rows:
+            self._cold_weights[index].uncache()
 
     def _bring(self, index: int) -> None:
         """Where nothing is read ahead, a block would read its weights page by page."""
@@ -301,5 +312,8 @@ class BlockFragment:
         if index < len(self._open) and index not in self._rows | self._prefetches.keys():
             weights = self._open[index].weights
             if are_cold(weights):
-                bring = populate if self._reads_ahead else populate_in_pieces
-                self._prefetches[index] = self._prefetcher.submit(bring, weights)
+                if self._reads_ahead:
+                    bring = self._prefetcher.submit(populate, weights)
+                else:
+                    bring = self._prefetcher.submit(self._cold_weights[index].bring)
+                self._prefetches[index] = bring

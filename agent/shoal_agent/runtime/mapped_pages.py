@@ -17,6 +17,7 @@ import ctypes
 import mmap
 import os
 import sys
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,15 @@ class PageRange:
         return self.end - self.start
 
 
+@dataclass(frozen=True, slots=True)
+class MappedFile:
+    """Where what begins at an `offset` of a file is mapped, in bytes."""
+
+    path: str
+    pages: PageRange
+    offset: int
+
+
 def size_of(ranges: Iterable[PageRange]) -> int:
     return sum(each.size for each in ranges)
 
@@ -75,14 +85,37 @@ def mapped_files(folder: Path) -> dict[str, list[PageRange]]:
     """Where this process has mapped files of a folder, by their paths."""
     prefix = f"{folder}/"
     found: dict[str, list[PageRange]] = {}
+    for each in _mappings():
+        if each.path.startswith(prefix):
+            found.setdefault(each.path, []).append(each.pages)
+    return found
+
+
+def in_files(ranges: Iterable[PageRange]) -> Iterator[list[MappedFile]]:
+    """What of files is mapped in each range; in the order of the ranges."""
+    mappings = list(_mappings())
+    ends = [each.pages.end for each in mappings]
+    for pages in ranges:
+        found = []
+        for index in range(bisect_right(ends, pages.start), len(mappings)):
+            each = mappings[index]
+            start, end = max(pages.start, each.pages.start), min(pages.end, each.pages.end)
+            if start >= end:
+                break
+            offset = each.offset + start - each.pages.start
+            found.append(MappedFile(each.path, PageRange(start, end), offset))
+        yield found
+
+
+def _mappings() -> Iterator[MappedFile]:
+    """What this process has mapped of files, by its addresses."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             fields = line.rstrip("\n").split(maxsplit=5)
-            if len(fields) == 6 and fields[5].startswith(prefix):
+            if len(fields) == 6 and fields[5].startswith("/"):
                 start, _, end = fields[0].partition("-")
                 pages = PageRange(int(start, 16), int(end, 16))
-                found.setdefault(fields[5], []).append(pages)
-    return found
+                yield MappedFile(fields[5], pages, int(fields[2], 16))
 
 
 def ranges_of(paths: Iterable[Path]) -> list[PageRange]:
@@ -196,6 +229,13 @@ def read_ahead(ranges: Iterable[PageRange], *, huge_pages: bool) -> None:
         _madvise(each, _MADV_NORMAL)
         if huge_pages:
             _madvise(each, _MADV_HUGEPAGE)
+
+
+def read_by_huge_pages(ranges: Iterable[PageRange]) -> None:
+    """Have the kernel read the huge page of the file that a missing page lies in, and no more where
+    it is to read nothing ahead (Linux 5.18; before, that page)."""
+    for each in ranges:
+        _madvise(each, _MADV_HUGEPAGE)
 
 
 def read_in_no_huge_pages(ranges: Iterable[PageRange]) -> None:

@@ -1,0 +1,154 @@
+"""How weights come from the disk where the kernel is to read nothing ahead, and leave again."""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.fragment_making import InBlocks, dense_model, write_fragment
+from agent.test_huge_pages import cached
+from shoal_agent.runtime.cold_weights import HugePage, by_huge_pages, cold_weights
+from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.mapped_pages import MappedFile, PageRange, are_cold, drop
+from shoal_agent.runtime.onnx_runtime import Runtime
+from shoal_agent.runtime.process_memory import MemoryMeter
+
+MIB = 1 << 20
+HUGE: Final = 2 * MIB
+SIZE: Final = 12 * MIB
+PAGE: Final = mmap.PAGESIZE
+
+pieces = st.lists(
+    st.builds(
+        lambda path, first, pages: (path, first * 64 * PAGE, pages * 64 * PAGE),
+        st.sampled_from(["a", "b"]),
+        st.integers(0, 40),
+        st.integers(1, 30),
+    ),
+    max_size=8,
+)
+"""Mappings: path, offset and size."""
+
+
+def mapped(found: list[tuple[str, int, int]]) -> list[MappedFile]:
+    """Each at addresses of its own."""
+    starts = (1 << 32) * np.arange(1, len(found) + 1)
+    return [
+        MappedFile(path, PageRange(int(start), int(start) + size), offset)
+        for start, (path, offset, size) in zip(starts, found, strict=True)
+    ]
+
+
+@given(pieces)
+def test_each_page_is_read_once_and_huge_pages_hold_hardly_anything_else(
+    found: list[tuple[str, int, int]],
+) -> None:
+    files = mapped(found)
+    weights = by_huge_pages(files)
+    where = {
+        address: (each.path, each.offset + address - each.pages.start)
+        for each in files
+        for address in range(each.pages.start, each.pages.end, PAGE)
+    }
+    parts = [*weights.rest, *(part for each in weights.huge for part in each.parts)]
+    read = [address for part in parts for address in range(part.start, part.end, PAGE)]
+    assert sorted(read) == sorted(where)
+    for each in weights.huge:
+        places = [
+            where[start] for part in each.parts for start in range(part.start, part.end, PAGE)
+        ]
+        assert len({(path, offset // HUGE) for path, offset in places}) == 1
+        assert len(set(places)) * PAGE >= HUGE * 7 // 8
+        assert where[each.first.start] == min(places)
+    in_huge = {where[start] for each in weights.huge for start in addresses(each)}
+    for name in ("a", "b"):
+        for unit in range(0, 40 * 64 * PAGE + 30 * 64 * PAGE, HUGE):
+            there = {place for place in where.values() if place[0] == name}
+            there = {place for place in there if place[1] // HUGE == unit // HUGE}
+            if len(there) * PAGE >= HUGE * 7 // 8:
+                assert there <= in_huge, "nothing is read in small pieces without need"
+
+
+def addresses(page: HugePage) -> list[int]:
+    return [start for part in page.parts for start in range(part.start, part.end, PAGE)]
+
+
+@dataclass
+class Cold:
+    """A file of which no page is in memory, and where its parts of 1 MiB are mapped."""
+
+    parts: list[PageRange]
+
+    @property
+    def cached(self) -> list[int]:
+        """Which parts are in memory as a whole; none may be in part."""
+        counts = [cached(part) for part in self.parts]
+        assert set(counts) <= {0, MIB // PAGE}
+        return [index for index, count in enumerate(counts) if count]
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> Iterator[Cold]:
+    path = tmp_path / "weights"
+    path.write_bytes(os.urandom(SIZE))
+    with path.open("rb") as file, ExitStack() as stack:
+        os.fsync(file)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        parts, held = [], []
+        for offset in range(0, SIZE, MIB):
+            part = mmap.mmap(file.fileno(), MIB, access=mmap.ACCESS_COPY, offset=offset)
+            held.append(ctypes.c_char.from_buffer(stack.enter_context(part)))
+            start = ctypes.addressof(held[-1])
+            parts.append(PageRange(start, start + MIB))
+        found = Cold(parts)
+        if found.cached:
+            pytest.skip("this file system does not drop its page cache")
+        yield found
+        held.clear()
+
+
+def test_weights_that_are_mapped_by_themselves_come_together_and_nothing_else_does(
+    cold: Cold,
+) -> None:
+    """What lies in the same 2 MiB as others' stays where it is."""
+    weights = cold_weights([[*cold.parts[3:8]]])[0]
+    assert (len(weights.huge), len(weights.rest)) == (2, 1)
+    weights.advise()
+    weights.bring()
+    assert cold.cached == [3, 4, 5, 6, 7]
+
+
+def test_weights_leave_the_page_cache_when_nobody_has_them_in_memory(cold: Cold) -> None:
+    mine, others = cold_weights([[*cold.parts[2:6]], [*cold.parts[6:8]]])
+    for each in (mine, others):
+        each.advise()
+        each.bring()
+    mine.uncache()
+    assert cold.cached == [2, 3, 4, 5, 6, 7], "they are in memory"
+    drop([*cold.parts[2:6]])
+    mine.uncache()
+    assert cold.cached == [6, 7]
+
+
+def test_what_the_page_cache_has_lost_once_leaves_it_after_use(tmp_path: Path) -> None:
+    made = write_fragment(tmp_path, dense_model([1024] * 4), 16 * MIB, InBlocks(3))
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=made.least_bytes)
+    runtime.open("f", made.folder, made.least_bytes)
+    lost = list[bool]()
+    with (made.folder / "weights.bin").open("rb") as file:
+        for run in range(3):
+            os.fsync(file)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            assert run or are_cold(runtime._open["f"].weight_pages()) or pytest.skip("not dropped")
+            runtime.run("f", {"x": np.ones((1, 1024), np.float32)}, Stopper())
+            lost.append(are_cold(runtime._open["f"].weight_pages()))
+    assert lost == [False, True, True]

@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 from agent.fragment_making import dense_model, write_fragment
+from agent.own_process import in_own_process
 from agent.test_larger_items import tried
 from made_models import Made, vocabulary, weight
 from shoal_agent.runtime.failures import Exceeded, Stopper
@@ -19,21 +20,19 @@ from shoal_compiler.profile import profile_model
 MIB = 1 << 20
 
 
-def peaks_of(model: onnx.ModelProto, folder: Path, x: np.ndarray) -> list[int]:
+def peaks_of(folder: Path, x: np.ndarray) -> list[int]:
     """Peak bytes of three items, one after the other."""
     meter = MemoryMeter()
     runtime = Runtime(meter, threads=1, limit_bytes=256 * MIB)
-    made = write_fragment(folder, model, 256 * MIB)
     meter.settle(LIBRARY_RESERVE_BYTES)
-    runtime.open("f", made.folder)
-    peaks = [runtime.run("f", {"x": x}, Stopper()).peak_bytes for _ in range(3)]
-    runtime.close("f")
-    return peaks
+    runtime.open("f", folder)
+    return [runtime.run("f", {"x": x}, Stopper()).peak_bytes for _ in range(3)]
 
 
 def test_large_outputs_are_in_memory_once(tmp_path: Path) -> None:
     """They are written where they are to be, and not copied: 16 MiB, made of as many."""
-    peaks = peaks_of(dense_model([64, 4096]), tmp_path, np.zeros((1024, 64), np.float32))
+    made = write_fragment(tmp_path, dense_model([64, 4096]), 256 * MIB)
+    peaks = in_own_process(peaks_of, made.folder, np.zeros((1024, 64), np.float32))
     assert max(peaks) < 40 * MIB
 
 
@@ -48,8 +47,8 @@ TWO = Made(
 
 
 def test_an_item_works_where_the_one_before_has_worked(tmp_path: Path) -> None:
-    path = TWO.save(tmp_path)
-    first, *others = peaks_of(onnx.load(path), tmp_path, np.ones((1024, 64), np.float32))
+    made = write_fragment(tmp_path, onnx.load(TWO.save(tmp_path)), 256 * MIB)
+    first, *others = in_own_process(peaks_of, made.folder, np.ones((1024, 64), np.float32))
     assert max(others) < first + MIB
 
 

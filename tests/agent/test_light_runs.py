@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from agent.conftest import Joined
 from agent.fragment_making import write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
+from shoal_agent.runtime import watchdog
 from shoal_agent.runtime.watchdog import Watchdog
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -19,15 +21,50 @@ Join = Callable[..., Awaitable[Joined]]
 FOR_EVER = 1 << 40
 
 
-def test_work_that_goes_on_is_stopped_and_short_work_is_not() -> None:
-    stopped = threading.Event()
-    watchdog = Watchdog(stopped.set, long_seconds=0.01)
-    for _ in range(1000):
-        with watchdog:
-            pass
+class Looks:
+    """When a watchdog's thread looks: its pauses end when the test says so."""
+
+    def __init__(self) -> None:
+        self._rests, self._goes_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def wait(self, _: float) -> None:
+        self._rests.release()
+        assert self._goes_on.acquire(timeout=PATIENCE_SECONDS)
+
+    def look(self) -> None:
+        """The thread looks once, and rests again."""
+        assert self._rests.acquire(timeout=PATIENCE_SECONDS)
+        self._goes_on.release()
+        assert self._rests.acquire(timeout=PATIENCE_SECONDS)
+        self._rests.release()
+
+    def end(self) -> None:
+        """The thread looks once more, and finds no work."""
+        self._goes_on.release()
+
+
+def test_of_much_short_work_none_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each look there is some, and at no two looks the same."""
+    looks, stopped = Looks(), threading.Event()
+    made = vars(threading) | {"Event": lambda: looks}
+    monkeypatch.setattr(watchdog, "threading", SimpleNamespace(**made))
+    watched = Watchdog(stopped.set)
+    for _ in range(5):
+        with watched:
+            looks.look()
     assert not stopped.is_set()
+    with watched:
+        looks.look()
+        looks.look()
+    assert stopped.is_set()
+    looks.end()
+
+
+def test_work_that_goes_on_is_stopped() -> None:
+    stopped = threading.Event()
+    watched = Watchdog(stopped.set, long_seconds=0.01)
     for _ in range(2):  # the second time after its thread has ended
-        with watchdog:
+        with watched:
             assert stopped.wait(10)
         stopped.clear()
         for thread in threading.enumerate():
@@ -66,14 +103,17 @@ def counting_model() -> ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-async def count(device: ConnectedDevice, digest: str, item: int, turns: int) -> pb.Reply:
+async def count(
+    device: ConnectedDevice, digest: str, item: int, turns: int, seconds: float = PATIENCE_SECONDS
+) -> pb.Reply:
+    """What comes of an item that may take so many seconds."""
     await device.give(edge(-1, 0, item), {"x": np.array([turns])})
     execute = pb.Execute(
         task=task(0, item),
         digest=digest,
         inputs=[pb.InputSource(producer=-1, tensors=["x"])],
         results=["y"],
-        deadline_seconds=2.0,
+        deadline_seconds=seconds,
     )
     reply = await device.ask("execute", execute)
     if reply.WhichOneof("outcome") == "executed":
@@ -91,7 +131,7 @@ async def test_a_run_that_was_always_short_still_meets_its_deadline(
     await joined.device.load(fragment.digest, fragment.resident_bytes)
     for item in range(20):
         assert (await count(joined.device, fragment.digest, item, item)).HasField("executed")
-    endless = asyncio.create_task(count(joined.device, fragment.digest, 20, FOR_EVER))
+    endless = asyncio.create_task(count(joined.device, fragment.digest, 20, FOR_EVER, 2.0))
     reply = await asyncio.wait_for(endless, PATIENCE_SECONDS)
     assert reply.failure.code == pb.DEADLINE, reply
     said = reply.failure.message

@@ -4,13 +4,14 @@ import ctypes
 import gc
 import mmap
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import onnxruntime  # noqa: F401 - a large library
 import pytest
 
 from agent.fragment_making import dense_model, write_fragment
+from agent.own_process import in_own_process
 from shoal_agent.runtime.library_pages import LibraryPages
 from shoal_agent.runtime.mapped_pages import PageRange, populate
 from shoal_agent.runtime.onnx_runtime import Runtime
@@ -242,39 +243,61 @@ def test_library_pages_that_return_one_after_the_other_are_in_no_peak(
     assert abs(taken - 2 * TAKEN_BYTES) < NOISE_BYTES
 
 
-@pytest.fixture
-def grown() -> Iterator[MemoryMeter]:
-    """Its process has grown by half of what may be the agent's own."""
+def grown() -> tuple[MemoryMeter, mmap.mmap]:
+    """In a process of its own: it has grown by half of what may be the agent's own."""
     meter = MemoryMeter()
     meter.settle(LIBRARY_RESERVE_BYTES, HEAP_RESERVE_BYTES)
-    with take(HEAP_RESERVE_BYTES // 2):
-        yield meter
+    return meter, take(HEAP_RESERVE_BYTES // 2)
 
 
-def test_what_the_heap_has_grown_by_is_no_use(grown: MemoryMeter) -> None:
-    used = grown.used_bytes()
-    grown.note_growth(0)
-    assert grown.used_bytes() < PAGES_BYTES < used
-    assert grown.peak_bytes() >= used, "it was use until now"
-    with take(TAKEN_BYTES):
-        assert abs(grown.peak_since_begin_bytes() - TAKEN_BYTES) < PAGES_BYTES
+def readings_of_growth() -> tuple[int, int, int, int]:
+    """What is used before it is noted and after; the peaks then, and once more is taken."""
+    meter, growth = grown()
+    with growth:
+        before = meter.used_bytes()
+        meter.note_growth(0)
+        after, peak = meter.used_bytes(), meter.peak_bytes()
+        with take(TAKEN_BYTES):
+            return before, after, peak, meter.peak_since_begin_bytes()
 
 
-def test_what_is_held_for_work_is_no_growth(grown: MemoryMeter) -> None:
+def test_what_the_heap_has_grown_by_is_no_use() -> None:
+    before, after, peak, later = in_own_process(readings_of_growth)
+    assert after < PAGES_BYTES < before
+    assert peak >= before, "it was use until now"
+    assert abs(later - TAKEN_BYTES) < PAGES_BYTES
+
+
+def used_once_noted(held_bytes: int) -> int:
+    meter, growth = grown()
+    with growth:
+        meter.note_growth(held_bytes)
+        return meter.used_bytes()
+
+
+def test_what_is_held_for_work_is_no_growth() -> None:
     held = HEAP_RESERVE_BYTES // 4
-    grown.note_growth(held)
-    assert abs(grown.used_bytes() - held) < PAGES_BYTES
+    assert abs(in_own_process(used_once_noted, held) - held) < PAGES_BYTES
 
 
-def test_growth_beyond_its_reserve_is_use(grown: MemoryMeter) -> None:
-    used = grown.used_bytes()
-    with take(TAKEN_BYTES):
-        grown.note_growth(0)
-        beyond = used + TAKEN_BYTES - HEAP_RESERVE_BYTES
-        assert abs(grown.used_bytes() - beyond) < PAGES_BYTES
-    grown.note_growth(0)
-    with take(TAKEN_BYTES):
-        assert abs(grown.used_bytes() - TAKEN_BYTES) < PAGES_BYTES, "it lends nothing to others"
+def readings_beyond_the_reserve() -> tuple[int, int, int]:
+    """What is used before more is taken than may be growth, then, and when as much is again that
+    was noted as gone."""
+    meter, growth = grown()
+    with growth:
+        before = meter.used_bytes()
+        with take(TAKEN_BYTES):
+            meter.note_growth(0)
+            beyond = meter.used_bytes()
+        meter.note_growth(0)
+        with take(TAKEN_BYTES):
+            return before, beyond, meter.used_bytes()
+
+
+def test_growth_beyond_its_reserve_is_use() -> None:
+    before, beyond, again = in_own_process(readings_beyond_the_reserve)
+    assert abs(beyond - (before + TAKEN_BYTES - HEAP_RESERVE_BYTES)) < PAGES_BYTES
+    assert abs(again - TAKEN_BYTES) < PAGES_BYTES, "it lends nothing to others"
 
 
 def test_what_is_there_when_the_floor_is_taken_is_not_looked_through_again() -> None:

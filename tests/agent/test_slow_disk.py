@@ -289,10 +289,9 @@ async def test_what_was_written_to_disk_has_left_memory_when_the_next_run_begins
         return write(path, arrays)
 
     async def running(digest: str, tensors: Any) -> Any:
-        for _ in range(100):  # the thread that wrote may not have let go of its arguments yet
-            if all(each() is None for each in written):
-                break
-            time.sleep(0.01)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while any(each() is not None for each in written) and time.monotonic() < deadline:
+            time.sleep(0.01)  # the thread that wrote may not have let go of its arguments yet
         left.extend(each() is None for each in written)
         return await run(digest, tensors)
 

@@ -1,11 +1,14 @@
 """How activations travel between real agents: relayed, kept at home, over TLS, over a slow link."""
 
 import asyncio
+import fcntl
 import itertools
 import socket
 import subprocess
 import tempfile
+import termios
 import time
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import pytest
 
 from agent.conftest import AgentProcess, Joined
 from agent.fragment_making import MadeFragment, cut, dense_model, write_fragment
-from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
+from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
 from shoal_agent.transport.shaping import Uplink, unsent_bytes
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
@@ -302,6 +305,21 @@ async def test_a_simulated_uplink_whose_receiver_does_not_read_takes_a_bounded_n
     await shaped.close()
 
 
+async def until_it_stands(reader: socket.socket) -> None:
+    """Until some bytes have come, and for a while no more."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        before = 0
+        while before == 0 or unread_bytes(reader) > before:
+            before = unread_bytes(reader)
+            await asyncio.sleep(0.1)
+
+
+def unread_bytes(reader: socket.socket) -> int:
+    count = array("i", [0])
+    fcntl.ioctl(reader, termios.FIONREAD, count)
+    return count[0]
+
+
 @pytest.mark.parametrize(("budget_mib", "at_most_kib"), [(1, 192), (16, 320), (4096, 2112)])
 async def test_the_kernel_holds_little_for_an_agent_of_a_small_budget_whose_peer_does_not_read(
     budget_mib: int, at_most_kib: int
@@ -313,12 +331,12 @@ async def test_the_kernel_holds_little_for_an_agent_of_a_small_budget_whose_peer
         transport = uplink.open(f"unix:{folder}/peer", lambda: pytest.fail("no local stream"))
         frame = Frame(b"", [bytes(MAXIMUM_PAYLOAD_BYTES)], MAXIMUM_PAYLOAD_BYTES)
         writing = asyncio.create_task(transport.write([frame] * 4))
-        done, _ = await asyncio.wait([writing], timeout=0.1)
-        assert not done
+        reader, _ = await asyncio.to_thread(peer.accept)
+        await until_it_stands(reader)
+        assert not writing.done()
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
         await transport.close()
-        reader, _ = peer.accept()
         with reader:
             held = sum(map(len, iter(lambda: reader.recv(1 << 20), b"")))
     assert 0 < held <= at_most_kib << 10

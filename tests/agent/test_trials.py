@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from agent.conftest import Joined
 from agent.fragment_making import InBlocks, dense_model, write_fragment
+from agent.own_process import in_own_process
 from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_memory_of_fragments import peak_bytes
 from agent.test_running import edge, task
@@ -99,20 +100,24 @@ TWO_WAYS = Made(
 """Its branches give 8 MiB; one makes 16 MiB on the way."""
 
 
-@pytest.mark.parametrize("chooses", [False, True])
-def test_a_trial_runs_either_branch(chooses: bool, tmp_path: Path) -> None:
-    """What no trial could show has its estimate, whatever the trial has measured."""
-    largest = {"x": (ROWS, WIDTH), "long": ()}
-    made = write_fragment(tmp_path, TWO_WAYS.proto(), 60 * MIB, largest=largest)
+def takes_in_a_trial_and_in_a_run(folder: Path, *, chooses: bool) -> tuple[int | None, int]:
     meter = MemoryMeter()
     runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
     meter.settle()
-    _, tried = runtime.open_and_try("f", made.folder, 60 * MIB, NOTHING_PREPARED, 64 * MIB)
+    _, tried = runtime.open_and_try("f", folder, 60 * MIB, NOTHING_PREPARED, 64 * MIB)
     item = {"x": np.ones((ROWS, WIDTH), np.float32), "long": np.array(chooses)}
-    taken = runtime.run("f", item, Stopper()).peak_bytes
-    assert tried.taken_bytes is not None
-    assert taken < tried.taken_bytes + MIB
-    assert tried.taken_bytes > 24 * MIB, "an item, and what is made of it"
+    return tried.taken_bytes, runtime.run("f", item, Stopper()).peak_bytes
+
+
+@pytest.mark.parametrize("chooses", [False, True])
+def test_a_trial_runs_either_branch(tmp_path: Path, *, chooses: bool) -> None:
+    """What no trial could show has its estimate, whatever the trial has measured."""
+    largest = {"x": (ROWS, WIDTH), "long": ()}
+    made = write_fragment(tmp_path, TWO_WAYS.proto(), 60 * MIB, largest=largest)
+    tried, taken = in_own_process(takes_in_a_trial_and_in_a_run, made.folder, chooses=chooses)
+    assert tried is not None
+    assert taken < tried + MIB
+    assert tried > 24 * MIB, "an item, and what is made of it"
 
 
 async def test_a_fragment_that_chooses_itself_keeps_its_estimate(
@@ -187,26 +192,31 @@ LASTING = Made(
 """What it takes it has for long: the guard sees it for sure."""
 
 
+def runs_within_what_is_planned(folder: Path) -> tuple[bool, bool]:
+    """Whether a trial does and an item, where it leaves an eighth of a MiB."""
+    meter = MemoryMeter()
+    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
+    meter.settle(LIBRARY_RESERVE_BYTES)
+    given = folder, 64 * MIB, NOTHING_PREPARED
+    _, tried = runtime.open_and_try("f", *given, 64 * MIB)
+    assert tried.taken_bytes is not None
+    runtime.close("f")
+    planned = tried.taken_bytes + MIB // 2
+    limit = meter.used_bytes() + planned + MIB // 8
+    _, again = runtime.open_and_try("f", folder, planned, NOTHING_PREPARED, limit)
+    item = {"x": np.ones((1024, 1024), np.float32)}
+    planned = runtime.run("f", item, Stopper(), 64 * MIB).peak_bytes + MIB // 2
+    result = runtime.run("f", item, Stopper(), planned + MIB // 8, planned_bytes=planned)
+    return not again.stopped, bool(result.outputs)
+
+
 def test_a_fragment_runs_that_takes_what_is_planned_and_leaves_next_to_nothing(
     tmp_path: Path,
 ) -> None:
     """It is not stopped to leave room for what nobody knows: what it takes is known."""
     model = onnx.load(LASTING.save(tmp_path))
     made = write_fragment(tmp_path, model, 64 * MIB, largest=LASTING.shapes)
-    meter = MemoryMeter()
-    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
-    meter.settle(LIBRARY_RESERVE_BYTES)
-    given = made.folder, 64 * MIB, NOTHING_PREPARED
-    _, tried = runtime.open_and_try("f", *given, 64 * MIB)
-    assert tried.taken_bytes is not None
-    runtime.close("f")
-    planned = tried.taken_bytes + MIB // 2
-    limit = meter.used_bytes() + planned + MIB // 8
-    _, again = runtime.open_and_try("f", made.folder, planned, NOTHING_PREPARED, limit)
-    assert not again.stopped
-    item = {"x": np.ones((1024, 1024), np.float32)}
-    planned = runtime.run("f", item, Stopper(), 64 * MIB).peak_bytes + MIB // 2
-    assert runtime.run("f", item, Stopper(), planned + MIB // 8, planned_bytes=planned).outputs
+    assert in_own_process(runs_within_what_is_planned, made.folder) == (True, True)
 
 
 def reordered_model() -> onnx.ModelProto:

@@ -16,7 +16,8 @@ from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import files_pb2 as pb
 from shoal_protocol.v1.files_pb2_grpc import FilesStub
 
-PATIENCE_SECONDS = 3.0
+PATIENCE_SECONDS = 30.0
+"""An event loop that the disk holds up answers nobody, however long it is waited for."""
 MORE_THAN_THREADS = 40
 """The event loop's own executor has 32 at most."""
 

@@ -237,9 +237,16 @@ async def test_a_message_above_the_limit_ends_the_stream(tmp_path: Path) -> None
             assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+ANSWERED_IN = "grpc.keepalive_timeout_ms"
+
+
 def hastened(options: list[Option]) -> list[Option]:
-    """The same options with all of their times a hundredth."""
-    return [(name, int(value) // 100 if name.endswith("_ms") else value) for name, value in options]
+    """The same options with a hundredth of their times; but a ping has as long as ever to be
+    answered, or a machine that is busy for a tenth of a second ends the connection."""
+    return [
+        (name, int(value) // 100 if name.endswith("_ms") and name != ANSWERED_IN else value)
+        for name, value in options
+    ]
 
 
 async def test_an_idle_connection_outlives_its_keepalive(tmp_path: Path) -> None:

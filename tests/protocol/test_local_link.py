@@ -225,9 +225,11 @@ async def test_a_buffer_that_was_enlarged_for_one_header_does_not_stay() -> None
             held.extend(far._buffer.nbytes for _ in frames)
 
     reading = asyncio.create_task(read())
-    for frame in (Frame(large), acknowledgement(1), acknowledgement(2)):
+    for count, frame in enumerate((Frame(large), acknowledgement(1), acknowledgement(2)), 1):
         await near.write([frame])
-        await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            while len(held) < count:  # or it comes with the one before
+                await asyncio.sleep(0.01)
     near.disconnect()
     await reading
     far.disconnect()

@@ -170,6 +170,11 @@ def test_the_first_block_works_in_what_the_last_one_has_left_where_nothing_is_ke
     assert [emptied() for _ in range(2)] == [2, 1]
 
 
+def new_region() -> WorkingRegion:
+    """Of a process of its own."""
+    return Runtime(MemoryMeter(), threads=1, limit_bytes=64 * MIB)._arena.region
+
+
 @pytest.fixture
 def region() -> Iterator[WorkingRegion]:
     """One that nobody works in."""
@@ -201,7 +206,7 @@ def test_a_region_is_known_also_where_the_part_before_did_not_work_in_it(
 def readings_of_a_part_kept() -> tuple[int, int, int, int]:
     """By how much the process has less when 4 MiB are kept of 9, and more when those are used
     again; what is said to be touched then, and when all 9 are."""
-    region = Runtime(MemoryMeter(), threads=1, limit_bytes=64 * MIB)._arena.region
+    region = new_region()
     work(9 * MIB)
     before = resident_bytes()
     assert region.keep(4 * MIB)
@@ -278,13 +283,9 @@ def test_a_part_keeps_what_its_first_block_is_reckoned_with_where_there_is_no_mo
         parts.end()
 
 
-@pytest.fixture
-def touched(region: WorkingRegion) -> WorkingRegion:
-    """It has been worked in, and the kernel has huge pages for it."""
-    if not huge_pages.may_ask():
-        pytest.skip("this kernel has no huge pages for memory of no file")
-    work(15 * MIB)
-    return region
+needs_huge_pages = pytest.mark.skipif(
+    not huge_pages.may_ask(), reason="this kernel has no huge pages for memory of no file"
+)
 
 
 def faults_of(function: Callable[[], None]) -> int:
@@ -293,37 +294,51 @@ def faults_of(function: Callable[[], None]) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
+@needs_huge_pages
 @pytest.mark.parametrize("size", [7 * MIB, 3 * MIB, 11 * MIB])
 def test_what_a_part_works_in_comes_in_huge_pages_within_what_it_reckons_with(
-    touched: WorkingRegion, size: int
+    region: WorkingRegion, size: int
 ) -> None:
+    work(15 * MIB)
     for _ in range(3):
-        assert touched.keep(2 * MIB)
+        assert region.keep(2 * MIB)
         between = resident_bytes()
         for kept in (12 * MIB, size):
-            assert touched.keep(kept, kept + 2 * H)
+            assert region.keep(kept, kept + 2 * H)
             faults = faults_of(partial(work, kept))
             assert faults < 2 * H // mmap.PAGESIZE, "its ends, at most, come page by page"
             assert resident_bytes() - between < kept + 2 * H
-        touched.leave()
+        region.leave()
 
 
-def test_who_works_after_that_gets_what_is_touched_and_no_more(touched: WorkingRegion) -> None:
-    assert touched.keep(12 * MIB, 15 * MIB)
+def came_for_who_works_after_that() -> int:
+    """Bytes for 5 MiB and a page, where 12 MiB were kept, worked in, and left."""
+    region = new_region()
+    work(15 * MIB)
+    assert region.keep(12 * MIB, 15 * MIB)
     work(12 * MIB)
-    touched.leave()
-    assert touched.keep(0)
+    region.leave()
+    assert region.keep(0)
     before = resident_bytes()
     work(5 * MIB + mmap.PAGESIZE)
-    assert resident_bytes() - before < 5 * MIB + H // 4
+    return resident_bytes() - before
 
 
-def test_a_region_of_which_some_is_in_use_or_held_back_is_given_back(
-    region: WorkingRegion,
-) -> None:
+@needs_huge_pages
+def test_who_works_after_that_gets_what_is_touched_and_no_more() -> None:
+    assert in_own_process(came_for_who_works_after_that) < 5 * MIB + H // 4
+
+
+def left_by_a_shared_region() -> int:
+    """Bytes that are given back of 9 MiB, where 4 were to be kept of what is in use."""
+    region = new_region()
     assert not region.keep(MIB), "nobody has worked in it"
     work(9 * MIB)
     region._is_shared = lambda: True
     before = resident_bytes()
     assert not region.keep(4 * MIB)
-    assert before - resident_bytes() > 8 * MIB
+    return before - resident_bytes()
+
+
+def test_a_region_of_which_some_is_in_use_or_held_back_is_given_back() -> None:
+    assert in_own_process(left_by_a_shared_region) > 8 * MIB

@@ -353,10 +353,15 @@ async def test_a_peer_that_drips_is_left_for_the_next_source(
         open_channel(f"unix:{tmp_path}/peer.sock") as peer,
         open_channel(f"unix:{tmp_path}/coordinator.sock") as store,
     ):
-        sources = [
-            Source("peer", PeerClient(peer).fetch_fragment),
-            Source("coordinator", SessionClient(store).fetch_fragment),
-        ]
+        fetch = SessionClient(store).fetch_fragment
+
+        def patiently(*arguments: Any, **options: Any) -> Any:
+            """Nobody loses patience with it, however busy the machine is."""
+            monkeypatch.undo()
+            return fetch(*arguments, **options)
+
+        peer_source = Source("peer", PeerClient(peer).fetch_fragment)
+        sources = [peer_source, Source("coordinator", patiently)]
         await Fetcher(cache, lambda *_: None, at_once).ensure(made.digest, sources)
     assert cache.verify(made.digest).is_dir()
     await server.stop(None)

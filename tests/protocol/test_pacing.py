@@ -102,11 +102,9 @@ async def test_a_writer_waits_only_while_something_is_unanswered() -> None:
     assert pace.gap_seconds > 100
     async with asyncio.timeout(60):
         await pace.turn(busy=False)
-    brief = Pace()
-    for _ in range(100):
-        brief.leave(count=1)
-    began = loop.time()
-    brief.leave(count=1)
+    brief, began = Pace(), loop.time()
+    for number in range(100):  # the last of them now
+        brief.leave(count=1, at=began + 1e-6 + (number - 99) * 1e-4)
     gap = brief.gap_seconds
     await brief.turn(busy=True)
     assert loop.time() - began >= gap > 0

@@ -26,8 +26,9 @@ async def test_a_background_task_that_fails_is_counted_and_started_again(
     await asyncio.wait_for(third.wait(), PATIENCE_SECONDS)
     supervised.cancel()
     assert counted == ["sampler", "sampler"]
-    said = [(each.name, each.exc_info and each.exc_info[0]) for each in caplog.records]
-    assert said == 2 * [("whose", ZeroDivisionError)]
+    # Others may say something as well: asyncio does, of a task that a test before has left.
+    said = [each.exc_info and each.exc_info[0] for each in caplog.records if each.name == "whose"]
+    assert said == 2 * [ZeroDivisionError]
 
 
 async def test_a_background_task_that_has_nothing_to_do_ends() -> None:

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from agent.conftest import Joined
 from agent.fragment_making import InBlocks, dense_model, write_fragment
+from agent.measured_trials import runs_within_what_is_planned, takes_in_a_trial_and_in_a_run
 from agent.own_process import in_own_process
 from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_memory_of_fragments import peak_bytes
@@ -24,7 +25,7 @@ from shoal_agent.runtime import onnx_runtime
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.prepared import NOTHING_PREPARED
-from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES, MemoryMeter
+from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -98,15 +99,6 @@ TWO_WAYS = Made(
             else_branch = two () => (float[N,1024] q) { q = Tanh(x) } > }""",
 )
 """Its branches give 8 MiB; one makes 16 MiB on the way."""
-
-
-def takes_in_a_trial_and_in_a_run(folder: Path, *, chooses: bool) -> tuple[int | None, int]:
-    meter = MemoryMeter()
-    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
-    meter.settle()
-    _, tried = runtime.open_and_try("f", folder, 60 * MIB, NOTHING_PREPARED, 64 * MIB)
-    item = {"x": np.ones((ROWS, WIDTH), np.float32), "long": np.array(chooses)}
-    return tried.taken_bytes, runtime.run("f", item, Stopper()).peak_bytes
 
 
 @pytest.mark.parametrize("chooses", [False, True])
@@ -190,24 +182,6 @@ LASTING = Made(
     shapes={"x": (1024, 1024)},
 )
 """What it takes it has for long: the guard sees it for sure."""
-
-
-def runs_within_what_is_planned(folder: Path) -> tuple[bool, bool]:
-    """Whether a trial does and an item, where it leaves an eighth of a MiB."""
-    meter = MemoryMeter()
-    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
-    meter.settle(LIBRARY_RESERVE_BYTES)
-    given = folder, 64 * MIB, NOTHING_PREPARED
-    _, tried = runtime.open_and_try("f", *given, 64 * MIB)
-    assert tried.taken_bytes is not None
-    runtime.close("f")
-    planned = tried.taken_bytes + MIB // 2
-    limit = meter.used_bytes() + planned + MIB // 8
-    _, again = runtime.open_and_try("f", folder, planned, NOTHING_PREPARED, limit)
-    item = {"x": np.ones((1024, 1024), np.float32)}
-    planned = runtime.run("f", item, Stopper(), 64 * MIB).peak_bytes + MIB // 2
-    result = runtime.run("f", item, Stopper(), planned + MIB // 8, planned_bytes=planned)
-    return not again.stopped, bool(result.outputs)
 
 
 def test_a_fragment_runs_that_takes_what_is_planned_and_leaves_next_to_nothing(

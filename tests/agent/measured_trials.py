@@ -1,0 +1,40 @@
+"""What `test_trials` measures in a process of its own."""
+
+from pathlib import Path
+
+import numpy as np
+
+from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.onnx_runtime import Runtime
+from shoal_agent.runtime.prepared import NOTHING_PREPARED
+from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES, MemoryMeter
+
+MIB = 1 << 20
+
+
+def takes_in_a_trial_and_in_a_run(folder: Path, *, chooses: bool) -> tuple[int | None, int]:
+    """Bytes in a trial, and for an item of 8 MiB that takes one branch or the other."""
+    meter = MemoryMeter()
+    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
+    meter.settle()
+    _, tried = runtime.open_and_try("f", folder, 60 * MIB, NOTHING_PREPARED, 64 * MIB)
+    item = {"x": np.ones((2048, 1024), np.float32), "long": np.array(chooses)}
+    return tried.taken_bytes, runtime.run("f", item, Stopper()).peak_bytes
+
+
+def runs_within_what_is_planned(folder: Path) -> tuple[bool, bool]:
+    """Whether a trial does and an item, where it leaves an eighth of a MiB."""
+    meter = MemoryMeter()
+    runtime = Runtime(meter, threads=1, limit_bytes=64 * MIB)
+    meter.settle(LIBRARY_RESERVE_BYTES)
+    given = folder, 64 * MIB, NOTHING_PREPARED
+    _, tried = runtime.open_and_try("f", *given, 64 * MIB)
+    assert tried.taken_bytes is not None
+    runtime.close("f")
+    planned = tried.taken_bytes + MIB // 2
+    limit = meter.used_bytes() + planned + MIB // 8
+    _, again = runtime.open_and_try("f", folder, planned, NOTHING_PREPARED, limit)
+    item = {"x": np.ones((1024, 1024), np.float32)}
+    planned = runtime.run("f", item, Stopper(), 64 * MIB).peak_bytes + MIB // 2
+    result = runtime.run("f", item, Stopper(), planned + MIB // 8, planned_bytes=planned)
+    return not again.stopped, bool(result.outputs)

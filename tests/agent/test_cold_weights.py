@@ -18,7 +18,13 @@ from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.test_huge_pages import cached
 from shoal_agent.runtime.cold_weights import HugePage, by_huge_pages, cold_weights
 from shoal_agent.runtime.failures import Stopper
-from shoal_agent.runtime.mapped_pages import MappedFile, PageRange, are_cold, drop
+from shoal_agent.runtime.mapped_pages import (
+    MappedFile,
+    PageRange,
+    are_cold,
+    drop,
+    read_nothing_ahead,
+)
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
 
@@ -120,15 +126,27 @@ def test_weights_that_are_mapped_by_themselves_come_together_and_nothing_else_do
     cold: Cold,
 ) -> None:
     """What lies in the same 2 MiB as others' stays where it is."""
-    weights = cold_weights([[*cold.parts[3:8]]])[0]
+    weights = cold_weights([[*cold.parts[3:8]]], [()])[0]
     assert (len(weights.huge), len(weights.rest)) == (2, 1)
+    read_nothing_ahead(cold.parts)
     weights.advise()
     weights.bring()
     assert cold.cached == [3, 4, 5, 6, 7]
 
 
+def test_of_a_table_nothing_comes_but_what_else_lies_in_its_pages(cold: Cold) -> None:
+    """It ends 100 bytes behind the page in which it ends."""
+    read_nothing_ahead(cold.parts)
+    table = (2 * MIB, 5 * MIB + 100)
+    weights = cold_weights([[*cold.parts[2:8]]], [[table]])[0]
+    weights.advise()
+    weights.bring()
+    assert cold.cached == [5, 6, 7]
+
+
 def test_weights_leave_the_page_cache_when_nobody_has_them_in_memory(cold: Cold) -> None:
-    mine, others = cold_weights([[*cold.parts[2:6]], [*cold.parts[6:8]]])
+    mine, others = cold_weights([[*cold.parts[2:6]], [*cold.parts[6:8]]], [(), ()])
+    read_nothing_ahead(cold.parts)
     for each in (mine, others):
         each.advise()
         each.bring()

@@ -17,7 +17,7 @@ burns processor time that the other agents of a machine need.
 """
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -28,7 +28,7 @@ from shoal_agent.memory.swapping import SwapPlan, as_granted, keeping_nothing, p
 from shoal_agent.runtime.arena import WorkingRegion
 from shoal_agent.runtime.block_parts import Parts
 from shoal_agent.runtime.blocks import Blocks, open_blocks
-from shoal_agent.runtime.cold_weights import cold_weights
+from shoal_agent.runtime.cold_weights import Range, cold_weights
 from shoal_agent.runtime.destinations import Destinations, Placed
 from shoal_agent.runtime.failures import OutOfBudget, RuntimeFailed, Stopper, Terminated
 from shoal_agent.runtime.guard import READ_BYTES
@@ -100,7 +100,9 @@ class BlockFragment:
         sessions = [block.session for block in self._open]
         self._places, self._destinations = True, Destinations(sessions, self.outputs, source.joins)
         self.grant(granted_bytes)
-        self._cold_weights = cold_weights([block.weights for block in self._open])
+        weights = [block.weights for block in self._open]
+        tables = [self._tables_of(index) for index in range(len(self._open))]
+        self._cold_weights = cold_weights(weights, tables)
         for index in range(len(self._open)):
             self._advise(index)
 
@@ -164,7 +166,7 @@ class BlockFragment:
         self._open = (*self._open[:index], block, *self._open[index + 1 :])
         gc.collect()  # the other session goes now, and what it mapped
         self._source = source
-        (self._cold_weights[index],) = cold_weights([pages])
+        (self._cold_weights[index],) = cold_weights([pages], [self._tables_of(index)])
         self.grant(self.granted_bytes)
         self._advise(index)
 
@@ -264,15 +266,18 @@ class BlockFragment:
 
     # ---- inside ------------------------------------------------------------------------------
 
+    def _tables_of(self, index: int) -> Sequence[Range]:
+        """Where in a block's file there are tables of which it reads some rows."""
+        return self._source.tables_of(index) if index in self._rows else ()
+
     def _advise(self, index: int) -> None:
-        """Say how the kernel is to read a block's weights. Of a table it reads a few rows."""
-        weights, of_table = self._open[index].weights, index in self._rows
+        """Say how the kernel is to read a block's weights: of a table, the rows that are read."""
+        weights = self._open[index].weights
         if self._reads_ahead:
-            read_ahead(weights, huge_pages=not of_table)
-        elif of_table:
+            read_ahead(weights, huge_pages=index not in self._rows)
+        else:
             read_nothing_ahead(weights)
             read_in_no_huge_pages(weights)
-        else:
             self._cold_weights[index].advise()
 
     def _adopt(self, plan: SwapPlan) -> _Adopted:
@@ -297,7 +302,7 @@ class BlockFragment:
         if self._prefetches and (prefetch := self._prefetches.pop(index, None)) is not None:
             prefetch.result()
         drop(adopted.streamed[index])
-        if self._evicts and index not in self._rows:
+        if self._evicts:
             self._cold_weights[index].uncache()
 
     def _bring(self, index: int) -> None:
@@ -309,11 +314,11 @@ class BlockFragment:
             prefetch.result()
 
     def _prefetch(self, index: int) -> None:
-        if index < len(self._open) and index not in self._rows | self._prefetches.keys():
-            weights = self._open[index].weights
-            if are_cold(weights):
+        if index < len(self._open) and index not in self._prefetches:
+            cold = self._cold_weights[index]
+            if are_cold(pages := cold.pages):
                 if self._reads_ahead:
-                    bring = self._prefetcher.submit(populate, weights)
+                    bring = self._prefetcher.submit(populate, pages)
                 else:
-                    bring = self._prefetcher.submit(self._cold_weights[index].bring)
+                    bring = self._prefetcher.submit(cold.bring)
                 self._prefetches[index] = bring

@@ -7,11 +7,13 @@ it is open. How they run then is in `block_fragment`.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import onnxruntime
 
+from shoal_agent.runtime.external_data import table_ranges
 from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.inputs import InputSpec
 from shoal_agent.runtime.mapped_pages import PageRange, added, mapped_files, mapped_ranges
@@ -152,6 +154,15 @@ class Blocks:
             for block in self.blocks:
                 file.seek(block.model_offset)
                 yield file.read(block.model_bytes)
+
+    def tables_of(self, index: int) -> list[tuple[int, int]]:
+        """Where in the file of its weights a block has tables of which items read some rows: from
+        where on, and up to where, in bytes. Raises `OSError`."""
+        if self.prepared:
+            model = self.prepared[index].model.read_bytes()
+        else:
+            model = next(islice(self.models(), index, None))
+        return table_ranges(model)
 
 
 def _open_bytes(block: Block) -> int:

@@ -11,11 +11,11 @@ whole 2 MiB of the file that the page lies in, and nothing ahead of them. What i
 as well. So it is given only where a block has these 2 MiB, but for a small part.
 """
 
-import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
+from mmap import PAGESIZE
 from operator import attrgetter
 from typing import Final
 
@@ -28,14 +28,16 @@ from shoal_agent.runtime.mapped_pages import (
     populate,
     populate_in_pieces,
     read_by_huge_pages,
-    read_in_no_huge_pages,
-    read_nothing_ahead,
+    whole_pages,
 )
 from shoal_protocol.page_cache import uncache
 
 _GAP_BYTES: Final = HUGE_PAGE_BYTES // 8
 """So much of a huge page may be no block's: small weights are copied when they are
 loaded, and what aligns others lies between them."""
+
+Range = tuple[int, int]
+"""From where on in a file, and up to where, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,11 @@ class HugePage:
     @property
     def first(self) -> PageRange:
         """The first page: the others come with it."""
-        return PageRange(self.parts[0].start, self.parts[0].start + mmap.PAGESIZE)
+        return PageRange(self.parts[0].start, self.parts[0].start + PAGESIZE)
 
     @property
     def last(self) -> PageRange:
-        return PageRange(self.parts[-1].end - mmap.PAGESIZE, self.parts[-1].end)
+        return PageRange(self.parts[-1].end - PAGESIZE, self.parts[-1].end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,14 @@ class ColdWeights:
     rest: tuple[PageRange, ...]
     places: tuple[Place, ...]
 
+    @property
+    def pages(self) -> list[PageRange]:
+        return [*self.rest, *(part for each in self.huge for part in each.parts)]
+
     def advise(self) -> None:
-        """Have the kernel read nothing ahead of what is asked for."""
-        parts = [part for each in self.huge for part in each.parts]
-        read_nothing_ahead([*parts, *self.rest])
-        read_in_no_huge_pages(self.rest)
-        read_by_huge_pages(parts)
+        """Have the kernel read these huge pages where one page is missing, where it is to read
+        nothing ahead."""
+        read_by_huge_pages(part for each in self.huge for part in each.parts)
 
     def bring(self) -> None:
         """Bring them into memory. No more than a huge page is on its way at any time."""
@@ -97,10 +101,17 @@ class ColdWeights:
                     uncache(file.fileno(), each.start, each.end - each.start)
 
 
-def cold_weights(blocks: Sequence[Sequence[PageRange]]) -> list[ColdWeights]:
-    """Of each block, by where its weights are mapped."""
+def cold_weights(
+    blocks: Sequence[Sequence[PageRange]], tables: Sequence[Sequence[Range]]
+) -> list[ColdWeights]:
+    """Of each block, by where its weights are mapped, and where in their file it has `tables` of
+    which it reads some rows: these come as they are read."""
     files = in_files(pages for weights in blocks for pages in weights)
-    return [by_huge_pages(each for _ in weights for each in next(files)) for weights in blocks]
+    found = []
+    for weights, without in zip(blocks, tables, strict=True):
+        mapped = [each for _ in weights for each in next(files)]
+        found.append(by_huge_pages(part for each in mapped for part in _beside(each, without)))
+    return found
 
 
 def by_huge_pages(mapped: Iterable[MappedFile]) -> ColdWeights:
@@ -121,6 +132,20 @@ def by_huge_pages(mapped: Iterable[MappedFile]) -> ColdWeights:
             rest += [each.pages for each in parts]
             places += [Place(path, each.offset, each.offset + each.pages.size) for each in parts]
     return ColdWeights(tuple(huge), tuple(rest), tuple(_joined(places)))
+
+
+def _beside(mapped: MappedFile, tables: Sequence[Range]) -> Iterator[MappedFile]:
+    """The parts of it that are more than pages of tables."""
+    start, end = mapped.offset, mapped.offset + mapped.pages.size
+    move = mapped.pages.start - mapped.offset
+    for table in sorted(tables):
+        whole = whole_pages(table[0], table[1] - table[0])
+        if start < min(whole.start, end):
+            pages = PageRange(start + move, min(whole.start, end) + move)
+            yield MappedFile(mapped.path, pages, start)
+        start = max(start, whole.end)
+    if start < end:
+        yield MappedFile(mapped.path, PageRange(start + move, end + move), start)
 
 
 def _joined(places: Iterable[Place]) -> list[Place]:

@@ -23,7 +23,7 @@ from typing import BinaryIO, Final
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
 from shoal_agent.runtime.onnx_subset import table_places, tables, tensors
 from shoal_protocol.manifest import WEIGHTS
-from shoal_protocol.onnx_subset_pb2 import Model, Tensor
+from shoal_protocol.onnx_subset_pb2 import Graph, Model, Tensor
 
 _ALIGNMENT: Final = 4096
 _CHUNK_BYTES: Final = 1 << 20
@@ -69,13 +69,8 @@ def saved_bytes(model: bytes, without: Set[str] = frozenset()) -> int:
     tensor that refers to them, and of a table of which items read rows and that is also multiplied,
     a transposed copy besides."""
     graph = Model.FromString(model).graph
-    multiplied = {
-        name
-        for node in graph.node
-        for place, name in enumerate(node.input)
-        if place not in table_places(node)
-    }
-    copied = (table for table in tables(graph) if table.name in multiplied)
+    whole = _read_as_a_whole(graph)
+    copied = (table for table in tables(graph) if table.name in whole)
     kept = (each for each in tensors(graph) if each.name not in without)
     return sum(map(_size, kept)) + sum(map(_size, copied))
 
@@ -89,6 +84,29 @@ def half_bytes(model: bytes, without: Set[str] = frozenset()) -> int:
 def table_bytes(model: bytes) -> int:
     """Weights of which items read some rows."""
     return sum(map(_size, tables(Model.FromString(model).graph)))
+
+
+def table_ranges(model: bytes) -> list[tuple[int, int]]:
+    """Where in the file of weights those are of which items read no more than some rows: from where
+    on, and up to where, in bytes."""
+    graph = Model.FromString(model).graph
+    whole, found = _read_as_a_whole(graph), []
+    for tensor in tables(graph):
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries and tensor.name not in whole:
+            start = int(entries["offset"])
+            found.append((start, start + int(entries["length"])))
+    return found
+
+
+def _read_as_a_whole(graph: Graph) -> set[str]:
+    """What nodes read otherwise than by rows."""
+    return {
+        name
+        for node in graph.node
+        for place, name in enumerate(node.input)
+        if place not in table_places(node)
+    }
 
 
 def _size(tensor: Tensor) -> int:

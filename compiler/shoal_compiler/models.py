@@ -10,7 +10,7 @@ from shoal_compiler.graph import MIN_IR_VERSION, Graph
 from shoal_compiler.safety import all_nodes
 from shoal_compiler.weight_files import Place
 from shoal_planner.pieces import Piece
-from shoal_planner.profile import Profile
+from shoal_planner.profile import Halves, Profile, Role
 from shoal_protocol.partition import TensorSpec
 
 
@@ -34,7 +34,7 @@ def make_model(
     made.name = "fragment"
     inputs = tuple(profile.tensors[name].spec for name in piece.takes)
     outputs = tuple(_given(profile, name) for name in piece.gives)
-    nodes = [graph.nodes[profile.nodes[position].source] for position in piece.nodes]
+    nodes = [graph.nodes[profile.nodes[position].source] for position in _in_file(profile, piece)]
     made.node.extend(closed(graph, nodes, outputs))
     for node in all_nodes(made.node):
         node.ClearField("doc_string")
@@ -63,6 +63,18 @@ def make_model(
         graph.sparse[name] for name in piece.weights if name in graph.sparse
     )
     return PieceModel(model=model, inputs=inputs, outputs=outputs)
+
+
+def _in_file(profile: Profile, piece: Piece) -> list[int]:
+    """The nodes in the order that makes the runtime run each CONSTANT one directly before its first
+    use, as is reckoned with. Where it has the order of its own, it goes back from the outputs, and
+    of the inputs of a node to that first whose maker is the last in the file: a chain of layers has
+    to be behind all that its weights are made by, or all of these run before the first layer."""
+    # With halves it is reckoned that all of them run first.
+    halves = any(each.halves is not Halves.NONE for each in profile.nodes)
+    if halves or piece.in_order(profile):
+        return list(piece.nodes)
+    return sorted(piece.nodes, key=lambda each: profile.nodes[each].role is not Role.CONSTANT)
 
 
 def _given(profile: Profile, name: str) -> TensorSpec:

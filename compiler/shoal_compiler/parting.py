@@ -106,7 +106,7 @@ class Parting:
     def can_cut(self, constant: Constant, axis: int, step: int, *, packed: int = 1) -> bool:
         """Whether a constant can be parted along an axis, into multiples of a step."""
         if constant.maker is None or constant.source is None:
-            return _has_whole_bytes(constant.weight, axis, step)
+            return has_whole_bytes(constant.weight, axis, step)
         if packed > 1:
             return False
         if not self.can_cut(constant.source, _axis_before(constant, axis), step):
@@ -114,7 +114,7 @@ class Parting:
         scales = [self.weights[each] for each in constant.maker.input[1:] if each]
         places = [(each, self._along(constant, each, axis)) for each in scales]
         return all(
-            along is not None and (along < 0 or _has_whole_bytes(each, along, step))
+            along is not None and (along < 0 or has_whole_bytes(each, along, step))
             for each, along in places
         )
 
@@ -148,7 +148,7 @@ class Parting:
         if maker is None:
             part = self._parts[name, axis, start, end, packed] = self.fresh(f"{name}.{number}")
             self.weights[part] = replace(
-                _part(constant.weight, part, axis, start, end, packed),
+                part_of(constant.weight, part, axis, start, end, packed),
                 whole=name if name in self.tables else "",
             )
             return part, []
@@ -251,13 +251,13 @@ def _axis_before(constant: Constant, axis: int) -> int:
     return list(constant.source.axes).index(constant.axes[axis])
 
 
-def _has_whole_bytes(weight: Weight, axis: int, step: int) -> bool:
+def has_whole_bytes(weight: Weight, axis: int, step: int) -> bool:
     """Whether parts of a weight, that are multiples of a step along an axis, are whole bytes."""
     bits = bits_of(weight.tensor.data_type)
     return bits is not None and bits * step * prod(weight.tensor.dims[axis + 1 :]) % 8 == 0
 
 
-def _part(weight: Weight, name: str, axis: int, start: int, end: int, packed: int) -> Weight:
+def part_of(weight: Weight, name: str, axis: int, start: int, end: int, packed: int = 1) -> Weight:
     """The channels `[start, end)` of each of those that are packed in a weight, along an axis."""
     dims = list(weight.tensor.dims)
     bits = (bits_of(weight.tensor.data_type) or 0) * prod(dims[axis + 1 :])

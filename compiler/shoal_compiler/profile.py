@@ -9,6 +9,7 @@ from shoal_compiler.branches import find_guards, open_branches
 from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.order import choose_order, roles
 from shoal_compiler.parting import KnownShapes
+from shoal_compiler.picks import pick_weights
 from shoal_compiler.profiler import Profiler
 from shoal_compiler.safety import CheckedModel, open_model
 from shoal_compiler.shapes import Shapes, infer
@@ -39,7 +40,7 @@ class Source:
     def open(cls, path: Path) -> "Source":
         """Read and check a model. Raises `ModelRefused`."""
         model = open_model(Path(path))
-        whole = gather_first(open_branches(normalise(model)))
+        whole = gather_first(pick_weights(open_branches(normalise(model))))
         shapes = cache(partial(_shapes, whole, {}, None))
         return cls(model, whole, cache(partial(_digests, model)), shapes)
 

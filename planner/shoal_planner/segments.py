@@ -405,10 +405,11 @@ class Growing:
         self.flops += node.flops or 0
 
     def _hold(self, weights: tuple[str, ...], touched: Mapping[str, int] = _WHOLE) -> None:
-        """Count weights, whole but for those of which only so many bytes are `touched`."""
+        """Count weights, whole but for those of which so many bytes more are `touched`."""
         for name in weights:
-            size = touched.get(name, self.layout.profile.weights[name])
             held = self._weights.get(name, 0)
+            whole = self.layout.profile.weights[name]
+            size = min(whole, held + touched.get(name, whole))
             if size > held:
                 self._weights[name] = size
                 self.weight_bytes += size - held

@@ -14,8 +14,10 @@ COPYING_OPTIMIZERS: Final = (
     "MatMul_BatchNormalization_Fusion",
     "AttentionFusion",
     "QAttentionFusion",
+    "GatherSliceToSplitFusion",
 )
-"""They fold or fuse weights into copies, and are switched off."""
+"""They fold or fuse weights into copies, and are switched off; the last makes all rows that are
+gathered of a tensor by constants at once, where one after the other was reckoned with."""
 FUSES_DEQUANTISED: Final = "QDQSelectorActionTransformer"
 """It makes layers of floats into quantised ones, where their weights are: those are copied, in
 another order."""

@@ -10,20 +10,25 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import numpy_helper
 
-from agent.fragment_making import InBlocks, dense_model, write_fragment
+from agent.fragment_making import InBlocks, dense_model, table_model, write_fragment
 from agent.test_huge_pages import cached
-from shoal_agent.runtime.cold_weights import HugePage, by_huge_pages, cold_weights
+from shoal_agent.runtime import block_fragment
+from shoal_agent.runtime.cold_weights import ColdWeights, HugePage, by_huge_pages, cold_weights
 from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.guard import READ_BYTES
 from shoal_agent.runtime.mapped_pages import (
     MappedFile,
     PageRange,
     are_cold,
     drop,
     read_nothing_ahead,
+    size_of,
 )
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
@@ -155,6 +160,38 @@ def test_weights_leave_the_page_cache_when_nobody_has_them_in_memory(cold: Cold)
     drop([*cold.parts[2:6]])
     mine.uncache()
     assert cold.cached == [6, 7]
+
+
+def words_and_a_layer() -> onnx.ModelProto:
+    """Looks rows up in a table of 8 MiB, and multiplies them with a weight of 4 MiB."""
+    chance = np.random.default_rng(0)
+    table = chance.standard_normal((1 << 13, 256), dtype=np.float32)
+    weight = chance.standard_normal((256, 1 << 12), dtype=np.float32)
+    model = table_model()
+    del model.graph.initializer[:]
+    model.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 1 << 12
+    return model
+
+
+def test_what_a_block_has_beside_a_table_is_brought_before_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Page by page it took a thousand faults. A run of which little is known has it in memory as a
+    whole, and of the table what it may read."""
+    in_one = InBlocks(1, read_bytes=64 << 10)
+    made = write_fragment(tmp_path, words_and_a_layer(), 16 * MIB, in_one)
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=made.least_bytes)
+    runtime.open("f", made.folder, made.least_bytes)
+    brought = list[int]()
+    monkeypatch.setattr(
+        ColdWeights, "bring", lambda weights: brought.append(size_of(weights.pages))
+    )
+    monkeypatch.setattr(block_fragment, "are_cold", lambda pages: True)
+    runtime.run("f", {"x": np.arange(4, dtype=np.int64)}, Stopper())
+    assert brought == [4 * MIB]
+    assert runtime._open["f"].keep_nothing_once() == 4 * MIB + READ_BYTES
 
 
 def test_what_the_page_cache_has_lost_once_leaves_it_after_use(tmp_path: Path) -> None:

@@ -113,7 +113,9 @@ async def test_a_limit_that_changes_is_followed_by_the_budget(
             assert reply.WhichOneof("outcome") == "executed", reply
             assert reply.executed.peak_bytes <= budget
             # It was granted all that there is: the kernel may not read ahead.
-            assert advised(folder, process.pid) == {"rr"}
+            flags = advised(folder, process.pid)
+            assert flags
+            assert all("rr" in each for each in flags)
         limit(group, LIMIT)
         await says("the budget is 96 MiB now")
         await says("runs within 70 MiB now")

@@ -92,7 +92,6 @@ class BlockFragment:
         self._reads_ahead = self._keeps_nothing = False
         self._prefetcher = ThreadPoolExecutor(1, "prefetch")
         self._prefetches: dict[int, Future[None]] = {}
-        self._eviction, self._evicts = Eviction(), False
         self.inputs = tuple(inputs_of(self._open, source.indices))
         self.outputs = source.outputs
         self._given = frozenset(name for block in self._open for name in block.gives)
@@ -114,6 +113,7 @@ class BlockFragment:
         """Run within so many bytes from now on. Raises `GrantTooSmall`."""
         self._source.check(granted_bytes)
         self.granted_bytes = granted_bytes
+        self._eviction, self._evicts = Eviction(), False
         pairs = enumerate(zip(self._open, self._source.blocks, strict=True))
         self._rows = {
             index
@@ -247,8 +247,12 @@ class BlockFragment:
         """Have the next run keep no weights from one block to the next. What it has of them at
         most: those of a block, and of tables what it may read before a guard drops them."""
         self._keeps_nothing = True
-        sizes = enumerate(size_of(block.weights) for block in self._open)
-        return max(min(size, READ_BYTES) if i in self._rows else size for i, size in sizes)
+        most = 0
+        for index, block in enumerate(self._open):
+            size = size_of(block.weights)
+            tables = size - size_of(self._cold_weights[index].pages) if index in self._rows else 0
+            most = max(most, size - tables + min(tables, READ_BYTES))
+        return most
 
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped."""

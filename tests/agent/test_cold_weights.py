@@ -19,7 +19,7 @@ from onnx import numpy_helper
 from agent.fragment_making import InBlocks, dense_model, table_model, write_fragment
 from agent.test_huge_pages import cached
 from shoal_agent.runtime import block_fragment
-from shoal_agent.runtime.cold_weights import ColdWeights, HugePage, by_huge_pages, cold_weights
+from shoal_agent.runtime.cold_weights import ColdWeights, HugePage, cold_weights
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.guard import READ_BYTES
 from shoal_agent.runtime.mapped_pages import (
@@ -27,6 +27,7 @@ from shoal_agent.runtime.mapped_pages import (
     PageRange,
     are_cold,
     drop,
+    files_of,
     read_nothing_ahead,
     size_of,
 )
@@ -64,7 +65,7 @@ def test_each_page_is_read_once_and_huge_pages_hold_hardly_anything_else(
     found: list[tuple[str, int, int]],
 ) -> None:
     files = mapped(found)
-    weights = by_huge_pages(files)
+    weights = cold_weights(files)
     where = {
         address: (each.path, each.offset + address - each.pages.start)
         for each in files
@@ -98,6 +99,7 @@ class Cold:
     """A file of which no page is in memory, and where its parts of 1 MiB are mapped."""
 
     parts: list[PageRange]
+    files: list[MappedFile]
 
     @property
     def cached(self) -> list[int]:
@@ -120,7 +122,7 @@ def cold(tmp_path: Path) -> Iterator[Cold]:
             held.append(ctypes.c_char.from_buffer(stack.enter_context(part)))
             start = ctypes.addressof(held[-1])
             parts.append(PageRange(start, start + MIB))
-        found = Cold(parts)
+        found = Cold(parts, files_of([path]))
         if found.cached:
             pytest.skip("this file system does not drop its page cache")
         yield found
@@ -131,7 +133,7 @@ def test_weights_that_are_mapped_by_themselves_come_together_and_nothing_else_do
     cold: Cold,
 ) -> None:
     """What lies in the same 2 MiB as others' stays where it is."""
-    weights = cold_weights([[*cold.parts[3:8]]], [()])[0]
+    weights = cold_weights(cold.files[3:8])
     assert (len(weights.huge), len(weights.rest)) == (2, 1)
     read_nothing_ahead(cold.parts)
     weights.advise()
@@ -143,14 +145,14 @@ def test_of_a_table_nothing_comes_but_what_else_lies_in_its_pages(cold: Cold) ->
     """It ends 100 bytes behind the page in which it ends."""
     read_nothing_ahead(cold.parts)
     table = (2 * MIB, 5 * MIB + 100)
-    weights = cold_weights([[*cold.parts[2:8]]], [[table]])[0]
+    weights = cold_weights(cold.files[2:8], [table])
     weights.advise()
     weights.bring()
     assert cold.cached == [5, 6, 7]
 
 
 def test_weights_leave_the_page_cache_when_nobody_has_them_in_memory(cold: Cold) -> None:
-    mine, others = cold_weights([[*cold.parts[2:6]], [*cold.parts[6:8]]], [(), ()])
+    mine, others = cold_weights(cold.files[2:6]), cold_weights(cold.files[6:8])
     read_nothing_ahead(cold.parts)
     for each in (mine, others):
         each.advise()

@@ -17,7 +17,7 @@ burns processor time that the other agents of a machine need.
 """
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -28,19 +28,19 @@ from shoal_agent.memory.swapping import SwapPlan, as_granted, keeping_nothing, p
 from shoal_agent.runtime.arena import WorkingRegion
 from shoal_agent.runtime.block_parts import Parts
 from shoal_agent.runtime.blocks import Blocks, open_blocks
-from shoal_agent.runtime.cold_weights import Range, cold_weights
+from shoal_agent.runtime.cold_weights import ColdWeights, cold_weights
 from shoal_agent.runtime.destinations import Destinations, Placed
 from shoal_agent.runtime.failures import OutOfBudget, RuntimeFailed, Stopper, Terminated
 from shoal_agent.runtime.guard import READ_BYTES
 from shoal_agent.runtime.mapped_pages import (
     READ_AHEAD_BYTES,
     PageRange,
-    added,
     are_cold,
     beyond,
     drop,
+    files_of,
+    newly_mapped,
     populate,
-    ranges_of,
     read_ahead,
     read_in_no_huge_pages,
     read_nothing_ahead,
@@ -99,9 +99,7 @@ class BlockFragment:
         sessions = [block.session for block in self._open]
         self._places, self._destinations = True, Destinations(sessions, self.outputs, source.joins)
         self.grant(granted_bytes)
-        weights = [block.weights for block in self._open]
-        tables = [self._tables_of(index) for index in range(len(self._open))]
-        self._cold_weights = cold_weights(weights, tables)
+        self._cold_weights = [self._cold_weights_of(index) for index in range(len(self._open))]
         for index in range(len(self._open)):
             self._advise(index)
 
@@ -159,15 +157,18 @@ class BlockFragment:
         drop(self.weight_pages())
         self._region.empty()
         files = [source.prepared[index].weights.resolve()]
-        before = ranges_of(files)
+        before = files_of(files)
         session, mapped = source.open_prepared(index, self._open_session)
-        pages = added(before, ranges_of(files))
-        block = replace(self._open[index], session=session, mapped=mapped, weights=pages)
+        new = newly_mapped(before, files_of(files))
+        pages = tuple(each.pages for each in new)
+        block = replace(
+            self._open[index], session=session, mapped=mapped, weights=pages, files=tuple(new)
+        )
         self._open = (*self._open[:index], block, *self._open[index + 1 :])
         gc.collect()  # the other session goes now, and what it mapped
         self._source = source
-        (self._cold_weights[index],) = cold_weights([pages], [self._tables_of(index)])
         self.grant(self.granted_bytes)
+        self._cold_weights[index] = self._cold_weights_of(index)
         self._advise(index)
 
     def run(
@@ -270,9 +271,9 @@ class BlockFragment:
 
     # ---- inside ------------------------------------------------------------------------------
 
-    def _tables_of(self, index: int) -> Sequence[Range]:
-        """Where in a block's file there are tables of which it reads some rows."""
-        return self._source.tables_of(index) if index in self._rows else ()
+    def _cold_weights_of(self, index: int) -> ColdWeights:
+        tables = self._source.tables_of(index) if index in self._rows else ()
+        return cold_weights(self._open[index].files, tables)
 
     def _advise(self, index: int) -> None:
         """Say how the kernel is to read a block's weights: of a table, the rows that are read."""

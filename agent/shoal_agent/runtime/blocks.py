@@ -16,7 +16,7 @@ import onnxruntime
 from shoal_agent.runtime.external_data import table_ranges
 from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.inputs import InputSpec
-from shoal_agent.runtime.mapped_pages import PageRange, added, mapped_files, mapped_ranges
+from shoal_agent.runtime.mapped_pages import MappedFile, mapped_files, newly_mapped
 from shoal_agent.runtime.mapped_weights import Weights, map_weights, packs_floats
 from shoal_agent.runtime.open_block import OpenBlock
 from shoal_agent.runtime.prepared import PreparedModel
@@ -179,8 +179,8 @@ def open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[OpenBlock
     """All of them, in order."""
     last = {name: index for index, block in enumerate(source.blocks) for name in block.reads}
     results = {*source.outputs, *(name for join in source.joins for name in join.parts)}
-    opened = _with_pages(source, source.open_models(open_session))
-    for index, (block, session, mapped, pages) in enumerate(opened):
+    opened = _with_files(source, source.open_models(open_session))
+    for index, (block, session, mapped, files) in enumerate(opened):
         yield OpenBlock(
             session=session,
             mapped=mapped,
@@ -192,24 +192,29 @@ def open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[OpenBlock
                 for name in dict.fromkeys((*block.reads, *block.gives))
                 if last.get(name, -1) <= index and name not in results
             ),
-            weights=pages,
+            weights=tuple(each.pages for each in files),
+            files=tuple(files),
         )
 
 
-def _with_pages(
+def _with_files(
     source: Blocks, opened: Iterable[tuple[Block, onnxruntime.InferenceSession, Weights]]
-) -> Iterator[tuple[Block, onnxruntime.InferenceSession, Weights, tuple[PageRange, ...]]]:
-    """Open blocks, each with the pages of its weights. Prepared ones have files of their own: to
-    read what is mapped before and after all of them is enough."""
+) -> Iterator[tuple[Block, onnxruntime.InferenceSession, Weights, list[MappedFile]]]:
+    """Open blocks, each with what of files its weights are. Prepared ones have files of their own:
+    to read what is mapped before and after all of them is enough."""
     if source.prepared:
         files = mapped_files(source.folder)
         sessions, there = list(opened), mapped_files(source.folder)
         for each, model in zip(sessions, source.prepared, strict=True):
             path = str(model.weights.resolve())
-            yield *each, added(files.get(path, ()), there.get(path, ()))
+            yield *each, newly_mapped(files.get(path, ()), there.get(path, ()))
         return
-    before = mapped_ranges(source.folder)
+    before = _all_mapped(source.folder)
     for each in opened:
-        after = mapped_ranges(source.folder)
-        yield *each, added(before, after)
+        after = _all_mapped(source.folder)
+        yield *each, newly_mapped(before, after)
         before = after
+
+
+def _all_mapped(folder: Path) -> list[MappedFile]:
+    return [each for mapped in mapped_files(folder).values() for each in mapped]

@@ -24,7 +24,6 @@ from shoal_agent.runtime.mapped_pages import (
     MappedFile,
     PageRange,
     are_cold,
-    in_files,
     populate,
     populate_in_pieces,
     read_by_huge_pages,
@@ -101,24 +100,12 @@ class ColdWeights:
                     uncache(file.fileno(), each.start, each.end - each.start)
 
 
-def cold_weights(
-    blocks: Sequence[Sequence[PageRange]], tables: Sequence[Sequence[Range]]
-) -> list[ColdWeights]:
-    """Of each block, by where its weights are mapped, and where in their file it has `tables` of
+def cold_weights(mapped: Iterable[MappedFile], tables: Sequence[Range] = ()) -> ColdWeights:
+    """Of a block, by where its weights lie in files, and where in their file it has `tables` of
     which it reads some rows: these come as they are read."""
-    files = in_files(pages for weights in blocks for pages in weights)
-    found = []
-    for weights, without in zip(blocks, tables, strict=True):
-        mapped = [each for _ in weights for each in next(files)]
-        found.append(by_huge_pages(part for each in mapped for part in _beside(each, without)))
-    return found
-
-
-def by_huge_pages(mapped: Iterable[MappedFile]) -> ColdWeights:
-    """By where a block's weights lie in files."""
     huge, rest, places = list[HugePage](), list[PageRange](), list[Place]()
     pieces = sorted(
-        (piece for each in mapped for piece in _pieces(each)),
+        (piece for each in mapped for part in _beside(each, tables) for piece in _pieces(part)),
         key=lambda each: (each.path, each.offset, each.pages),
     )
     for (path, page), group in groupby(

@@ -17,7 +17,6 @@ import ctypes
 import mmap
 import os
 import sys
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,54 +77,55 @@ REMOVED: Final = " (deleted)"
 
 def mapped_ranges(folder: Path) -> list[PageRange]:
     """Where this process has mapped files of a folder."""
-    return [pages for ranges in mapped_files(folder).values() for pages in ranges]
+    return [each.pages for mapped in mapped_files(folder).values() for each in mapped]
 
 
-def mapped_files(folder: Path) -> dict[str, list[PageRange]]:
-    """Where this process has mapped files of a folder, by their paths."""
+def mapped_files(folder: Path) -> dict[str, list[MappedFile]]:
+    """What this process has mapped of files of a folder, by their paths and its addresses."""
     prefix = f"{folder}/"
-    found: dict[str, list[PageRange]] = {}
-    for each in _mappings():
-        if each.path.startswith(prefix):
-            found.setdefault(each.path, []).append(each.pages)
+    found: dict[str, list[MappedFile]] = {}
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            fields = line.rstrip("\n").split(maxsplit=5)
+            if len(fields) == 6 and fields[5].startswith(prefix):
+                start, _, end = fields[0].partition("-")
+                pages = PageRange(int(start, 16), int(end, 16))
+                mapped = MappedFile(fields[5], pages, int(fields[2], 16))
+                found.setdefault(fields[5], []).append(mapped)
     return found
 
 
-def in_files(ranges: Iterable[PageRange]) -> Iterator[list[MappedFile]]:
-    """What of files is mapped in each range; in the order of the ranges."""
-    mappings = list(_mappings())
-    ends = [each.pages.end for each in mappings]
-    for pages in ranges:
-        found = []
-        for index in range(bisect_right(ends, pages.start), len(mappings)):
-            each = mappings[index]
+def newly_mapped(before: Iterable[MappedFile], after: Iterable[MappedFile]) -> list[MappedFile]:
+    """What of `after` is not in `before`."""
+    after = list(after)
+    new = added([each.pages for each in before], [each.pages for each in after])
+    found = []
+    rest = sorted(new, reverse=True)
+    for each in sorted(after, key=lambda each: each.pages):
+        while rest and rest[-1].end <= each.pages.start:
+            rest.pop()
+        for pages in reversed(rest):
             start, end = max(pages.start, each.pages.start), min(pages.end, each.pages.end)
             if start >= end:
                 break
             offset = each.offset + start - each.pages.start
             found.append(MappedFile(each.path, PageRange(start, end), offset))
-        yield found
+    return found
 
 
-def _mappings() -> Iterator[MappedFile]:
-    """What this process has mapped of files, by its addresses."""
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-        for line in maps:
-            fields = line.rstrip("\n").split(maxsplit=5)
-            if len(fields) == 6 and fields[5].startswith("/"):
-                start, _, end = fields[0].partition("-")
-                pages = PageRange(int(start, 16), int(end, 16))
-                yield MappedFile(fields[5], pages, int(fields[2], 16))
-
-
-def ranges_of(paths: Iterable[Path]) -> list[PageRange]:
-    """Where this process has mapped files, also such as were removed since."""
+def files_of(paths: Iterable[Path]) -> list[MappedFile]:
+    """What this process has mapped of files, also of such as were removed since."""
     wanted = set(map(str, paths))
     folders = {each.parent for each in map(Path, wanted)}
     found = [each for folder in folders for each in mapped_files(folder).items()]
     return [
-        pages for path, ranges in found if path.removesuffix(REMOVED) in wanted for pages in ranges
+        each for path, mapped in found if path.removesuffix(REMOVED) in wanted for each in mapped
     ]
+
+
+def ranges_of(paths: Iterable[Path]) -> list[PageRange]:
+    """Where they are mapped."""
+    return [each.pages for each in files_of(paths)]
 
 
 def added(before: Iterable[PageRange], after: Iterable[PageRange]) -> tuple[PageRange, ...]:

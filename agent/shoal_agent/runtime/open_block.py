@@ -9,7 +9,7 @@ import onnxruntime
 
 from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated, failure_of
 from shoal_agent.runtime.inputs import InputSpec, input_spec
-from shoal_agent.runtime.mapped_pages import PageRange
+from shoal_agent.runtime.mapped_pages import MappedFile, PageRange
 from shoal_agent.runtime.mapped_weights import Weights
 from shoal_protocol.blocks import Gathered, Join
 from shoal_protocol.tensors import Array
@@ -21,7 +21,8 @@ Values = dict[str, onnxruntime.OrtValue]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBlock:
     """`gathers` is what is read of tables before it runs; `spent` are the values that nothing needs
-    once it has run. The session refers to `mapped`."""
+    once it has run. The session refers to `mapped`. `weights` are where it has its weights, and
+    `files` says what of files that is."""
 
     session: onnxruntime.InferenceSession
     mapped: Weights
@@ -30,6 +31,7 @@ class OpenBlock:
     gathers: tuple[Gathered, ...]
     spent: tuple[str, ...]
     weights: tuple[PageRange, ...]
+    files: tuple[MappedFile, ...]
 
 
 def as_value(array: Array) -> onnxruntime.OrtValue:

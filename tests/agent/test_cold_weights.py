@@ -27,7 +27,6 @@ from shoal_agent.runtime.mapped_pages import (
     PageRange,
     are_cold,
     drop,
-    files_of,
     read_nothing_ahead,
     size_of,
 )
@@ -122,7 +121,10 @@ def cold(tmp_path: Path) -> Iterator[Cold]:
             held.append(ctypes.c_char.from_buffer(stack.enter_context(part)))
             start = ctypes.addressof(held[-1])
             parts.append(PageRange(start, start + MIB))
-        found = Cold(parts, files_of([path]))
+        offsets = range(0, SIZE, MIB)
+        found = Cold(
+            parts, [MappedFile(str(path), *each) for each in zip(parts, offsets, strict=True)]
+        )
         if found.cached:
             pytest.skip("this file system does not drop its page cache")
         yield found

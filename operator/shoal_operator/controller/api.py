@@ -6,8 +6,11 @@ An expected failure is an `ApiError` with the request and the response: `NotFoun
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
+from weakref import WeakSet
 
 import aiohttp
 
@@ -22,6 +25,8 @@ REQUEST_SECONDS: Final = 30.0
 PAGE: Final = 50
 """Objects per page of a list: so many are in memory in full at once."""
 
+_FAREWELL_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 0.01
 _OVERLAP: Final = "Apply failed with"
 
 Json = dict[str, object]
@@ -66,7 +71,10 @@ class Api:
         self.server = str(login.configuration.host)
         self.namespace = namespace
         self._telemetry = telemetry
-        self._connector = aiohttp.TCPConnector(limit=0, ssl=login.tls)
+        self._sockets: WeakSet[socket.socket] = WeakSet()
+        self._connector = aiohttp.TCPConnector(
+            limit=0, ssl=login.tls, socket_factory=self._make_socket
+        )
         self._session: dict[str, Any] = {
             "connector": self._connector,
             "connector_owner": False,
@@ -88,9 +96,30 @@ class Api:
         )
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections. Those on which an answer was broken off tell the server, which may
+        take a while to confirm it; nobody else waits for these."""
         await self._client.close()
         await self._connector.close()
+        await self._all_closed()
+        for each in self._open_sockets():
+            with suppress(OSError):  # it has no server yet
+                each.shutdown(socket.SHUT_RDWR)
+        await self._all_closed()
+
+    async def _all_closed(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                while self._open_sockets():
+                    await asyncio.sleep(_LOOK_SECONDS)
+
+    def _open_sockets(self) -> list[socket.socket]:
+        return [each for each in self._sockets if each.fileno() >= 0]
+
+    def _make_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, *_ = address
+        made = socket.socket(family, kind, protocol)
+        self._sockets.add(made)
+        return made
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """An object, or None if it does not exist."""

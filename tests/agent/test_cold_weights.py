@@ -19,6 +19,7 @@ from onnx import numpy_helper
 from agent.fragment_making import InBlocks, dense_model, table_model, write_fragment
 from agent.test_huge_pages import cached
 from shoal_agent.runtime import block_fragment
+from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.cold_weights import ColdWeights, HugePage, cold_weights
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.guard import READ_BYTES
@@ -196,6 +197,24 @@ def test_what_a_block_has_beside_a_table_is_brought_before_it_runs(
     runtime.run("f", {"x": np.arange(4, dtype=np.int64)}, Stopper())
     assert brought == [4 * MIB]
     assert runtime._open["f"].keep_nothing_once() == 4 * MIB + READ_BYTES
+
+
+def test_rows_of_a_table_that_are_on_the_disk_drive_no_weights_from_the_page_cache(
+    tmp_path: Path,
+) -> None:
+    in_one = InBlocks(1, read_bytes=64 << 10)
+    made = write_fragment(tmp_path, words_and_a_layer(), 16 * MIB, in_one)
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=made.least_bytes)
+    runtime.open("f", made.folder, made.least_bytes)
+    item = {"x": np.arange(4, dtype=np.int64)}
+    for _ in range(3):
+        runtime.run("f", item, Stopper())
+        with (made.folder / "weights.bin").open("rb") as file:
+            os.fsync(file)
+            os.posix_fadvise(file.fileno(), 0, 8 * MIB, os.POSIX_FADV_DONTNEED)
+    fragment = runtime._open["f"]
+    assert isinstance(fragment, BlockFragment)
+    assert sum(map(cached, fragment._cold_weights[0].pages)) == 4 * MIB // PAGE
 
 
 def test_what_the_page_cache_has_lost_once_leaves_it_after_use(tmp_path: Path) -> None:

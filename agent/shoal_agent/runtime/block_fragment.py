@@ -98,8 +98,9 @@ class BlockFragment:
         self._joins = {name: join for join in source.joins for name in join.parts}
         sessions = [block.session for block in self._open]
         self._places, self._destinations = True, Destinations(sessions, self.outputs, source.joins)
-        self.grant(granted_bytes)
+        self._rows = self._with_tables()
         self._cold_weights = [self._cold_weights_of(index) for index in range(len(self._open))]
+        self.grant(granted_bytes)
         for index in range(len(self._open)):
             self._advise(index)
 
@@ -112,12 +113,6 @@ class BlockFragment:
         self._source.check(granted_bytes)
         self.granted_bytes = granted_bytes
         self._eviction, self._evicts = Eviction(), False
-        pairs = enumerate(zip(self._open, self._source.blocks, strict=True))
-        self._rows = {
-            index
-            for index, (block, described) in pairs
-            if size_of(block.weights) > described.weight_bytes * 9 // 8 + _UNREAD_BYTES
-        }
         blocks = as_granted(self._source.blocks, granted_bytes)
         self._parts = Parts(blocks, granted_bytes, self._region)
         blocks = self._parts.blocks
@@ -126,8 +121,11 @@ class BlockFragment:
         assert warm is not None, "the least that it needs was granted"
         self._warm = self._adopt(warm)
         self._cold = None if cold is None else self._adopt(cold)
-        streamed = filter(None, self._warm.streamed)
-        self._samples = [max(pages, key=attrgetter("size")) for pages in streamed]
+        self._samples = [
+            max(pages, key=attrgetter("size"))
+            for index, streamed in enumerate(self._warm.streamed)
+            if (pages := self._cold_weights[index].pages if index in self._rows else streamed)
+        ]
         self._follow(self._warm)
 
     def read_ahead(self, free_bytes: int) -> None:
@@ -167,8 +165,9 @@ class BlockFragment:
         self._open = (*self._open[:index], block, *self._open[index + 1 :])
         gc.collect()  # the other session goes now, and what it mapped
         self._source = source
-        self.grant(self.granted_bytes)
+        self._rows = self._with_tables()
         self._cold_weights[index] = self._cold_weights_of(index)
+        self.grant(self.granted_bytes)
         self._advise(index)
 
     def run(
@@ -270,6 +269,15 @@ class BlockFragment:
         return self._tables.shaped(feed, gathers)
 
     # ---- inside ------------------------------------------------------------------------------
+
+    def _with_tables(self) -> set[int]:
+        """The blocks that have a table of which they read rows."""
+        pairs = enumerate(zip(self._open, self._source.blocks, strict=True))
+        return {
+            index
+            for index, (block, described) in pairs
+            if size_of(block.weights) > described.weight_bytes * 9 // 8 + _UNREAD_BYTES
+        }
 
     def _cold_weights_of(self, index: int) -> ColdWeights:
         tables = self._source.tables_of(index) if index in self._rows else ()

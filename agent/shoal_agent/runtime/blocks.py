@@ -16,7 +16,7 @@ import onnxruntime
 from shoal_agent.runtime.external_data import table_ranges
 from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.inputs import InputSpec
-from shoal_agent.runtime.mapped_pages import MappedFile, mapped_files, newly_mapped
+from shoal_agent.runtime.mapped_pages import MappedFile, all_mapped, mapped_files, newly_mapped
 from shoal_agent.runtime.mapped_weights import Weights, map_weights, packs_floats
 from shoal_agent.runtime.open_block import OpenBlock
 from shoal_agent.runtime.prepared import PreparedModel
@@ -209,12 +209,8 @@ def _with_files(
             path = str(model.weights.resolve())
             yield *each, newly_mapped(files.get(path, ()), there.get(path, ()))
         return
-    before = _all_mapped(source.folder)
+    before = all_mapped(source.folder)
     for each in opened:
-        after = _all_mapped(source.folder)
+        after = all_mapped(source.folder)
         yield *each, newly_mapped(before, after)
         before = after
-
-
-def _all_mapped(folder: Path) -> list[MappedFile]:
-    return [each for mapped in mapped_files(folder).values() for each in mapped]

@@ -32,8 +32,8 @@ from shoal_agent.runtime.mapped_pages import (
 from shoal_protocol.page_cache import uncache
 
 _GAP_BYTES: Final = HUGE_PAGE_BYTES // 8
-"""So much of a huge page may be no block's: small weights are copied when they are
-loaded, and what aligns others lies between them."""
+"""So much of a huge page may be no weight of the block: small ones are copied when they are loaded,
+and what aligns others lies between them."""
 
 Range = tuple[int, int]
 """From where on in a file, and up to where, in bytes."""

@@ -77,7 +77,12 @@ REMOVED: Final = " (deleted)"
 
 def mapped_ranges(folder: Path) -> list[PageRange]:
     """Where this process has mapped files of a folder."""
-    return [each.pages for mapped in mapped_files(folder).values() for each in mapped]
+    return [each.pages for each in all_mapped(folder)]
+
+
+def all_mapped(folder: Path) -> list[MappedFile]:
+    """What this process has mapped of files of a folder, file by file."""
+    return [each for mapped in mapped_files(folder).values() for each in mapped]
 
 
 def mapped_files(folder: Path) -> dict[str, list[MappedFile]]:
@@ -97,20 +102,12 @@ def mapped_files(folder: Path) -> dict[str, list[MappedFile]]:
 
 def newly_mapped(before: Iterable[MappedFile], after: Iterable[MappedFile]) -> list[MappedFile]:
     """What of `after` is not in `before`."""
-    after = list(after)
-    new = added([each.pages for each in before], [each.pages for each in after])
-    found = []
-    rest = sorted(new, reverse=True)
-    for each in sorted(after, key=lambda each: each.pages):
-        while rest and rest[-1].end <= each.pages.start:
-            rest.pop()
-        for pages in reversed(rest):
-            start, end = max(pages.start, each.pages.start), min(pages.end, each.pages.end)
-            if start >= end:
-                break
-            offset = each.offset + start - each.pages.start
-            found.append(MappedFile(each.path, PageRange(start, end), offset))
-    return found
+    old = [each.pages for each in before]
+    return [
+        MappedFile(each.path, new, each.offset + new.start - each.pages.start)
+        for each in after
+        for new in added(old, [each.pages])
+    ]
 
 
 def files_of(paths: Iterable[Path]) -> list[MappedFile]:

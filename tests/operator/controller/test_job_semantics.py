@@ -61,7 +61,8 @@ def plane() -> Iterator[ControlPlane]:
         yield made
 
 
-MANY = 100
+# So many that a job of them still runs when a loaded machine has seen its first item done.
+MANY = 150
 KINDS = (
     *(("model", "m"), ("devicepool", "shelf"), ("partition", "slow"), ("placement", "slow")),
     *(("inferencejob", "slow"), ("device", f"shelf-{DEVICES[0]}")),
@@ -178,8 +179,11 @@ async def test_a_running_job_is_suspended_and_goes_on_where_it_was(world: World)
 
 async def test_a_job_beyond_its_deadline_fails_and_keeps_what_it_has_finished(world: World) -> None:
     outputs = world.claims / "lines" / "late"
+    # It follows its inputs, so nothing but its deadline ends it.
     spec = cut_already(
-        inputs={"uri": "pvc://lines/many"}, outputs={"uri": "pvc://lines/late"}, parallelism=1
+        inputs={"uri": "pvc://lines/many", "follow": True},
+        outputs={"uri": "pvc://lines/late"},
+        parallelism=1,
     )
     world.apply("InferenceJob", "late", **spec)
     await world.until("some items are done", lambda: succeeded(world, "late") > 0)
@@ -194,7 +198,7 @@ async def test_a_job_beyond_its_deadline_fails_and_keeps_what_it_has_finished(wo
     done = succeeded(world, "late")
     assert done > 0
     # An item that was just being stored when the run was stopped stands as well.
-    assert done <= len(list(outputs.glob("*.npz"))) < MANY
+    assert done <= len(list(outputs.glob("*.npz"))) <= MANY
 
 
 async def test_items_that_fail_are_named_and_the_others_results_stand(world: World) -> None:
@@ -216,8 +220,11 @@ async def test_items_that_fail_are_named_and_the_others_results_stand(world: Wor
 
 
 async def test_a_job_outlives_its_pool_and_resumes_when_that_is_made_again(world: World) -> None:
+    # It follows its inputs, so it cannot end before its pool is gone, however slow the machine is.
     spec = cut_already(
-        inputs={"uri": "pvc://lines/many"}, outputs={"uri": "pvc://lines/orphan"}, parallelism=1
+        inputs={"uri": "pvc://lines/many", "follow": True},
+        outputs={"uri": "pvc://lines/orphan"},
+        parallelism=1,
     )
 
     def owners() -> set[str]:
@@ -242,6 +249,7 @@ async def test_a_job_outlives_its_pool_and_resumes_when_that_is_made_again(world
     )
     await world.until("Kubernetes keeps the volume", lambda: owners() == {"InferenceJob"})
     world.apply_pool()
+    world.patch("ij", "orphan", end=True)
     await world.wait("inferencejob", "orphan", "Complete")
     assert status_of(world, "orphan")["startTime"] == started
     assert len(read_results(world.claims / "lines" / "orphan")) == MANY

@@ -122,7 +122,8 @@ async def test_a_job_stops_whose_outputs_were_deleted_and_begins_anew(
     async with connected(world.device("a", gate=gate)):
         await world.submit(parallelism=4)
         await world.until(lambda status: status.succeeded > 0)
-        shutil.rmtree(outputs)
+        while outputs.exists():  # a result may come between what is deleted
+            shutil.rmtree(outputs, ignore_errors=True)
         for _ in range(9 * FILES):
             gate.release()
         gone = await world.ended()

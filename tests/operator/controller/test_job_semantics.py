@@ -179,11 +179,8 @@ async def test_a_running_job_is_suspended_and_goes_on_where_it_was(world: World)
 
 async def test_a_job_beyond_its_deadline_fails_and_keeps_what_it_has_finished(world: World) -> None:
     outputs = world.claims / "lines" / "late"
-    # It follows its inputs, so nothing but its deadline ends it.
     spec = cut_already(
-        inputs={"uri": "pvc://lines/many", "follow": True},
-        outputs={"uri": "pvc://lines/late"},
-        parallelism=1,
+        inputs={"uri": "pvc://lines/many"}, outputs={"uri": "pvc://lines/late"}, parallelism=1
     )
     world.apply("InferenceJob", "late", **spec)
     await world.until("some items are done", lambda: succeeded(world, "late") > 0)
@@ -198,7 +195,7 @@ async def test_a_job_beyond_its_deadline_fails_and_keeps_what_it_has_finished(wo
     done = succeeded(world, "late")
     assert done > 0
     # An item that was just being stored when the run was stopped stands as well.
-    assert done <= len(list(outputs.glob("*.npz"))) <= MANY
+    assert done <= len(list(outputs.glob("*.npz"))) < MANY
 
 
 async def test_items_that_fail_are_named_and_the_others_results_stand(world: World) -> None:

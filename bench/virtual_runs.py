@@ -85,7 +85,7 @@ def random_shelf(chance: random.Random) -> Shelf:
     return Shelf(pool, document, crossing)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class VirtualRun:
     """One job over devices that compute or load one thing at a time, fetch one fragment at a time,
     and send and receive one activation at a time."""

@@ -59,6 +59,9 @@ MAY_OCCUR = (
     # What a node has not in its page cache is charged to the pod that reads it first; the kubelet
     # lowers the limit when the agent has given that back, which is tested below.
     "^ResizeError Pod .*cannot decrease memory limits: .* below current usage",
+    # The nodes share one kernel log: each reports the processes that other tests have killed in
+    # their own groups. That none of Shoal's was killed is tested beside this.
+    "^SystemOOM Node .*: System OOM encountered, victim process: python",
 )
 NODES = {shape.name for shape in SHAPES}
 BUDGET = 24 * MIB
@@ -94,6 +97,9 @@ def test_a_routine_job_causes_no_warnings_but_these(read: ShoalOnNodes) -> None:
     warnings = read.warnings()
     print("warnings:", *warnings, sep="\n")
     assert [each for each in warnings if not re.search("|".join(MAY_OCCUR), each)] == []
+    for pod in (*read.pods("agent"), *read.pods("coordinator")):
+        (container,) = pod["status"]["containerStatuses"]
+        assert container["restartCount"] == 0, container
 
 
 def test_every_kind_is_shown_in_one_table_and_is_ready(read: ShoalOnNodes) -> None:

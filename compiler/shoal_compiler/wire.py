@@ -22,6 +22,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.foreign import HEAD_BYTES, foreign_format
+from shoal_compiler.lists import listed
 
 if TYPE_CHECKING:
     from google._upb._message import Descriptor as FastDescriptor
@@ -32,6 +33,9 @@ INLINE: Final = "\0"
 MAX_FILE_BYTES: Final = 2**31 - 1  # protobuf's own limit
 MAX_SKELETON_BYTES: Final = 1 << 28
 MAX_FIELDS: Final = 4_000_000
+"""Fields that are read one by one: about a microsecond and up to some hundred bytes each."""
+MAX_LISTED: Final = 1 << 25
+"""Values in lists, as attributes have them: decision trees of about 150 MiB."""
 MAX_DEPTH: Final = 80  # below the parser's own limit of 100 nested messages
 MAX_NODES: Final = 200_000
 """Nodes of a model, those of sub-graphs and functions included."""
@@ -120,6 +124,7 @@ class _Walk:
     data: mmap.mmap
     path: Path
     fields: int = field(default=0)
+    listed: int = field(default=0)
     nodes: int = field(default=0)
 
     def skeleton(self) -> bytes:
@@ -170,10 +175,9 @@ class _Walk:
             raise self._refused(f"messages are nested more than {MAX_DEPTH} deep")
         if message is _TENSOR:
             return self._tensor(position, end)
-        if message is _NODE:
-            self.nodes += 1
-            if self.nodes > MAX_NODES:
-                raise self._too_many(_NODE)
+        self.nodes += message is _NODE
+        if self.nodes > MAX_NODES:
+            raise self._too_many(_NODE)
         kinds = _kinds(message)
         pieces: list[Piece] = []
         kept = position
@@ -181,12 +185,13 @@ class _Walk:
             each = self._field(position, end)
             position = each.end
             kind = kinds.get(each.number)
+            if kind is None:
+                position = self._list(each, end)
             if kind is None or each.wire != _BYTES:
                 continue
-            if kind.text is not None:
+            if kind.child is None:
                 self._check_text(each, kind.text)
                 continue
-            assert kind.child is not None, "a kind is text or a message"
             inner = self._message(each.value, each.end, kind.child, depth + 1)
             if inner is not None:
                 pieces.append(slice(kept, each.start))
@@ -214,7 +219,9 @@ class _Walk:
             kind = _kinds(_TENSOR).get(each.number)
             if packed and kind is not None and kind.text is not None:
                 self._check_text(each, kind.text)
-            kept.append(slice(each.start, each.end))
+            elif packed and kind is None:
+                position = self._list(each, end)
+            kept.append(slice(each.start, position))
         if len(contents) != 1:
             return None
         (only,) = contents
@@ -228,10 +235,26 @@ class _Walk:
         marker.external_data.add(key="location", value=INLINE)
         return [*kept, marker.SerializeToString()]
 
+    def _list(self, first: _Field, end: int) -> int:
+        """Step over more values of the same field; where the last of them ends."""
+        tag = first.number << 3 | first.wire
+        count, position = listed(self.data, tag, first.end, end)
+        self.listed += count
+        if self.listed > MAX_LISTED:
+            raise self._refused(
+                f"has more than {MAX_LISTED} values in lists of attributes, the limit of Shoal. "
+                "Decision trees have about eight for each of their nodes: train fewer or "
+                "shallower trees, or save them as several models"
+            )
+        return position
+
     def _field(self, start: int, end: int) -> _Field:
         self.fields += 1
         if self.fields > MAX_FIELDS:
-            raise self._refused(f"has more than {MAX_FIELDS} fields")
+            raise self._refused(
+                f"has more than {MAX_FIELDS} fields of protobuf, the limit of Shoal. Each attribute"
+                ", name and text is one: keep large tables as tensors"
+            )
         tag, value = self._varint(start, end)
         number, wire = tag >> 3, tag & 7
         if number == 0:
@@ -264,7 +287,7 @@ class _Walk:
             shift += 7
         raise self._refused(f"is not an ONNX model, or is cut short: no number at byte {start}")
 
-    def _check_text(self, each: _Field, name: str) -> None:
+    def _check_text(self, each: _Field, name: str | None) -> None:
         try:
             self.data[each.value : each.end].decode()
         except UnicodeDecodeError as error:

@@ -206,3 +206,56 @@ def test_a_deep_tree_that_a_function_is_given_is_refused(tmp_path: Path) -> None
     path = written(tmp_path, helper.make_graph([call], "g", [x], [VALUE]), function)
     with pytest.raises(ModelRefused, match="smaller maximum depth"):
         normalise(open_model(path))
+
+
+def forest(count: int) -> onnx.NodeProto:
+    """As many trees of one test and two leaves."""
+    return helper.make_node(
+        "TreeEnsembleRegressor",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        nodes_treeids=[number for number in range(count) for _ in range(3)],
+        nodes_nodeids=[0, 1, 2] * count,
+        nodes_featureids=[0, 300, 0] * count,
+        nodes_values=[0.5, 0.0, 0.0] * count,
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"] * count,
+        nodes_truenodeids=[1, 0, 0] * count,
+        nodes_falsenodeids=[2, 0, 0] * count,
+        target_ids=[0, 0] * count,
+        target_nodeids=[1, 2] * count,
+        target_treeids=[number for number in range(count) for _ in range(2)],
+        target_weights=[1.0, 2.0] * count,
+        n_targets=1,
+    )
+
+
+def test_lists_of_attributes_are_read_many_values_at_a_time(
+    tmp_path: Path, fields: list[int]
+) -> None:
+    """Of half a million values, in texts, integers of all lengths and floats."""
+    node = forest(18_000)
+    assert sum(len(each.ints) + len(each.floats) for each in node.attribute) > 400_000
+    path = written(tmp_path, helper.make_graph([node], "g", [], [VALUE]))
+    assert open_model(path).proto.graph.node[0] == node
+    assert len(fields) < 500
+
+
+def test_a_list_of_more_values_than_may_be_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MAX_LISTED", 1000)
+    path = written(tmp_path, helper.make_graph([forest(100)], "g", [], [VALUE]))
+    with pytest.raises(ModelRefused, match=r"more than 1000 values .* fewer or shallower trees"):
+        open_model(path)
+
+
+def test_a_tree_whose_nodes_have_any_numbers_in_any_order_is_measured(tmp_path: Path) -> None:
+    deep = tree(MAX_TREE_DEPTH + 2)
+    for attribute in deep.attribute:
+        if attribute.ints and attribute.name != "nodes_treeids":
+            attribute.ints[:] = [2**62 - 3 * each for each in attribute.ints]
+        for values in (attribute.ints, attribute.strings):
+            values[:] = list(reversed(values))
+    with pytest.raises(ModelRefused, match="smaller maximum depth"):
+        open_model(written(tmp_path, helper.make_graph([deep], "g", [], [VALUE])))

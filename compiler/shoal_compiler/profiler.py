@@ -11,6 +11,7 @@ from onnx import helper
 
 from shoal_compiler.attributes import attribute_bytes
 from shoal_compiler.bodies import bodies_bytes, inner_nodes
+from shoal_compiler.borders import remedy
 from shoal_compiler.branches import (
     smaller_branches,
     steps_of,
@@ -316,13 +317,17 @@ class Profiler:
         if not value.type.HasField("tensor_type") and value.type.WhichOneof("value"):
             kind = str(value.type.WhichOneof("value")).removesuffix("_type")
             raise ModelRefused(
-                f"is an input or output that is a {kind}; only tensors can be sent",
+                f"is an input or output that is a {kind}, and only tensors can be sent: "
+                f"{remedy(value.type)}",
                 tensor=value.name,
             )
         tensor = value.type.tensor_type
         spec = self._declared_spec(value, tensor)
         if value.name in self.shapes.types and (obstacle := self._obstacle(value.name)):
-            raise ModelRefused(f"is an input or output, and {obstacle}", tensor=value.name)
+            raise ModelRefused(
+                f"is an input or output, and {obstacle}: {remedy(self.shapes.types[value.name])}",
+                tensor=value.name,
+            )
         return spec
 
     def _given(self, value: onnx.ValueInfoProto) -> TensorSpec:

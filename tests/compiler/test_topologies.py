@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from chaining import Tensors, run_chained, run_whole
 from made_models import TOPOLOGIES, Made, shuffled
 from shoal_compiler.cutting import cut_model
+from shoal_compiler.errors import ModelRefused
 from shoal_compiler.profile import profile_model
 from shoal_planner.segments import Layout
 from shoal_protocol.partition import MODEL, document_from_json, document_to_json
@@ -151,6 +153,45 @@ def test_a_sequence_does_not_cross(tmp_path: Path) -> None:
 def test_bfloat16_does_not_cross(tmp_path: Path) -> None:
     layout = Layout(profile_model(TOPOLOGIES["bfloat16 inside"].save(tmp_path)))
     assert "tensors of type bfloat16 are not sent" in layout.obstacles[layout.makers["b"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        (helper.make_tensor_type_proto(TensorProto.BFLOAT16, [1]), "let the model cast it"),
+        (helper.make_tensor_type_proto(TensorProto.COMPLEX64, [1]), "real and imaginary parts"),
+        (
+            helper.make_sequence_type_proto(
+                helper.make_map_type_proto(
+                    TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+                )
+            ),
+            "leave out the ZipMap",
+        ),
+        (
+            helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [1])),
+            "ConcatFromSequence",
+        ),
+        (
+            helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [1])),
+            "OptionalGetElement",
+        ),
+    ],
+)
+def test_an_output_that_cannot_be_sent_is_refused_with_what_to_change(
+    kind: onnx.TypeProto, remedy: str, tmp_path: Path
+) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "g",
+        [helper.make_value_info("x", kind)],
+        [helper.make_value_info("y", kind)],
+    )
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets), tmp_path / "model.onnx")
+    with pytest.raises(ModelRefused, match=remedy) as caught:
+        profile_model(tmp_path / "model.onnx")
+    assert caught.value.tensor in ("x", "y")
 
 
 def test_control_flow_stays_whole_and_takes_along_what_it_captures(tmp_path: Path) -> None:

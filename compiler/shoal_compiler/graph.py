@@ -163,7 +163,8 @@ def normalise(model: CheckedModel) -> Graph:
     normal = Graph(
         nodes=tuple(nodes),
         inputs=inputs,
-        outputs=tuple(graph.output),
+        # One that is listed twice is one: results have names.
+        outputs=tuple({each.name: each for each in graph.output}.values()),
         weights=weights,
         sparse=sparse,
         declared={each.name: each.type for each in (*graph.value_info, *graph.output)},
@@ -373,8 +374,6 @@ def _check_names(graph: Graph) -> None:
     if len(made) != len(graph.inputs) + len(graph.weights) + len(graph.sparse):
         raise ModelRefused("has two inputs or initializers of one name")
     outputs = [each.name for each in graph.outputs]
-    if len(set(outputs)) != len(outputs):
-        raise ModelRefused("has two outputs of one name")
     for node, label in zip(graph.nodes, graph.labels, strict=True):
         for name in filter(None, node.output):
             if name in made:

@@ -149,8 +149,14 @@ def normalise(model: CheckedModel) -> Graph:
     graph = proto.graph
     weights = {each.name: Weight(each, model.contents(each)) for each in graph.initializer}
     sparse = {each.values.name: each for each in graph.sparse_initializer}
-    if len(weights) + len(sparse) != len(graph.initializer) + len(graph.sparse_initializer):
-        raise ModelRefused("has two initializers of one name")
+    names = Counter(each.name for each in graph.initializer)
+    names.update(each.values.name for each in graph.sparse_initializer)
+    name, times = next(iter(names.most_common(1)), ("", 0))
+    if times > 1:
+        raise ModelRefused(
+            "has two initializers of one name, and it is not known which one counts: remove one",
+            tensor=name,
+        )
     hoist = _Hoist(model, weights, _definitions(graph))
     nodes = [node for node in graph.node if not hoist.constant(node)]
     for node in nodes:

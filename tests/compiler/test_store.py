@@ -224,6 +224,16 @@ def test_weights_in_typed_fields_come_out_the_same(name: str, tmp_path: Path) ->
     np.testing.assert_array_equal(run_chained(tmp_path / "store", document, {})["y"], values)
 
 
+def test_two_initializers_of_a_name_are_refused_with_that_name(tmp_path: Path) -> None:
+    model = CHAIN.proto()
+    wrong = numpy_helper.from_array(np.full((16, 16), 9, np.float32), "W2")
+    model.graph.initializer.insert(0, wrong)
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(ModelRefused, match="two initializers of one name") as caught:
+        profile_model(tmp_path / "model.onnx")
+    assert caught.value.tensor == "W2"
+
+
 def test_sparse_initializers_are_kept(tmp_path: Path) -> None:
     model = CHAIN.proto()
     dense = np.zeros((16, 16), np.float32)

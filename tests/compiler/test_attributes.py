@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from chaining import Tensors
 from compiler.test_resident_estimate import MIB
@@ -47,6 +47,42 @@ def trees(number: int, depth: int, targets: int = 1) -> onnx.ModelProto:
     )
 
 
+def flat_trees(number: int, depth: int) -> onnx.ModelProto:
+    """Full trees as `TreeEnsemble` has them: all in one, inner nodes and leaves apart."""
+    inner, leaves = 2**depth - 1, 2**depth
+    every = [(tree, node) for tree in range(number) for node in range(inner)]
+    last = [int(node >= inner // 2) for _, node in every]
+
+    def below(side: int) -> list[int]:
+        return [
+            2 * node + side + (tree * leaves - inner if is_last else tree * inner)
+            for (tree, node), is_last in zip(every, last, strict=True)
+        ]
+
+    def table(kind: np.dtype[Any], value: float, count: int) -> onnx.TensorProto:
+        return numpy_helper.from_array(np.full(count, value, kind), "table")
+
+    model = model_of(
+        "TreeEnsemble",
+        TensorProto.FLOAT,
+        FEATURES,
+        n_targets=1,
+        aggregate_function=1,
+        tree_roots=[tree * inner for tree in range(number)],
+        nodes_featureids=[node % FEATURES for _, node in every],
+        nodes_splits=table(np.dtype(np.float32), 0.5, len(every)),
+        nodes_modes=table(np.dtype(np.uint8), 0, len(every)),
+        nodes_truenodeids=below(1),
+        nodes_trueleafs=last,
+        nodes_falsenodeids=below(2),
+        nodes_falseleafs=last,
+        leaf_targetids=[0] * number * leaves,
+        leaf_weights=table(np.dtype(np.float32), 0.25, number * leaves),
+    )
+    model.opset_import[1].version = 5
+    return model
+
+
 def labels(number: int) -> onnx.ModelProto:
     keys, values = list(range(number)), [0.5] * number
     return model_of("LabelEncoder", TensorProto.INT64, 1, keys_int64s=keys, values_floats=values)
@@ -76,6 +112,8 @@ def floats(width: int) -> Tensors:
         pytest.param(lambda: trees(400, 6), floats(FEATURES), id="many trees"),
         pytest.param(lambda: trees(25, 10), floats(FEATURES), id="deep trees"),
         pytest.param(lambda: trees(200, 6, 4), floats(FEATURES), id="trees of four targets"),
+        pytest.param(lambda: flat_trees(800, 6), floats(FEATURES), id="many flat trees"),
+        pytest.param(lambda: flat_trees(50, 10), floats(FEATURES), id="deep flat trees"),
         pytest.param(lambda: labels(200_000), {"x": np.ones((4, 1), np.int64)}, id="labels"),
         pytest.param(lambda: vectors(2000, 500), floats(500), id="vectors"),
     ],

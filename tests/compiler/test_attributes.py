@@ -121,3 +121,43 @@ def floats(width: int) -> Tensors:
 def test_what_attributes_say_is_reckoned(model: Any, item: Tensors, tmp_path: Path) -> None:
     reckoned, taken = reckoned_and_taken(model(), item, tmp_path)
     assert 5 * MIB < taken <= reckoned < 1.5 * taken + 4 * MIB
+
+
+def sparse(number: int, width: int, values: int) -> onnx.ModelProto:
+    """Layers with sparse weights."""
+    places = np.arange(values, dtype=np.int64)
+    tensors = [
+        helper.make_sparse_tensor(
+            numpy_helper.from_array(np.ones(values, np.float32), f"w{each}"),
+            numpy_helper.from_array(places, f"i{each}"),
+            [width, width],
+        )
+        for each in range(number)
+    ]
+    nodes = [
+        helper.make_node("MatMul", [f"h{each}" if each else "x", f"w{each}"], [f"h{each + 1}"])
+        for each in range(number)
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, width])],
+        [helper.make_tensor_value_info(f"h{number}", TensorProto.FLOAT, [4, width])],
+        sparse_initializer=tensors,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize(
+    ("model", "item"),
+    [
+        pytest.param(lambda: sparse(1, 2048, 20_000), floats(2048), id="one"),
+        pytest.param(lambda: sparse(3, 1024, 20_000), floats(1024), id="three"),
+        pytest.param(lambda: sparse(1, 1024, 500_000), floats(1024), id="of many values"),
+    ],
+)
+def test_what_sparse_weights_take_while_they_are_loaded_is_reckoned(
+    model: Any, item: Tensors, tmp_path: Path
+) -> None:
+    reckoned, taken = reckoned_and_taken(model(), item, tmp_path)
+    assert 5 * MIB < taken <= reckoned < 1.5 * taken + 4 * MIB

@@ -120,12 +120,6 @@ TOPOLOGIES: Final[dict[str, Made]] = {
         weights={"W": W, "W2": W2},
         shapes={"x": (2, 16), "through": (2, 3)},
     ),
-    "an output that is listed twice": Made(
-        text="""g (float[N,16] x) => (float[N,16] y, float[N,16] b, float[N,16] y) {
-            a = MatMul(x, W) b = Relu(a) y = MatMul(b, W2) }""",
-        weights={"W": W, "W2": W2},
-        shapes=X,
-    ),
     "an initializer that is an output": Made(
         text="""g (float[N,16] x) => (float[N,16] y, float[16,16] W) {
             a = MatMul(x, W) b = Relu(a) y = MatMul(b, W2) }""",

@@ -141,6 +141,19 @@ def test_constants_and_shapes_are_made_again_instead_of_sent(tmp_path: Path) -> 
     assert (0, 1, ("b", "m")) in edges(mask, tmp_path, ("c",))
 
 
+def test_an_output_that_is_listed_twice_is_one(tmp_path: Path) -> None:
+    made = TOPOLOGIES["an initializer that is an output"]
+    model = made.proto()
+    model.graph.output.append(model.graph.output[0])
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    profile = profile_model(path)
+    assert [each.name for each in profile.outputs] == ["y", "W"]
+    document = cut_model(path, profile, Layout(profile).legal, tmp_path / "store")
+    feeds = made.inputs()
+    assert_equal(run_chained(tmp_path / "store", document, feeds), run_whole(path, feeds))
+
+
 def test_a_sequence_does_not_cross(tmp_path: Path) -> None:
     path = TOPOLOGIES["a sequence inside"].save(tmp_path)
     layout = Layout(profile_model(path))

@@ -13,7 +13,7 @@ from shoal_operator.controller.cache import ObjectName, Own
 from shoal_operator.controller.children import NameTaken
 from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.open_calls import CoordinatorFailed
-from shoal_operator.controller.planning import Planning
+from shoal_operator.controller.planning import Asker, Haste, Planning
 from shoal_operator.controller.snapshots import Snapshots
 from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.reconcile.deciding import decide
@@ -83,6 +83,7 @@ class Controller:
         if not isinstance(own, Own):
             self.event_router.forget(name)
             self.actions.forget(name)
+            self.planning.forget(name)
             return
         if own.value is None:
             await self.actions.refuse(own)
@@ -95,9 +96,9 @@ class Controller:
         snapshot = await self.snapshots.build(own.value, reader)
         self.event_router.has_read(name, reader)
         if isinstance(snapshot, PlacementSnapshot):
-            when_made = partial(self.event_router.queue.add, name)
+            asker = Asker(name, _haste(snapshot), partial(self.event_router.queue.add, name))
             while (question := question_of(snapshot)) is not None:
-                answer = self.planning.answer(question, when_made)
+                answer = self.planning.answer(question, asker)
                 if answer is None:
                     return
                 snapshot = with_answer(snapshot, answer)
@@ -108,6 +109,12 @@ class Controller:
                 self.event_router.queue.add(name, max(seconds, 0.01))
         if changed:
             self.event_router.queue.add(name)
+
+
+def _haste(snapshot: PlacementSnapshot) -> Haste:
+    if snapshot.job_ended:
+        return Haste.ENDED
+    return Haste.PLANNED if snapshot.placement.holds("Planned") else Haste.UNPLANNED
 
 
 def _text(name: ObjectName) -> str:

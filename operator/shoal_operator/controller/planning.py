@@ -1,15 +1,26 @@
 """Plans are made in a thread of their own, one after the other: the event loop does not wait.
 
 A Placement whose plan is not made yet is not reconciled. It is enqueued again when there is a plan.
+
+What is asked changes while it waits: with each poll, where a job runs on the devices. So
+
+- each asker waits for its newest question only, in its place in the queue; what nobody asks any
+  more is not planned;
+- an answer is given once to a question that differs from the one that was asked only in what was
+  measured meanwhile. Else nothing would be planned as long as measurements come faster than plans;
+- a Placement without a plan goes before those that have one, and that of a job that has ended last.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
 from typing import Final
 
+from shoal_operator.controller.cache import ObjectName
 from shoal_operator.reconcile.planned_cuts import CutQuestion
 from shoal_operator.reconcile.plans import Question as PlanQuestion
 from shoal_operator.reconcile.snapshot import CutAnswer
@@ -22,40 +33,100 @@ Question = PlanQuestion | CutQuestion
 Answer = Plan | Infeasible | CutAnswer
 
 
+class Haste(IntEnum):
+    """Who goes first."""
+
+    UNPLANNED = 0
+    """It has no plan: a job waits for it."""
+    PLANNED = 1
+    ENDED = 2
+    """No job will run by it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """The object that a question is of, and what is called when there is an answer."""
+
+    name: ObjectName
+    haste: Haste
+    when_made: Callable[[], None]
+
+
+_Place = tuple[ObjectName, type[Question]]
+"""An object may wait for a cut, and then for a plan."""
+
+
 class Planning:
     """Answers questions. It is used from the event loop alone."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="planning")
-        self._answers: OrderedDict[Question, asyncio.Future[Answer]] = OrderedDict()
-        self._waiting: dict[Question, list[Callable[[], None]]] = {}
+        self._answers: OrderedDict[Question, Answer | BaseException] = OrderedDict()
+        self._wanted: dict[_Place, tuple[Question, Asker]] = {}
+        """In the order in which their askers came."""
+        self._running: Question | None = None
+        self._told: dict[_Place, Asker] = {}
+        """Those that asked what is being answered."""
+        self._made: dict[_Place, tuple[Question, Answer]] = {}
+        """Answers that their askers have not taken yet."""
+        self._closed = False
 
-    def answer(self, question: Question, when_made: Callable[[], None]) -> Answer | None:
+    def answer(self, question: Question, asker: Asker) -> Answer | None:
         """The plan, or None while it is being made: then `when_made` is called later, once. Raises
         what planning raised; the next call tries again."""
-        made = self._answers.get(question)
-        if made is None:
-            made = asyncio.get_running_loop().run_in_executor(self._thread, question.answer)
-            self._answers[question] = made
-            made.add_done_callback(partial(self._made, question))
-        if not made.done():
-            self._waiting.setdefault(question, []).append(when_made)
-            return None
-        self._answers.move_to_end(question)
-        if made.exception() is not None:
-            del self._answers[question]
-        return made.result()
+        place = (asker.name, type(question))
+        made = self._made.pop(place, None)
+        found = self._answers.get(question)
+        if found is not None:
+            self._wanted.pop(place, None)
+            self._answers.move_to_end(question)
+            if isinstance(found, BaseException):
+                del self._answers[question]
+                raise found
+            return found
+        if question == self._running:
+            self._wanted.pop(place, None)
+            self._told[place] = asker
+        else:
+            self._wanted[place] = (question, asker)
+            self._begin()
+        return made[1] if made is not None and question.is_like(made[0]) else None
+
+    def forget(self, name: ObjectName) -> None:
+        """An object is gone."""
+        for places in (self._wanted, self._told, self._made):
+            for place in [each for each in places if each[0] == name]:
+                del places[place]
 
     def close(self) -> None:
         """Nobody waits for an answer any more."""
-        self._waiting.clear()
-        for made in self._answers.values():
-            made.cancel()
+        self._closed = True
+        self._wanted.clear()
+        self._told.clear()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _made(self, question: Question, _: asyncio.Future[Answer]) -> None:
-        for when_made in self._waiting.pop(question, ()):
-            when_made()
-        finished = [each for each, made in self._answers.items() if made.done()]
-        for each in finished[: max(0, len(finished) - REMEMBERED)]:
-            del self._answers[each]
+    def _begin(self) -> None:
+        """Have the next question answered, unless one is."""
+        if self._closed or self._running is not None or not self._wanted:
+            return
+        # The first of the most urgent ones.
+        place = min(self._wanted, key=lambda each: self._wanted[each][1].haste)
+        self._running = question = self._wanted[place][0]
+        same = [each for each, (asked, _) in self._wanted.items() if asked == question]
+        self._told = {each: self._wanted.pop(each)[1] for each in same}
+        made = asyncio.get_running_loop().run_in_executor(self._thread, question.answer)
+        made.add_done_callback(partial(self._answered, question))
+
+    def _answered(self, question: Question, made: asyncio.Future[Answer]) -> None:
+        told, self._told, self._running = self._told, {}, None
+        if self._closed or made.cancelled():
+            return
+        error = made.exception()
+        self._answers[question] = made.result() if error is None else error
+        while len(self._answers) > REMEMBERED:
+            self._answers.popitem(last=False)
+        self._begin()
+        for place, asker in told.items():
+            if error is None:
+                self._made[place] = (question, made.result())
+            asker.when_made()

@@ -12,7 +12,7 @@ import base64
 import gzip
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -22,6 +22,7 @@ from shoal_operator.reconcile.bounded_json import MOST_BYTES, is_bounded
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.manifests import labels_of, manifest
 from shoal_operator.reconcile.names import table_name
+from shoal_operator.reconcile.plans import unmeasured
 from shoal_operator.reconcile.snapshot import CutAnswer, StoredDocument, StoredTable
 from shoal_planner.devices import PoolDevice
 from shoal_planner.explanation import could_be_better
@@ -55,6 +56,13 @@ class CutQuestion:
     objective: Objective
     current: tuple[str, ...] | None
     taken: tuple[tuple[str, Taken], ...] = ()
+
+    def is_like(self, other: object) -> bool:
+        """As of `plans.Question`."""
+        return isinstance(other, CutQuestion) and self._unmeasured() == other._unmeasured()
+
+    def _unmeasured(self) -> "CutQuestion":
+        return replace(self, devices=unmeasured(self.devices))
 
     def answer(self) -> CutAnswer:
         """It may take seconds."""

@@ -86,6 +86,14 @@ class Question:
     anew: bool = False
     taken: TakenParts = ()
 
+    def is_like(self, other: object) -> bool:
+        """Whether another differs only in what devices and links were measured to do: its answer
+        is a plan for this one too, though maybe not the best."""
+        return isinstance(other, Question) and self._unmeasured() == other._unmeasured()
+
+    def _unmeasured(self) -> "Question":
+        return replace(self, site=replace(self.site, devices=unmeasured(self.site.devices)))
+
     def answer(self) -> Plan | Infeasible:
         """The next plan. It may take seconds."""
         if self.taken:
@@ -105,6 +113,19 @@ class Question:
         if self.anew:
             return best
         return replan(site.document, site.devices, best, self.previous, self.pins)
+
+
+def unmeasured(devices: Sequence[PoolDevice]) -> tuple[PoolDevice, ...]:
+    """What devices have, without what they were measured to do."""
+    return tuple(
+        PoolDevice(
+            name=each.name,
+            budget_bytes=each.budget_bytes,
+            cache_bytes=each.cache_bytes,
+            single=each.single,
+        )
+        for each in devices
+    )
 
 
 def in_force(placement: Placement, document: PartitionDocument) -> tuple[StageStatus, ...]:

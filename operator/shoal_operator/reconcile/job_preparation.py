@@ -34,6 +34,7 @@ from shoal_operator.reconcile.job_cuts import (
     refusal_of,
 )
 from shoal_operator.reconcile.job_status import (
+    PARTITION_REFUSED,
     POOL_NOT_FOUND,
     Verdict,
     has_ended,
@@ -177,7 +178,7 @@ def refused_cut(snapshot: InferenceJobSnapshot) -> Verdict | None:
         return None
     if may_have_more(snapshot, partition):
         return None
-    return Verdict("PartitionRefused", refused)
+    return Verdict(PARTITION_REFUSED, refused)
 
 
 def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:

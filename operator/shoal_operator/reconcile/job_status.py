@@ -25,6 +25,7 @@ from shoal_operator.reconcile.conditions import (
     with_conditions,
 )
 from shoal_operator.reconcile.decision import Decision, Note, Terms
+from shoal_operator.reconcile.job_cuts import refusal_of
 from shoal_operator.reconcile.names import coordinator_name, model_of
 from shoal_operator.reconcile.snapshot import (
     DeviceState,
@@ -44,6 +45,7 @@ RUNNING_SECONDS: Final = 60.0
 NOT_FAILED: Final = Cause("NotFailed")
 RESULT_TRANSFER_FAILED: Final = "ResultTransferFailed"
 POOL_NOT_FOUND: Final = "PoolNotFound"
+PARTITION_REFUSED: Final = "PartitionRefused"
 _FAILURES: Final = 8
 _DEADLINE: Final = "DeadlineExceeded"
 
@@ -260,6 +262,17 @@ def planned_before(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
     return as_before(snapshot.job, "Planned") or waiting
 
 
+def _planned_at_last(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
+    """The same of a job that ends. It waits no more for a cut that was refused."""
+    before, partition = planned_before(snapshot), snapshot.partition
+    if before.status is not FALSE or partition is None:
+        return before
+    refusal = refusal_of(partition)
+    return (
+        before if refusal is None else ConditionUpdate("Planned", FALSE, PARTITION_REFUSED, refusal)
+    )
+
+
 def not_suspended(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
     known = snapshot.job.condition("Suspended")
     resumed = known is not None and (known.status is not FALSE or known.reason == "Resumed")
@@ -271,14 +284,16 @@ def ended(
 ) -> Decision:
     cause = Cause(verdict.reason, verdict.message)
     failed = ConditionUpdate("Failed", TRUE, *cause)
-    text = f"{verdict.reason}: {verdict.message}"
+    # A coordinator's message may begin with the reason.
+    said = verdict.message.removeprefix(f"{verdict.reason}: ")
+    text = f"{verdict.reason}: {said}"
     if verdict.complete:
         failed, text = ConditionUpdate("Failed", FALSE, *NOT_FAILED), verdict.message
     complete = ConditionUpdate("Complete", TRUE if verdict.complete else FALSE, *cause)
     status = replace(status or with_run(snapshot), completion_time=snapshot.now)
     if status.items is not None:
         status = replace(status, items=replace(status.items, active=0, following=False))
-    updates = [planned_before(snapshot), not_suspended(snapshot), complete, failed]
+    updates = [_planned_at_last(snapshot), not_suspended(snapshot), complete, failed]
     result = decision(snapshot, status, updates)
     note = Note("FinishedJob", text, warning=not verdict.complete)
     return replace(result, notes=(*result.notes, note))

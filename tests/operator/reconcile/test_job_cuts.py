@@ -64,6 +64,21 @@ def test_a_model_that_cannot_be_cut_for_the_largest_device_fails_its_job() -> No
     assert condition(decision.status, "Failed").message == REFUSAL
 
 
+def test_a_job_that_ends_without_a_cut_does_not_say_that_one_is_being_made() -> None:
+    snapshot = refused(24, 64, 128, cut_for=128)
+    cutting = Condition(
+        type="Planned",
+        status=ConditionStatus.FALSE,
+        reason="PartitionNotReady",
+        message="Partition ocr is not ready: ppocr is being cut (worker ocr-cut-1)",
+        last_transition_time=NOW,
+    )
+    status = replace(snapshot.before, conditions=(cutting,))
+    decision = decide(replace(snapshot, job=replace(snapshot.job, status=status)))
+    assert word(decision.status, "Planned") == "False PartitionRefused"
+    assert condition(decision.status, "Planned").message == REFUSAL
+
+
 def test_nobody_gives_up_while_it_is_not_known_which_devices_there_are() -> None:
     decision = decide(silent(refused(24, 64, cut_for=24)))
     assert sizes(decision) == [24 * MIB]

@@ -235,3 +235,11 @@ def test_a_job_with_batches_says_which_devices_have_no_room_for_them() -> None:
     assert more((False, True, False), budgets, **asked) == (
         f"{PLAIN}{meet}; items run one by one for want of room: {room}"
     )
+
+
+def test_an_event_says_the_reason_of_an_end_once() -> None:
+    """A coordinator's message may begin with it."""
+    said = "Budget: fragment 0 of ocr needs 7.6 MiB; n1 has 6 MiB"
+    ended = run(RunState.FAILED, succeeded=0, reason="Budget", message=said)
+    (note,) = decide(knows(PLANNED, ended)).notes
+    assert note.message.startswith(said)

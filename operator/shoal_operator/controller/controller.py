@@ -114,7 +114,8 @@ class Controller:
 def _haste(snapshot: PlacementSnapshot) -> Haste:
     if snapshot.job_ended:
         return Haste.ENDED
-    return Haste.PLANNED if snapshot.placement.holds("Planned") else Haste.UNPLANNED
+    runs = snapshot.placement.holds("Planned") and snapshot.placement.holds("Ready")
+    return Haste.PLANNED if runs else Haste.UNPLANNED
 
 
 def _text(name: ObjectName) -> str:

@@ -6,8 +6,9 @@ What is asked changes while it waits: with each poll, where a job runs on the de
 
 - each asker waits for its newest question only, in its place in the queue; what nobody asks any
   more is not planned;
-- an answer is given once to a question that differs from the one that was asked only in what was
-  measured meanwhile. Else nothing would be planned as long as measurements come faster than plans;
+- where there is no plan to run by, an answer is given once to a question that differs from the one
+  that was asked only in what was measured meanwhile. Else nothing would be planned as long as
+  measurements come faster than plans;
 - a Placement without a plan goes before those that have one, and that of a job that has ended last.
 """
 
@@ -37,7 +38,7 @@ class Haste(IntEnum):
     """Who goes first."""
 
     UNPLANNED = 0
-    """It has no plan: a job waits for it."""
+    """It has no plan that its job can run by."""
     PLANNED = 1
     ENDED = 2
     """No job will run by it any more."""
@@ -90,7 +91,8 @@ class Planning:
         else:
             self._wanted[place] = (question, asker)
             self._begin()
-        return made[1] if made is not None and question.is_like(made[0]) else None
+        waits = asker.haste is Haste.UNPLANNED
+        return made[1] if waits and made is not None and question.is_like(made[0]) else None
 
     def forget(self, name: ObjectName) -> None:
         """An object is gone."""

@@ -165,28 +165,39 @@ async def test_a_placement_without_a_plan_goes_first_and_that_of_a_job_that_has_
 
 async def test_an_answer_suits_a_question_that_differs_in_what_was_measured_meanwhile() -> None:
     """Else no plan would be made as long as measurements come faster than plans."""
-    planning, made = Planning(), asyncio.Event()
+    planning, made, haste = Planning(), asyncio.Event(), Haste.UNPLANNED
     asked, measured = held(1, alike="ocr"), held(2, alike="ocr")
-    assert ask(planning, asked, made) is None
-    assert ask(planning, measured, made) is None
+    assert ask(planning, asked, made, haste=haste) is None
+    assert ask(planning, measured, made, haste=haste) is None
     asked.may_end.set()
     await made.wait()
     again = held(3, alike="ocr")
-    assert isinstance(ask(planning, again, made), Plan)
-    assert ask(planning, again, made) is None, "it was given once"
+    assert isinstance(ask(planning, again, made, haste=haste), Plan)
+    assert ask(planning, again, made, haste=haste) is None, "it was given once"
     for each in (measured, again):
         each.may_end.set()
     planning.close()
 
 
 async def test_an_answer_does_not_suit_another_question() -> None:
-    planning, made = Planning(), asyncio.Event()
+    planning, made, haste = Planning(), asyncio.Event(), Haste.UNPLANNED
     asked, other = held(1, alike="ocr"), held(2, alike="another cut")
+    assert ask(planning, asked, made, haste=haste) is None
+    asked.may_end.set()
+    await made.wait()
+    assert ask(planning, other, made, haste=haste) is None
+    other.may_end.set()
+    planning.close()
+
+
+async def test_who_has_a_plan_to_run_by_waits_for_the_answer_to_what_it_asks_now() -> None:
+    planning, made = Planning(), asyncio.Event()
+    asked, measured = held(1, alike="ocr"), held(2, alike="ocr")
     assert ask(planning, asked, made) is None
     asked.may_end.set()
     await made.wait()
-    assert ask(planning, other, made) is None
-    other.may_end.set()
+    assert ask(planning, measured, made) is None
+    measured.may_end.set()
     planning.close()
 
 

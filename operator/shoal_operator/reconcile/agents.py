@@ -24,7 +24,12 @@ from typing import Final
 from shoal_api.kinds import DevicePool
 from shoal_api.kinds.device_pool import TaintEffect, Toleration, TolerationOperator
 from shoal_api.writing import write
-from shoal_operator.reconcile.coordinators import pool_selector, service_account
+from shoal_operator.reconcile.conditions import TRUE
+from shoal_operator.reconcile.coordinators import (
+    coordinator_mark,
+    pool_selector,
+    service_account,
+)
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.manifests import (
     METRICS_PORT,
@@ -53,6 +58,7 @@ from shoal_operator.reconcile.names import (
 )
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, Node, Unreachable, Workload
+from shoal_operator.reconcile.times import seconds_since
 from shoal_operator.reconcile.workers import coordinator_address
 from shoal_protocol.units import Bytes
 
@@ -62,6 +68,8 @@ _SCRATCH_BYTES: Final = 64 << 20
 _TOKEN_SECONDS: Final = 3600
 DRAIN_SECONDS: Final = 25
 _GRACE_SECONDS: Final = 40
+_SESSIONS_SECONDS: Final = 30.0
+"""What agents need to find a coordinator that is back."""
 _CACHE: Final = "/var/cache/shoal"
 _TOKEN: Final = "/var/run/secrets/shoal.dev"  # noqa: S105 - a folder
 _TRUST: Final = "/etc/shoal/enrolment"
@@ -211,7 +219,27 @@ def agent_workloads(snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet]) -> t
     turn = _rollout(sets, there)
     if isinstance(snapshot.view, Unreachable):
         turn &= {each.name for each in there}
+    if _lack_sessions(snapshot, sets):
+        turn -= {each.name for each in sets if each.replaces}
     return (account, trust, *(each.manifest for each in sets if each.name in turn))
+
+
+def _lack_sessions(snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet]) -> bool:
+    """Whether agents are without sessions since their coordinator is replaced, is to be, or has
+    just been. Kubernetes takes them for unavailable then, and would replace all of them at once:
+    what they have on their disks would be lost together."""
+    pool, coordinator = snapshot.pool, snapshot.coordinator
+    if coordinator is None or coordinator.is_behind or isinstance(snapshot.view, Unreachable):
+        return True
+    if coordinator.template and coordinator.template != coordinator_mark(pool, snapshot.settings):
+        return True
+    away = {each.name: each.away for each in sets}
+    if all(each.ready + away.get(each.name, 0) >= each.wanted for each in snapshot.agents):
+        return False
+    known = pool.condition("CoordinatorReady")
+    if known is None or known.status is not TRUE:
+        return True
+    return seconds_since(known.last_transition_time, snapshot.now) < _SESSIONS_SECONDS
 
 
 def _rollout(sets: Sequence[AgentSet], there: Sequence[Workload]) -> frozenset[str]:

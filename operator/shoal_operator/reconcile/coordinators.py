@@ -31,8 +31,10 @@ from shoal_operator.reconcile.manifests import (
     tls_volume,
 )
 from shoal_operator.reconcile.names import (
+    TEMPLATE,
     coordinator_name,
     coordinator_secret,
+    fingerprint,
     uid_of,
     viewer_secret,
 )
@@ -171,4 +173,13 @@ def _deployment(pool: DevicePool, name: str, settings: OperatorSettings) -> Mani
         "selector": {"matchLabels": pool_selector(pool, "coordinator")},
         "template": template,
     }
-    return manifest(pool, "Deployment", name, labels, spec=spec)
+    annotations = {"annotations": {TEMPLATE: fingerprint([template])}}
+    return manifest(pool, "Deployment", name, labels, annotations, spec=spec)
+
+
+def coordinator_mark(pool: DevicePool, settings: OperatorSettings) -> str:
+    """The mark of the template that the coordinator's pod is to have."""
+    made = _deployment(pool, coordinator_name(pool.metadata.name), settings)
+    metadata = made["metadata"]
+    assert isinstance(metadata, dict), "made just before"
+    return str(metadata["annotations"][TEMPLATE])

@@ -1,14 +1,22 @@
 """Which nodes a pool has, what they are called, and where its pods run and are dialled."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from reconcile.rules import pods_in
-from reconcile.test_device_pool import children, node, see, settings, view
+from reconcile.test_device_pool import children, node, see, settings, snapshot, view
 from reconcile.test_placement import device
-from reconcile.values import condition, pool, word
+from reconcile.values import NOW, SETTINGS, condition, pool, word
 from shoal_agent.transport.addresses import advertised
+from shoal_api.fields import Condition, ConditionStatus
+from shoal_api.kinds import DevicePool
+from shoal_api.kinds.device_pool import DevicePoolStatus
+from shoal_operator.reconcile.coordinators import coordinator_mark
 from shoal_operator.reconcile.names import device_object_name
 from shoal_operator.reconcile.settings import Place
+from shoal_operator.reconcile.snapshot import Unreachable
 
 
 @pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
@@ -68,3 +76,37 @@ def test_the_coordinators_pod_is_where_the_installation_says() -> None:
         [{"operator": "Exists"}],
     )
     assert "affinity" not in pod
+
+
+def replaced(of: DevicePool | None = None, **more: Any) -> bool:
+    """Whether agents are given their newest template, which replaces them."""
+    (agents,) = snapshot().agents
+    old = replace(agents, template="older", ready=more.pop("agents_ready", agents.ready))
+    return "DaemonSet" in {str(each["kind"]) for each in see(of, agents=(old,), **more).children}
+
+
+def test_agents_are_not_replaced_while_their_coordinator_is() -> None:
+    """Without it none of them is available, and Kubernetes would replace all at once."""
+    there = snapshot().coordinator
+    assert there is not None
+    newest = replace(there, template=coordinator_mark(pool(), SETTINGS))
+    assert replaced(coordinator=newest)
+    assert not replaced(coordinator=replace(newest, template="older"))
+    assert not replaced(coordinator=replace(newest, current=False))
+    assert not replaced(coordinator=replace(newest, ready=0))
+    assert not replaced(coordinator=newest, view=Unreachable(reason="connection refused"))
+
+
+def test_agents_are_replaced_when_those_that_can_have_found_their_coordinator_again() -> None:
+    def back_since(moment: str) -> DevicePool:
+        ready = Condition(
+            type="CoordinatorReady",
+            status=ConditionStatus.TRUE,
+            reason="Answers",
+            last_transition_time=moment,
+        )
+        return replace(pool(), status=DevicePoolStatus(conditions=(ready,)))
+
+    assert not replaced(back_since(NOW), agents_ready=0)
+    assert replaced(back_since(NOW))
+    assert replaced(back_since("2026-03-01T11:59:00Z"), agents_ready=0), "they fail by themselves"

@@ -231,7 +231,7 @@ def _lack_sessions(snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet]) -> bo
     pool, coordinator = snapshot.pool, snapshot.coordinator
     if coordinator is None or coordinator.is_behind or isinstance(snapshot.view, Unreachable):
         return True
-    if coordinator.template and coordinator.template != coordinator_mark(pool, snapshot.settings):
+    if coordinator.template != coordinator_mark(pool, snapshot.settings):
         return True
     away = {each.name: each.away for each in sets}
     if all(each.ready + away.get(each.name, 0) >= each.wanted for each in snapshot.agents):

@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from reconcile.values import passes_its_schema
+from reconcile.values import SETTINGS, passes_its_schema, pool
 from shoal_api.conditions import holds
 from shoal_api.fields import Status
 from shoal_api.kinds import AnyKind, Device, InferenceJob, Placement
 from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_api.schema import parse
 from shoal_operator.reconcile import deciding
+from shoal_operator.reconcile.coordinators import coordinator_mark
 from shoal_operator.reconcile.deciding import subject
 from shoal_operator.reconcile.decision import Applied, Decision, Manifest
 from shoal_operator.reconcile.names import retries
@@ -23,6 +24,7 @@ from shoal_operator.reconcile.snapshot import (
     PlacementSnapshot,
     Snapshot,
     Unreachable,
+    Workload,
 )
 
 S = TypeVar("S", bound=Snapshot)
@@ -34,6 +36,14 @@ CONDITIONS = {
     "Placement": ["Planned", "Ready", "WithinBudget"],
     "InferenceJob": ["Planned", "Suspended", "Complete", "Failed", "WithinBudget"],
 }
+COORDINATOR = Workload(
+    name="shelf-coordinator",
+    wanted=1,
+    ready=1,
+    current=True,
+    template=coordinator_mark(pool(), SETTINGS),
+)
+"""Of the newest template, and ready."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _SOUND: set[tuple[str, Status]] = set()

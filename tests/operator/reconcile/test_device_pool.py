@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reconcile.rules import decide, name_of, pods_in
+from reconcile.rules import COORDINATOR, decide, name_of, pods_in
 from reconcile.test_placement import device
 from reconcile.values import MIB, NAMESPACE, NOW, SETTINGS, condition, passes_its_schema, pool, word
 from shoal_api.kinds import Device, DevicePool
@@ -69,7 +69,7 @@ def snapshot(of: DevicePool | None = None, **more: object) -> DevicePoolSnapshot
         pool=of or pool(),
         nodes=(node("n1"), node("n2")),
         secrets=SECRETS,
-        coordinator=Workload(name="shelf-coordinator", wanted=1, ready=1, current=True),
+        coordinator=COORDINATOR,
         claim=Claim(name="shelf-coordinator", bound=True, size=Bytes(5 << 30)),
         agents=(),
         view=view(device("n1"), device("n2")),

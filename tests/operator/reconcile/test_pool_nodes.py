@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 
-from reconcile.rules import pods_in
+from reconcile.rules import COORDINATOR, pods_in
 from reconcile.test_device_pool import children, node, see, settings, snapshot, view
 from reconcile.test_placement import device
-from reconcile.values import NOW, SETTINGS, condition, pool, word
+from reconcile.values import NOW, condition, pool, word
 from shoal_agent.transport.addresses import advertised
 from shoal_api.fields import Condition, ConditionStatus
 from shoal_api.kinds import DevicePool
 from shoal_api.kinds.device_pool import DevicePoolStatus
-from shoal_operator.reconcile.coordinators import coordinator_mark
 from shoal_operator.reconcile.names import device_object_name
 from shoal_operator.reconcile.settings import Place
 from shoal_operator.reconcile.snapshot import Unreachable
@@ -87,14 +86,12 @@ def replaced(of: DevicePool | None = None, **more: Any) -> bool:
 
 def test_agents_are_not_replaced_while_their_coordinator_is() -> None:
     """Without it none of them is available, and Kubernetes would replace all at once."""
-    there = snapshot().coordinator
-    assert there is not None
-    newest = replace(there, template=coordinator_mark(pool(), SETTINGS))
-    assert replaced(coordinator=newest)
-    assert not replaced(coordinator=replace(newest, template="older"))
-    assert not replaced(coordinator=replace(newest, current=False))
-    assert not replaced(coordinator=replace(newest, ready=0))
-    assert not replaced(coordinator=newest, view=Unreachable(reason="connection refused"))
+    assert replaced()
+    assert not replaced(coordinator=replace(COORDINATOR, template="older"))
+    assert not replaced(coordinator=replace(COORDINATOR, template=""))
+    assert not replaced(coordinator=replace(COORDINATOR, current=False))
+    assert not replaced(coordinator=replace(COORDINATOR, ready=0))
+    assert not replaced(view=Unreachable(reason="connection refused"))
 
 
 def test_agents_are_replaced_when_those_that_can_have_found_their_coordinator_again() -> None:

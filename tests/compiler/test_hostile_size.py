@@ -255,7 +255,7 @@ def test_a_tree_whose_nodes_have_any_numbers_in_any_order_is_measured(tmp_path: 
     for attribute in deep.attribute:
         if attribute.ints and attribute.name != "nodes_treeids":
             attribute.ints[:] = [2**62 - 3 * each for each in attribute.ints]
-        for values in (attribute.ints, attribute.strings):
-            values[:] = list(reversed(values))
+        attribute.ints[:] = attribute.ints[::-1]
+        attribute.strings[:] = attribute.strings[::-1]
     with pytest.raises(ModelRefused, match="smaller maximum depth"):
         open_model(written(tmp_path, helper.make_graph([deep], "g", [], [VALUE])))

@@ -50,6 +50,19 @@ class Shelf:
         self._plane = plane
         self.namespace = namespace
 
+    def make_volume(self) -> None:
+        """For its coordinator's claim; nothing mounts it."""
+        claim = {"namespace": self.namespace, "name": "shelf-coordinator"}
+        spec = {
+            "accessModes": ["ReadWriteOnce"],
+            "capacity": {"storage": "5Gi"},
+            "hostPath": {"path": "/nowhere"},
+            "claimRef": claim,
+        }
+        metadata = {"name": f"volume-of-{self.namespace}"}
+        manifest = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata}
+        self._plane.access.apply({**manifest, "spec": spec})
+
     def apply_pool(self, memory: str = "64Mi") -> None:
         manifest = {
             "apiVersion": "shoal.dev/v1alpha1",
@@ -141,6 +154,7 @@ async def shelf_and_device(
     async with fake_node(plane, namespace):
         operator = running.start("--coordinator", f"{namespace}/shelf={coordinator}")
         await asyncio.to_thread(operator.wait_until_leading)
+        shelf.make_volume()
         shelf.apply_pool()
         await until("the agent's pod is there", lambda: bool(shelf.pod()))
         assert shelf.memory() == (ALLOWED, ALLOWED)

@@ -1,11 +1,13 @@
-"""A process of a test: `python larger_item_probe.py FOLDER LIMIT COUNT [untried] [granted]
+"""A process of a test: `python larger_item_probe.py FOLDER LIMIT COUNT [untried] [granted] [cold]
 [disk|memory]` has a fragment run on an item that is larger than planned, or on the first when
 nothing is known of the fragment, then on a small one, and prints how much memory that took, and
-whether the first one was stopped. It is opened in what it takes, or within the limit. An item is a
-number of rows, or so many rows, on the disk or in memory."""
+whether the first one was stopped. It is opened in what it takes, or within the limit; its weights
+may be on the disk when it runs. An item is a number of rows, or so many rows, on the disk or in
+memory."""
 
 import json
 import mmap
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,6 +19,7 @@ import numpy as np
 from shoal_agent.runtime.failures import Exceeded, Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter, tune_allocator
+from shoal_protocol.page_cache import uncache
 from shoal_protocol.tensors import Array
 
 ARENA_BYTES = 64 << 20
@@ -44,8 +47,15 @@ def on_disk(rows: int) -> dict[str, Array]:
 KINDS: Final[dict[str, Items]] = {"memory": in_memory, "disk": on_disk}
 
 
-def main(
-    folder: Path, limit_bytes: int, count: int, items: Items, *, untried: bool, granted: bool
+def main(  # noqa: PLR0913 - how it is to be done
+    folder: Path,
+    limit_bytes: int,
+    count: int,
+    items: Items,
+    *,
+    untried: bool,
+    granted: bool,
+    cold: bool,
 ) -> None:
     tune_allocator()
     meter = MemoryMeter()
@@ -54,6 +64,12 @@ def main(
     meter.settle()
     runtime.open("f", folder, limit_bytes if granted else None)
     item = items(count)
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            if cold:
+                runtime.drop_weights("f")
+                uncache(file.fileno())
     try:
         result = runtime.run(
             "f",
@@ -75,5 +91,5 @@ def main(
 if __name__ == "__main__":
     _, fragment, limit, rows, *how = sys.argv
     (kind,) = [KINDS[each] for each in how if each in KINDS] or [number_of]
-    within = {name: name in how for name in ("untried", "granted")}
+    within = {name: name in how for name in ("untried", "granted", "cold")}
     main(Path(fragment), int(limit), int(rows), kind, **within)

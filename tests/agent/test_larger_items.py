@@ -2,6 +2,8 @@
 leaves room for what is in memory already."""
 
 import json
+import mmap
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +108,10 @@ def found_with(
     blocks: InBlocks | None = None,
 ) -> dict[str, Any]:
     fragment = write_fragment(folder, onnx.load(made.save(folder)), 80 * MIB, blocks)
+    return ran(fragment, rows_mib, *how, limit=limit)
+
+
+def ran(fragment: MadeFragment, rows_mib: int, *how: str, limit: int = LIMIT) -> dict[str, Any]:
     command = [sys.executable, PROBE, fragment.folder, limit, rows_mib * 256, *how]
     found: dict[str, Any] = json.loads(subprocess.check_output(list(map(str, command)), text=True))
     return found
@@ -159,6 +165,33 @@ def test_of_an_untried_fragment_all_weights_count_that_are_in_memory_at_one_time
     found = found_with(tmp_path, weights_after(16), 8, *how, limit=BUDGET, blocks=blocks)
     assert (found["stopped"] == "") == runs, found
     assert found["peak"] <= BUDGET
+
+
+@pytest.mark.parametrize("blocks", [None, InBlocks(1, working_bytes=3 * MIB)])
+@pytest.mark.parametrize("where", ["in the page cache", "cold"])
+def test_weights_beside_which_an_item_has_no_room_come_back_no_faster_than_they_are_dropped(
+    tmp_path: Path, blocks: InBlocks | None, where: str
+) -> None:
+    """16 MiB of weights and 12 of rows, in 24. From the page cache, all of them came between two
+    looks of the guard."""
+    how = ["granted"] * (blocks is not None) + [where]
+    found = found_with(tmp_path, weights_after(4), 12, *how, blocks=blocks)
+    assert not found["stopped"], found
+    assert found["peak"] <= BUDGET
+
+
+def test_weights_that_another_process_keeps_in_the_page_cache_leave_no_room_for_a_larger_item(
+    tmp_path: Path,
+) -> None:
+    fragment = write_fragment(tmp_path, onnx.load(weights_after(4).save(tmp_path)), 80 * MIB)
+    with open(fragment.folder / "weights.bin", "rb") as file:
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            assert sum(mapped[:: mmap.PAGESIZE]) > 0
+            found = ran(fragment, 12)
+        assert "more than 21 MiB" in found["stopped"]
+        assert found["peak"] <= BUDGET
+        os.fsync(file.fileno())
+    assert not ran(fragment, 12)["stopped"]
 
 
 def test_the_item_after_a_larger_one_has_room_for_all_weights(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from shoal_agent.runtime.ballast import SCRATCH_SHARE
 from shoal_agent.runtime.destinations import Placed
 from shoal_agent.runtime.failures import OutOfBudget, exceeded
-from shoal_agent.runtime.guard import OTHERS_BYTES, READ_BYTES, kernel_bytes
+from shoal_agent.runtime.guard import OTHERS_BYTES, kernel_bytes
 from shoal_agent.runtime.inputs import pages_on_disk
 from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
 from shoal_agent.runtime.process_memory import MemoryMeter
@@ -37,13 +37,10 @@ class Beside:
     def held_back(self, arena_bytes: int, limit_bytes: int, *, is_larger: bool) -> int:
         """What to hold back of the arena, of so many bytes, for this process to stay within the
         limit. An item that `is_larger` than those of a trial has a limit that leaves room for the
-        arena's tables, and more, and a guard that drops weights. Raises `Exceeded`: that leaves
-        nothing."""
-        held = arena_bytes - limit_bytes + self._certain_bytes
-        if is_larger:  # no finer cut would help it
-            held += min(self._read_bytes, READ_BYTES)
-        else:
-            held += self._read_bytes + kernel_bytes(limit_bytes)
+        arena's tables, and more. Raises `Exceeded`: that leaves nothing."""
+        held = arena_bytes - limit_bytes + self._certain_bytes + self._read_bytes
+        if not is_larger:
+            held += kernel_bytes(limit_bytes)
             held += arena_bytes // TABLE_SHARE
             held += max(0, arena_bytes - held) // SCRATCH_SHARE
         if held >= arena_bytes:

@@ -90,6 +90,7 @@ class BlockFragment:
         self._tables = TableRows(source.folder, source.tables)
         self._open = tuple(open_blocks(source, open_session))
         self._reads_ahead = self._keeps_nothing = False
+        self._brings = True
         self._prefetcher = ThreadPoolExecutor(1, "prefetch")
         self._prefetches: dict[int, Future[None]] = {}
         self.inputs = tuple(inputs_of(self._open, source.indices))
@@ -174,6 +175,21 @@ class BlockFragment:
         self, feed: Mapping[str, Array], stopper: Stopper, placed: Placed | None = None
     ) -> list[Array]:
         """As `WholeFragment.run`."""
+        if self._brings:
+            return self._run(feed, stopper, placed)
+        for block in self._open:
+            read_nothing_ahead(block.weights)
+            read_in_no_huge_pages(block.weights)
+        try:
+            return self._run(feed, stopper, placed)
+        finally:
+            self._brings = True
+            for index in range(len(self._open)):
+                self._advise(index)
+
+    def _run(
+        self, feed: Mapping[str, Array], stopper: Stopper, placed: Placed | None
+    ) -> list[Array]:
         adopted, self._keeps_nothing = self._choose(), False
         if adopted is not self._followed:
             self._follow(adopted)
@@ -243,10 +259,11 @@ class BlockFragment:
         adopted = self._followed
         return 0 if adopted.plan.prefetches else sum(map(size_of, adopted.streamed))
 
-    def keep_nothing_once(self) -> int:
-        """Have the next run keep no weights from one block to the next. What it has of them at
-        most: those of a block, and of tables what it may read before a guard drops them."""
-        self._keeps_nothing = True
+    def keep_nothing_once(self, *, brings: bool = True) -> int:
+        """Have the next run keep no weights from one block to the next; without `brings`, it reads
+        each page as it needs it. What it has of them at most: those of a block, and of tables what
+        it may read before a guard drops them."""
+        self._keeps_nothing, self._brings = True, brings
         most = 0
         for index, block in enumerate(self._open):
             size = size_of(block.weights)
@@ -257,6 +274,10 @@ class BlockFragment:
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped."""
         return [pages for block in self._open for pages in block.weights]
+
+    def weight_files(self) -> frozenset[str]:
+        """What these are mapped from."""
+        return frozenset(each.path for block in self._open for each in block.files)
 
     def destinations(self, feed: Mapping[str, Array]) -> Placed:
         """As of `WholeFragment`."""
@@ -320,7 +341,7 @@ class BlockFragment:
 
     def _bring(self, index: int) -> None:
         """Where nothing is read ahead, a block would read its weights page by page."""
-        if self._reads_ahead:
+        if self._reads_ahead or not self._brings:
             return
         self._prefetch(index)
         if (prefetch := self._prefetches.pop(index, None)) is not None:

@@ -3,13 +3,12 @@ or of a fragment that has never run. It makes room by dropping pages of weights;
 enough, it stops the run. It stops one that takes too long as well."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from time import perf_counter
 from types import TracebackType
 from typing import Final
 
 from shoal_agent.runtime.failures import NoRoomForOutputs, Stopper
-from shoal_agent.runtime.mapped_pages import PageRange, drop
 from shoal_agent.runtime.process_memory import MemoryMeter
 
 _LOOK_SECONDS: Final = 0.001
@@ -27,7 +26,8 @@ _KERNEL_SHARE: Final = 32
 TRIAL_SECONDS: Final = 60.0
 """What is made up for a trial may be what no item is, and a loop have no end for it."""
 READ_BYTES: Final = 4 << 20
-"""Of weights that were dropped a run may read so much again before the guard looks."""
+"""Of weights that were dropped a run may read so much again before the guard looks, if they come
+from the disk. From the page cache, 16 MiB came within a millisecond."""
 
 
 def kernel_bytes(limit_bytes: int) -> int:
@@ -40,9 +40,9 @@ def kernel_bytes(limit_bytes: int) -> int:
 class Guard:
     """Reads what this process uses a thousand times a second while a run lasts.
 
-    Near the limit it drops `weights`: the run reads them again, from the page cache mostly. The
-    runtime stops between two nodes, and its arena is limited besides: so what one node takes at
-    once may exceed the limit before the run ends, but not what all take together.
+    Near the limit it has weights dropped: the run reads them again. The runtime stops between two
+    nodes, and its arena is limited besides: so what one node takes at once may exceed the limit
+    before the run ends, but not what all take together.
 
     Something is left of the limit for what nobody knows of. But what takes no more than planned is
     not stopped for that: work takes as much, unguarded.
@@ -53,15 +53,20 @@ class Guard:
         meter: MemoryMeter,
         limit_bytes: int,
         stopper: Stopper,
-        weights: Sequence[PageRange] = (),
+        let_go: Callable[[], None] | None = None,
         planned_bytes: int = 0,
+        *,
+        come_slowly: bool = False,
     ) -> None:
-        """`planned_bytes` is what this process may take all in all when all is as planned."""
+        """`let_go` drops the weights; where they `come_slowly`, they are dropped again and again,
+        since there is no room for all. `planned_bytes` is what this process may take all in all
+        when all is as planned."""
         self._meter = meter
         self._stop_bytes = max(limit_bytes - OTHERS_BYTES, planned_bytes)
         self._near_bytes = limit_bytes - limit_bytes // _NEAR
         self._stopper = stopper
-        self._weights = weights
+        self._let_go = let_go
+        self._come_slowly = come_slowly
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory guard", daemon=True)
         self.dropped = False
@@ -82,26 +87,35 @@ class Guard:
 
     def make_room(self, size_bytes: int) -> None:
         """Ask for what the run takes next outside of the arena. Raises `NoRoomForOutputs`."""
-        if self._weights and self._meter.used_at_most_bytes() + size_bytes > self._stop_bytes:
-            drop(self._weights)
+        at_most = self._meter.used_at_most_bytes() + size_bytes
+        if self._let_go is not None and at_most > self._stop_bytes:
+            self._let_go()
             self.dropped = True
         if self._meter.used_bytes() + size_bytes > self._stop_bytes:
             raise NoRoomForOutputs("there is no room for its outputs")
 
     def _watch(self) -> None:
+        drop_bytes = self._after_drop(self._meter.used_at_most_bytes())
         while not self._ended.wait(_LOOK_SECONDS):
             if perf_counter() > self._stopper.until:
                 self.late = True
                 self._stopper.stop()
                 return
-            if self._meter.used_at_most_bytes() <= self._near_bytes:
+            if self._meter.used_at_most_bytes() <= drop_bytes:
                 continue
             used = self._meter.used_bytes()
-            if self._weights and used > self._near_bytes:
-                drop(self._weights)
+            if self._let_go is not None and used > drop_bytes:
+                self._let_go()
                 self.dropped = True
                 used = self._meter.used_bytes()
+                drop_bytes = self._after_drop(used)
             if used > self._stop_bytes:  # the kernel kills where it finds no more
                 self.tripped = True
                 self._stopper.stop()
                 return
+
+    def _after_drop(self, used_bytes: int) -> int:
+        """Beyond how much weights are to be dropped, now that they have been."""
+        if not self._come_slowly:
+            return self._near_bytes
+        return min(used_bytes + READ_BYTES, self._near_bytes)

@@ -301,6 +301,16 @@ def are_cold(ranges: Sequence[PageRange]) -> bool:
     return False
 
 
+def cached_bytes(ranges: Iterable[PageRange]) -> int:
+    """What of mapped files is in the page cache."""
+    pages = 0
+    for each in ranges:
+        states = ctypes.create_string_buffer(each.size // mmap.PAGESIZE)
+        _LIBC.mincore(ctypes.c_void_p(each.start), ctypes.c_size_t(each.size), states)
+        pages += states.raw.count(b"\x01")
+    return pages * mmap.PAGESIZE
+
+
 def are_resident(pagemap: int, pages: PageRange) -> bytes:
     """For each page 1 if it is in this process's memory and of a file; `pagemap` is the open file
     of /proc. Raises `OSError`."""

@@ -32,7 +32,6 @@ from shoal_agent.memory.allocation import Point
 from shoal_agent.memory.residency import short
 from shoal_agent.memory.swapping import grant_curve
 from shoal_agent.runtime import rehearsal_model
-from shoal_agent.runtime.beside_arena import Beside
 from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.blocks import Blocks
 from shoal_agent.runtime.described import read_blocks, runs_in_order
@@ -46,7 +45,7 @@ from shoal_agent.runtime.guard import TRIAL_SECONDS
 from shoal_agent.runtime.in_passing import InPassing
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of
 from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs, with_switches
-from shoal_agent.runtime.mapped_pages import bring_in, drop, nothing_read_ahead, size_of
+from shoal_agent.runtime.mapped_pages import drop, size_of
 from shoal_agent.runtime.open_block import run_both_ways
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter
@@ -54,6 +53,7 @@ from shoal_agent.runtime.recipes import AS_IT_IS
 from shoal_agent.runtime.results import Passed, RunResult
 from shoal_agent.runtime.runs import OpenFragment, Runs
 from shoal_agent.runtime.sessions import open_session, opens, options_of
+from shoal_agent.runtime.unplanned_runs import UnplannedRuns
 from shoal_agent.runtime.whole_fragment import Whole, WholeFragment, whole_of
 from shoal_agent.runtime.widening import Widening
 from shoal_agent.runtime.working_arena import WorkingArena
@@ -95,6 +95,7 @@ class Runtime:
         self._held = held
         self._free = free or (lambda: self.limit_bytes - meter.used_at_most_bytes())
         self._arena = WorkingArena(meter, limit_bytes, threads, self._widening)
+        self._unplanned = UnplannedRuns(meter, self._runs, lambda: self._arena, self.shrink)
         self.shrink()
 
     @property
@@ -262,8 +263,9 @@ class Runtime:
         """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds. With a limit it
         is stopped where this process takes more: `Exceeded`; but not as long as it takes what was
         planned, if it was tried. Untried, or with an item larger than in its trial, it gets no more
-        of the arena than is left. It takes the place of weights then, but where it is known what it
-        takes and runs as a whole."""
+        of the arena than is left beside the weights that it has in memory at one time. Where that
+        is too little for a larger item, it takes the place of weights, which no finer cut would
+        give it."""
         fragment = self._opened(digest)
         feed = feed_of(fragment.inputs, tensors)
         if limit_bytes is not None:
@@ -274,23 +276,12 @@ class Runtime:
                     fragment, feed, stopper, limit_bytes, planned_bytes=planned_bytes
                 )
             in_blocks = isinstance(fragment, BlockFragment)
-            dropped = self._open.values() if is_larger or not is_known or in_blocks else ()
+            dropped = () if is_known and not is_larger and not in_blocks else self._open.values()
             weights = [pages for each in dropped for pages in each.weight_pages()]
-            read_bytes = 0 if is_known and not is_larger else fragment.keep_nothing_once()
-            placed = {} if is_larger else fragment.destinations(feed)
-            there = {**placed, **fragment.rows(feed)}
-            beside = Beside(self._meter, feed, there, weights, read_bytes)
-            held = beside.held_back(self._arena.size_bytes, limit_bytes, is_larger=is_larger)
-            # Blocks decide that themselves. What is on its way from the disk cannot be dropped.
-            whole = () if in_blocks else fragment.weight_pages()
-            try:
-                with self._arena.ballast.hold(held), nothing_read_ahead(whole):
-                    bring_in(beside.on_disk)
-                    return self._runs.run_guarded(
-                        fragment, feed, stopper, limit_bytes, weights, placed
-                    )
-            finally:  # the arena has the place of weights, which the next run reads
-                self.shrink()
+            terms = (fragment, feed, stopper, limit_bytes, weights)
+            if is_larger:
+                return self._unplanned.run_larger(*terms)
+            return self._unplanned.run(*terms, is_known=is_known)
         return self._runs.run(fragment, feed, stopper, self.limit_bytes)
 
     def open_and_try(

@@ -15,7 +15,6 @@ from shoal_agent.runtime.failures import (
     without_frames,
 )
 from shoal_agent.runtime.guard import Guard
-from shoal_agent.runtime.mapped_pages import PageRange
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.runtime.results import Ran, RunResult, kept, result_of
 from shoal_agent.runtime.whole_fragment import WholeFragment
@@ -62,15 +61,19 @@ class Runs:
         feed: Mapping[str, Array],
         stopper: Stopper,
         limit_bytes: int,
-        weights: Sequence[PageRange] = (),
+        let_go: Callable[[], None] | None = None,
         placed: Placed | None = None,
         *,
         planned_bytes: int = 0,
+        come_slowly: bool = False,
     ) -> RunResult:
-        """Stopped where this process takes more than that, and than is planned for all that it has.
-        Raises `Exceeded`, and what the run raises."""
+        """Stopped where this process takes more than that, and than is planned for all that it has;
+        see `Guard`. Raises `Exceeded`, and what the run raises."""
         self._meter.begin_peak()
-        with Guard(self._meter, limit_bytes, stopper, weights, planned_bytes) as guard:
+        guard = Guard(
+            self._meter, limit_bytes, stopper, let_go, planned_bytes, come_slowly=come_slowly
+        )
+        with guard:
             try:
                 ran = self._ran(fragment, feed, stopper, placed, guard.make_room)
             except (Terminated, OutOfBudget) as error:
@@ -115,7 +118,10 @@ class Runs:
             failure = without_frames(error)
         else:
             return Ran(outputs, perf_counter() - started, processor() - used)
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # it has this frame, which holds the inputs
 
 
 def _outputs(made: Sequence[Array], make_room: Callable[[int], None] | None) -> list[Array]:

@@ -168,9 +168,10 @@ class WholeFragment:
         del feed
         return {}
 
-    def keep_nothing_once(self) -> int:
+    def keep_nothing_once(self, *, brings: bool = True) -> int:
         """Weights that the next run has in memory at most: all, and of tables what it may read
         before a guard drops them. Raises `OSError`."""
+        del brings
         size = size_of(self.weight_pages())
         tables = min(size, self.table_bytes)
         return size - tables + min(tables, READ_BYTES)
@@ -188,3 +189,7 @@ class WholeFragment:
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped, but for mappings that were written to."""
         return common(clean_pages(self._source.weights), self._weights)
+
+    def weight_files(self) -> frozenset[str]:
+        """What these are mapped from."""
+        return frozenset(map(str, self._source.weights))

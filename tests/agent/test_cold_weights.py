@@ -21,7 +21,7 @@ from agent.test_huge_pages import cached
 from shoal_agent.runtime import block_fragment
 from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.cold_weights import ColdWeights, HugePage, cold_weights
-from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.failures import Exceeded, Stopper
 from shoal_agent.runtime.guard import READ_BYTES
 from shoal_agent.runtime.mapped_pages import (
     MappedFile,
@@ -207,7 +207,14 @@ def test_what_a_block_has_beside_a_table_is_brought_before_it_runs(
     monkeypatch.setattr(block_fragment, "are_cold", lambda pages: True)
     runtime.run("f", {"x": np.arange(4, dtype=np.int64)}, Stopper())
     assert brought == [4 * MIB]
-    assert runtime._open["f"].keep_nothing_once() == 4 * MIB + READ_BYTES
+    assert runtime._open["f"].weights_at_once() == 4 * MIB + READ_BYTES
+    for _ in range(2):  # refused before it begins, it changes nothing for the next one
+        with pytest.raises(Exceeded, match="more than 256 KiB"):
+            runtime.run(
+                "f", {"x": np.arange(8, dtype=np.int64)}, Stopper(), MIB // 4, is_larger=True
+            )
+        runtime.run("f", {"x": np.arange(4, dtype=np.int64)}, Stopper())
+    assert brought == [4 * MIB] * 3
 
 
 def test_rows_of_a_table_that_are_on_the_disk_drive_no_weights_from_the_page_cache(

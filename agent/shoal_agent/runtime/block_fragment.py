@@ -259,11 +259,14 @@ class BlockFragment:
         adopted = self._followed
         return 0 if adopted.plan.prefetches else sum(map(size_of, adopted.streamed))
 
-    def keep_nothing_once(self, *, brings: bool = True) -> int:
+    def keep_nothing_once(self, *, brings: bool = True) -> None:
         """Have the next run keep no weights from one block to the next; without `brings`, it reads
-        each page as it needs it. What it has of them at most: those of a block, and of tables what
-        it may read before a guard drops them."""
+        each page as it needs it."""
         self._keeps_nothing, self._brings = True, brings
+
+    def weights_at_once(self) -> int:
+        """Of weights, what such a run has in memory at most: those of a block, and of tables what
+        it may read before a guard drops them."""
         most = 0
         for index, block in enumerate(self._open):
             size = size_of(block.weights)

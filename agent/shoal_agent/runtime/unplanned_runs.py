@@ -45,12 +45,14 @@ class UnplannedRuns:
     ) -> RunResult:
         """A fragment that was not tried; it `is_known` what it takes as a whole. The weights that
         are `dropped` leave memory before. Raises as `Runs.run_guarded`."""
-        read_bytes = 0 if is_known else fragment.keep_nothing_once()
+        read_bytes = 0 if is_known else fragment.weights_at_once()
         placed = fragment.destinations(feed)
         there = {**placed, **fragment.rows(feed)}
         beside = Beside(self._meter, feed, there, dropped, read_bytes)
         held = beside.held_back(self._arena().size_bytes, limit_bytes, is_larger=False)
         let_go = partial(drop, dropped) if dropped else None
+        if not is_known:
+            fragment.keep_nothing_once()
         run = partial(self._runs.run_guarded, fragment, feed, stopper, limit_bytes, let_go, placed)
         return self._holding(fragment, beside, held, run)
 
@@ -88,12 +90,13 @@ class UnplannedRuns:
         dropped: Sequence[PageRange],
         on_disk: WeightsOnDisk | None,
     ) -> RunResult:
-        read_bytes = fragment.keep_nothing_once(brings=on_disk is None)
+        read_bytes = fragment.weights_at_once()
         let_go: Callable[[], None] = partial(drop, dropped)
         if on_disk is not None:
             read_bytes, let_go = min(read_bytes, READ_BYTES), on_disk.let_go
         beside = Beside(self._meter, feed, fragment.rows(feed), dropped, read_bytes)
         held = beside.held_back(self._arena().size_bytes, limit_bytes, is_larger=True)
+        fragment.keep_nothing_once(brings=on_disk is None)
         guarded = partial(self._runs.run_guarded, come_slowly=on_disk is not None)
         run = partial(guarded, fragment, feed, stopper, limit_bytes, let_go, {})
         return self._holding(fragment, beside, held, run)

@@ -168,10 +168,12 @@ class WholeFragment:
         del feed
         return {}
 
-    def keep_nothing_once(self, *, brings: bool = True) -> int:
-        """Weights that the next run has in memory at most: all, and of tables what it may read
-        before a guard drops them. Raises `OSError`."""
-        del brings
+    def keep_nothing_once(self, *, brings: bool = True) -> None:
+        """As of `BlockFragment`: it keeps what it has read, and brings nothing."""
+
+    def weights_at_once(self) -> int:
+        """Weights that a run has in memory at most: all, and of tables what it may read before a
+        guard drops them. Raises `OSError`."""
         size = size_of(self.weight_pages())
         tables = min(size, self.table_bytes)
         return size - tables + min(tables, READ_BYTES)

@@ -1,9 +1,9 @@
 """A process of a test: `python larger_item_probe.py FOLDER LIMIT COUNT [untried] [granted] [cold]
-[disk|memory]` has a fragment run on an item that is larger than planned, or on the first when
-nothing is known of the fragment, then on a small one, and prints how much memory that took, and
-whether the first one was stopped. It is opened in what it takes, or within the limit; its weights
-may be on the disk when it runs. An item is a number of rows, or so many rows, on the disk or in
-memory."""
+[disk|memory|looked up]` has a fragment run on an item that is larger than planned, or on the first
+when nothing is known of the fragment, then on a small one, and prints how much memory that took,
+and whether the first one was stopped. It is opened in what it takes, or within the limit; its
+weights may be on the disk when it runs. An item is a number of rows, or so many rows, on the disk
+or in memory, or so many indices."""
 
 import json
 import mmap
@@ -44,7 +44,12 @@ def on_disk(rows: int) -> dict[str, Array]:
     return {"x": np.frombuffer(mapping, np.uint8).view(np.float32).reshape(rows, WIDTH)}
 
 
-KINDS: Final[dict[str, Items]] = {"memory": in_memory, "disk": on_disk}
+def looked_up(rows: int) -> dict[str, Array]:
+    """Rows of a table that lie far from one another."""
+    return {"x": np.arange(rows) * 32}
+
+
+KINDS: Final[dict[str, Items]] = {"memory": in_memory, "disk": on_disk, "looked up": looked_up}
 
 
 def main(  # noqa: PLR0913 - how it is to be done

@@ -64,6 +64,16 @@ SHIFTED = Made(
 """As many rows as it takes, which it writes outside of the arena."""
 
 
+LOOKED_UP = Made(
+    text="""g (int64[rows] x) => (float[1,1024] y) {
+        row = Gather<axis = 0>(W, x)
+        y = ReduceMax<axes = [0], keepdims = 1>(row) }""",
+    weights={"W": weight(16384, 1024)},
+    shapes={},
+)
+"""Rows of 4 KiB of a table of 64 MiB."""
+
+
 def weights_after(count: int) -> Made:
     """As many rows as its input says, which stay until the end, and 4 MiB of weights for each layer
     that one row of them passes."""
@@ -176,6 +186,16 @@ def test_weights_beside_which_an_item_has_no_room_come_back_no_faster_than_they_
     looks of the guard."""
     how = ["granted"] * (blocks is not None) + [where]
     found = found_with(tmp_path, weights_after(4), 12, *how, blocks=blocks)
+    assert not found["stopped"], found
+    assert found["peak"] <= BUDGET
+
+
+@pytest.mark.parametrize("how", [(), ("untried",)])
+def test_rows_of_a_table_bring_no_more_of_it_than_there_is_room_for(
+    tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    """512 rows of 4 KiB. From the page cache each of them brought 64 KiB with it."""
+    found = found_with(tmp_path, LOOKED_UP, 2, "looked up", *how)
     assert not found["stopped"], found
     assert found["peak"] <= BUDGET
 

@@ -138,6 +138,9 @@ class BlockFragment:
         for index in range(len(self._open)):
             self._advise(index)
 
+    reads_rows = False
+    """Of tables, it reads them from the file, into memory of its own."""
+
     @property
     def is_prepared(self) -> bool:
         """Whether its blocks were optimised for this processor."""

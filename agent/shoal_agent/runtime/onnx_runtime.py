@@ -53,7 +53,7 @@ from shoal_agent.runtime.recipes import AS_IT_IS
 from shoal_agent.runtime.results import Passed, RunResult
 from shoal_agent.runtime.runs import OpenFragment, Runs
 from shoal_agent.runtime.sessions import open_session, opens, options_of
-from shoal_agent.runtime.unplanned_runs import UnplannedRuns
+from shoal_agent.runtime.unplanned_runs import Unplanned, UnplannedRuns
 from shoal_agent.runtime.whole_fragment import Whole, WholeFragment, whole_of
 from shoal_agent.runtime.widening import Widening
 from shoal_agent.runtime.working_arena import WorkingArena
@@ -278,10 +278,10 @@ class Runtime:
             in_blocks = isinstance(fragment, BlockFragment)
             dropped = () if is_known and not is_larger and not in_blocks else self._open.values()
             weights = [pages for each in dropped for pages in each.weight_pages()]
-            terms = (fragment, feed, stopper, limit_bytes, weights)
-            if is_larger:
-                return self._unplanned.run_larger(*terms)
-            return self._unplanned.run(*terms, is_known=is_known)
+            known = is_known and not is_larger
+            return self._unplanned.run(
+                Unplanned(fragment, feed, stopper, limit_bytes, weights, known, is_larger)
+            )
         return self._runs.run(fragment, feed, stopper, self.limit_bytes)
 
     def open_and_try(

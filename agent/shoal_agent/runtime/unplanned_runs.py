@@ -2,19 +2,41 @@
 is larger than those of its trial."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 
 from shoal_agent.runtime.beside_arena import Beside
 from shoal_agent.runtime.block_fragment import BlockFragment
-from shoal_agent.runtime.failures import Exceeded, Stopper, without_frames
+from shoal_agent.runtime.failures import Exceeded, RuntimeFailed, Stopper, without_frames
 from shoal_agent.runtime.guard import READ_BYTES
-from shoal_agent.runtime.mapped_pages import PageRange, bring_in, drop, nothing_read_ahead
+from shoal_agent.runtime.mapped_pages import (
+    PageRange,
+    bring_in,
+    drop,
+    nothing_read_ahead,
+    size_of,
+)
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.runtime.results import RunResult
 from shoal_agent.runtime.runs import OpenFragment, Runs
 from shoal_agent.runtime.weights_on_disk import WeightsOnDisk
 from shoal_agent.runtime.working_arena import WorkingArena
 from shoal_protocol.tensors import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Unplanned:
+    """Such a run. The weights that are `dropped` leave memory before. `is_known`: what the fragment
+    takes of weights is in what was planned."""
+
+    fragment: OpenFragment
+    feed: Mapping[str, Array]
+    stopper: Stopper
+    limit_bytes: int
+    dropped: Sequence[PageRange]
+    is_known: bool = False
+    is_larger: bool = False
 
 
 class UnplannedRuns:
@@ -33,83 +55,72 @@ class UnplannedRuns:
         self._arena = arena
         self._shrink = shrink
 
-    def run(
-        self,
-        fragment: OpenFragment,
-        feed: Mapping[str, Array],
-        stopper: Stopper,
-        limit_bytes: int,
-        dropped: Sequence[PageRange],
-        *,
-        is_known: bool,
-    ) -> RunResult:
-        """A fragment that was not tried; it `is_known` what it takes as a whole. The weights that
-        are `dropped` leave memory before. Raises as `Runs.run_guarded`."""
-        read_bytes = 0 if is_known else fragment.weights_at_once()
-        placed = fragment.destinations(feed)
-        there = {**placed, **fragment.rows(feed)}
-        beside = Beside(self._meter, feed, there, dropped, read_bytes)
-        held = beside.held_back(self._arena().size_bytes, limit_bytes, is_larger=False)
-        let_go = partial(drop, dropped) if dropped else None
-        if not is_known:
-            fragment.keep_nothing_once()
-        run = partial(self._runs.run_guarded, fragment, feed, stopper, limit_bytes, let_go, placed)
-        return self._holding(fragment, beside, held, run)
-
-    def run_larger(
-        self,
-        fragment: OpenFragment,
-        feed: Mapping[str, Array],
-        stopper: Stopper,
-        limit_bytes: int,
-        dropped: Sequence[PageRange],
-    ) -> RunResult:
-        """An item that is larger than those of the trial. Where what it computes has no room beside
-        the weights that are in memory at one time, it has the place of weights, which no finer cut
-        would give it: they are read from the disk again and again. Raises as `run`."""
-        larger = partial(self._larger, fragment, feed, stopper, limit_bytes, dropped)
+    def run(self, run: Unplanned) -> RunResult:
+        """Beside all weights that are in memory at one time. Where an item that is larger has no
+        room there, it has the place of weights, which no finer cut would give it: they are read
+        from the disk again and again. Raises as `Runs.run_guarded`."""
+        rows = not run.is_known and run.fragment.reads_rows
         try:
-            return larger(None)
-        except Exceeded as error:  # its frames hold values of the arena
-            failure = without_frames(error)
+            return self._within(run, from_disk=rows)
+        except Exceeded as error:
+            if not run.is_larger:
+                raise
+            failure = without_frames(error)  # they hold values of the arena
         self._shrink()
-        with WeightsOnDisk(fragment.weight_pages(), fragment.weight_files()) as weights:
-            if not stopper.stopped and weights.size_bytes > READ_BYTES and weights.leave():
-                return larger(weights)
         try:
-            raise failure
+            if run.stopper.stopped or size_of(run.fragment.weight_pages()) <= READ_BYTES:
+                raise failure
+            return self._within(run, from_disk=True, instead=failure)
         finally:
             del failure  # it has this frame, which holds the inputs
 
-    def _larger(
-        self,
-        fragment: OpenFragment,
-        feed: Mapping[str, Array],
-        stopper: Stopper,
-        limit_bytes: int,
-        dropped: Sequence[PageRange],
-        on_disk: WeightsOnDisk | None,
+    def _within(
+        self, run: Unplanned, *, from_disk: bool, instead: RuntimeFailed | None = None
     ) -> RunResult:
-        read_bytes = fragment.weights_at_once()
-        let_go: Callable[[], None] = partial(drop, dropped)
-        if on_disk is not None:
-            read_bytes, let_go = min(read_bytes, READ_BYTES), on_disk.let_go
-        beside = Beside(self._meter, feed, fragment.rows(feed), dropped, read_bytes)
-        held = beside.held_back(self._arena().size_bytes, limit_bytes, is_larger=True)
-        fragment.keep_nothing_once(brings=on_disk is None)
-        guarded = partial(self._runs.run_guarded, come_slowly=on_disk is not None)
-        run = partial(guarded, fragment, feed, stopper, limit_bytes, let_go, {})
-        return self._holding(fragment, beside, held, run)
+        """Run with weights that come from the page cache or `from_disk`. `instead`: in the place of
+        weights, or this is raised where they do not leave the page cache."""
+        fragment = run.fragment
+        with ExitStack() as opened:
+            on_disk = None
+            if from_disk:
+                files = WeightsOnDisk(fragment.weight_pages(), fragment.weight_files())
+                on_disk = opened.enter_context(files)
+                on_disk = on_disk if on_disk.leave() else None
+            if on_disk is None and instead is not None:
+                raise instead
+            read_bytes = 0 if run.is_known else self._read_bytes(fragment, on_disk)
+            if instead is not None:
+                read_bytes = min(read_bytes, READ_BYTES)
+            return self._beside(run, read_bytes, on_disk, brings=instead is None)
 
-    def _holding(
-        self, fragment: OpenFragment, beside: Beside, held_bytes: int, run: Callable[[], RunResult]
+    def _read_bytes(self, fragment: OpenFragment, on_disk: WeightsOnDisk | None) -> int:
+        """Of weights that are in memory at one time. Rows of a table come with 15 pages around
+        them, all within a millisecond, where these are in the page cache."""
+        if fragment.reads_rows and on_disk is None:
+            return size_of(fragment.weight_pages())
+        return fragment.weights_at_once()
+
+    def _beside(
+        self, run: Unplanned, read_bytes: int, on_disk: WeightsOnDisk | None, *, brings: bool
     ) -> RunResult:
-        """Run with so much of the arena held back."""
+        fragment, arena = run.fragment, self._arena()
+        placed = {} if run.is_larger else fragment.destinations(run.feed)
+        there = {**placed, **fragment.rows(run.feed)}
+        beside = Beside(self._meter, run.feed, there, run.dropped, read_bytes)
+        held = beside.held_back(arena.size_bytes, run.limit_bytes, is_larger=run.is_larger)
+        if not run.is_known:
+            fragment.keep_nothing_once(brings=brings)
+        let_go: Callable[[], None] | None = partial(drop, run.dropped) if run.dropped else None
+        if on_disk is not None:
+            let_go = on_disk.let_go
         # Blocks decide that themselves. What is on its way from the disk cannot be dropped.
         whole = () if isinstance(fragment, BlockFragment) else fragment.weight_pages()
         try:
-            with self._arena().ballast.hold(held_bytes), nothing_read_ahead(whole):
+            with arena.ballast.hold(held), nothing_read_ahead(whole):
                 bring_in(beside.on_disk)
-                return run()
+                return self._runs.run_guarded(
+                    *(fragment, run.feed, run.stopper, run.limit_bytes, let_go, placed),
+                    come_slowly=on_disk is not None,
+                )
         finally:  # the arena has the place of weights, which the next run reads
             self._shrink()

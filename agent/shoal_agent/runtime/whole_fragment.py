@@ -130,6 +130,11 @@ class WholeFragment:
         """Of weights of which items read rows. Raises `OSError`."""
         return table_bytes(self._source.model.read_bytes())
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether it has large tables of which it maps the rows that it reads. Raises `OSError`."""
+        return self.table_bytes > READ_BYTES
+
     def run(
         self, feed: Mapping[str, Array], stopper: Stopper, placed: Placed | None = None
     ) -> list[Array]:

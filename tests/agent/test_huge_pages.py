@@ -64,9 +64,9 @@ def test_while_a_run_lasts_of_which_nothing_is_known_nothing_is_read_ahead(
     runtime.open("f", made.folder)
     run_guarded, meanwhile = runtime._runs.run_guarded, list[set[str]]()
 
-    def noted(*given: Any) -> RunResult:
+    def noted(*given: Any, **known: Any) -> RunResult:
         meanwhile.append(advised(tmp_path))
-        return run_guarded(*given)
+        return run_guarded(*given, **known)
 
     monkeypatch.setattr(runtime._runs, "run_guarded", noted)
     item = {"x": np.ones((1, 512), np.float32)}

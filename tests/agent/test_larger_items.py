@@ -9,12 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import onnx
 import pytest
 
 from agent.fragment_making import InBlocks, MadeFragment, write_fragment
 from agent.larger_item_probe import ARENA_BYTES
+from agent.own_process import in_own_process
 from made_models import Made, weight
+from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.onnx_runtime import Runtime
+from shoal_agent.runtime.prepared import NOTHING_PREPARED
+from shoal_agent.runtime.process_memory import MemoryMeter
 
 PROBE = Path(__file__).with_name("larger_item_probe.py")
 TRIAL = Path(__file__).with_name("trial_probe.py")
@@ -198,6 +204,31 @@ def test_rows_of_a_table_bring_no_more_of_it_than_there_is_room_for(
     found = found_with(tmp_path, LOOKED_UP, 2, "looked up", *how)
     assert not found["stopped"], found
     assert found["peak"] <= BUDGET
+
+
+def peaks_when_opened_again(folder: Path) -> list[int]:
+    """Of a fragment that was tried when it was opened first, and whose files are in the page cache:
+    with three items, each of 512 other rows."""
+    meter = MemoryMeter()
+    runtime = Runtime(meter, threads=1, limit_bytes=BUDGET)
+    runtime.rehearse()
+    meter.settle()
+    runtime.open_and_try("f", folder, BUDGET, NOTHING_PREPARED, BUDGET)
+    runtime.close("f")
+    assert [path.read_bytes() for path in folder.iterdir()]
+    runtime.open("f", folder, BUDGET)
+    items = ({"x": np.arange(512) * 32 + 8 * turn} for turn in range(3))
+    return [runtime.run("f", item, Stopper()).peak_bytes for item in items]
+
+
+def test_rows_of_a_fragment_that_is_opened_again_bring_no_more_of_the_table(tmp_path: Path) -> None:
+    """From the page cache, an item brought 31 MiB."""
+    model = onnx.load(LOOKED_UP.save(tmp_path))
+    made = write_fragment(tmp_path, model, BUDGET, largest={"x": (512,)})
+    for path in made.folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    assert max(in_own_process(peaks_when_opened_again, made.folder)) <= BUDGET
 
 
 def test_weights_that_another_process_keeps_in_the_page_cache_leave_no_room_for_a_larger_item(

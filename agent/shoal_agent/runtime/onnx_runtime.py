@@ -143,6 +143,8 @@ class Runtime:
             # Its files may have made room for others meanwhile.
             log.warning("%s is opened unprepared: %s", short(digest), error)
             fragment = self._fragment(folder, blocks, granted_bytes, NOTHING_PREPARED)
+        if isinstance(fragment, WholeFragment) and granted_bytes is not None:
+            fragment.keep_within(granted_bytes + max(0, self._free()))
         self._open[digest], self._prepared[digest] = fragment, prepared
         # Parsing and optimising leave freed heap and pages of code behind, packing some arena. What
         # runs need of code returns in some milliseconds: too much for fragments that take turns.

@@ -19,6 +19,7 @@ from shoal_agent.runtime.inputs import input_spec
 from shoal_agent.runtime.mapped_pages import (
     PageRange,
     added,
+    cached_bytes,
     common,
     ranges_of,
     read_nothing_ahead,
@@ -30,6 +31,7 @@ from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.process_memory import clean_pages
 from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, Recipe
 from shoal_agent.runtime.sessions import open_session, options_of
+from shoal_agent.runtime.weights_on_disk import WeightsOnDisk
 from shoal_protocol.manifest import MODEL, weight_files
 from shoal_protocol.tensors import Array
 
@@ -182,6 +184,15 @@ class WholeFragment:
         size = size_of(self.weight_pages())
         tables = min(size, self.table_bytes)
         return size - tables + min(tables, READ_BYTES)
+
+    def keep_within(self, room_bytes: int) -> None:
+        """Where its weights take more than there is, since it reads rows of tables, these are to
+        come page by page: else each brings what lies around it, from the disk or the page cache."""
+        if size_of(pages := self.weight_pages()) > room_bytes:
+            read_nothing_ahead(pages)
+            if cached_bytes(pages) > room_bytes:
+                with WeightsOnDisk(pages, self.weight_files()) as weights:
+                    weights.let_go()
 
     def uncache_unused(self, folder: Path, room_bytes: int) -> None:
         """After a trial: what that has not used of the weights, such as most rows of a table, is to

@@ -2,13 +2,12 @@
 is larger than those of its trial."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 from shoal_agent.runtime.beside_arena import Beside
 from shoal_agent.runtime.block_fragment import BlockFragment
-from shoal_agent.runtime.failures import Exceeded, RuntimeFailed, Stopper, without_frames
+from shoal_agent.runtime.failures import Exceeded, Stopper, without_frames
 from shoal_agent.runtime.guard import READ_BYTES
 from shoal_agent.runtime.mapped_pages import (
     PageRange,
@@ -59,39 +58,22 @@ class UnplannedRuns:
         """Beside all weights that are in memory at one time. Where an item that is larger has no
         room there, it has the place of weights, which no finer cut would give it: they are read
         from the disk again and again. Raises as `Runs.run_guarded`."""
-        rows = not run.is_known and run.fragment.reads_rows
+        fragment = run.fragment
+        weights = WeightsOnDisk(fragment.weight_pages(), fragment.weight_files())
+        rows = not run.is_known and fragment.reads_rows
         try:
-            return self._within(run, from_disk=rows)
+            return self._beside(run, weights if rows and weights.leave() else None)
         except Exceeded as error:
             if not run.is_larger:
                 raise
             failure = without_frames(error)  # they hold values of the arena
         self._shrink()
+        if not run.stopper.stopped and weights.size_bytes > READ_BYTES and weights.leave():
+            return self._beside(run, weights, in_their_place=True)
         try:
-            if run.stopper.stopped or size_of(run.fragment.weight_pages()) <= READ_BYTES:
-                raise failure
-            return self._within(run, from_disk=True, instead=failure)
+            raise failure
         finally:
             del failure  # it has this frame, which holds the inputs
-
-    def _within(
-        self, run: Unplanned, *, from_disk: bool, instead: RuntimeFailed | None = None
-    ) -> RunResult:
-        """Run with weights that come from the page cache or `from_disk`. `instead`: in the place of
-        weights, or this is raised where they do not leave the page cache."""
-        fragment = run.fragment
-        with ExitStack() as opened:
-            on_disk = None
-            if from_disk:
-                files = WeightsOnDisk(fragment.weight_pages(), fragment.weight_files())
-                on_disk = opened.enter_context(files)
-                on_disk = on_disk if on_disk.leave() else None
-            if on_disk is None and instead is not None:
-                raise instead
-            read_bytes = 0 if run.is_known else self._read_bytes(fragment, on_disk)
-            if instead is not None:
-                read_bytes = min(read_bytes, READ_BYTES)
-            return self._beside(run, read_bytes, on_disk, brings=instead is None)
 
     def _read_bytes(self, fragment: OpenFragment, on_disk: WeightsOnDisk | None) -> int:
         """Of weights that are in memory at one time. Rows of a table come with 15 pages around
@@ -101,15 +83,19 @@ class UnplannedRuns:
         return fragment.weights_at_once()
 
     def _beside(
-        self, run: Unplanned, read_bytes: int, on_disk: WeightsOnDisk | None, *, brings: bool
+        self, run: Unplanned, on_disk: WeightsOnDisk | None, *, in_their_place: bool = False
     ) -> RunResult:
+        """Run beside its weights, or in the place of those that are `on_disk`."""
         fragment, arena = run.fragment, self._arena()
+        read_bytes = 0 if run.is_known else self._read_bytes(fragment, on_disk)
+        if in_their_place:
+            read_bytes = min(read_bytes, READ_BYTES)
         placed = {} if run.is_larger else fragment.destinations(run.feed)
         there = {**placed, **fragment.rows(run.feed)}
         beside = Beside(self._meter, run.feed, there, run.dropped, read_bytes)
         held = beside.held_back(arena.size_bytes, run.limit_bytes, is_larger=run.is_larger)
         if not run.is_known:
-            fragment.keep_nothing_once(brings=brings)
+            fragment.keep_nothing_once(brings=not in_their_place)
         let_go: Callable[[], None] | None = partial(drop, run.dropped) if run.dropped else None
         if on_disk is not None:
             let_go = on_disk.let_go

@@ -191,8 +191,7 @@ class WholeFragment:
         if size_of(pages := self.weight_pages()) > room_bytes:
             read_nothing_ahead(pages)
             if cached_bytes(pages) > room_bytes:
-                with WeightsOnDisk(pages, self.weight_files()) as weights:
-                    weights.let_go()
+                WeightsOnDisk(pages, self.weight_files()).let_go()
 
     def uncache_unused(self, folder: Path, room_bytes: int) -> None:
         """After a trial: what that has not used of the weights, such as most rows of a table, is to

@@ -58,12 +58,13 @@ class Disk:
             self.operations.append(operation.__name__)
             if len(self.operations) >= self.fails_at:
                 raise PowerLost
-            result = operation(*arguments, **keywords)
+            # What is synced is put down, and not synced: no power is lost, and a sync of a file
+            # system waits for all that other processes have written.
             if operation.__name__ == "sync_file_system":
-                self._sync_all()
-            elif operation.__name__ in ("fsync", "fdatasync"):
-                self._sync(os.readlink(f"/proc/self/fd/{arguments[0]}"))
-            return result
+                return self._sync_all()
+            if operation.__name__ in ("fsync", "fdatasync"):
+                return self._sync(os.readlink(f"/proc/self/fd/{arguments[0]}"))
+            return operation(*arguments, **keywords)
 
         return counted
 

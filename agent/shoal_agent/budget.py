@@ -144,8 +144,8 @@ class BudgetFollower:
         shortage = Shortage(self.machine.memory_limit_hits())
         while paths:
             await asyncio.sleep(_PRESSURE_SECONDS)
-            hits = self.machine.memory_limit_hits()
-            stalled = shortage.elsewhere(pressure.stalled_percent(paths), hits)
+            hits, available = self.machine.memory_limit_hits(), self.machine.available_fraction()
+            stalled = shortage.elsewhere(pressure.stalled_percent(paths), hits, available)
             if (size := withheld(ledger.withheld, ledger.budget, stalled)) != ledger.withheld:
                 await self.fragments.withhold(size)
 

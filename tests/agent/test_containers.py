@@ -191,13 +191,16 @@ async def test_fragments_do_without_while_memory_is_short_and_get_it_back(
     made = write_fragment(coordinator.store, dense_model([1024] * 17), 70 << 20, InBlocks(16))
     pressure = folder / "pressure"
     pressure.write_text("some avg10=33.00 avg60=9.00 avg300=2.00 total=1\n")
+    memory = folder / "meminfo"
+    memory.write_text("MemTotal: 1000000 kB\nMemAvailable: 100000 kB\n")
     command = [sys.executable, "-m", "shoal_agent", "--name", "pi-4", "--budget", "96Mi"]
     command += ["--speed", os.devnull]
     command += ["--coordinator", f"unix:{folder}/c.sock", "--cache", str(folder / "cache")]
     command += ["--threads", "1", "--log-level", "info"]
     errors = folder / "agent.err"
     path = os.pathsep.join(str(SOURCES / each) for each in ("agent", "protos"))
-    mounts = f'mount --bind {pressure} /proc/pressure/memory && exec "$@"'
+    mounts = f"mount --bind {pressure} /proc/pressure/memory"
+    mounts += f' && mount --bind {memory} /proc/meminfo && exec "$@"'
     trying = ["unshare", "--mount", "sh", "-c", mounts, "sh", "true"]
     if subprocess.run(trying, check=False).returncode:
         pytest.skip("no mount can be made here: not root, or a kernel without PSI")

@@ -8,12 +8,19 @@ from hypothesis import strategies as st
 
 from agent.test_lending import streaming
 from agent.test_residency import new_ledger
-from shoal_agent.memory.pressure import LITTLE_PERCENT, MUCH_PERCENT, Shortage, withheld
+from shoal_agent.memory.pressure import (
+    LITTLE_PERCENT,
+    MUCH_PERCENT,
+    PLENTY_FRACTION,
+    Shortage,
+    withheld,
+)
 from shoal_agent.memory.residency import Grant, Load
 from shoal_agent.telemetry.pressure import stalled_percent
 from shoal_protocol.units import Bytes
 
 BUDGET = Bytes(640)
+SHORT = PLENTY_FRACTION / 2
 READINGS = st.none() | st.floats(0, 100)
 
 
@@ -50,7 +57,7 @@ def test_what_stalls_at_the_agents_own_limit_is_no_reason_to_yield() -> None:
     before when it has less: nobody else gets anything."""
     shortage, size, history = Shortage(limit_hits=7), Bytes(0), []
     for hits, stalled in (*[(7, 30.0)] * 4, *[(8, 30.0), (8, 30.0), (9, 30.0)] * 9):
-        size = withheld(size, BUDGET, shortage.elsewhere(stalled, hits))
+        size = withheld(size, BUDGET, shortage.elsewhere(stalled, hits, SHORT))
         history.append(size)
     assert history[3] == BUDGET // 2, "others were short of memory"
     assert history[-1] == 0
@@ -58,9 +65,23 @@ def test_what_stalls_at_the_agents_own_limit_is_no_reason_to_yield() -> None:
 
 def test_what_stalled_at_the_own_limit_counts_until_the_average_has_forgotten_it() -> None:
     shortage = Shortage(limit_hits=0)
-    found = [shortage.elsewhere(30.0, hits) for hits in (5, 5, 5, 5, 5)]
+    found = [shortage.elsewhere(30.0, hits, SHORT) for hits in (5, 5, 5, 5, 5)]
     assert found == [0.0, 0.0, 0.0, 30.0, 30.0]
-    assert shortage.elsewhere(None, 6) is None
+    assert shortage.elsewhere(None, 6, SHORT) is None
+
+
+def test_a_machine_with_memory_available_is_not_short_whatever_stalls() -> None:
+    """The limit that a pod's processes are at is not theirs to see: no hit of it is counted."""
+    shortage, size = Shortage(limit_hits=0), Bytes(0)
+    for _ in range(9):
+        size = withheld(size, BUDGET, shortage.elsewhere(60.0, 0, 0.9))
+    assert size == 0
+    found = [shortage.elsewhere(60.0, 0, SHORT) for _ in range(5)]
+    assert found == [0.0, 0.0, 60.0, 60.0, 60.0], "the average has forgotten what was before"
+
+
+def test_a_machine_that_does_not_say_what_is_available_may_be_short() -> None:
+    assert Shortage(limit_hits=0).elsewhere(60.0, 0, None) == 60.0
 
 
 def test_fragments_that_can_run_in_less_do_and_nothing_is_evicted_for_pressure() -> None:

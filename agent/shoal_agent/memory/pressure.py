@@ -5,7 +5,9 @@ that can run in less get less, step by step; when it has passed, they get it bac
 who needed the memory may need it again. In between nothing changes.
 
 What stalls while the agent's own group is at its limit is of its own making: it reads again what
-had to go. To have less would make that worse, and give nobody anything.
+had to go. To have less would make that worse, and give nobody anything. The same holds while the
+machine has much memory available: what stalls then is at the limit of some group. In Kubernetes
+that is the group of the agent's pod, which no container sees.
 
 Only what fragments can do without is withheld, and half of the budget at most. Loads and
 activations may still have it: what fits stays what the plan reckons with.
@@ -18,6 +20,8 @@ from shoal_protocol.units import Bytes
 
 MUCH_PERCENT: Final = 10.0
 LITTLE_PERCENT: Final = 1.0
+PLENTY_FRACTION: Final = 1 / 4
+"""Of a machine's memory, available: then it is not short of any."""
 _MOST: Final = 2
 _STEP_UP: Final = 8
 _STEP_DOWN: Final = 32
@@ -34,9 +38,15 @@ class Shortage:
     limit_hits: int
     _looks: int = _LOOKS
 
-    def elsewhere(self, stalled_percent: float | None, limit_hits: int) -> float | None:
-        """Of the time in which tasks waited, what is not of this group's own making."""
-        self._looks = self._looks + 1 if limit_hits == self.limit_hits else 0
+    def elsewhere(
+        self, stalled_percent: float | None, limit_hits: int, available_fraction: float | None
+    ) -> float | None:
+        """Of the time in which tasks waited, what is not of this group's own making.
+        `available_fraction`: of the machine's memory; None: it does not say.
+        """
+        own = limit_hits != self.limit_hits
+        own |= available_fraction is not None and available_fraction >= PLENTY_FRACTION
+        self._looks = 0 if own else self._looks + 1
         self.limit_hits = limit_hits
         return stalled_percent if stalled_percent is None or self._looks >= _LOOKS else 0.0
 

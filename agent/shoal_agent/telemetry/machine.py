@@ -65,6 +65,12 @@ class Machine:
         """What is charged to the innermost control group, cached files included."""
         return next((_integer(group.usage) for group in self._memory_groups), None)
 
+    def available_fraction(self) -> float | None:
+        """Of the machine's memory, whatever groups allow; None: an old kernel does not say."""
+        memory = _meminfo()
+        available, total = memory.get("MemAvailable"), memory.get("MemTotal")
+        return available / total if available is not None and total else None
+
     def memory_limit_hits(self) -> int:
         """How often the innermost control group was at its limit; 0 where it does not say."""
         return next((group.limit_hits() for group in self._memory_groups), 0)

@@ -13,7 +13,7 @@ import pytest
 from agent.fragment_making import InBlocks, MadeFragment, dense_model, write_fragment
 from agent.in_process import MIB
 from agent.scripted_coordinator import PATIENCE_SECONDS
-from shoal_agent.memory.residency import NoRoom
+from shoal_agent.memory.demands import NoRoom
 from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.failures import NotResident, RuntimeFailed
 from shoal_agent.runtime.fragments import Fragments

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from agent.in_process import MIB
 from shoal_agent.execution.values import Key, Made
-from shoal_agent.memory.residency import Ledger, Load
+from shoal_agent.memory.demands import Load
+from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.transport.activations import ActivationStore
 from shoal_agent.transport.buffers import MOST_BYTES, PART, Buffers, Lease

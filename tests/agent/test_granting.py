@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 
 from shoal_agent.memory.allocation import Point
-from shoal_agent.memory.residency import Grant, Ledger, Reclaim
+from shoal_agent.memory.demands import Grant, Reclaim
+from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.granting import Granting, finish
 from shoal_agent.telemetry.counters import Counters
 from shoal_protocol.units import Bytes

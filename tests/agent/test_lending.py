@@ -2,7 +2,8 @@
 
 from agent.test_residency import new_ledger
 from shoal_agent.memory.allocation import Point, urgency_of
-from shoal_agent.memory.residency import Grant, Ledger, Load, Reclaim, Refusal
+from shoal_agent.memory.demands import Grant, Load, Reclaim, Refusal
+from shoal_agent.memory.residency import Ledger
 from shoal_protocol.units import Bytes
 
 LINEAR = tuple(Point(granted, 100.0 - granted) for granted in (10, 30, 50, 70, 100))

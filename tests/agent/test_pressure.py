@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agent.test_lending import streaming
 from agent.test_residency import new_ledger
+from shoal_agent.memory.demands import Grant, Load
 from shoal_agent.memory.pressure import (
     LITTLE_PERCENT,
     MUCH_PERCENT,
@@ -15,7 +16,6 @@ from shoal_agent.memory.pressure import (
     Shortage,
     withheld,
 )
-from shoal_agent.memory.residency import Grant, Load
 from shoal_agent.telemetry.pressure import stalled_percent
 from shoal_protocol.units import Bytes
 

@@ -280,22 +280,24 @@ def test_what_is_held_for_work_is_no_growth() -> None:
     assert abs(in_own_process(used_once_noted, held) - held) < PAGES_BYTES
 
 
-def readings_beyond_the_reserve() -> tuple[int, int, int]:
+def readings_beyond_the_reserve() -> tuple[int, int, int, int]:
     """What is used before more is taken than may be growth, then, and when as much is again that
-    was noted as gone."""
+    was noted as gone; what was said to be beyond the reserve."""
     meter, growth = grown()
     with growth:
         before = meter.used_bytes()
         with take(TAKEN_BYTES):
             meter.note_growth(0)
-            beyond = meter.used_bytes()
+            beyond, said = meter.used_bytes(), meter.beyond_reserve_bytes
         meter.note_growth(0)
+        assert meter.beyond_reserve_bytes == 0
         with take(TAKEN_BYTES):
-            return before, beyond, meter.used_bytes()
+            return before, beyond, meter.used_bytes(), said
 
 
 def test_growth_beyond_its_reserve_is_use() -> None:
-    before, beyond, again = in_own_process(readings_beyond_the_reserve)
+    before, beyond, again, said = in_own_process(readings_beyond_the_reserve)
+    assert abs(said - beyond) < PAGES_BYTES
     assert abs(beyond - (before + TAKEN_BYTES - HEAP_RESERVE_BYTES)) < PAGES_BYTES
     assert abs(again - TAKEN_BYTES) < PAGES_BYTES, "it lends nothing to others"
 

@@ -2,15 +2,8 @@
 
 from copy import copy
 
-from shoal_agent.memory.residency import (
-    Evict,
-    Grant,
-    Ledger,
-    Load,
-    MakeRoom,
-    Refusal,
-    Spill,
-)
+from shoal_agent.memory.demands import Evict, Grant, Load, MakeRoom, Refusal, Spill
+from shoal_agent.memory.residency import Ledger
 from shoal_protocol.units import Bytes
 
 

@@ -36,7 +36,7 @@ from threading import Lock
 from time import monotonic, time
 from typing import BinaryIO, Final
 
-from shoal_agent.memory.residency import NoRoom
+from shoal_agent.memory.demands import NoRoom
 from shoal_protocol.digests import (
     Digest,
     digest_of_mapped,

@@ -6,10 +6,11 @@ What counts against the budget, all above the agent's idle floor:
 - *in flight*: fragments that are being loaded, with what the plan reckons for them;
 - *reserved*: activations that wait in memory, and memory that waits for such (transport.buffers);
 - *moving*: activations that are being received or sent, results on their way among them, with the
-  frames that carry them.
+  frames that carry them;
+- *grown*: what the agent itself takes beyond its reserve.
 
-The invariant, after every call: **resident + in flight + reserved + moving <= budget**; and under
-`single`, resident and in flight together are one fragment at most.
+The invariant, after every call: **resident + in flight + reserved + moving + grown <= budget**; and
+under `single`, resident and in flight together are one fragment at most.
 
 Fragments come before activations: an activation has another place to be (the disk), a fragment has
 not. A load that would fit but for the reserved bytes makes room first: so many bytes of activations
@@ -37,10 +38,10 @@ to evict: until it has ended, it may exceed a budget that became smaller, and no
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
 from typing import Final, TypeVar
 
 from shoal_agent.memory.allocation import Delay, Point, Share, share_out
+from shoal_agent.memory.demands import Demand, Evict, Grant, Load, MakeRoom, Reclaim, Refusal, Spill
 from shoal_protocol.units import Bytes, format_apart, format_bytes
 
 NOTHING: Final = Bytes(0)
@@ -48,79 +49,6 @@ _NOISE: Final = 32
 """Runs differ by one part in so many of what they take, as the transport beside them does."""
 
 Held = TypeVar("Held")
-
-
-class NoRoom(Exception):
-    """Something does not fit; carries what it would take and what there is, in bytes."""
-
-    def __init__(self, need_bytes: int, have_bytes: int, reason: str) -> None:
-        super().__init__(reason)
-        self.need_bytes = need_bytes
-        self.have_bytes = have_bytes
-
-
-class Load(Enum):
-    """Answers to a load that fits."""
-
-    ADMITTED = auto()
-    """Load it; the bytes are its own from now on."""
-    ALREADY_THERE = auto()
-    """It is resident, or on the way."""
-    POSTPONED = auto()
-    """It fits as soon as what moves has ended: ask again then."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MakeRoom:
-    """It fits as soon as that many bytes of activations are on disk: spill them, then ask again."""
-
-    size: Bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reclaim:
-    """It is admitted, and is to begin when others run within less."""
-
-    grants: "tuple[Grant, ...]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """It does not fit."""
-
-    need: Bytes
-    have: Bytes
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spill:
-    """Bring at least that many bytes of activations to disk; `digest` is the fragment that needs
-    their room, None: no single one does."""
-
-    size: Bytes
-    digest: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evict:
-    """Unload a fragment, or give up loading it: it has no place in the ledger any more."""
-
-    digest: str
-    need: Bytes
-    have: Bytes
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """Run a fragment within that many bytes from now on."""
-
-    digest: str
-    size: Bytes
-
-
-Demand = Spill | Evict | Grant
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,16 +69,18 @@ class Ledger:
     reserved: Bytes = NOTHING
     moving: Bytes = NOTHING
     withheld: Bytes = NOTHING
+    grown: Bytes = NOTHING
     _sum: tuple[object, object, Bytes] = field(default=(None, None, NOTHING), compare=False)
 
     @property
     def fragments(self) -> Bytes:
-        """Bytes of fragments, resident and in flight; added up where these were replaced."""
+        """Bytes of fragments, resident and in flight, and of the agent beside them; added up where
+        these were replaced."""
         resident, in_flight, (were, came, size) = self.resident, self.in_flight, self._sum
         if were is not resident or came is not in_flight:
             size = Bytes(sum(resident.values()) + sum(in_flight.values()))
             self._sum = resident, in_flight, size
-        return size
+        return Bytes(size + self.grown)
 
     @property
     def free_for_fragments(self) -> Bytes:
@@ -302,6 +232,13 @@ class Ledger:
         demands += self._grant_less(self.fragments + self.moving - budget)
         return [*demands, *self._grant_more(), *self._spills()]
 
+    def grow_itself(self, size: Bytes) -> list[Demand]:
+        """The agent itself takes so much beyond its reserve: fragments have to do without it."""
+        if size == self.grown:
+            return []
+        self.grown = size
+        return self.change_budget(self.budget)
+
     def withhold(self, size: Bytes) -> list[Grant]:
         """Memory is short elsewhere: of what fragments can do without, none has so much. Loads and
         activations may."""
@@ -438,7 +375,10 @@ class Ledger:
 
     def _short_of(self, need: Bytes, have: Bytes) -> str:
         needed, had = format_apart(need, have)
-        return f"{needed}, have {had} of a budget of {format_bytes(self.budget)}"
+        own = (
+            f", and the agent itself has grown by {format_bytes(self.grown)}" if self.grown else ""
+        )
+        return f"{needed}, have {had} of a budget of {format_bytes(self.budget)}{own}"
 
 
 def _without(held: Mapping[str, Held], digest: str) -> Mapping[str, Held]:

@@ -7,7 +7,7 @@ from typing import Final
 
 import onnxruntime
 
-from shoal_agent.memory.residency import NoRoom
+from shoal_agent.memory.demands import NoRoom
 from shoal_protocol.units import format_bytes
 
 _ERROR_CHARACTERS: Final = 400

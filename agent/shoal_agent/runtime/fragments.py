@@ -14,18 +14,8 @@ from time import perf_counter, process_time
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetched, Fetcher, Source
 from shoal_agent.memory.allocation import Share, urgency_of
-from shoal_agent.memory.residency import (
-    Demand,
-    Evict,
-    Grant,
-    Ledger,
-    Load,
-    MakeRoom,
-    Reclaim,
-    Refusal,
-    Spill,
-    short,
-)
+from shoal_agent.memory.demands import Demand, Evict, Grant, Load, MakeRoom, Reclaim, Refusal, Spill
+from shoal_agent.memory.residency import Ledger, short
 from shoal_agent.memory.trials import need_of_stopped
 from shoal_agent.runtime.batches import Batches
 from shoal_agent.runtime.enlarging import Enlarging
@@ -254,8 +244,9 @@ class Fragments:
         return self._terms(digest) != terms
 
     def _others(self, digest: str) -> int:
-        """What is reckoned for the other fragments."""
-        return sum(n for key, n in self.ledger.resident.items() if key != digest)
+        """What is reckoned for the other fragments, and for the agent itself."""
+        others = sum(n for key, n in self.ledger.resident.items() if key != digest)
+        return others + self.ledger.grown
 
     def _terms(self, digest: str) -> tuple[Bytes, Share | None, object]:
         share, way = self.ledger.shares.get(digest), self.processor.way(digest)
@@ -418,6 +409,7 @@ class Fragments:
             self.batches.take_back()
             self.processor.note_change(digest)
             self.ledger.unload(digest)
+            self._carry_out(self.ledger.grow_itself(Bytes(self._runtime.grown_bytes)))
             self._carry_out(self.ledger.lend())
 
     def _carry_out(self, demands: Sequence[Demand]) -> None:

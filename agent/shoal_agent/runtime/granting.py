@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 
-from shoal_agent.memory.residency import Grant, Ledger, short
+from shoal_agent.memory.demands import Grant
+from shoal_agent.memory.residency import Ledger, short
 from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.in_background import begin
 from shoal_agent.telemetry.counters import Counters

@@ -384,6 +384,11 @@ class Runtime:
             self._meter.note_growth(self._held())
         return freed
 
+    @property
+    def grown_bytes(self) -> int:
+        """What the process has grown by that is neither a fragment's nor in a reserve."""
+        return self._meter.beyond_reserve_bytes
+
     def runs_prepared(self, digest: str) -> bool:
         """Whether a fragment is open as a whole, in the form prepared for it."""
         fragment = self._open.get(digest)

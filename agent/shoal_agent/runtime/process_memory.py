@@ -84,6 +84,8 @@ class MemoryMeter:
         self._reserve_bytes = 0
         self._heap_reserve_bytes = 0
         self._grown_bytes = 0
+        self.beyond_reserve_bytes = 0
+        """What the heap has grown by beyond its reserve, as `note_growth` has found last."""
         self._returned_bytes = 0
         self._returned_at_most_bytes = 0
         self._apart_bytes = 0
@@ -143,6 +145,7 @@ class MemoryMeter:
             self._grown_bytes = 0
             grown = self._above(self._counted(_RESIDENT)) - held_bytes
             self._grown_bytes = min(max(0, grown), self._heap_reserve_bytes)
+            self.beyond_reserve_bytes = max(0, grown - self._heap_reserve_bytes)
             self._reset_mark()
 
     def set_apart(self, size_bytes: int) -> None:

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from shoal_agent.memory.residency import Demand, Ledger
+from shoal_agent.memory.demands import Demand
+from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.in_background import begin
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import SpillFull

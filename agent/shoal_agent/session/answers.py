@@ -2,7 +2,7 @@
 
 from shoal_agent.cache.fetching import FragmentCorrupt, FragmentUnavailable
 from shoal_agent.execution.values import Reason
-from shoal_agent.memory.residency import NoRoom
+from shoal_agent.memory.demands import NoRoom
 from shoal_agent.runtime.failures import (
     NotOpen,
     NotResident,

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_agent.execution.values import Key
-from shoal_agent.memory.residency import NoRoom
+from shoal_agent.memory.demands import NoRoom
 from shoal_agent.transport.buffers import Buffers, Lease
 from shoal_protocol.disk_shares import MORE_DISK
 from shoal_protocol.frame_sizes import DISK_PIECE_BYTES, received_frame_bytes

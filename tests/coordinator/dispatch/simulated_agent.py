@@ -12,7 +12,7 @@ from functools import partial
 from coordinator.dispatch.simulated_items import ItemLink
 from coordinator.dispatch.simulated_link import MILLISECOND, SECOND, TENSOR
 from shoal_agent.execution import values as execution
-from shoal_agent.memory import residency
+from shoal_agent.memory.demands import Evict, Load, Refusal
 from shoal_coordinator.dispatch import instructions as give
 from shoal_coordinator.dispatch.events import (
     ActivationForwarded,
@@ -67,10 +67,10 @@ class Agent(ItemLink):
         self._check_grant(load)
         answer = self.ledger.request_load(digest, load.granted)
         is_small = self.ledger.budget < self.model.budget  # which may be news
-        if isinstance(answer, residency.Refusal) and (self._has_grown or is_small):
+        if isinstance(answer, Refusal) and (self._has_grown or is_small):
             self._refuse(session, load.instruction, answer)
             return
-        if answer is not residency.Load.ADMITTED:
+        if answer is not Load.ADMITTED:
             self._wait_to_load(session, load, answer)
             return
         took = world.chance.uniform(5, 60) * MILLISECOND
@@ -100,7 +100,7 @@ class Agent(ItemLink):
     def _loaded(self, session: int, load: give.Load) -> None:
         if not self.ledger.finish_load(load.digest):
             have, reason = self.ledger.free_for_fragments, "given up while it was loaded"
-            refusal = residency.Refusal(need=load.granted, have=have, reason=reason)
+            refusal = Refusal(need=load.granted, have=have, reason=reason)
             self._refuse(session, load.instruction, refusal)
             return
         self._unmeasured.add(load.digest)
@@ -124,19 +124,17 @@ class Agent(ItemLink):
         """Whether fragments took more when they ran than the coordinator was told."""
         return any(digest in self.model.excess for digest in self.ledger.resident)
 
-    def _measure_run(self, digest: str) -> residency.Evict | None:
+    def _measure_run(self, digest: str) -> Evict | None:
         """The first run shows what a fragment takes; it goes if there is no room for that."""
         if digest not in self._unmeasured & self.ledger.resident.keys():
             return None
         self._unmeasured.remove(digest)
         taken = Bytes(self.ledger.resident[digest] + self.model.excess.get(digest, 0))
         demands = self.ledger.measure(digest, taken)
-        self.meet([each for each in demands if not isinstance(each, residency.Evict)])
-        return next((each for each in demands if isinstance(each, residency.Evict)), None)
+        self.meet([each for each in demands if not isinstance(each, Evict)])
+        return next((each for each in demands if isinstance(each, Evict)), None)
 
-    def _refuse(
-        self, session: int, number: int, refused: residency.Evict | residency.Refusal
-    ) -> None:
+    def _refuse(self, session: int, number: int, refused: Evict | Refusal) -> None:
         failure = Failure(
             kind=FailureKind.BUDGET, message=refused.reason, need=refused.need, have=refused.have
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shoal_agent.execution import values as execution
 from shoal_agent.execution.queue import TaskQueue
 from shoal_agent.memory import residency
+from shoal_agent.memory.demands import Demand, Evict
 from shoal_coordinator.dispatch import instructions as give
 from shoal_coordinator.dispatch.events import (
     BudgetChanged,
@@ -193,10 +194,10 @@ class Link:
         )
         self.meet(demands)
 
-    def meet(self, demands: Sequence[residency.Demand]) -> None:
+    def meet(self, demands: Sequence[Demand]) -> None:
         """Do what the ledger wants done. Nothing is in memory but fragments, so nothing spills."""
         for each in demands:
-            if isinstance(each, residency.Evict) and self.connected:
+            if isinstance(each, Evict) and self.connected:
                 self._evict(each.digest)
 
     def give_up_fragment(self) -> None:

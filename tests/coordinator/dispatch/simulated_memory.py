@@ -22,6 +22,7 @@ from coordinator.dispatch.simulated_link import MILLISECOND, SECOND, TENSOR, Mod
 from coordinator.dispatch.simulated_world import Trouble, World
 from shoal_agent.execution import values as execution
 from shoal_agent.memory import residency
+from shoal_agent.memory.demands import Demand, MakeRoom, Spill
 from shoal_agent.runtime.spilling import Spilling
 from shoal_agent.transport.activations import ActivationStore, SpillFull
 from shoal_agent.transport.buffers import Buffers
@@ -41,7 +42,7 @@ from virtual_loop import VirtualLoop
 
 _LEASED_FROM = 1 << 17
 _ITEM_BYTES = 4
-Meet = Callable[[Sequence[residency.Demand]], None]
+Meet = Callable[[Sequence[Demand]], None]
 
 
 class StoringWorld(World):
@@ -164,9 +165,9 @@ class StoringAgent(Agent):
         self._work[task] = None
         task.add_done_callback(lambda ended: self._work.pop(ended, None))
 
-    def meet(self, demands: Sequence[residency.Demand]) -> None:
+    def meet(self, demands: Sequence[Demand]) -> None:
         for each in demands:
-            if isinstance(each, residency.Spill):
+            if isinstance(each, Spill):
                 self.world.spills += 1
                 self.spilling.begin(each.digest)
         super().meet(demands)
@@ -207,7 +208,7 @@ class StoringAgent(Agent):
 
     async def _make_room(self, session: int, load: give.Load, answer: object) -> None:
         try:
-            if isinstance(answer, residency.MakeRoom):
+            if isinstance(answer, MakeRoom):
                 self.world.spills += 1
                 await self.spilling.make_room(answer.size)
             else:

@@ -392,7 +392,15 @@ class Fragments:
                     self._carry_out(grants)
                     return True
                 case Refusal(need=need, have=have, reason=reason):
-                    raise OverBudget(need, have, reason)
+                    if not self.ledger.grown or not await self._shrunk():
+                        raise OverBudget(need, have, reason)
+
+    async def _shrunk(self) -> bool:
+        """Whether the agent itself takes less than when that was seen last."""
+        before = self.ledger.grown
+        await self.processor.call(self._runtime.note_growth)
+        self._carry_out(self.ledger.grow_itself(Bytes(self._runtime.grown_bytes)))
+        return self.ledger.grown < before
 
     async def _close(self, digest: str) -> int:
         """Let a fragment go, once nothing of it is in use; the bytes that came back."""

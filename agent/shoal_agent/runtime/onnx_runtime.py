@@ -380,13 +380,17 @@ class Runtime:
         self.shrink()
         self._meter.give_back()
         freed = max(0, before - self._meter.used_bytes())
+        self.note_growth()
+        return freed
+
+    def note_growth(self) -> None:
+        """Tell apart what the process has grown by itself, where no fragment is open."""
         if not self._open:
             self._meter.note_growth(self._held())
-        return freed
 
     @property
     def grown_bytes(self) -> int:
-        """What the process has grown by that is neither a fragment's nor in a reserve."""
+        """Of that, what is in no reserve."""
         return self._meter.beyond_reserve_bytes
 
     def runs_prepared(self, digest: str) -> bool:

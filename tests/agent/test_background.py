@@ -13,7 +13,7 @@ from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
 from agent.test_running import edge
 from agent.test_slow_disk import stopped
 from shoal_agent.agent import Agent
-from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES, MemoryMeter
 from shoal_agent.settings import parse
 from shoal_agent.telemetry.machine import Machine
 from shoal_agent.transport.links import PeerLinks
@@ -23,8 +23,12 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-async def agent(folder: Path, coordinator: ScriptedCoordinator) -> AsyncIterator[Agent]:
-    """One in the test's own process, with a session; its budget follows a limit."""
+async def agent(
+    folder: Path, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Agent]:
+    """One in the test's own process, with a session; its budget follows a limit. What the test
+    itself makes beside it may be growth."""
+    monkeypatch.setattr("shoal_agent.agent.RESERVES_BYTES", (LIBRARY_RESERVE_BYTES, 64 * MIB))
     where = ["--coordinator", f"unix:{folder}/c.sock", "--cache", str(folder / "cache")]
     agent = Agent(parse([*where, "--budget", "64Mi", "--speed", "/dev/null", "--threads", "1"]))
     running = asyncio.create_task(agent.run())

@@ -9,7 +9,8 @@ Ours is measured three times: the protocol alone; with what an agent has around 
 (its `PeerLink` and `Peers`: turns, deadlines, answers from a queue, counters), up to the tasks; and
 the same over the local link, which agents of one host use. The first two go over mutual TLS, as
 between two hosts, and so does the bare stream that they are compared with. The local link is
-compared with a bare stream over a Unix socket, which is the faster one.
+compared with a bare stream over a Unix socket, which is the faster one; and so is a bare socket of
+asyncio, whose receiver looks at nothing either: nothing in an event loop of Python is faster.
 
 Each side of a comparison has a sender and a receiver of its own: ours have the allocator's settings
 of an agent, which give large blocks back at once, the peer's have the allocator as it comes.
@@ -34,6 +35,7 @@ from hop_receiver import (
     KEY,
     LAST,
     NAME,
+    SIZE_BYTES,
     TICKET_KEY,
     UNLIMITED,
     credentials_in,
@@ -85,7 +87,7 @@ def hops(
                     collected.setdefault(name, []).extend(times)
     for size, collected in samples.items():
         agent, push = collected.pop("agent"), collected.pop("push")
-        local = collected.pop("local")
+        local, socket = collected.pop("local"), collected.pop("socket")
         secured, plain = (
             min((times for way, times in collected.items() if way.startswith(kind)), key=median)
             for kind in _BARE_KINDS
@@ -94,6 +96,7 @@ def hops(
         yield compared(f"{name}, protocol", push, secured, unit="s", goal=RATIO <= 1.25)
         yield compared(f"{name}, agent to agent", agent, secured, unit="s", goal=RATIO <= 1.25)
         yield compared(f"{name}, local link", local, plain, unit="s", goal=RATIO <= 0.5)
+        yield compared(f"{name}, bare socket", socket, plain, unit="s")
 
 
 async def bare_messages_per_second(seconds: float, *, streams: int = 8) -> float:
@@ -129,7 +132,7 @@ async def _exchange(target: str, seconds: float, streams: int) -> float:
 
 def _hop(ours: Hop, peer: Hop, size: int, turns: int) -> dict[str, list[float]]:
     """Seconds of each way to send a tensor of a size."""
-    subjects = {way: partial(ours, way, size) for way in ("agent", "local", "push")}
+    subjects = {way: partial(ours, way, size) for way in ("agent", "local", "push", "socket")}
     for way in ("whole", "pieces") if size > _PIECE_BYTES else ("whole",):
         subjects |= {f"{kind} {way}": partial(peer, f"{kind} {way}", size) for kind in _BARE_KINDS}
     alternate(subjects, turns=10)
@@ -143,6 +146,16 @@ async def timed(action: Awaitable[None]) -> float:
     return time.perf_counter() - started
 
 
+class _Answered(asyncio.Protocol):
+    """The sender's end of the bare socket."""
+
+    def __init__(self) -> None:
+        self.answered = asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        self.answered.set()
+
+
 class Streams:
     """The open streams to the receiver."""
 
@@ -153,13 +166,15 @@ class Streams:
         local: PeerLink,
         push: FrameStream,
         bare: Sequence[FrameStream],
+        socket: tuple[asyncio.Transport, _Answered],
     ) -> None:
-        """`bare` are the streams over TLS and over a Unix socket."""
+        """`bare` are the streams over TLS and over a Unix socket, `socket` that of asyncio."""
         self._channels = channels
         self._link = link
         self._local = local
         self._push = push
         self._bare, self._plain = bare
+        self._socket, self._answers = socket
         self._transfers = itertools.count(1)
 
     @classmethod
@@ -180,7 +195,9 @@ class Streams:
         bare: list[FrameStream] = [
             each.stream_stream(f"/{BARE}/Push")() for each in (secured, plain)
         ]
-        return cls([ours, secured, plain], link, local, PeerClient(ours).push(), bare)
+        loop = asyncio.get_running_loop()
+        socket = await loop.create_unix_connection(_Answered, f"{folder}/socket.sock")
+        return cls([ours, secured, plain], link, local, PeerClient(ours).push(), bare, socket)
 
     async def agent(self, tensor: Array) -> None:
         """Ours as agents do it."""
@@ -209,7 +226,14 @@ class Streams:
         """The same over a Unix socket."""
         await _exchanged(self._plain, messages)
 
+    async def socket(self, message: bytes) -> None:
+        """The least there is: write to a socket, wait for one byte."""
+        self._answers.answered.clear()
+        self._socket.write(message)
+        await self._answers.answered.wait()
+
     async def close(self) -> None:
+        self._socket.close()
         await self._link.close()
         await self._local.close()
         for call in (self._push, self._bare, self._plain):
@@ -270,6 +294,7 @@ def _ways(streams: Streams, size: int) -> dict[str, Callable[[], Awaitable[None]
         "agent": partial(streams.agent, tensor),
         "local": partial(streams.local, tensor),
         "push": partial(streams.push, tensor),
+        "socket": partial(streams.socket, size.to_bytes(SIZE_BYTES) + bytes(size - SIZE_BYTES)),
         "secured whole": partial(streams.bare, [whole]),
         "plain whole": partial(streams.plain, [whole]),
         "secured pieces": partial(streams.bare, pieces),

@@ -36,6 +36,8 @@ from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 BARE: Final = "bench.Bare"
 LAST: Final = 1
 """First byte of the bare message that is to be answered."""
+SIZE_BYTES: Final = 8
+"""What a message to the bare socket begins with: its size, this included."""
 UNLIMITED: Final = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -44,6 +46,7 @@ NAME: Final = "receiver"
 KEY: Final = ActivationKey(job="bench", epoch=1, item=1, producer=0, consumer=1)
 TICKET_KEY: Final = bytes(range(32))
 _BUDGET: Final = Bytes(256 << 20)
+_AT_ONCE_BYTES: Final = 1 << 20
 _PIPE: Final = subprocess.PIPE
 
 
@@ -170,6 +173,29 @@ async def _bare(requests: AsyncIterator[bytes], context: FrameContext) -> None:
             await context.write(b".")
 
 
+class _Counting(asyncio.BufferedProtocol):
+    """A socket that looks at nothing: each message is its size and so many bytes, answered by one.
+    They come into memory that is there, as much at a time as the socket gives."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(bytearray(_AT_ONCE_BYTES))
+        self._missing = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._memory
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if not self._missing:
+            self._missing = int.from_bytes(self._memory[:SIZE_BYTES])
+        self._missing -= nbytes
+        if not self._missing:
+            self._transport.write(b".")
+
+
 async def _receive(folder: str) -> None:
     ours = grpc.aio.server(options=server_options())
     add_peer_service(ours, _Peer())
@@ -188,6 +214,7 @@ async def _receive(folder: str) -> None:
     ports = [server.add_secure_port("127.0.0.1:0", secured) for server in servers]
     for server in servers:
         await server.start()
+    await asyncio.get_running_loop().create_unix_server(_Counting, f"{folder}/socket.sock")
     assert listen(f"unix:{folder}/agent.sock", peers.receive, connections=10) is not None
     print(*ports, flush=True)
     await ours.wait_for_termination()

@@ -38,5 +38,6 @@ def test_a_hop_is_measured_by_the_protocol_alone_and_from_agent_to_agent_over_bo
         "hop of 256 B, protocol",
         "hop of 256 B, agent to agent",
         "hop of 256 B, local link",
+        "hop of 256 B, bare socket",
     ]
     assert all(each.value > 0 and each.ratio for each in measurements)

@@ -177,8 +177,10 @@ MEMORY: Final = Board(
         graph("What budgets are planned for", "Of all devices together; what is left is free.",
               BYTES, fragments=total(f"{A}_fragments_bytes"),
               activations=total(f"{A}_reserved_bytes"), withheld=total(f"{A}_withheld_bytes"),
+              agents=total(f"{A}_grown_bytes"),
               free=f"{total(f'{A}_budget_bytes')} - {total(f'{A}_fragments_bytes')} - "
-                   f"{total(f'{A}_reserved_bytes')} - {total(f'{A}_withheld_bytes')}"
+                   f"{total(f'{A}_reserved_bytes')} - {total(f'{A}_withheld_bytes')} - "
+                   f"{total(f'{A}_grown_bytes')}"
               ).but(stacked=True),
         graph("Memory granted to fragments", "As a share of what they were loaded for: below 100 "
               "% they gave some to others, and read weights again more often than planned.", SHARE,

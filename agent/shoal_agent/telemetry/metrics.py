@@ -27,6 +27,7 @@ GAUGES: Final = {
     "peak_bytes": "Highest resident bytes above the floor since the start.",
     "fragments_bytes": "Bytes of the budget that resident fragments account for.",
     "reserved_bytes": "Bytes of the budget of waiting activations and of memory for the next ones.",
+    "grown_bytes": "Bytes of the budget that the agent itself takes, beyond its reserve.",
     "withheld_bytes": "Bytes withheld from fragments while memory is short on the machine.",
     "resident_fragments": "Fragments that can run now.",
     "cached_fragments": "Fragments on disk.",

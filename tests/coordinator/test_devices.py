@@ -51,6 +51,20 @@ async def test_a_device_that_falls_silent_is_probed_and_then_lost(world: World) 
     world.check_results(rows)
 
 
+async def test_a_device_is_said_to_load_until_it_has_answered(world: World) -> None:
+    world.inputs(1)
+    device = world.device("a")
+    async with connected(device):
+        device.deaf = True
+        await world.submit()
+        said = 0.0
+        while not said:
+            answer = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=60)
+            said = answer.devices[0].loading_seconds
+    answer = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=60)
+    assert not answer.devices[0].HasField("loading_seconds"), "a session that ended loads nothing"
+
+
 async def test_a_new_session_of_a_device_takes_the_place_of_the_old(world: World) -> None:
     rows = world.inputs(3)
     old, new = world.device("a", gate=asyncio.Semaphore(0)), world.device("a")

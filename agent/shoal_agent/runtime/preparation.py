@@ -199,6 +199,11 @@ class Preparation:
                 MORE_DISK,
             )
         elif saves:
+            log.info(
+                "%s is prepared for this device, which may take %s on disk",
+                short(digest),
+                format_bytes(disk_bytes),
+            )
             outcome = await self._save(digest, folder, form, limit_bytes, disk_bytes)
             if outcome.end is _End.DONE:
                 del self._tried[folder]

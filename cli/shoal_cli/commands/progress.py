@@ -83,8 +83,11 @@ class PlainProgress(Observer):
             self._print(f"{job.name}: {_job_line(job)}")
         for device in snapshot.devices:
             used, budget = format_bytes(device.used_bytes), format_bytes(device.budget_bytes)
-            fetched = f"{format_bytes(device.fetched_bytes)} fetched"
-            self._print(f"  {device.name}: {used} of {budget}, {device.queued} queued, {fetched}")
+            parts = [f"{used} of {budget}", f"{device.queued} queued"]
+            parts.append(f"{format_bytes(device.fetched_bytes)} fetched")
+            if loading := _loading(device):
+                parts.append(loading)
+            self._print(f"  {device.name}: {', '.join(parts)}")
 
     def _due(self) -> bool:
         now = time.monotonic()
@@ -221,6 +224,15 @@ def _device_table(snapshot: Snapshot) -> RenderableType:
     )
 
 
+def _loading(device: pb.DeviceStatus) -> str:
+    """That it loads a fragment, where that takes long: to fetch and prepare a large one does."""
+    if device.loading_seconds < LASTING_SECONDS:
+        return ""
+    return f"loading for {format_seconds(round(device.loading_seconds))}"
+
+
 def _state(device: pb.DeviceStatus) -> Text:
+    if device.state == pb.DeviceStatus.READY and (loading := _loading(device)):
+        return Text(loading, style="blue")
     state = pb.DeviceStatus.State.Name(device.state).lower()
     return Text(state, style="green" if state == "ready" else "yellow")

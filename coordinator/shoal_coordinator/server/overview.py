@@ -84,7 +84,12 @@ class Overviews:
         excess = self.driver.excesses.of(view.name)
         status = device_status(view, session, excess, self.store.size_bytes)
         status.peak_bytes = max(status.peak_bytes, self.driver.excesses.highest(view.name))
+        if view.device is not None and (loading := view.device.memory.loading) is not None:
+            status.loading_seconds = self._seconds_since(loading.since)
         return status
+
+    def _seconds_since(self, since: Nanoseconds) -> float:
+        return seconds(Nanoseconds(max(0, self.driver.state.now - since)))
 
     def _device(self, view: views.KnownDevice) -> pb.DeviceOverview:
         session, status = self.sessions.last.get(view.name), self._status(view)
@@ -103,11 +108,10 @@ class Overviews:
     def _fragments(self, device: Device) -> Iterator[pb.HeldFragment]:
         """What is resident or on its way first, then what it only failed with."""
         memory, loading = device.memory, device.memory.loading
-        now = self.driver.state.now
         if loading is not None:
             held = self._held(device, loading.digest, pb.HeldFragment.LOADING)
             held.bytes, held.granted_bytes = loading.size, loading.granted
-            held.loading_seconds = seconds(Nanoseconds(max(0, now - loading.since)))
+            held.loading_seconds = self._seconds_since(loading.since)
             yield held
         for digest, size in memory.resident.items():
             leaves = digest in memory.unloading

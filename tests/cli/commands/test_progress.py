@@ -102,3 +102,30 @@ def test_a_job_of_many_stages_shows_that_it_goes_on_before_an_item_is_done() -> 
     assert "0/4 items, 6/12 tasks, 2 items/s" in shown(items=4, stages=stages)
     assert "tasks" not in shown(items=4, succeeded=1, stages=stages)
     assert "tasks" not in shown(items=4, stages=stages[:1]), "its items are its tasks"
+
+
+def test_a_device_that_loads_a_large_fragment_says_for_how_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    devices = [
+        pb.DeviceStatus(name="pi-4", loading_seconds=38.4),
+        pb.DeviceStatus(name="jetson", loading_seconds=0.3),
+        pb.DeviceStatus(name="gone", loading_seconds=70.0, state=pb.DeviceStatus.LOST),
+    ]
+    snapshot = Snapshot(jobs=(), devices=tuple(devices), restarts={})
+    monkeypatch.setattr("shoal_cli.commands.progress.PLAIN_SECONDS", 0)
+    PlainProgress(lasting_seconds=60).running(snapshot)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" fetched")[2] for line in lines] == [
+        ", loading for 38 s",
+        "",
+        ", loading for 70 s",
+    ]
+    console = Console(file=io.StringIO(), width=120)
+    console.print(picture(snapshot))
+    assert isinstance(console.file, io.StringIO)
+    drawn = console.file.getvalue()
+    assert drawn.count("loading") == 1
+    assert "loading for 38 s" in drawn
+    assert "ready" in drawn
+    assert "lost" in drawn

@@ -392,12 +392,14 @@ class Fragments:
                     self._carry_out(grants)
                     return True
                 case Refusal(need=need, have=have, reason=reason):
-                    if not self.ledger.grown or not await self._shrunk():
+                    if not await self._shrunk():
                         raise OverBudget(need, have, reason)
 
     async def _shrunk(self) -> bool:
-        """Whether the agent itself takes less than when that was seen last."""
+        """Whether the agent itself takes less than it did; untold where a fragment is resident."""
         before = self.ledger.grown
+        if not before or self.ledger.resident:
+            return False
         await self.processor.call(self._runtime.note_growth)
         self._carry_out(self.ledger.grow_itself(Bytes(self._runtime.grown_bytes)))
         return self.ledger.grown < before

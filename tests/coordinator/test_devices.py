@@ -201,8 +201,8 @@ async def test_a_stream_that_is_no_frames_is_hung_up(world: World) -> None:
     await device.welcome
     call = client.exchange("a")
     await call.write(b"no frame at all")
-    # The device's own stream gives way to this one, and its session ends with either: who comes first
-    # has the reason.
+    # The device's own stream gives way to this one, and its session ends with either: who ends
+    # first has the reason.
     with pytest.raises(
         grpc.aio.AioRpcError, match=r"does not start with a header|the stream ended"
     ):

@@ -32,7 +32,7 @@ def gauges(
         "floor_bytes": meter.floor_bytes if settled else None,
         "used_bytes": meter.used_bytes() if settled else None,
         "peak_bytes": meter.peak_bytes() if settled else None,
-        "fragments_bytes": ledger.fragments - ledger.grown,
+        "fragments_bytes": ledger.fragments,
         "reserved_bytes": ledger.reserved,
         "grown_bytes": ledger.grown,
         "withheld_bytes": ledger.withheld,

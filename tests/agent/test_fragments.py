@@ -147,6 +147,7 @@ async def test_a_load_or_unload_that_is_cancelled_again_and_again_leaves_no_trac
             work.cancel()
             await asyncio.sleep(0)
     assert work.cancelled()
+    assert fragments.ledger.grown < 2 * MIB, "what a session leaves"
     assert fragments.ledger == Ledger(budget=BUDGET, grown=fragments.ledger.grown)
     loaded = await asyncio.wait_for(fragments.load(dense.digest, 8 * MIB, []), 20)
     assert loaded.resident_bytes == 8 * MIB

@@ -74,23 +74,27 @@ class Ledger:
 
     @property
     def fragments(self) -> Bytes:
-        """Bytes of fragments, resident and in flight, and of the agent beside them; added up where
-        these were replaced."""
+        """Bytes of fragments, resident and in flight; added up where these were replaced."""
         resident, in_flight, (were, came, size) = self.resident, self.in_flight, self._sum
         if were is not resident or came is not in_flight:
             size = Bytes(sum(resident.values()) + sum(in_flight.values()))
             self._sum = resident, in_flight, size
-        return Bytes(size + self.grown)
+        return size
+
+    @property
+    def occupied(self) -> Bytes:
+        """Bytes of fragments, and of the agent itself: neither can be spilled, nor ends soon."""
+        return Bytes(self.fragments + self.grown)
 
     @property
     def free_for_fragments(self) -> Bytes:
         """What another fragment could get now, once all that waits is spilled; never below zero."""
-        return Bytes(max(0, self.budget - self.fragments - self.moving))
+        return Bytes(max(0, self.budget - self.occupied - self.moving))
 
     @property
     def free(self) -> Bytes:
         """What nobody has; never below zero."""
-        return Bytes(max(0, self.budget - self.fragments - self.moving - self.reserved))
+        return Bytes(max(0, self.budget - self.occupied - self.moving - self.reserved))
 
     @property
     def spare(self) -> Bytes:
@@ -100,7 +104,7 @@ class Ledger:
     @property
     def excess(self) -> Bytes:
         """What of the reserved bytes has to leave memory for the invariant to hold."""
-        wanted = self.fragments + self.moving + self.reserved
+        wanted = self.occupied + self.moving + self.reserved
         return Bytes(min(self.reserved, max(0, wanted - self.budget)))
 
     # ---- fragments ---------------------------------------------------------------------------
@@ -173,7 +177,7 @@ class Ledger:
                 granted = max(share.granted, measured)
                 self.resident = {**self.resident, digest: granted}
             return []
-        have = Bytes(max(0, self.budget - self.moving - self.fragments + known))
+        have = Bytes(max(0, self.budget - self.moving - self.occupied + known))
         demands: list[Demand] = []
         if stopped or measured > have + self.moving:
             if share is None or not share.slack:
@@ -221,15 +225,15 @@ class Ledger:
         """There is more or less memory from now on. Fragments are evicted only where all of them
         together cannot run in it: loads in flight first, then what became resident first."""
         self.budget = budget
-        if self.fragments - self._slack > budget:
+        if self.occupied - self._slack > budget:
             # What was measured beyond a grant says nothing of a run within much less.
             self.resident = {**self.resident, **{k: s.granted for k, s in self.shares.items()}}
         demands: list[Demand] = []
         for each in (*self.in_flight, *self.resident):
-            if self.fragments - self._slack <= budget:
+            if self.occupied - self._slack <= budget:
                 break
             demands.append(self._evict(each, self._held(each), "the budget changed: would need"))
-        demands += self._grant_less(self.fragments + self.moving - budget)
+        demands += self._grant_less(self.occupied + self.moving - budget)
         return [*demands, *self._grant_more(), *self._spills()]
 
     def grow_itself(self, size: Bytes) -> list[Demand]:

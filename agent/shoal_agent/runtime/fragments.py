@@ -232,7 +232,7 @@ class Fragments:
         resident then, if it had all that there is."""
         if await self.spilling.spill_all():
             return True
-        if self.ledger.moving and self.ledger.fragments + beside > self.ledger.budget:
+        if self.ledger.moving and self.ledger.occupied + beside > self.ledger.budget:
             await self._change()  # what moves exceeds a budget that became smaller, and ends soon
             return True
         others, budget, terms = self._others(digest), self.ledger.budget, self._terms(digest)

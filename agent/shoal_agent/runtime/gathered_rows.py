@@ -31,7 +31,7 @@ class GatheredRows:
 
     async def check(self, digest: str, taken: int) -> None:
         """A fragment has run, and all fragments took so much: rows that may not stay leave."""
-        excess = taken - self._ledger.fragments
+        excess = taken - self._ledger.occupied
         if excess > 0 and not self._may_grow(digest, excess):
             await self._drop(digest)
 

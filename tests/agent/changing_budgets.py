@@ -117,7 +117,8 @@ async def switch(
         if digest in fragments.ledger.resident:
             await fragments.unload(digest)
         else:
-            beyond = fragments.ledger.budget - BEYOND_BYTES - least
+            # There is no reserve here: what the process itself has grown by is no fragment's.
+            beyond = fragments.ledger.budget - fragments.ledger.grown - BEYOND_BYTES - least
             most = min(each.resident_bytes, each.least_bytes + beyond)
             need = each.least_bytes + int(share * (most - each.least_bytes))
             await fragments.load(digest, need, [])

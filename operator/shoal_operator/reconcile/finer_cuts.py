@@ -29,6 +29,7 @@ from dataclasses import replace
 from typing import Final
 
 from shoal_api.fields import MAX_FRAGMENTS
+from shoal_api.kinds import Partition, Placement
 from shoal_api.kinds.inference_job import Fallback, FinerCut
 from shoal_api.kinds.partition import OutgrownFragment, SeenShape
 from shoal_operator.reconcile.conditions import MAX_MESSAGE, Cause, shortened
@@ -48,10 +49,18 @@ from shoal_operator.reconcile.job_cuts import (
     without_place,
 )
 from shoal_operator.reconcile.job_preparation import Ready, plan_for
-from shoal_operator.reconcile.job_status import has_ended, pending_verdict
+from shoal_operator.reconcile.job_status import WAITING, has_ended, pending_verdict
 from shoal_operator.reconcile.planned_cuts import cuts_of, is_planned
+from shoal_operator.reconcile.pool_budgets import have_changed, is_cut_for_pools
 from shoal_operator.reconcile.retries import is_of_before
-from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, Run, RunState
+from shoal_operator.reconcile.snapshot import (
+    DeviceState,
+    InferenceJobSnapshot,
+    Run,
+    RunState,
+    Unreachable,
+)
+from shoal_operator.reconcile.workers import cuts
 from shoal_planner.finer_cuts import (
     has_unknown_sizes,
     in_words,
@@ -174,26 +183,56 @@ def awaited(snapshot: InferenceJobSnapshot, plan: int) -> Cause | None:
     run, placement = too_large_run(snapshot), snapshot.placement
     if run is None or placement is None or plan > run.plan or not lacks_devices(snapshot):
         return None
-    return Cause("Waiting", f"{run.message}; {placement.message('Ready')}")
+    return Cause(WAITING, f"{run.message}; {placement.message('Ready')}")
 
 
-def another_is_chosen(snapshot: InferenceJobSnapshot, run: Run) -> bool:
-    """Whether a run is too large whose cut a Placement chooses: another cut may follow, for what
-    devices have now. Else its end is the verdict; also where another Placement chooses, and has
-    not for a while."""
+def another_follows(snapshot: InferenceJobSnapshot, run: Run) -> bool:
+    """Whether a run is too large whose cut follows from what devices have: a Placement chooses it,
+    or it is made for the budgets of pools. Another cut may follow then. Else the run's end is the
+    verdict; also where that is refused, or none has followed for a while."""
     partition, placement = snapshot.partition, snapshot.placement
-    if not _was_too_large(run) or partition is None or not is_planned(partition):
+    if not _was_too_large(run) or partition is None:
         return False
-    ready = plan_for(snapshot)
-    if isinstance(ready, Ready):
+    if not (is_planned(partition) or is_cut_for_pools(partition)):
+        return False
+    if isinstance(ready := plan_for(snapshot), Ready):
         return ready.plan > run.plan
-    if placement is None or refusal_of(partition) is not None:
+    if placement is None or refusal_of(partition) is not None or _next_is_refused(snapshot):
         return False
-    if without_place(snapshot) is None or seconds_without_plan(snapshot) < AWAY_SECONDS:
+    recent = without_place(snapshot) is None or seconds_without_plan(snapshot) < AWAY_SECONDS
+    return recent or _is_to_be_cut(snapshot, partition, placement)
+
+
+def _next_is_refused(snapshot: InferenceJobSnapshot) -> bool:
+    """Whether the Partition keeps its cut, since the next one was refused."""
+    return any(worker.refused and cuts(worker.name) for worker in snapshot.workers)
+
+
+def _is_to_be_cut(
+    snapshot: InferenceJobSnapshot, partition: Partition, placement: Placement
+) -> bool:
+    """Whether a Partition is not cut for what devices have now, or the plan for it has to come."""
+    stored, view = snapshot.document, snapshot.view
+    if stored is None or isinstance(view, Unreachable):
+        return False
+    if is_planned(partition):
+        chosen = None if placement.status is None else placement.status.cut
+        return chosen is not None and cuts_of(stored) != chosen.cuts
+    if snapshot.pool is not None and have_changed([snapshot.pool], stored):
         return True
-    chosen = None if placement.status is None else placement.status.cut
-    stored = snapshot.document
-    return chosen is not None and stored is not None and cuts_of(stored) != chosen.cuts
+    least = max(each.least_bytes for each in stored.document.fragments)
+    return any(
+        least <= each.budget_bytes for each in view.devices if each.state is DeviceState.READY
+    )
+
+
+def waits_for_cut(snapshot: InferenceJobSnapshot, missing: Cause) -> Cause:
+    """How a job waits for a plan: `missing` says what that waits for. Where its run was too large,
+    another cut follows."""
+    run, text = snapshot.run, missing.message
+    if run is not None and not is_of_before(run, snapshot.job) and another_follows(snapshot, run):
+        text = f"{run.message}; {text}"
+    return Cause(WAITING, text)
 
 
 def finer_note(snapshot: InferenceJobSnapshot) -> tuple[Note, ...]:

@@ -40,11 +40,12 @@ from shoal_operator.reconcile.decision import (
 )
 from shoal_operator.reconcile.finer_cuts import (
     CUTTING_FINER,
-    another_is_chosen,
+    another_follows,
     awaited,
     finer_note,
     nothing_finer,
     too_large_run,
+    waits_for_cut,
     with_finer_cut,
 )
 from shoal_operator.reconcile.following import (
@@ -196,7 +197,7 @@ def _verdict_so_far(snapshot: InferenceJobSnapshot) -> Verdict | None:
 
 def _verdict(snapshot: InferenceJobSnapshot, run: Run) -> Verdict | None:
     """What the coordinator says, unless another cut may help."""
-    if is_of_before(run, snapshot.job) or another_is_chosen(snapshot, run):
+    if is_of_before(run, snapshot.job) or another_follows(snapshot, run):
         return None
     verdict = verdict_of(run, terms_of(snapshot.job))
     if verdict is None or too_large_run(snapshot) is None:
@@ -364,7 +365,7 @@ def _waiting(snapshot: InferenceJobSnapshot, missing: Cause) -> Decision:
         cutting = Cause(CUTTING_FINER, f"{finer.message}: {missing.message}")
         return in_progress(snapshot, cutting, planned=planned, requeue=LATER_SECONDS)
     status, away = snapshot.before, unreachable(snapshot)
-    complete = Cause("Waiting", missing.message)
+    complete = waits_for_cut(snapshot, missing)
     if away is not None and status.items is not None:
         complete = away
         if missing_pool(snapshot) is None:

@@ -43,6 +43,7 @@ LATER_SECONDS: Final = 15.0
 RUNNING_SECONDS: Final = 60.0
 """While a job runs, its coordinator reports changes; this is for the rate, which always changes."""
 NOT_FAILED: Final = Cause("NotFailed")
+WAITING: Final = "Waiting"
 RESULT_TRANSFER_FAILED: Final = "ResultTransferFailed"
 POOL_NOT_FOUND: Final = "PoolNotFound"
 PARTITION_REFUSED: Final = "PartitionRefused"
@@ -65,11 +66,14 @@ def has_ended(status: InferenceJobStatus) -> bool:
 
 
 def is_running(job: InferenceJob) -> bool:
-    """Whether its first task has started, and it has not ended."""
+    """Whether its first task has started, and it has not ended; one that waits for a plan has no
+    run, and its Partition may be cut anew."""
     status = job.status
     if status is None or status.start_time is None or job.spec.suspend:
         return False
-    return not has_ended(status)
+    complete = status.condition("Complete")
+    waits = complete is not None and complete.reason == WAITING
+    return not waits and not has_ended(status)
 
 
 def has_results_on_volume(job: InferenceJob) -> bool:

@@ -60,6 +60,7 @@ RETRY_SECONDS: Final = 600.0
 """After so long, a worker that failed without refusing its input is created again."""
 BY_SHOAL: Final = "shoal: "
 """Before the title of an error; the lines that follow say what is wrong."""
+_CUTS: Final = re.compile(r"-cut-[0-9a-f]{8}$")
 _DELIVERS: Final = re.compile(r"-deliver-[0-9a-f]{8}$")
 
 
@@ -237,6 +238,11 @@ def _on_model(
 def delivers(name: str) -> bool:
     """Whether a Partition's worker of that name is one of `deliver_worker`."""
     return _DELIVERS.search(name) is not None
+
+
+def cuts(name: str) -> bool:
+    """Whether a Partition's worker of that name is one of `cut_worker`."""
+    return _CUTS.search(name) is not None
 
 
 def input_transfer_worker(job: InferenceJob, pool: str) -> WorkerSpec:

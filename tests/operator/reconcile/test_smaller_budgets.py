@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 
-from fragment_pools import cut_table
 from reconcile.rules import decide, name_of
 from reconcile.simulation import ITEMS, Cluster, started
 from reconcile.test_finer_cuts import FINER, cut_finer, cut_for, failed, of_nodes
@@ -13,12 +12,10 @@ from reconcile.test_inference_job import PLANNED, kinds, knows, run, silent
 from reconcile.test_job_cuts import NO_PLACE, refused, sizes, without_a_place
 from reconcile.test_placement import device
 from reconcile.test_walks import NODES, check_the_end, disturb, heal, reconcile_all, settle
-from reconcile.values import MIB, NOW, condition, cut_at, cuts_in, word
+from reconcile.values import MIB, NOW, condition, word
 from shoal_api.fields import Condition, ConditionStatus
-from shoal_api.kinds import InferenceJob, Partition, Placement
 from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_operator.reconcile.decision import CancelJob, SubmitJob, Terms
-from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.names import job_id
 from shoal_operator.reconcile.partition import recipe_of
 from shoal_operator.reconcile.snapshot import (
@@ -28,7 +25,6 @@ from shoal_operator.reconcile.snapshot import (
     Refusal,
     RunState,
 )
-from shoal_protocol.units import Bytes
 
 # ---- a cluster -----------------------------------------------------------------------------------
 
@@ -56,14 +52,6 @@ def until_some_have_finished(cluster: Cluster) -> set[int]:
     (going,) = cluster.runs.values()
     assert len(going.finished) < ITEMS
     return set(going.finished)
-
-
-def lower_pool(cluster: Cluster, mib: int) -> None:
-    """As its user does; the devices follow."""
-    there = cluster.pools["shelf"]
-    budget = replace(there.spec.budget, memory=Bytes(mib * MIB))
-    cluster.pools["shelf"] = replace(there, spec=replace(there.spec, budget=budget))
-    lower(cluster, mib)
 
 
 def lower(cluster: Cluster, mib: int, *names: str) -> None:
@@ -176,91 +164,6 @@ def test_where_nothing_helps_the_job_fails_with_need_and_have() -> None:
     assert status.items.succeeded == len(done), "and what has finished is transferred"
 
 
-def choosing(seed: int) -> Cluster:
-    """A Partition of the user whose cuts a Placement chooses, and a job that runs by it."""
-    table = cut_table([10**9] * 20, [4 * MIB] * 20)
-    cluster = started(
-        Random(seed),  # noqa: S311
-        jobs=1,
-        failures=0.0,
-        table=table,
-        cut=lambda command: cut_at(table, cuts_in(command)),
-    )
-    run_by_a_partition_of_the_user(cluster, cutting="Planned")
-    return cluster
-
-
-def run_by_a_partition_of_the_user(cluster: Cluster, **how: str) -> None:
-    spec = {"modelRef": {"name": "rec"}, **how}
-    cluster.partitions["rec"] = cluster.new(Partition, "rec", spec, {})
-    refers = {"partitionRef": {"name": "rec"}, "poolRef": {"name": "shelf"}}
-    cluster.placements["rec"] = cluster.new(Placement, "rec", refers, {})
-    wanted = {
-        "placementRef": {"name": "rec"},
-        "inputs": {"uri": "pvc://lines/in"},
-        "outputs": {"uri": "pvc://lines/out"},
-    }
-    cluster.jobs["job-0"] = cluster.new(InferenceJob, "job-0", wanted, {})
-
-
-def test_a_job_whose_cuts_are_planned_takes_those_for_smaller_budgets() -> None:
-    """Its run fails, most often, before these are made."""
-    cluster = choosing(7)
-    until_some_have_finished(cluster)
-    (before,) = [each.cut for each in cluster.runs.values()]
-    assert before is not None
-    lower(cluster, max(each.least_bytes for each in before.fragments) // MIB - 2)
-    for _ in range(3):
-        cluster.pass_time(1)
-        reconcile_all(cluster)
-    settle(cluster)
-    check_the_end(cluster)
-    assert word(status_of(cluster), "Complete") == "True AllItemsSucceeded"
-    check_that_nothing_ran_twice(cluster)
-
-
-def test_where_no_planned_cut_fits_the_job_fails_with_what_its_run_said() -> None:
-    cluster = choosing(8)
-    until_some_have_finished(cluster)
-    lower(cluster, 3)
-    settle(cluster)
-    check_the_end(cluster)
-    assert word(status_of(cluster), "Failed") == "True Budget"
-
-
-def following(seed: int, failures: float = 0.0, refused_below_mib: int = 0) -> Cluster:
-    """A Partition of the user that says nothing of its cut, and a job that runs by it."""
-    cluster = lab(seed, failures=failures, refused_below_mib=refused_below_mib)
-    run_by_a_partition_of_the_user(cluster)
-    return cluster
-
-
-def test_a_job_whose_partition_follows_its_pools_waits_for_the_cut_for_smaller_budgets() -> None:
-    cluster = following(9)
-    done = until_some_have_finished(cluster)
-    lower_pool(cluster, 32)
-    seen = ""
-    while not has_ended(status_of(cluster)):
-        cluster.pass_time(1)
-        reconcile_all(cluster)
-        seen += condition(status_of(cluster), "Complete").message + "\n"
-    check_the_end(cluster)
-    status = status_of(cluster)
-    assert word(status, "Complete") == "True AllItemsSucceeded"
-    assert "fits on no device; fragment 0 of rec needs" in seen
-    assert done < {item for _, item in cluster.finished}
-    check_that_nothing_ran_twice(cluster)
-
-
-def test_where_the_cut_that_follows_is_refused_the_job_fails_with_what_its_run_said() -> None:
-    cluster = following(10, refused_below_mib=40)
-    until_some_have_finished(cluster)
-    lower_pool(cluster, 32)
-    settle(cluster)
-    check_the_end(cluster)
-    assert word(status_of(cluster), "Failed") == "True Budget"
-
-
 SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.minutes) for seed in range(4, 40))]
 
 
@@ -284,24 +187,6 @@ def test_whatever_becomes_of_budgets_and_devices_jobs_end_and_nothing_runs_twice
         assert job.status is not None
         assert all(cluster.finished.get((job_id(job), item), 0) <= 1 for item in range(ITEMS))
         assert job.status.finer_cut is None or job.status.finer_cut.cuts <= 12
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_whatever_becomes_of_a_pool_jobs_end_by_the_cut_that_follows_it(seed: int) -> None:
-    cluster = following(seed, failures=0.05)
-    for _ in range(80):
-        if cluster.chance.random() < 0.3:
-            disturb(cluster)
-        if cluster.chance.random() < 0.1:
-            lower_pool(cluster, cluster.chance.choice((16, 24, 40, 64)))
-        reconcile_all(cluster, dies=0.2)
-        cluster.pass_time(cluster.chance.choice((1, 5, 20)))
-    heal(cluster)
-    lower_pool(cluster, 24)
-    settle(cluster)
-    check_the_end(cluster)
-    assert all(count == 1 for count in cluster.finished.values())
-    assert word(status_of(cluster), "Failed") != "True Budget", "there was a cut for each"
 
 
 # ---- one decision --------------------------------------------------------------------------------

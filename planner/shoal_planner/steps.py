@@ -93,10 +93,16 @@ def symbols(spec: TensorSpec) -> frozenset[str]:
     return frozenset(axis for axis in spec.shape or () if isinstance(axis, str))
 
 
+_SIZES_UNSURE: Final = frozenset({"com.microsoft.GroupQueryAttention"})
+"""The runtime takes the caches that they give for as long as the past, finds that these are longer,
+and then says nothing of their sizes: agents have no place for them."""
+
+
 def _axes_outside(node: NodeProfile, outputs: Collection[TensorProfile]) -> frozenset[str] | None:
     # Graphs inside a node make what it gives, and what is converted is made in the arena first.
     large = [each for each in outputs if _is_large(each)]
-    if node.inner_nodes or not large or not all(map(_may_be_outside, large)):
+    unsure = node.operator in _SIZES_UNSURE or node.inner_nodes
+    if unsure or not large or not all(map(_may_be_outside, large)):
         return None
     return frozenset().union(*(symbols(each.spec) for each in large))
 

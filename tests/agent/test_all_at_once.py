@@ -122,7 +122,8 @@ async def test_when_all_has_ended_what_is_open_is_what_is_reckoned_with(
     asking, loaded = Asking(fragments, made, seed), set[str]()
     await asking.run_each_alone()
     rounds = 0
-    while rounds < ROUNDS or not asking.ran:  # by chance, all that was asked for had no room
+    # By chance, all that was asked for had no room, or nothing was left of it at any end.
+    while rounds < ROUNDS or not (asking.ran and loaded):
         rounds += 1
         async with asyncio.timeout(PATIENCE_SECONDS):
             await asking.all_for(asking.chance.random())
@@ -136,5 +137,4 @@ async def test_when_all_has_ended_what_is_open_is_what_is_reckoned_with(
             assert runs_within(is_open[digest], share.granted)
         loaded |= ledger.resident.keys()
         assert mapped(made) <= ledger.resident.keys()
-    assert loaded, "nothing was asked of anything"
     await fragments.close()

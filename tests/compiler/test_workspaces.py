@@ -224,7 +224,9 @@ OFTEN: Final = (
     "of several heads, masked",
     "of several heads, giving a cache",
     "grouped attention, of halves",
+    "grouped, with a cache",
     "weights of four bits, one row",
+    "weights of four bits, of halves",
 )
 
 

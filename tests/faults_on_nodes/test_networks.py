@@ -92,7 +92,7 @@ def test_policies_let_through_what_shoal_needs_and_nobody_else(
         for pod in (*shoal.pods("agent"), *shoal.pods("coordinator"), *operator_pods(shoal)):
             vanish(shoal, pod)
         wait_until_well(shoal)
-        with running_job(shoal, work, tmp_path, "closed") as job:
+        with running_job(shoal, work, tmp_path, "enclosed") as job:
             job.finish()
             job.check()
         found = open_to_a_stranger(shoal, "after")

@@ -17,11 +17,13 @@ TILES_BYTES: Final = 1 << 20
 
 def _few_bits(shaped: Shaped) -> Workspace:
     """Unless weights were packed, all are made numbers at once, whatever the rows, the blocks, the
-    bits and the accuracy that is asked for. What is read and given in halves is there as numbers
-    too: together what it counts as by itself, and half of that."""
+    bits and the accuracy that is asked for. What is read and given in halves, and what scales the
+    weights, is there as numbers too."""
     rows, given = shaped.input(0), shaped.output(0)
-    halves = prod(rows) + prod(given) if shaped.type(0) == TensorProto.FLOAT16 else 0
-    return floats(beside=rows[-1] * given[-1] + halves // 2)
+    halves = 0
+    if shaped.type(0) == TensorProto.FLOAT16:
+        halves = prod(rows) + prod(given) + prod(shaped.input(2))
+    return floats(beside=rows[-1] * given[-1] + halves)
 
 
 def _few_bits_of_a_table(shaped: Shaped) -> Workspace:

@@ -28,8 +28,9 @@ _NEEDED: Final = {
     "mkfs.ext4": "e2fsprogs",
     "depmod": "kmod",
 }
-_MODULES: Final = tuple(
-    ["virtio_pci", "virtio_blk", "ext4", "crc32c_generic", "9pnet_virtio", "9p", "overlay"]
+_MODULES: Final = (
+    *("virtio_pci", "virtio_blk", "ext4", "crc32c_generic"),
+    *("9pnet_virtio", "9p", "overlay"),
 )
 _DISK_BYTES: Final = 16 << 30
 _MEMORY_MIB: Final = 4096

@@ -111,7 +111,8 @@ def _write_first_files(folder: Path, command: list[str]) -> None:
         names.append(path.name)
         shutil.copy2(path, first / "modules")
     places = f"{ROOT}/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    start = _START.replace("{folder}", shlex.quote(str(ROOT))).replace("{path}", shlex.quote(places))
+    start = _START.replace("{folder}", shlex.quote(str(ROOT)))
+    start = start.replace("{path}", shlex.quote(places))
     start = start.replace("{command}", shlex.join(command))
     init = first / "init"
     init.write_text(_INIT.format(modules=" ".join(names), start=shlex.quote(start)))

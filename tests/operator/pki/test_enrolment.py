@@ -410,7 +410,8 @@ async def test_a_server_shows_a_renewed_identity_to_those_that_come_after(
             request = FetchFragmentRequest(digest="sha256:" + "0" * 64, file="model.onnx")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await SessionClient(channel).fetch_fragment(request, timeout=60).read()
-            assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+            # One that the server before accepts as it stops is cancelled: callers call again.
+            assert caught.value.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.CANCELLED)
         return await asyncio.to_thread(_certificate_of, port)
 
     async with serving(settings) as coordinator:
@@ -426,8 +427,7 @@ async def test_a_server_shows_a_renewed_identity_to_those_that_come_after(
             while (shown := await serial_shown(coordinator.port)) == _der(first):
                 await asyncio.sleep(0.5)
         assert shown == _der(second)
-    folders = [path for path in device.folder.iterdir() if not path.is_symlink()]
-    assert len(folders) == 1
+    assert sum(not path.is_symlink() for path in device.folder.iterdir()) == 1
 
 
 def _certificate_of(port: int) -> bytes:

@@ -85,7 +85,8 @@ async def test_a_certificate_that_is_away_while_a_session_breaks_is_waited_for(
         device.send(welcome=pb.Welcome())  # a second one ends a session
         await said(agent, "No such file")
         own.certificate.write_bytes(content)
-        await asyncio.wait_for(coordinator.device(), PATIENCE_SECONDS)
+        again = await asyncio.wait_for(coordinator.device(), PATIENCE_SECONDS)
+        assert again.hello.device == "pi-4"
     finally:
         await coordinator.stop()
 
@@ -102,6 +103,7 @@ async def test_what_stays_in_the_folder_of_activations_ends_no_agent(
         pytest.skip("nothing can be mounted here: not root")
     try:
         joined.device.send(welcome=pb.Welcome())  # a second one ends a session
-        await asyncio.wait_for(coordinator.device(), PATIENCE_SECONDS)
+        again = await asyncio.wait_for(coordinator.device(), PATIENCE_SECONDS)
+        assert again.hello.device == "pi-4"
     finally:
         subprocess.run(["umount", str(stays)], check=True)

@@ -15,7 +15,7 @@ import grpc
 import onnxruntime
 
 from shoal_agent import __version__
-from shoal_agent.budget import BudgetFollower
+from shoal_agent.budget import BudgetFollower, beyond
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher
 from shoal_agent.calibration.joining import calibrate, gauges
@@ -124,7 +124,7 @@ class Agent:
         self._times = self.fragments.processor.times
         self._times_path = settings.cache / _TIMES
         self._times.restore(self._times_path, self._cache.cached())
-        self._address = ""
+        self._address, self._port = "", 0
         self._local: LocalListener | None = None
         self._session: Session | None = None
         self._why_no_session = "not connected yet"
@@ -250,13 +250,18 @@ class Agent:
         listener = Listener(
             lambda server: add_peer_service(server, peers), connections=_CONNECTIONS
         )
-        port = await listener.open(
+        port = self._port = await listener.open(
             settings.listen, settings.credentials, insecure=settings.insecure
         )
+        log.info("listening on %s, port %d", settings.listen, port)
         self._local = listen(settings.listen, peers.receive, connections=_CONNECTIONS)
-        self._address = advertised(settings.advertise or settings.reached_at(), port)
-        log.info("listening on %s", self._address)
         return listener
+
+    def _reached_at(self) -> str:
+        """What peers dial: a network may be late, and give another address. Raises `OSError`."""
+        if self.settings.listen is None:
+            return ""
+        return advertised(self.settings.advertise or self.settings.reached_at(), self._port)
 
     def _serve_metrics(self) -> "ExpositionServer | None":
         if self.settings.metrics is None:
@@ -295,35 +300,17 @@ class Agent:
 
     async def _stay_connected(self) -> None:
         """Open one session after the other; the pause doubles, with jitter, while that fails."""
-        settings = self.settings
         shortest, longest = _BACKOFF_SECONDS
         delay, said = shortest, set[str]()
         while not self._drain.is_set():
-            channel = settings.channel()
             try:
-                await self._settle(channel)
-                session = Session(
-                    self,
-                    SessionClient(channel),
-                    settings.telemetry_interval_seconds,
-                    await self._open_store(),
-                    address=settings.coordinator,
-                )
-
-                def opened(session: Session = session) -> None:
-                    self._session = session
-                    self.counters.sessions += 1
-                    if self._identity is not None:
-                        self._identity.accepted()
-                    log.info("session %d with %s", session.number, settings.coordinator)
-
-                await session.run(opened)
+                await self._serve_session()
             except SessionBroken as error:
                 if self._session is not None and self._session.age_seconds > longest:
                     delay = shortest
                 if self._identity is not None and self._session is None:
                     self._identity.refused()
-                files = settings.credentials
+                files = self.settings.credentials
                 expires_at = None if files is None else expiration_seconds(files.certificate)
                 why = self._why_no_session = in_words(str(error), time.time(), expires_at)
                 if self._session is not None:
@@ -334,10 +321,36 @@ class Agent:
                 said.add(why)
             finally:
                 self._session = None
-                await channel.close()
             # Half of it is chance: devices that lost one coordinator must not come back as one.
             await asyncio.sleep(delay * (0.5 + random.random() / 2))  # noqa: S311 - no secret
             delay = min(longest, 2 * delay)
+
+    async def _serve_session(self) -> None:
+        """One, until it ends. Raises `SessionBroken`, `AddressRefused`."""
+        settings = self.settings
+        try:
+            channel = settings.channel()
+        except OSError as error:  # a file is away, for one, and may come back
+            raise SessionBroken(str(error)) from error
+        try:
+            self._address = await in_thread(self._reached_at)
+            await self._settle(channel)
+            client, store = SessionClient(channel), await self._open_store()
+            interval = settings.telemetry_interval_seconds
+            session = Session(self, client, interval, store, address=settings.coordinator)
+
+            def opened() -> None:
+                self._session = session
+                self.counters.sessions += 1
+                if self._identity is not None:
+                    self._identity.accepted()
+                log.info("session %d with %s", session.number, settings.coordinator)
+
+            await session.run(opened)
+        except OSError as error:
+            raise SessionBroken(str(error)) from error
+        finally:
+            await channel.close()
 
     async def _open_store(self) -> ActivationStore:
         """An empty store for a session's activations; what the last one held is gone by now."""
@@ -392,25 +405,13 @@ class Agent:
         self._follower.find_libraries()
         floor = await self.fragments.processor.call(self._meter.settle, *RESERVES_BYTES)
         budget = await self._follower.catch_up()
-        self._check_limit(floor, budget)
+        # In local mode (`exit_with_parent`) the runner measures the floor first and sets the limit.
+        limit = None if self.settings.exit_with_parent else self._machine.memory_limit_bytes()
+        if (excess := beyond(limit, floor, budget)) is not None:
+            raise SessionBroken(excess)
         await self._follower.settled()
         self._settled = True
         log.info("floor %s, budget %s", format_bytes(floor), format_bytes(budget))
-
-    def _check_limit(self, floor: int, budget: int) -> None:
-        """A container's limit is what the idle agent is allowed plus the budget. One that takes
-        more would be killed in the midst of its work: it says so, and takes none. In local mode
-        (`exit_with_parent`) the runner measures the floor first and sets the limit.
-        """
-        limit = self._machine.memory_limit_bytes()
-        if limit is None or self.settings.exit_with_parent or floor + budget <= limit:
-            return
-        raise SessionBroken(
-            f"the idle agent takes {format_bytes(floor)}; the limit of {format_bytes(limit)} "
-            f"leaves {format_bytes(max(0, limit - budget))} beside the budget of "
-            f"{format_bytes(budget)}: raise the limit by "
-            f"{format_bytes(floor + budget - limit)}, or lower the budget"
-        )
 
     async def _rest(self) -> None:
         """Hang up on peers and give memory back whenever the agent has had nothing to do for a

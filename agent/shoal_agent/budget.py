@@ -21,7 +21,7 @@ from shoal_agent.telemetry import pressure
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import Machine
 from shoal_protocol.threads import in_thread
-from shoal_protocol.units import Bytes
+from shoal_protocol.units import Bytes, format_bytes
 
 _LIMIT_SECONDS: Final = 0.05
 """Between two polls while a fragment is resident. One takes 40 microseconds."""
@@ -153,3 +153,16 @@ class BudgetFollower:
 def next_pause(seconds: float, *, had_to: bool) -> float:
     """Until there is to be room again: longer where what had to go was back after so long."""
     return min(2 * seconds, _ROOM_AT_MOST_SECONDS) if had_to else _ROOM_SECONDS
+
+
+def beyond(limit: int | None, floor: int, budget: int) -> str | None:
+    """What a container's limit lacks for the idle agent and the budget, and what to do; None: it
+    has both. An agent that takes more would be killed in the midst of its work."""
+    if limit is None or floor + budget <= limit:
+        return None
+    return (
+        f"the idle agent takes {format_bytes(floor)}; the limit of {format_bytes(limit)} "
+        f"leaves {format_bytes(max(0, limit - budget))} beside the budget of "
+        f"{format_bytes(budget)}: raise the limit by "
+        f"{format_bytes(floor + budget - limit)}, or lower the budget"
+    )

@@ -1,11 +1,13 @@
 """From the command line to a running agent. Imports little until the arguments have been read."""
 
 import asyncio
+import errno
 import gc
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Final
 
 from shoal_agent.cache.owning import CacheInUse, owned
 from shoal_agent.installation import install
@@ -13,6 +15,8 @@ from shoal_agent.runtime import huge_pages
 from shoal_agent.runtime.process_memory import exit_with_parent, tune_allocator
 from shoal_agent.settings import Settings, parse
 from shoal_protocol.channels import AddressRefused
+
+_UNUSABLE: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,8 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             asyncio.run(_run(settings))
     except (AddressRefused, CacheInUse, OSError) as error:
         print(f"shoal agent: {error}", file=sys.stderr)
-        return 1 if isinstance(error, CacheInUse) else 2
+        return 2 if _is_of_options(error) else 1
     return 0
+
+
+def _is_of_options(error: Exception) -> bool:
+    """Whether the same options would give the same error, until somebody changes something."""
+    return isinstance(error, AddressRefused) or getattr(error, "errno", None) in _UNUSABLE
 
 
 async def _run(settings: Settings) -> None:

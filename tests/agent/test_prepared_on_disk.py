@@ -1,9 +1,11 @@
 """The room on disk that prepared forms take: old fragments make it, and a form that had to go is
 made again."""
 
+import asyncio
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ from shoal_agent.cache.disk import KEPT_SECONDS
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.telemetry import pressure
 from shoal_protocol.disk_shares import MORE_DISK
+from troubled_disk import slow_disk
 
 
 @pytest.fixture
@@ -110,3 +114,65 @@ async def test_weights_of_a_form_that_had_to_go_leave_memory_as_before(
     runtime.drop_weights("f")
     assert mapped_bytes(dense, "prepared/") == (0, 0)
     runtime.close("f")
+
+
+async def test_a_preparation_that_was_cancelled_is_done_the_next_time(
+    tmp_path: Path, dense: MadeFragment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, began = Bench(tmp_path), asyncio.Event()
+    run = bench.preparation._run_child
+
+    async def noted(*arguments: Any) -> Any:
+        began.set()
+        return await run(*arguments)
+
+    monkeypatch.setattr(bench.preparation, "_run_child", noted)
+    preparing = asyncio.create_task(bench.prepare(dense))
+    await began.wait()
+    preparing.cancel()  # as a session does that breaks
+    with pytest.raises(asyncio.CancelledError):
+        await preparing
+    assert await bench.prepare(dense) is not None
+
+
+async def test_what_was_prepared_while_a_load_was_cancelled_counts(
+    tmp_path: Path, dense: MadeFragment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    with slow_disk(monkeypatch) as disk:
+        preparing = asyncio.create_task(bench.prepare(dense))
+        await asyncio.to_thread(disk.entered.wait)  # it has its name, and is synced
+        preparing.cancel()
+        await asyncio.sleep(0)
+        disk.released.set()
+        with pytest.raises(asyncio.CancelledError):
+            await preparing
+    assert await bench.prepare(dense) is not None
+    assert bench.cache.total_bytes == Bench(tmp_path).cache.total_bytes
+
+
+async def test_a_preparation_that_has_ended_its_agent_is_left_out_by_the_next_process(
+    tmp_path: Path, dense: MadeFragment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kernel ends all processes of a container together."""
+    group = tmp_path / "group"
+    group.write_text("0::/pod\n")
+    (tmp_path / "pod").mkdir()
+    (tmp_path / "pod/memory.oom.group").write_text("1\n")
+    monkeypatch.setattr(pressure, "OWN_GROUP", group)
+    monkeypatch.setattr(pressure, "GROUPS", tmp_path)
+    mark, bench = tmp_path / "preparation.json", Bench(tmp_path)
+    kept: list[bytes] = []
+    run = bench.preparation._run_child
+
+    async def noted(*arguments: Any) -> Any:
+        kept.append(mark.read_bytes())
+        return await run(*arguments)
+
+    monkeypatch.setattr(bench.preparation, "_run_child", noted)
+    assert await bench.prepare(dense) is not None
+    shutil.rmtree(dense.folder / "prepared")
+    assert not mark.exists()
+    mark.write_bytes(kept[0])  # that process was ended within it
+    assert await Bench(tmp_path).prepare(dense) is None
+    assert await Bench(tmp_path).prepare(dense) is not None, "the next one tries it again"

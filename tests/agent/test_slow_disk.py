@@ -341,13 +341,13 @@ async def test_the_cache_is_read_while_the_files_of_a_fetched_fragment_are_looke
     joined: Joined, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fragment = write_fragment(coordinator.store, dense_model([64, 512]))
-    with stopped(monkeypatch, disk_cache, "_inodes") as disk:
+    with stopped(monkeypatch, disk_cache, "inodes") as disk:
         ways = iter([disk.function])  # to make room for it, before it is here
 
         def inodes(*arguments: Any) -> Any:
             return next(ways, disk)(*arguments)
 
-        monkeypatch.setattr(disk_cache, "_inodes", inodes)
+        monkeypatch.setattr(disk_cache, "inodes", inodes)
         loading = asyncio.create_task(joined.device.load(fragment.digest, BUDGET))
         assert await asyncio.to_thread(disk.entered.wait, PATIENCE_SECONDS)
         assert joined.agent.fragments.cache.cached() == {}

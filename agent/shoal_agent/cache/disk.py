@@ -36,32 +36,31 @@ from threading import Lock
 from time import monotonic, time
 from typing import BinaryIO, Final
 
-from shoal_agent.memory.demands import NoRoom
-from shoal_protocol.digests import (
-    Digest,
-    digest_of_mapped,
-    hexadecimal,
-    is_digest,
+from shoal_agent.cache.folders import (
+    PART,
+    PREPARED_FOLDER,
+    Stamps,
+    drop_cached_pages,
+    file_digest,
+    inodes,
+    prepared_bytes,
+    stamps_of,
 )
+from shoal_agent.memory.demands import NoRoom
+from shoal_protocol.digests import Digest, hexadecimal, is_digest
 from shoal_protocol.disk_shares import MORE_DISK
-from shoal_protocol.durable_files import is_transient, open_regular, sync_folder
+from shoal_protocol.durable_files import is_transient, sync_folder
 from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
 from shoal_protocol.manifest import MANIFEST, FragmentDamaged, Manifest, is_shared
-from shoal_protocol.page_cache import cache_in_small_pages, uncache
+from shoal_protocol.page_cache import cache_in_small_pages
 from shoal_protocol.shared_files import SharedFiles
 from shoal_protocol.units import format_bytes
 
-PREPARED_FOLDER: Final = "prepared"
 KEPT_SECONDS: Final = 3600.0
-_PART: Final = ".part"
 
 
 class CacheFull(NoRoom):
     """A fragment does not fit on the disk, even with everything dropped that may be."""
-
-
-_Stamps = tuple[tuple[int, int, int, int], ...]
-"""Inode, size and times of change of a fragment's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ class _Entry:
     `used_at` is a time of `monotonic`."""
 
     manifest: Manifest
-    verified: _Stamps | None
+    verified: Stamps | None
     used_at: float
     shared: Mapping[int, int]
     prepared_bytes: int = 0
@@ -118,6 +117,7 @@ class FragmentCache:
         self._entries: dict[str, _Entry] = {}
         self._pinned: dict[str, int] = {}
         self._expected: dict[str, Footprint] = {}
+        self._given_up: list[str] = []
         self._dropped: list[str] = []
         self.dropped_at_start: list[str] = []
         self._scan()
@@ -169,7 +169,9 @@ class FragmentCache:
         """
         entry = self._use(digest)
         folder = self.path(digest)
-        stamps = _stamps(folder, entry.manifest)  # before the bytes: a change meanwhile is noticed
+        stamps = stamps_of(
+            folder, entry.manifest
+        )  # before the bytes: a change meanwhile is noticed
         if stamps is not None and stamps == entry.verified:
             return folder
         for name, expected in entry.manifest.files.items():
@@ -211,19 +213,23 @@ class FragmentCache:
     def part(self, digest: str) -> Path:
         """The folder in which a fragment is put together: from now on nobody removes it to make
         room. Raises `OSError`."""
-        folder = self.path(digest).with_suffix(_PART)
+        folder = self.path(digest).with_suffix(PART)
         with self._disk:
             with self._memory:
+                self._take_up(digest)
                 self._expected.setdefault(digest, _UNKNOWN)
             folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
     def give_up(self, digest: str) -> None:
-        """A fetch has ended. Where it did not come to know what the fragment takes, its part may be
-        removed."""
+        """A fetch has ended. Where it came to know what the fragment takes, its part is kept for
+        the next one, as long as nothing else needs the room."""
         with self._memory:
+            self._take_up(digest)
             if self._expected.get(digest) is _UNKNOWN:
                 del self._expected[digest]
+            elif digest in self._expected:
+                self._given_up.append(digest)
 
     def link_shared(self, manifest: Manifest) -> Set[str]:
         """Give a part the files that fragments here have already; their names. Raises `OSError`."""
@@ -237,15 +243,15 @@ class FragmentCache:
     def make_room(self, manifest: Manifest, linked: Set[str] = frozenset()) -> None:
         """Drop the least recently used until a fragment fits, of which the files `linked` are in
         its part already. Raises `CacheFull` where that cannot be."""
-        digest, shared = manifest.digest, _inodes(self.part(manifest.digest), linked)
+        digest, shared = manifest.digest, inodes(self.part(manifest.digest), linked)
         need = Footprint(manifest.total_bytes - sum(shared.values()), shared)
         with self._disk:
             with self._memory:
                 self._expected.pop(digest, None)
-                fetched = {digest, *self._expected}
                 victims, stripped = self._victims(digest, need)
-            for folder in self.folder.glob(f"*{_PART}"):
-                if f"sha256:{folder.stem}" not in fetched:  # nobody fetches it any more
+                kept = set(self._expected)
+            for folder in self.folder.glob(f"*{PART}"):
+                if f"sha256:{folder.stem}" not in kept:  # nobody fetches it any more
                     shutil.rmtree(folder, ignore_errors=True)
             for each in victims:
                 self._remove(each)
@@ -259,7 +265,8 @@ class FragmentCache:
         used = {key: entry for key, entry in self._entries.items() if key in self._pinned}
         staying = [entry.footprint for entry in used.values()]
         prepared = sum(entry.prepared_bytes for entry in used.values())
-        staying += self._expected.values()
+        given_up = self._given_up
+        staying += [size for key, size in self._expected.items() if key not in given_up]
         stay_bytes = _disk_bytes(staying) - prepared
         have = max(0, self.limit_bytes - stay_bytes)
         need_bytes = _disk_bytes([*staying, need]) - prepared - stay_bytes
@@ -272,6 +279,8 @@ class FragmentCache:
                 f"{MORE_DISK}",
             )
         self._expected[digest] = need
+        while given_up and _disk_bytes(self._footprints()) > self.limit_bytes:
+            del self._expected[given_up.pop(0)]
         victims: list[str] = []
         for other in self._oldest_first():
             if _disk_bytes(self._footprints()) <= self.limit_bytes:
@@ -313,14 +322,22 @@ class FragmentCache:
 
     def count_prepared(self, digest: str) -> None:
         """Reckon with what there is now of a fragment that was prepared."""
-        size = _prepared_bytes(self.path(digest))
+        size = prepared_bytes(self.path(digest))
         with self._memory:
             if (entry := self._entries.get(digest)) is not None:
                 entry.prepared_bytes = size
 
     def drop_oldest(self) -> str | None:
-        """Drop one fragment because the disk is full; None if none may be dropped."""
+        """Drop one fragment, or what is left of a fetch, because the disk is full; None if none may
+        be dropped."""
         with self._disk:
+            with self._memory:
+                part = self._given_up.pop(0) if self._given_up else None
+                if part is not None:
+                    del self._expected[part]
+            if part is not None:
+                shutil.rmtree(self.path(part).with_suffix(PART), ignore_errors=True)
+                return part
             with self._memory:
                 digest = next(iter(self._oldest_first()), None)
                 if digest is None:
@@ -339,7 +356,7 @@ class FragmentCache:
                 shutil.rmtree(folder)
             part.rename(folder)
         sync_folder(self.folder)
-        stamps, shared = _stamps(folder, manifest), _inodes(folder, manifest.files)
+        stamps, shared = stamps_of(folder, manifest), inodes(folder, manifest.files)
         with self._memory:
             self._entries[manifest.digest] = _Entry(manifest, stamps, monotonic(), shared)
             self._expected.pop(manifest.digest, None)
@@ -347,8 +364,9 @@ class FragmentCache:
 
     def discard_part(self, digest: str) -> None:
         with self._memory:
+            self._take_up(digest)
             self._expected.pop(digest, None)
-        shutil.rmtree(self.path(digest).with_suffix(_PART), ignore_errors=True)
+        shutil.rmtree(self.path(digest).with_suffix(PART), ignore_errors=True)
 
     def drop(self, digest: str) -> None:
         with self._disk:
@@ -358,6 +376,10 @@ class FragmentCache:
         self.shared.collect()
 
     # ---- inside ------------------------------------------------------------------------------
+
+    def _take_up(self, digest: str) -> None:
+        if digest in self._given_up:
+            self._given_up.remove(digest)
 
     def _forget(self, digest: str) -> None:
         if self._entries.pop(digest, None) is not None:
@@ -384,66 +406,16 @@ class FragmentCache:
         folders = [path for path in self.folder.iterdir() if path.is_dir()]
         for folder in sorted(folders, key=lambda path: path.stat().st_mtime_ns):
             digest = Digest(f"sha256:{folder.name}")
-            if folder.suffix == _PART and is_digest(f"sha256:{folder.stem}"):
+            if folder.suffix == PART and is_digest(f"sha256:{folder.stem}"):
                 continue  # a fetch may resume it
             if is_digest(digest) and self._store.has(digest):
                 drop_cached_pages(folder)
                 manifest = self._store.manifest(digest)
                 used_at = monotonic() - max(0.0, time() - folder.stat().st_mtime)
-                shared = _inodes(folder, manifest.files)
-                entry = _Entry(manifest, None, used_at, shared, _prepared_bytes(folder))
+                shared = inodes(folder, manifest.files)
+                entry = _Entry(manifest, None, used_at, shared, prepared_bytes(folder))
                 self._entries[digest] = entry
                 continue
             self.dropped_at_start.append(folder.name)
             shutil.rmtree(folder, ignore_errors=True)
         self.shared.collect()
-
-
-def _inodes(folder: Path, names: Iterable[str]) -> dict[int, int]:
-    """The files in a folder that may be of several fragments, by inode, with their bytes."""
-    found = {}
-    for name in filter(is_shared, names):
-        with suppress(FileNotFoundError):
-            status = (folder / name).lstat()
-            found[status.st_ino] = status.st_size
-    return found
-
-
-def drop_cached_pages(folder: Path) -> None:
-    """Have the kernel drop a folder's files from its page cache, which earlier processes filled.
-
-    Pages stay charged to the control group that brought them there, which may be gone. This
-    process's own group is to be charged with the fragments that it runs.
-    """
-    for path in folder.rglob("*"):
-        with suppress(OSError), open_regular(path) as file:
-            uncache(file.fileno())
-
-
-def _prepared_bytes(folder: Path) -> int:
-    """Bytes of what was prepared of a fragment; what was not finished is removed."""
-    for part in (folder / PREPARED_FOLDER).glob(f"*{_PART}"):
-        shutil.rmtree(part, ignore_errors=True)
-    files = (path for path in (folder / PREPARED_FOLDER).rglob("*") if path.is_file())
-    size = 0
-    for path in files:
-        with suppress(OSError):  # it was removed meanwhile
-            size += path.stat().st_size
-    return size
-
-
-def _stamps(folder: Path, manifest: Manifest) -> _Stamps | None:
-    """None where a file cannot be read."""
-    try:
-        states = [(folder / name).stat() for name in manifest.files]
-    except OSError as error:
-        if is_transient(error):
-            raise
-        return None
-    return tuple((s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in states)
-
-
-def file_digest(path: Path) -> Digest:
-    """The digest of a file. Raises `OSError`."""
-    with path.open("rb") as file:
-        return digest_of_mapped(file)

@@ -2,13 +2,16 @@
 
 Each file is requested from where the one on disk ends, so that any source resumes a transfer that
 broke, also with the process. A source that gives wrong bytes, or gives them too slowly, is left for
-the next one; wrong bytes are thrown away. Two requests for one fragment share one fetch. A file
-that another fragment has on this device is not fetched: the two share it, and where both are
-fetched at once, one waits for the other.
+the next one; wrong bytes are thrown away. Two requests for one fragment share one fetch, which ends
+when nobody waits any more: what comes takes memory that those who wait were granted. A file that
+another fragment has on this device is not fetched: the two share it, and where both are fetched at
+once, one waits for the other.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +21,9 @@ from weakref import WeakValueDictionary
 
 import grpc
 
-from shoal_agent.cache.disk import CacheFull, FragmentCache, drop_cached_pages
+from shoal_agent.cache.disk import CacheFull, FragmentCache
+from shoal_agent.cache.folders import drop_cached_pages
+from shoal_protocol.bulk.link import Undelivered
 from shoal_protocol.digests import Digest
 from shoal_protocol.durable_files import is_disk_full, is_transient, replace_file
 from shoal_protocol.files import FileReceiver
@@ -89,10 +94,14 @@ class Fetcher:
         self._on_bytes = on_bytes
         self._pace = pace
         self._running: dict[str, asyncio.Task[Fetched]] = {}
+        self._ending: dict[str, asyncio.Task[Fetched]] = {}
+        self._waiting: Counter[str] = Counter()
         self._shared = WeakValueDictionary[Digest, asyncio.Lock]()
 
     async def ensure(self, digest: str, sources: Sequence[Source]) -> Fetched:
         """Have a fragment cached. Raises `FragmentUnavailable`, `CacheFull`, `OSError`."""
+        while (ending := self._ending.get(digest)) is not None:
+            await asyncio.wait((ending,))
         if digest in self._cache:
             return Fetched(0, 0.0)
         task = self._running.get(digest)
@@ -100,8 +109,24 @@ class Fetcher:
             task = asyncio.create_task(self._fetch(digest, sources), name=f"fetch {digest}")
             self._running[digest] = task
             task.add_done_callback(partial(self._ended, digest))
-        # One of several that wait may be cancelled; the fetch continues, what comes is of use.
-        return await asyncio.shield(task)
+        self._waiting[digest] += 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            self._waiting[digest] -= 1
+            if not self._waiting[digest]:
+                del self._waiting[digest]
+                if not task.done():
+                    await self._cancel(digest, task)
+
+    async def _cancel(self, digest: str, task: "asyncio.Task[Fetched]") -> None:
+        """End a fetch that nobody waits for any more, and has memory for. The next one resumes what
+        has come."""
+        self._ending[digest] = self._running.pop(digest)
+        task.cancel()
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((task,))
 
     async def fetch_ahead(self, digest: str, sources: Sequence[Source]) -> Fetched:
         """`ensure`, of what is used later: it leaves the page cache."""
@@ -110,7 +135,9 @@ class Fetcher:
         return fetched
 
     def _ended(self, digest: str, task: "asyncio.Task[Fetched]") -> None:
-        self._running.pop(digest, None)
+        for tasks in (self._running, self._ending):
+            if tasks.get(digest) is task:
+                del tasks[digest]
         if not task.cancelled():
             task.exception()  # asyncio logs a failure that nobody waits for any more
 
@@ -186,8 +213,20 @@ class _Transfer:
         self._pace = pace
         self.need_bytes = 0
         self.fetched_bytes = 0
+        self._resumed = False
 
     async def run(self, source: Source) -> None:
+        try:
+            await self._run(source)
+        except (MalformedFrame, FragmentDamaged, WrongBytes):
+            if not self._resumed:
+                raise
+            # What was here before may be what is wrong.
+            await in_thread(self._cache.discard_part, self._digest)
+            self._resumed = False
+            await self._run(source)
+
+    async def _run(self, source: Source) -> None:
         part = await in_thread(self._cache.part, self._digest)
         manifest = await self._manifest(part, source)
         self.need_bytes = manifest.total_bytes
@@ -233,6 +272,7 @@ class _Transfer:
         part = PartialFile(path, entry.size_bytes, cached=False)
         try:
             await in_thread(part.open)
+            self._resumed = self._resumed or part.offset > 0
             await receive(part, read, arrived, self._make_room)
             try:
                 await in_thread(part.verify, entry.digest)
@@ -269,7 +309,10 @@ async def _pieces(
     """The bytes that a source answers. Raises `MalformedFrame`, `SourceLost`,
     `grpc.aio.AioRpcError`."""
     receiver = FileReceiver(request, limit_bytes)
-    call = source.fetch(request, _FILE_SECONDS)
+    try:
+        call = source.fetch(request, _FILE_SECONDS)
+    except (Undelivered, grpc.aio.UsageError) as error:
+        raise SourceLost(str(error)) from error
     try:
         async for message in call:
             yield receiver.feed(message)

@@ -18,6 +18,7 @@ costs an enrolment or two.
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import stat
@@ -89,7 +90,7 @@ class Identity:
         self._patience = doubt_seconds[0]
         self._refused_since: float | None = None
         self._doubted = asyncio.Event()
-        self._renew_at = 0.0
+        self._renew_at = self._due = math.inf
         self.why = "not asked yet"
         self.obtained = False
 
@@ -108,14 +109,17 @@ class Identity:
         while True:
             with contextlib.suppress(TimeoutError):
                 # In steps: a clock that is set does not make a certificate live longer.
-                async with asyncio.timeout(
-                    min(_STEP_SECONDS, max(0.0, self._renew_at - time.time()))
-                ):
+                async with asyncio.timeout(min(_STEP_SECONDS, max(0.0, self._left()))):
                     await self._doubted.wait()
-            if self._doubted.is_set() or time.time() >= self._renew_at:
+            if self._doubted.is_set() or self._left() <= 0:
                 await self._renew()
                 self._doubted.clear()
                 yield
+
+    def _left(self) -> float:
+        """Seconds until it is to be renewed. What was in the folder says when by the clock of who
+        signed it; from then on only the time that passes here counts, whatever the clock says."""
+        return min(self._renew_at - time.time(), self._due - _elapsed())
 
     def accepted(self) -> None:
         """There is a session with this identity."""
@@ -137,7 +141,8 @@ class Identity:
         pause = self._shortest
         while True:
             try:
-                self._renew_at = max(await self._enrol(), time.time() + self._shortest)
+                lasts = await self._enrol()
+                self._due, self._renew_at = _elapsed() + max(lasts, self._shortest), math.inf
             except (EnrolmentFailed, OSError) as error:  # no memory for a process, for one
                 if str(error) != self.why:
                     log.warning("not enrolled: %s", error)
@@ -158,7 +163,7 @@ class Identity:
         return None
 
     async def _enrol(self) -> float:
-        """One try, in a process of its own; when the result is to be renewed. Raises
+        """One try, in a process of its own; in how many seconds the result is to be renewed. Raises
         `EnrolmentFailed`, `OSError`."""
         with contextlib.suppress(FileNotFoundError):  # the process makes it
             _check_private(self._enrolment.folder)
@@ -189,9 +194,14 @@ class Identity:
             raise EnrolmentFailed(lines[-1])
         with contextlib.suppress(ValueError):
             match json.loads(answer):
-                case {"renew_at": float(renew_at)}:
-                    return renew_at
+                case {"renew_after_seconds": float(lasts)}:
+                    return lasts
         raise EnrolmentFailed(f"the step answers {answer[:200]!r}")
+
+
+def _elapsed() -> float:
+    """Seconds of a clock that nobody sets, and that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _check_private(folder: Path) -> None:

@@ -29,6 +29,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -52,7 +53,9 @@ from shoal_agent.runtime.prepared import (
     read_prepared,
     stamps_of,
 )
+from shoal_agent.runtime.trial_marks import MarkedTrial, TrialMarks
 from shoal_agent.telemetry.logs import log
+from shoal_agent.telemetry.pressure import is_ended_with_its_children
 from shoal_protocol.disk_shares import MORE_DISK
 from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.preparing import WORTH_PREPARING_BYTES
@@ -62,6 +65,8 @@ from shoal_protocol.units import format_apart, format_bytes
 _GRAPH_WORTH: Final = 32
 """What a byte of the graph counts beside one of weights: large ones end the runtime, if any do."""
 _KNOWN: Final = 1024
+_MARK: Final = "preparation.json"
+"""Of a child that may end this process as well, which must not do the same again at once."""
 _REPORT_BYTES: Final = 16 << 10
 _CRASHES: Final = (
     signal.SIGSEGV,
@@ -125,6 +130,9 @@ class Preparation:
         self._verified: dict[Path, Stamps] = {}
         self._crashed: dict[str, str] = {}
         self._tried: dict[Path, int] = {}
+        self._marks: TrialMarks | None = None
+        if is_ended_with_its_children():
+            self._marks = TrialMarks(cache.folder.with_name(_MARK))
 
     async def prepare(self, digest: str, fragment: Path, granted_bytes: int) -> Prepared:
         """What there is of a fragment, with the form in it that runs in what is granted, if that
@@ -160,12 +168,20 @@ class Preparation:
             for need in await asyncio.to_thread(form.needs):
                 if need <= self._tried.get(folder, 0):
                     return False
-                borrowed = max(0, need - granted_bytes)
+                limit = max(need, granted_bytes)
+                mark = MarkedTrial(f"{digest} {form.name}", False, limit, 0)
+                if self._marks is not None and self._marks.ended_its_process(mark):
+                    log.info("%s is not prepared: that has ended an agent here", short(digest))
+                    return False
+                borrowed = limit - granted_bytes
                 if borrowed and not self._request_move(borrowed):
                     continue
                 try:
-                    limit_bytes = granted_bytes + borrowed
-                    return await self._carry_out(digest, folder, form, need, limit_bytes)
+                    with nullcontext() if self._marks is None else self._marks.running(mark):
+                        return await self._carry_out(digest, folder, form, need, limit)
+                except asyncio.CancelledError:
+                    self._tried.pop(folder, None)  # not to its end
+                    raise
                 finally:
                     self._end_move(borrowed)
         log.info(
@@ -227,13 +243,16 @@ class Preparation:
             await asyncio.to_thread(_make_empty, part)
             outcome = await self._run_child(form, limit_bytes, disk_bytes, part)
             if outcome.end is _End.DONE:
-                await asyncio.to_thread(_admit, part, folder)
-                await in_thread(self._cache.count_prepared, digest)
+                await in_thread(self._admit, digest, part, folder)
             return outcome
         except OSError as error:
             return _Outcome(_End.FAILED, str(error))
         finally:
             await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
+
+    def _admit(self, digest: str, part: Path, folder: Path) -> None:
+        _admit(part, folder)
+        self._cache.count_prepared(digest)
 
     async def _find(self, digest: str, fragment: Path, forms: Sequence[Form]) -> Prepared:
         """What is on disk and right; it is verified in huge pages where there is room for them."""

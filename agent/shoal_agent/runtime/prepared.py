@@ -21,7 +21,7 @@ from typing import Final
 
 import onnxruntime
 
-from shoal_agent.cache.disk import PREPARED_FOLDER, file_digest
+from shoal_agent.cache.folders import PREPARED_FOLDER, file_digest
 from shoal_agent.runtime.mapped_pages import read_in_huge_pages, read_in_small_pages
 from shoal_agent.runtime.prepare_child import MANIFEST
 from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED, Recipe

@@ -9,7 +9,7 @@ from typing import Final
 
 import onnxruntime
 
-from shoal_agent.cache.disk import drop_cached_pages
+from shoal_agent.cache.folders import drop_cached_pages
 from shoal_agent.runtime.described import runs_in_order
 from shoal_agent.runtime.destinations import Destinations, Placed
 from shoal_agent.runtime.external_data import table_bytes

@@ -284,6 +284,7 @@ class Session:
 
     async def _close(self, stream: Stream, parts: list[asyncio.Task[None]]) -> None:
         self.end("closed")
+        self._device.links.interrupt("its session has ended")
         self.tasks.close()
         running = [*parts, *self._work.values(), *self._late]
         for task in running:
@@ -438,10 +439,6 @@ class Session:
         sources: list[Source] = []
         for peer in wanted.peers:
             device, _, target = peer.rpartition("@")
-            try:
-                link = self._device.links.link(device, target)
-            except Undelivered as error:
-                log.warning("skipped peer %s: %s", peer, error)
-                continue
-            sources.append(Source(peer, link.fetch_fragment))
+            fetch = partial(self._device.links.fetch_fragment, device, target)
+            sources.append(Source(peer, fetch))
         return [*sources, Source(_COORDINATOR, self._client.fetch_fragment)]

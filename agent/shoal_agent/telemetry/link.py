@@ -39,7 +39,8 @@ class _Best:
 
     def read(self) -> float | None:
         oldest = self.clock() - AGE_SECONDS
-        least = min((value for at, value in self.samples if at >= oldest), default=None)
+        samples = tuple(self.samples)  # others are added meanwhile: `/metrics` has a thread
+        least = min((value for at, value in samples if at >= oldest), default=None)
         if (
             least is None
             or self.reported is None
@@ -114,7 +115,7 @@ class LinkMeters:
 
     def read(self) -> Link:
         """The device's own link, as its fastest peer sees it, and those to its peers."""
-        known = {name: meter.read() for name, meter in self._meters.items()}
+        known = {name: meter.read() for name, meter in tuple(self._meters.items())}
         rates = [each.bytes_per_second for each in known.values() if each.bytes_per_second]
         coordinator = known.get(COORDINATOR, Link())
         handling = self._handling.read(self._probed.read())

@@ -1,4 +1,5 @@
-"""How short memory is: pressure stall information of Linux, of machine and control group.
+"""How short memory is: pressure stall information of Linux, of machine and control group; and whom
+the kernel ends when there is none.
 
 The first version of control groups has none of its own, and a kernel may be without any.
 """
@@ -14,12 +15,19 @@ OWN_GROUP: Final = Path("/proc/self/cgroup")
 
 def files() -> tuple[Path, ...]:
     """Those that this process can read now."""
-    found = [MACHINE]
-    for line in (_read(OWN_GROUP) or "").splitlines():
-        number, _, path = line.split(":", 2)
-        if number == "0":
-            found.append(GROUPS / path.lstrip("/") / "memory.pressure")
+    found = [MACHINE, *_of_own_group("memory.pressure")]
     return tuple(each for each in found if _read(each) is not None)
+
+
+def is_ended_with_its_children() -> bool:
+    """Whether the kernel ends all processes of this one's group where one finds no memory, as
+    kubelets ask it to."""
+    return any((_read(each) or "").strip() == "1" for each in _of_own_group("memory.oom.group"))
+
+
+def _of_own_group(name: str) -> list[Path]:
+    lines = [line.split(":", 2) for line in (_read(OWN_GROUP) or "").splitlines()]
+    return [GROUPS / path.lstrip("/") / name for number, _, path in lines if number == "0"]
 
 
 def stalled_percent(paths: Iterable[Path]) -> float | None:

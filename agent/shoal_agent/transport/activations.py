@@ -156,7 +156,8 @@ class ActivationStore:
         into."""
         self._folder = folder / "activations"
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True, mode=0o700)
+        # What is still written for the session before may keep the folder: names differ anyway.
+        self._folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         self._limit_bytes = limit_bytes
         self._space = space
         self.buffers = buffers

@@ -29,5 +29,8 @@ def reached_at(listen: str, coordinator: str) -> str:
     if host not in _EVERYWHERE or coordinator.startswith("unix:"):
         return listen
     there, _, there_port = coordinator.rpartition(":")
-    own = own_address(there.strip("[]"), int(there_port))
+    try:
+        own = own_address(there.strip("[]"), int(there_port))
+    except OSError as error:
+        raise OSError(f"no way to {coordinator}: {error.strerror or error}") from error
     return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"

@@ -78,8 +78,8 @@ class PeerLink:
 
     def fetch_fragment(self, request: FetchFragmentRequest, timeout: float) -> FileStream:
         """A file of a fragment from the peer's cache; `timeout` in seconds."""
-        self._users += 1
         call = self._client.fetch_fragment(request, timeout)
+        self._users += 1
         self._fetches.add(call)
         call.add_done_callback(lambda _: self._fetched(call))
         return call
@@ -162,6 +162,13 @@ class PeerLinks:
         self._links.move_to_end(key)
         return self._links[key]
 
+    def fetch_fragment(
+        self, device: str, address: str, request: FetchFragmentRequest, timeout: float
+    ) -> FileStream:
+        """Over the link that there is now: one that nobody uses between two parts is closed.
+        Raises `Undelivered`."""
+        return self.link(device, address).fetch_fragment(request, timeout)
+
     def open(self) -> dict[str, BulkLink]:
         """The streams that there are, by device."""
         bulks = {device: link.bulk for (device, _), link in self._links.items()}
@@ -173,6 +180,12 @@ class PeerLinks:
         for name, link in (*links, *self._closing.values()):
             if name == device:
                 link.lose(f"the coordinator has lost {device}")
+
+    def interrupt(self, reason: str) -> None:
+        """End the streams on which something large is being sent: nobody waits for it any more."""
+        for bulk in self.open().values():
+            if bulk.leaving:
+                bulk.end(reason)
 
     def renew(self) -> None:
         """What is sent from now on goes over new streams; what is on its way arrives."""

@@ -27,12 +27,12 @@ from typing import Final, cast
 
 from shoal_protocol import eager
 from shoal_protocol.bulk.handlers import FrameHandler, ItemHandler
+from shoal_protocol.bulk.outgoing import Leaving, Unanswered, UnansweredFrames, encode
 from shoal_protocol.bulk.outgoing import (
     OutboundActivation as OutboundActivation,  # noqa: PLC0414 (offered from here)
 )
 from shoal_protocol.bulk.outgoing import Outgoing as Outgoing  # noqa: PLC0414 (as well)
 from shoal_protocol.bulk.outgoing import Traffic as Traffic  # noqa: PLC0414 (as well)
-from shoal_protocol.bulk.outgoing import Unanswered, UnansweredFrames, encode
 from shoal_protocol.bulk.outgoing import Undelivered as Undelivered  # noqa: PLC0414 (as well)
 from shoal_protocol.bulk.sources import Frames, read_in_thread
 from shoal_protocol.bulk.standstill import LOOKS, Standstill
@@ -89,6 +89,7 @@ class BulkLink:
         self.pushed = UnansweredFrames()
         self._answers_together = _LOCAL_ANSWERS if transport.local else FRAMES_TOGETHER
         self._unanswered: dict[int, Outgoing] = {}
+        self.leaving = Leaving()
         self._writer: eager.Running[None] | None = None
         self._writing = self._left_at_once = self._items_came = self._full = False
         self._writing_since = math.inf
@@ -155,7 +156,11 @@ class BulkLink:
                 outgoing = await self.enqueue(encoded.frames, size=encoded.encoded_bytes)
             else:
                 outgoing = await self.enqueue(frames_from_disk)
-            answer = await outgoing.answered
+            try:
+                answer = await outgoing.answered
+            except asyncio.CancelledError:
+                await self.leaving.until_left(outgoing)
+                raise
             if answer.outcome == Acknowledgement.ACCEPTED:
                 self._codec.observe_transfer(encoded.encoded_bytes, perf_counter() - begun)
                 return encoded.encoded_bytes
@@ -297,16 +302,18 @@ class BulkLink:
                 transfers.append(outgoing)
                 # What has a size is at hand.
                 frames += cast("Iterable[Frame]", outgoing.frames(outgoing.number))
+                outgoing.forget()
         return transfers
 
     async def _write_transfer(self, outgoing: Outgoing) -> None:
         frames = outgoing.frames(outgoing.number)
-        if isinstance(frames, AsyncIterator):
-            async for frame in frames:
-                await self._write_frame(frame)
-        else:
-            for frame in frames:
-                await self._write_frame(frame)
+        with self.leaving.of(outgoing):
+            if isinstance(frames, AsyncIterator):
+                async for frame in frames:
+                    await self._write_frame(frame)
+            else:
+                for frame in frames:
+                    await self._write_frame(frame)
         outgoing.written_at = perf_counter()
 
     async def _write_frame(self, frame: Frame) -> None:

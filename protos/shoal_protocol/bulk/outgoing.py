@@ -1,9 +1,11 @@
 """What waits for a link, or is under way on it: transfers that are answered, and frames that are
 not; and what links have carried."""
 
+import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -88,6 +90,10 @@ class Outgoing:
     written_at: float = math.inf
     behind: int = 0
 
+    def forget(self) -> None:
+        """Its frames have left: what they were made of is not kept until they are acknowledged."""
+        self.frames = _none
+
     def fail(self, reason: str) -> None:
         """Nobody will acknowledge it."""
         if not self.answered.done():
@@ -140,3 +146,37 @@ class UnansweredFrames(deque[Unanswered]):
         """The link has ended."""
         while self:
             self.popleft().left()
+
+
+def _none(_: int) -> tuple[Frame, ...]:
+    return ()
+
+
+class Leaving:
+    """The large transfer whose frames are being written, if there is one."""
+
+    def __init__(self) -> None:
+        self._outgoing: Outgoing | None = None
+        self._left = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return self._outgoing is not None
+
+    @contextmanager
+    def of(self, outgoing: Outgoing) -> Iterator[None]:
+        """It is written meanwhile."""
+        self._outgoing = outgoing
+        self._left.clear()
+        try:
+            yield
+        finally:
+            outgoing.forget()
+            self._outgoing = None
+            self._left.set()
+
+    async def until_left(self, outgoing: Outgoing) -> None:
+        """Returns when it is not being written, however often this is cancelled: who gives a
+        transfer up has the memory of its tensors back only then."""
+        while self._outgoing is outgoing:
+            with suppress(asyncio.CancelledError):
+                await self._left.wait()

@@ -28,7 +28,7 @@ DEVICE_LIFETIME: Final = timedelta(days=1)
 """Short: what a device was given ends by itself soon after its node has left the pool."""
 LONGEST_NAME: Final = 64
 """What X.509 allows as a common name."""
-_BEFORE: Final = timedelta(minutes=5)
+BEFORE: Final = timedelta(minutes=5)
 _SMALLEST_RSA_BITS: Final = 2048
 _REQUEST_BYTES: Final = 16 << 10
 
@@ -263,7 +263,7 @@ def _builder(
         .subject_name(subject)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BEFORE)
+        .not_valid_before(now - BEFORE)
         .not_valid_after(end)
         .add_extension(constraints, critical=True)
         .add_extension(usage, critical=True)

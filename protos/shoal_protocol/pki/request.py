@@ -33,6 +33,7 @@ from cryptography.x509.oid import NameOID
 
 from shoal_protocol.channels import client_options
 from shoal_protocol.identities import ENROLMENT
+from shoal_protocol.pki.authority import BEFORE
 from shoal_protocol.v1.enrolment_pb2 import EnrolRequest, EnrolResponse
 from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
 
@@ -84,9 +85,12 @@ def enrol(order: Order) -> dict[str, object]:
     response = _ask(order, _request(key, order.name))
     certificate = _checked(response, key, order.name)
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    renew_at = start + (end - start) * 2 / 3
     identity: dict[str, object] = {
         "name": order.name,
-        "renew_at": (start + (end - start) * 2 / 3).timestamp(),
+        "renew_at": renew_at.timestamp(),
+        # Whatever the clock here says: it was signed just now.
+        "renew_after_seconds": (renew_at - start - BEFORE).total_seconds(),
         "expires_at": end.timestamp(),
         "token": used,
     }

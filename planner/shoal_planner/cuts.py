@@ -36,7 +36,7 @@ from shoal_planner.chains import (
     smallest_largest,
     starts_of,
 )
-from shoal_planner.least_limit import smallest_limit
+from shoal_planner.least_limit import finest_needs, smallest_limit
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Growing, Layout
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
@@ -104,11 +104,12 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
         return ()
     nodes = len(profile.nodes)
     over = _over(layout, request)
+    excused = over | _within(layout, request)
     tried = len(layout.legal) if over else _first_tried(layout, request)
     while True:
         inner = thinned(layout, cost, tried)
         positions = (0, *inner, nodes)
-        table = _candidates(layout, positions, cost, request, over)
+        table = _candidates(layout, positions, cost, request, excused)
         count = request.fragments or least_to_end(table)[0]
         if count is not None:
             starts = starts_of(table, count)
@@ -215,9 +216,10 @@ def _candidates(
     positions: Sequence[int],
     cost: Callable[[Growing], int],
     request: CutRequest,
-    over: Collection[tuple[int, int]],
+    excused: Collection[tuple[int, int]],
 ) -> Table:
-    """Every fragment that could be, up to the limit and to the cost of an even split."""
+    """Every fragment that could be, up to the limit, those that are `excused` from it, and to the
+    cost of an even split."""
     limit = request.max_bytes
     ceiling = None
     if limit is None and request.fragments is not None:
@@ -231,12 +233,12 @@ def _candidates(
             while growing.end < positions[end]:
                 growing.grow()
             value, resident = cost(growing), growing.resident_bytes
-            excused = (position, positions[end]) in over
-            if limit is not None and growing.least_bytes > limit and not excused:
+            is_excused = (position, positions[end]) in excused
+            if limit is not None and growing.least_bytes > limit and not is_excused:
                 break
             if ceiling is not None and value > ceiling:
                 break
-            if limit is None or resident <= limit or excused:
+            if limit is None or resident <= limit or is_excused:
                 row.append(Candidate(end, value, growing.incoming_bytes))
         table.append(row)
     return table
@@ -249,6 +251,16 @@ def _over(layout: Layout, request: CutRequest) -> frozenset[tuple[int, int]]:
     pieces = pairwise((0, *layout.legal, len(layout.profile.nodes)))
     limit = request.max_bytes
     return frozenset(each for each in pieces if layout.segment(*each).resident_bytes > limit)
+
+
+def _within(layout: Layout, request: CutRequest) -> frozenset[tuple[int, int]]:
+    """From where to where no cut parts what keeps the limit, though a search counts more of it:
+    `smallest_limit` knows them, too."""
+    if request.max_bytes is None or not layout.has_halves:
+        return frozenset()
+    positions = (0, *layout.legal, len(layout.profile.nodes))
+    found = zip(pairwise(positions), finest_needs(layout), strict=True)
+    return frozenset(each for each, need in found if need <= request.max_bytes)
 
 
 def _greedy(
@@ -339,7 +351,7 @@ def _smallest_limit_of(layout: Layout, fragments: int) -> int:
     request = CutRequest(fragments=fragments, max_bytes=need)
     inner = thinned(layout, _resident, _first_tried(layout, request))
     positions = (0, *inner, len(layout.profile.nodes))
-    table = _candidates(layout, positions, _resident, request, over=())
+    table = _candidates(layout, positions, _resident, request, excused=())
     least = smallest_largest(table, starts_of(table, fragments))
     return need if least is None else least
 

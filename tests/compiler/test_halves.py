@@ -20,6 +20,7 @@ from made_models import Made
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
 from shoal_planner.arena import Arena
+from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.halves import HalfTensors
 from shoal_planner.profile import Halves
 from shoal_planner.segments import Growing, Layout
@@ -79,7 +80,7 @@ def random_model(seed: int) -> onnx.ModelProto:
     """Nodes of single and half precision, some that move values, and conversions."""
     chance = random.Random(seed)  # noqa: S311 - nothing is secret
     halves, singles = ["x", "z"], ["f"]
-    weights = {
+    weights: dict[str, Any] = {
         "w": np.ones((4, 4), np.float16),
         "s": np.ones(4, np.float16),
         "shape": np.array([4, 4]),
@@ -213,3 +214,38 @@ def test_halves_inside_of_loops_and_choices_are_converted_as_well(
     item = {"x": np.ones((1, 32, 256, 256), np.float16)}
     taken = measured(folder, item, tmp_path, limit_bytes=256 * MIB)
     assert taken <= fragment.resident_bytes < 1.5 * taken
+
+
+def test_a_limit_that_a_constant_of_half_precision_keeps_by_itself_is_found(
+    tmp_path: Path,
+) -> None:
+    """A search counts more of halves that become single precision than a fragment needs of them."""
+    weights: dict[str, Any] = {
+        "half": np.zeros((512, 600), np.float16),
+        "plain": np.zeros((600, 1000), np.float32),
+        "rows": np.zeros((3000, 1000), np.float32),
+        "from": np.array([0]),
+        "to": np.array([1000]),
+    }
+    nodes = [
+        helper.make_node("Cast", ["half"], ["single"], to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["x", "single"], ["a"]),
+        helper.make_node("MatMul", ["a", "plain"], ["b"]),
+        helper.make_node("Slice", ["rows", "from", "to", "from"], ["picked"]),
+        helper.make_node("MatMul", ["b", "picked"], ["y"]),
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, size])
+        for name, size in (("x", 512), ("y", 1000))
+    )
+    constants = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "halves", [x], [y], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, tmp_path / "model.onnx")
+    profile = profile_model(tmp_path / "model.onnx")
+    refused = choose_cuts(profile, CutRequest(max_bytes=1))
+    assert isinstance(refused, Refusal)
+    assert refused.need_bytes is not None
+    for more in (0, MIB, 3 * MIB, 6 * MIB, 12 * MIB):
+        cuts = choose_cuts(profile, CutRequest(max_bytes=refused.need_bytes + more))
+        assert isinstance(cuts, tuple), more

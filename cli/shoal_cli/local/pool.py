@@ -314,6 +314,11 @@ class PoolRun:
         coordinator = Target(address=self._socket("c.m"), labels=labels)
         return [coordinator, *agents]
 
+    @property
+    def fewest_threads(self) -> int:
+        """Of an agent's runtime."""
+        return self.options.threads or min(map(self._threads, self.devices))
+
     def _threads(self, device: LocalDevice) -> int:
         """The processors of the device's share, else a fair part of this machine's."""
         if device.cpus is not None:

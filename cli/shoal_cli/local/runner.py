@@ -106,10 +106,14 @@ def check_folders(order: JobOrder) -> None:
 
 
 async def verify_job(
-    order: JobOrder, workspace: Workspace, options: RunOptions, observer: Observer
+    order: JobOrder,
+    workspace: Workspace,
+    options: RunOptions,
+    observer: Observer,
+    threads: int = 1,
 ) -> Verification | str:
     """Compare a job's results with the whole model's. A verification that failed does not lose the
-    report: why it failed is returned."""
+    report: why it failed is returned. `threads`: those of an agent."""
     observer.phase(f"verifying {order.name} against the whole model")
     request = VerificationRequest(
         model=order.plan.cut.path,
@@ -118,6 +122,7 @@ async def verify_job(
         outputs=order.outputs,
         tolerance=options.tolerance,
         most_items=options.verify or None,
+        threads=threads,
     )
     try:
         return await verify(request, partial(observer.verifying, order.name))
@@ -347,10 +352,13 @@ class _Run:
 
     async def _verify(self, orders: Sequence[JobOrder]) -> dict[str, Verification | str]:
         """Phase 6, one job after another: each has the machine's memory for itself."""
-        return {
-            order.name: await verify_job(order, self._workspace, self._options, self._observer)
-            for order in orders
-        }
+        found = {}
+        for order in orders:
+            pool, _ = self._places[order.name]
+            found[order.name] = await verify_job(
+                order, self._workspace, self._options, self._observer, pool.fewest_threads
+            )
+        return found
 
     def _on_snapshot(self) -> None:
         for pool in self._pools:

@@ -54,7 +54,8 @@ class VerificationRefused(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationRequest:
     """What to compare: a model's file, its `partition.json`, inputs and results; of the items so
-    many, evenly spread, or all."""
+    many, evenly spread, or all. `threads` are those of an agent: some kernels divide their work by
+    them, and round otherwise then."""
 
     model: Path
     partition: Path
@@ -62,6 +63,7 @@ class VerificationRequest:
     outputs: Path
     tolerance: float
     most_items: int | None = None
+    threads: int = 1
 
 
 @dataclass(slots=True)
@@ -215,7 +217,8 @@ def compare(request: VerificationRequest, on_progress: Progress) -> Verification
         by_default = [whole.run(names, inputs.read(item)) for item in sample]
         del whole  # two whole models at once may be more than the machine has
         for way in map(Way, _REFERENCES):
-            other = WholeModel(request.model, way)
+            threads = request.threads if way is Way.AGENTS else None
+            other = WholeModel(request.model, way, threads=threads)
             for item, expected in zip(sample, by_default, strict=True):
                 outputs = other.run(names, inputs.read(item))
                 reference.add(inputs.place(item), expected, outputs)

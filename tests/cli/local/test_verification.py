@@ -1,5 +1,6 @@
 """Comparing with the whole model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
+from shoal_cli.local import whole_model
 from shoal_cli.local.report import Verification
 from shoal_cli.local.verification import (
     Comparison,
@@ -197,3 +199,22 @@ def test_a_larger_fault_is_a_difference(tmp_path: Path, counts: bool) -> None:
     found = with_fault(of_sensitive_model(tmp_path, counts=counts), 10 * SWING)
     assert not found.matches_other_options
     assert not found.passed
+
+
+def test_a_result_of_as_many_threads_as_an_agent_has_is_the_models_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class DependsOnThreads(WholeModel):
+        """As kernels do that divide an array by their threads, and quantise each part by itself."""
+
+        def __init__(self, path: Path, way: Way = Way.DEFAULT, *, threads: int | None = None):
+            super().__init__(path, Way.UNOPTIMISED, threads=threads)
+            self._apart = np.float32(0 if threads == 2 else 0.1)
+
+        def run(self, *arguments: Any) -> dict[str, Any]:
+            return {name: y + self._apart for name, y in super().run(*arguments).items()}
+
+    request = of_sensitive_model(tmp_path)
+    monkeypatch.setattr(whole_model, "WholeModel", DependsOnThreads)
+    assert not with_fault(request, 0).passed
+    assert with_fault(replace(request, threads=2), 0).passed

@@ -51,6 +51,7 @@ from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.verification import VerificationRequest, verify
 from shoal_cli.local.workspace import Workspace
 from shoal_cli.transfer.feeds import Feeds
+from shoal_coordinator.dispatch.limits import Limits
 from shoal_coordinator.storage.inputs import SUFFIXES
 from shoal_coordinator.storage.job_files import check_outputs
 from shoal_coordinator.storage.results import OutputsRefused
@@ -155,7 +156,7 @@ class _Run:
         self._notes: list[str] = []
         self._deaths: list[Death] = []
         self._timelines: list[Timeline] = []
-        self._coordinator_restarts = 0
+        self._coordinator_restarts = self._ended_items = 0
         self._enforcement = Enforcement(mode="none", reason="asked for with --enforce none")
         self._interrupted = False
         self._stopping = False
@@ -272,6 +273,9 @@ class _Run:
         if self._options.enforce is Enforce.CGROUP and missing:
             raise EnforcementImpossible(f"no limit could be set for {', '.join(missing)}")
         self._observer.phase("running")
+        # The coordinator fails an item that has ended so many agents.
+        tries = max(order.job.spec.backoff_limit for order in orders)
+        self._supervisor.bear(Limits().kills + tries)
         self._feeds = feeds_of(orders, self._observer.note)
         async with self._feeds.active():
             await asyncio.gather(*(pool.watch.run(self._on_snapshot) for pool in self._pools))
@@ -363,6 +367,11 @@ class _Run:
     def _on_snapshot(self) -> None:
         for pool in self._pools:
             pool.follow_floors()
+        statuses = [status for pool in self._pools for status in pool.job_statuses()]
+        ended = sum(status.succeeded + status.failed for status in statuses)
+        if ended != self._ended_items:
+            self._ended_items = ended
+            self._supervisor.progressed()
         self._observer.running(snapshot(self._pools))
 
     def _on_death(self, death: supervisor.Death) -> None:

@@ -3,9 +3,9 @@
 Each child leads a session of its own, so Ctrl-C at the terminal reaches the runner alone, and the
 runner decides. A child that dies is restarted with exponential backoff from `FIRST_DELAY_SECONDS`
 to `LONGEST_DELAY_SECONDS`, which resets once it has lived `STABLE_SECONDS`. A child that dies
-`HOPELESS_DEATHS` times in a row without ever having been stable ends the run: `ProcessHopeless`,
-with the end of its log. (A wrong setting, a model that crashes the runtime or a limit of the kernel
-would end it again. Results remain, and the next run resumes.)
+`HOPELESS_DEATHS` times in a row, without ever having been stable and with nothing done meanwhile,
+ends the run: `ProcessHopeless`, with the end of its log. (A wrong setting, a model that crashes the
+runtime or a limit of the kernel would end it again. Results remain, and the next run resumes.)
 
 Stopping is TERM, then KILL after a grace period, for the child's whole session. Children also ask
 the kernel to end them when the runner dies (`--exit-with-parent`), also by `kill -9`.
@@ -20,6 +20,7 @@ import contextlib
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ class Death:
 class ProcessHopeless(Exception):
     """A child died again and again, never having worked."""
 
-    def __init__(self, death: Death, log: Path) -> None:
+    def __init__(self, death: Death, deaths: int, log: Path) -> None:
         kernel = ""
         if death.status == -signal.SIGKILL:
             kernel = (
@@ -71,7 +72,7 @@ class ProcessHopeless(Exception):
                 "the budget, or cut the model into more fragments."
             )
         super().__init__(
-            f"{death.title} ended {HOPELESS_DEATHS} times in a row within {STABLE_SECONDS:g} s of "
+            f"{death.title} ended {deaths} times in a row within {STABLE_SECONDS:g} s of "
             f"its start, last: {death.cause}; see {log}, which ends so:\n{tail(log)}{kernel}\n"
             "Results that were written are kept; the next run continues with what is missing."
         )
@@ -91,6 +92,8 @@ class Supervisor:
         self._on_death = on_death
         self._children: dict[str, _Child] = {}
         self._restarts: dict[str, int] = {}
+        self._deaths = Counter[str]()
+        self._borne = 0
         self._stopping = False
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -105,6 +108,15 @@ class Supervisor:
     async def wait_for_failure(self) -> None:
         """Never returns; raises `ProcessHopeless` when a child is given up."""
         await asyncio.shield(self._failure)
+
+    def bear(self, deaths: int) -> None:
+        """Give nobody up before so many more deaths: work may be what ends a child, and those who
+        give it out leave that work out after so many."""
+        self._borne = deaths
+
+    def progressed(self) -> None:
+        """Something was done since the last death: nobody is hopeless yet."""
+        self._deaths.clear()
 
     def restarts(self, name: str) -> int:
         """How often a child was restarted; known after its end too."""
@@ -146,27 +158,25 @@ class Supervisor:
             session_signal(child.process, signal.SIGKILL)
 
     async def _restart_forever(self, child: _Child) -> None:
-        delay, deaths = FIRST_DELAY_SECONDS, 0
+        delay, name = FIRST_DELAY_SECONDS, child.spec.name
         while True:
             born = time.monotonic()
             status = await child.process.wait()
             if self._stopping:
                 return
             if time.monotonic() - born >= STABLE_SECONDS:
-                delay, deaths = FIRST_DELAY_SECONDS, 0
-            deaths += 1
-            death = Death(
-                title=child.spec.title, status=status, restarts=self.restarts(child.spec.name)
-            )
-            if deaths >= HOPELESS_DEATHS:
+                delay, self._deaths[name] = FIRST_DELAY_SECONDS, 0
+            self._deaths[name] += 1
+            death = Death(title=child.spec.title, status=status, restarts=self.restarts(name))
+            if (deaths := self._deaths[name]) >= HOPELESS_DEATHS + self._borne:
                 if not self._failure.done():
-                    self._failure.set_exception(ProcessHopeless(death, child.spec.log))
+                    self._failure.set_exception(ProcessHopeless(death, deaths, child.spec.log))
                 return
             self._on_death(death)
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY_SECONDS)
             child.process = await _spawn(child.spec)
-            self._restarts[child.spec.name] = self.restarts(child.spec.name) + 1
+            self._restarts[name] = self.restarts(name) + 1
 
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

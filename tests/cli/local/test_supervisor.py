@@ -167,3 +167,24 @@ async def test_a_child_inherits_no_secrets(tmp_path: Path, monkeypatch: pytest.M
 def test_a_child_starts_no_threads_for_linear_algebra_unless_somebody_asks_for_them() -> None:
     assert child_environment({"SECRET": "x"}) == {"OPENBLAS_NUM_THREADS": "1"}
     assert child_environment({"OPENBLAS_NUM_THREADS": "2"}) == {"OPENBLAS_NUM_THREADS": "2"}
+
+
+async def test_a_child_that_work_ends_is_given_up_when_so_much_of_it_was_left_out_that_none_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(module, "HOPELESS_DEATHS", 2)
+    deaths: list[Death] = []
+
+    def on_death(death: Death) -> None:
+        deaths.append(death)
+        if death.restarts in (2, 5):
+            supervisor.progressed()  # an item was left out, or done by another
+
+    supervisor = Supervisor(on_death)
+    supervisor.bear(2)
+    await supervisor.start(spec("pi-4", tmp_path, "pass"))
+    with pytest.raises(ProcessHopeless, match="ended 4 times in a row"):
+        await asyncio.wait_for(supervisor.wait_for_failure(), 20)
+    await supervisor.stop()
+    assert len(deaths) == 3 + 3 + 3

@@ -141,6 +141,19 @@ def test_a_worker_is_made_owned_and_restricted(
     )
 
 
+def test_a_worker_that_a_quota_keeps_from_having_a_pod_says_so(
+    plane: ControlPlane, namespace: str, operator: RunningOperator
+) -> None:
+    limits = {"hard": {"limits.cpu": "4"}}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team"}}
+    plane.access.apply({**quota, "spec": limits}, namespace=namespace)
+    counts = "--for=jsonpath={.status.used}"
+    plane.kubectl("wait", counts, "resourcequota/team", f"--namespace={namespace}")
+    plane.access.apply(model("m"), namespace=namespace)
+    told = partial(condition, plane, namespace, "model", "m", "Ready")
+    wait_until("the quota is told", lambda: "limits.cpu" in told().get("message", ""))
+
+
 def test_two_hundred_objects_at_once_are_all_seen_and_told_of_once(
     plane: ControlPlane, namespace: str, operator: RunningOperator
 ) -> None:

@@ -136,10 +136,10 @@ class Metadata:
     )
     namespace: str | None = member(NAME, "The object's namespace.", default=None, example="default")
     labels: Mapping[str, str] = member(
-        Table(values=Text(max_length=63, min_length=0), max_items=64), "Labels.", default={}
+        Table(values=Text(max_length=63, min_length=0), max_items=None), "Labels.", default={}
     )
     annotations: Mapping[str, str] = member(
-        Table(values=Text(max_length=262144, min_length=0), max_items=256),
+        Table(values=Text(max_length=262144, min_length=0), max_items=None),
         "Annotations.",
         default={},
     )

@@ -350,15 +350,15 @@ class Items(Shape[tuple[T, ...]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table(Shape[Mapping[str, str]]):
-    """Names with values, as in labels."""
+    """Names with values, as in labels. `max_items` None: as many as Kubernetes takes."""
 
     values: Text
-    max_items: int
+    max_items: int | None
 
     def read(self, value: object, at: Path, errors: Errors) -> Mapping[str, str] | Invalid:
         if not isinstance(value, dict):
             return _refuse(errors, at, _wanted(value, "a mapping of names to values"))
-        if len(value) > self.max_items:
+        if self.max_items is not None and len(value) > self.max_items:
             many = f"has {len(value)} entries; at most {self.max_items} are allowed"
             return _refuse(errors, at, many)
         before, table = len(errors), {}
@@ -369,11 +369,12 @@ class Table(Shape[Mapping[str, str]]):
         return MappingProxyType({k: v for k, v in table.items() if not isinstance(v, Invalid)})
 
     def schema(self) -> Schema:
-        values = self.values.schema()
-        return {"type": "object", "additionalProperties": values, "maxProperties": self.max_items}
+        values: Schema = {"type": "object", "additionalProperties": self.values.schema()}
+        return values if self.max_items is None else {**values, "maxProperties": self.max_items}
 
     def words(self) -> str:
-        return f"mapping of at most {self.max_items} names to text"
+        many = "" if self.max_items is None else f"at most {self.max_items} "
+        return f"mapping of {many}names to text"
 
 
 @dataclass(frozen=True, slots=True)

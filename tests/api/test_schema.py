@@ -244,6 +244,13 @@ def test_what_the_api_server_adds_to_an_object_is_accepted() -> None:
     assert errors_of(parse(InferenceJob, document)) == ()
 
 
+def test_an_object_may_have_as_many_labels_and_annotations_as_kubernetes_takes() -> None:
+    notes = {f"example.org/note-{number}": "" for number in range(5000)}
+    document = job(**MODEL)
+    document["metadata"] = {"name": "ocr", "labels": notes, "annotations": notes}
+    assert errors_of(parse(InferenceJob, document)) == ()
+
+
 @pytest.mark.parametrize(
     ("kind", "document", "message"),
     [

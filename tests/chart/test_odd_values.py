@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chart.values import EVERYTHING
+from chart.values import EVERYTHING, pod_of
 from rendered_chart import CHART, PROMETHEUS, Refused, helm, render
 from shoal_operator.command import read_settings
 
@@ -32,7 +32,7 @@ def test_names_that_look_like_numbers_stay_names(tmp_path: Path) -> None:
     namespaces = ["12345", "true", "null"]
     given = {
         "nameOverride": "2024",
-        "fullnameOverride": "2025",
+        "fullnameOverride": "n2025",
         "images.pullSecrets": ["1", "on"],
         "operator.priorityClassName": "100",
         "serviceAccount.name": "007",
@@ -99,6 +99,63 @@ def test_what_the_operator_cannot_do_without_is_asked_for_by_its_name(name: str)
     """A null in a file of values takes the default away."""
     with pytest.raises(Refused, match=f"missing propert(y|ies):? .*'{name.rpartition('.')[2]}'"):
         render({name: None})
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "own"),
+    [
+        ("operator.podLabels", {"team": "a", "app.kubernetes.io/component": "x"}, "component"),
+        ("operator.podLabels", {"helm.sh/chart": "x"}, "helm.sh/chart"),
+        ("operator.podAnnotations", {"checksum/settings": "x"}, "checksum/settings"),
+        ("podMonitor.additionalLabels", {"app.kubernetes.io/name": "x"}, "app.kubernetes.io/name"),
+        ("prometheusRule.additionalLabels", {"app.kubernetes.io/version": "x"}, "version"),
+        ("dashboards.additionalLabels", {"grafana_dashboard": "x"}, "grafana_dashboard"),
+    ],
+)
+def test_what_the_chart_sets_itself_is_not_set_twice(
+    path: str, more: dict[str, str], own: str
+) -> None:
+    everything = {
+        f"{each}.enabled": True for each in ("podMonitor", "prometheusRule", "dashboards")
+    }
+    with pytest.raises(Refused, match=f"{path}: .*{own} is set by the chart itself"):
+        render({**everything, path: more}, PROMETHEUS)
+
+
+@pytest.mark.parametrize("release", ["2026", "a.b"])
+def test_a_release_whose_service_could_not_be_called_so_is_refused(release: str) -> None:
+    options = ("template", release, str(CHART), "--namespace=shoal-system")
+    with pytest.raises(Refused, match=f"no Service may be called {release}-shoal-operator: "):
+        helm(*options)
+    assert helm(*options, "--set=fullnameOverride=shoal")
+    with pytest.raises(Refused, match=r"fullnameOverride.*does not match pattern"):
+        helm(*options, "--set-string=fullnameOverride=2026")
+
+
+@pytest.mark.parametrize(
+    ("resources", "limit", "request_"),
+    [
+        ({"limits": {"memory": "64Mi"}}, "64Mi", "128Mi"),
+        ({"limits": {"memory": "134M"}}, "134M", "128Mi"),
+        ({"limits": {"memory": 1000}}, "1000", "128Mi"),
+        ({"limits": {"cpu": "49m"}}, "49m", "50m"),
+        ({"limits": {"cpu": "0.5"}, "requests": {"cpu": 1}}, "0.5", "1"),
+    ],
+)
+def test_a_limit_below_a_request_is_refused(
+    resources: dict[str, Any], limit: str, request_: str
+) -> None:
+    with pytest.raises(Refused, match=f", {limit}, is below the request, {request_}; lower"):
+        render({f"operator.resources.{name}": each for name, each in resources.items()})
+
+
+@pytest.mark.parametrize(
+    "limits", [{"memory": "128Mi"}, {"memory": "1.5G", "cpu": 1}, {"memory": "1Gi", "cpu": "50m"}]
+)
+def test_a_limit_of_at_least_the_request_is_taken(limits: dict[str, Any]) -> None:
+    pod = pod_of({"operator.resources.limits": limits})["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == limits
+    assert pod["containers"][0]["resources"]["requests"] == {"cpu": "50m", "memory": "128Mi"}
 
 
 @pytest.mark.parametrize("name", ["nodeSelector", "tolerations", "affinity"])

@@ -166,6 +166,13 @@ MaxBytes = Annotated[
 Cuts = Annotated[
     str | None, typer.Option(metavar="TENSOR,...", help="Cut where these tensors are made.")
 ]
+Cut = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TENSOR",
+        help="Cut where this tensor is made, whose name may have commas. Repeatable.",
+    ),
+]
 Outgrown = Annotated[
     str | None,
     typer.Option(

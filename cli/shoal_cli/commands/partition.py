@@ -30,6 +30,7 @@ def partition(
     fragments: options.Count = None,
     max_bytes: options.MaxBytes = None,
     cuts: options.Cuts = None,
+    cut: options.Cut = None,
     seen: options.Seen = None,
     outgrown: options.Outgrown = None,
     shape: options.Shapes = None,
@@ -52,9 +53,8 @@ def partition(
     from shoal_cli.local.cut_orders import CutOrder
     from shoal_cli.local.preparation import prepare
 
-    size = _limit_of(fragments, max_bytes, cuts)
-    wanted = options.parse_digest(digest)
-    shapes = options.parse_shapes(shape)
+    size = _limit_of(fragments, max_bytes, cuts or cut)
+    wanted, shapes = options.parse_digest(digest), options.parse_shapes(shape)
     access = security.access(volume)
     limit = options.parse_size(max_download, "--max-download")
     path = fetch_model(model, access, wanted, cache, limit)
@@ -66,7 +66,7 @@ def partition(
         shapes=shapes,
         fragments=fragments,
         max_bytes=size,
-        tensors=tuple(cuts.split(",")) if cuts else (),
+        tensors=(*(cuts.split(",") if cuts else ()), *(cut or ())),
         seen=options.parse_shapes(seen, "--seen", "TENSOR"),
         outgrown=options.parse_outgrown(outgrown),
     )
@@ -86,9 +86,9 @@ def partition(
         typer.echo(f"kept in {prepared.path}")
 
 
-def _limit_of(fragments: int | None, max_bytes: str | None, cuts: str | None) -> int | None:
+def _limit_of(fragments: int | None, max_bytes: str | None, cuts: object) -> int | None:
     """What a fragment may need, where that is how the model is cut."""
-    if sum(given is not None for given in (fragments, max_bytes, cuts)) != 1:
+    if sum(given is not None for given in (fragments, max_bytes, cuts or None)) != 1:
         raise typer.BadParameter("give one of --fragments, --max-bytes and --cuts")
     return None if max_bytes is None else options.parse_size(max_bytes, "--max-bytes")
 

@@ -2,8 +2,16 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* RELEASE-shoal, or RELEASE where that says shoal already; short enough for -operator. */ -}}
+{{- /* RELEASE-shoal, or RELEASE where that says shoal already; short enough for -operator, and a name for a Service. */ -}}
 {{- define "shoal.fullname" -}}
+{{- $name := include "shoal.wantedName" . }}
+{{- if not (regexMatch "^[a-z][a-z0-9-]*$" $name) }}
+{{- fail (printf "no Service may be called %s-operator: a release's name begins with a letter and has no dots; choose another, or set fullnameOverride" $name) }}
+{{- end }}
+{{- $name }}
+{{- end }}
+
+{{- define "shoal.wantedName" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
 {{- else if contains (include "shoal.name" .) .Release.Name }}
@@ -23,6 +31,20 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- /*
+More labels or annotations, as a user gives them. One that the chart sets as well would be there twice, which no API
+server takes: (dict "root" $ "path" "operator.podLabels" "more" .Values.operator.podLabels)
+*/ -}}
+{{- define "shoal.more" -}}
+{{- $own := keys (include "shoal.labels" .root | fromYaml) | concat (list "app.kubernetes.io/component" "grafana_dashboard" "checksum/settings") }}
+{{- range $name := keys .more | sortAlpha }}
+{{- if has $name $own }}
+{{- fail (printf "%s: %s is set by the chart itself; leave it out" $.path $name) }}
+{{- end }}
+{{- end }}
+{{- toYaml .more }}
 {{- end }}
 
 {{- /* What the operator's pods are known by; these never change. */ -}}
@@ -49,6 +71,26 @@ app.kubernetes.io/component: operator
 {{- else }}
 {{- printf "%s:%s" $name (default .root.Chart.AppVersion .image.tag) }}
 {{- end }}
+{{- end }}
+
+{{- /* The operator's resources. A limit below a request, such as the default of it, is refused: no pod could be made. */ -}}
+{{- define "shoal.resources" -}}
+{{- $resources := .Values.operator.resources | default dict }}
+{{- range $name, $limit := $resources.limits }}
+{{- $request := get ($resources.requests | default dict) $name }}
+{{- if and $request (lt (include "shoal.amount" $limit | float64) (include "shoal.amount" $request | float64)) }}
+{{- fail (printf "operator.resources: the limit of %s, %v, is below the request, %v; lower requests.%s as well" $name $limit $request $name) }}
+{{- end }}
+{{- end }}
+{{- toYaml $resources }}
+{{- end }}
+
+{{- /* A quantity, such as 512Mi, as a plain number. */ -}}
+{{- define "shoal.amount" -}}
+{{- $text := toString . }}
+{{- $unit := regexFind "[A-Za-z]+$" $text }}
+{{- $units := dict "" 1.0 "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 }}
+{{- mulf (trimSuffix $unit $text | float64) (get $units $unit) }}
 {{- end }}
 
 {{- /* The namespaces that a namespaced operator sees, as JSON. */ -}}

@@ -6,7 +6,8 @@ one is first seen its spec must include what the manifest says (`matches`), and 
 generation that moved without us says that somebody has edited it. Others are read once, then
 applied anew every `REPAIR_SECONDS`, which changes nothing when nothing has changed.
 
-A `batch/v1` Job is made and never changed: its template cannot be.
+A `batch/v1` Job is made and never changed: its template cannot be. So one that was made for an
+object of the same name that is gone is waited for, until Kubernetes has collected it.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from typing import Final
 
 from shoal_api.kinds import KINDS
 from shoal_api.schema import API_VERSION, parse
-from shoal_operator.controller.api import Api, ApplyConflict, Json
+from shoal_operator.controller.api import Api, ApplyConflict, Conflict, Json
 from shoal_operator.controller.cache import Cache, Own, State, Topic, reduce
 from shoal_operator.controller.foreign import APPLIED, Identity, Raw, WorkloadState, identity_of
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
@@ -37,6 +38,14 @@ class NameTaken(Exception):
             f"delete it or rename this object"
         )
         self.key = key
+
+
+class StillThere(Conflict):
+    """What is to be made anew is on its way out, and gone soon."""
+
+    def __init__(self, key: ObjectKey) -> None:
+        asked = f"apply {key.kind} {key.namespace}/{key.name}"
+        super().__init__(asked, 409, "AlreadyExists", "the one before is still being removed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +75,11 @@ class Children:
 
     async def apply(self, manifest: Manifest, owner: Identity, *, take_over: bool = False) -> bool:
         """Have a child be as the manifest says; whether something was written. `take_over`: even
-        if somebody else has made it. Raises `NameTaken` or `ApiError`.
+        if somebody else has made it. Raises `NameTaken`, `StillThere` or another `ApiError`.
         """
         key = key_of(manifest)
         full, digest = _complete(manifest, owner)
-        if not take_over and await self._is_current(key, manifest, digest):
+        if not take_over and await self._is_current(key, full, digest):
             return False
         # What the cache does not know, because it is not labelled as ours, may be somebody else's.
         unknown = _is_watched(key) and self._find(key) is None
@@ -80,7 +89,10 @@ class Children:
             raise NameTaken(key) from error
         identity = identity_of(answer)
         if identity.leaving:
-            return False  # What is being deleted is made anew once it is gone.
+            # What is being deleted is made anew once it is gone, which only a watch would tell.
+            if _is_watched(key):
+                return False
+            raise StillThere(key)
         self._remember(key, digest, identity)
         self._removed.pop(key, None)
         if _is_watched(key):
@@ -127,7 +139,7 @@ class Children:
         return None if document is None else identity_of(document)
 
     async def _is_current(self, key: ObjectKey, manifest: Manifest, digest: str) -> bool:
-        """Whether a child is as its manifest says. Raises `NameTaken` or `ApiError`."""
+        """Whether a child is as its whole manifest says. Raises as `apply` does."""
         known = self._applied.get(key)
         if known is not None and not _is_watched(key):
             return known.digest == digest and self.clock() - known.at <= REPAIR_SECONDS
@@ -137,6 +149,8 @@ class Children:
         if not identity.shoal_owner:
             raise NameTaken(key)
         if key.kind == JOB.kind:
+            if identity.shoal_owner != identity_of(manifest).shoal_owner:
+                raise StillThere(key)
             return True
         if known is not None:
             return identity.applied == digest and known.is_of(identity)

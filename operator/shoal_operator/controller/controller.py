@@ -10,7 +10,7 @@ from shoal_api.kinds import InferenceJob
 from shoal_operator.controller.actions import Actions, NotLeading
 from shoal_operator.controller.api import ApiError, Conflict
 from shoal_operator.controller.cache import ObjectName, Own
-from shoal_operator.controller.children import NameTaken
+from shoal_operator.controller.children import NameTaken, StillThere
 from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.open_calls import CoordinatorFailed
 from shoal_operator.controller.planning import Asker, Haste, Planning
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 WORKERS: Final = 8
 CONFLICT_SECONDS: Final = 0.1
 """Time for the watch to bring what somebody else has written."""
+COLLECTED_SECONDS: Final = 2.0
+"""How often it is asked whether Kubernetes has collected what is in the way: it takes a while."""
 
 
 @dataclass(slots=True)
@@ -66,7 +68,9 @@ class Controller:
             await self._reconcile(name)
         except Conflict as error:
             logger.debug("%s: %s", _text(name), error)
-            self.event_router.queue.add(name, CONFLICT_SECONDS)
+            collected = isinstance(error, StillThere)
+            delay = COLLECTED_SECONDS if collected else CONFLICT_SECONDS
+            self.event_router.queue.add(name, delay)
         except NotLeading:
             logger.debug("%s: another operator leads", _text(name))
         except (ApiError, CoordinatorFailed, NameTaken) as error:

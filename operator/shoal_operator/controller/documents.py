@@ -2,6 +2,9 @@
 
 They are large and parsed, so each content is kept once, whatever the number of Partitions that have
 it, and the least used go first. A ConfigMap that has not changed is not parsed again.
+
+A Partition that was deleted and made again finds the ConfigMaps of the old one, which Kubernetes
+has yet to collect. They are as good as gone.
 """
 
 from collections import OrderedDict
@@ -9,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal_api.kinds import Partition
-from shoal_operator.controller.api import Api
+from shoal_operator.controller.api import Api, Json
 from shoal_operator.controller.foreign import identity_of
-from shoal_operator.reconcile.names import document_name, namespace_of, table_name
+from shoal_operator.reconcile.names import document_name, namespace_of, table_name, uid_of
 from shoal_operator.reconcile.partition import read_document
 from shoal_operator.reconcile.planned_cuts import read_table
 from shoal_operator.reconcile.resources import CONFIG_MAP
@@ -45,14 +48,13 @@ class Documents:
         """A Partition's document; None where there is none. Without `fresh` one that has the
         fragments of the Partition's status is taken as read before.
         """
-        uid = partition.metadata.uid or ""
+        uid = uid_of(partition)
         known = self._known.get(uid)
         if known is not None and not fresh and known.content[1] == _fragments(partition):
             found = self._find(known.content)
             if found is not None:
                 return found
-        name = document_name(partition.metadata.name)
-        config_map = await self._api.get(CONFIG_MAP, namespace_of(partition), name) or {}
+        config_map = await self._get(partition, document_name(partition.metadata.name))
         identity = identity_of(config_map)
         state = (identity.uid, identity.version)
         found = self._find(known.content) if known and known.config_map == state else None
@@ -76,8 +78,14 @@ class Documents:
 
     async def read_table(self, partition: Partition) -> StoredTable | None:
         """The table of a Partition whose cuts are planned; None where there is none."""
-        name = table_name(partition.metadata.name)
-        return read_table(await self._api.get(CONFIG_MAP, namespace_of(partition), name) or {})
+        return read_table(await self._get(partition, table_name(partition.metadata.name)))
+
+    async def _get(self, partition: Partition, name: str) -> Json:
+        """A ConfigMap of this very Partition; empty where there is none that stays."""
+        config_map = await self._api.get(CONFIG_MAP, namespace_of(partition), name) or {}
+        identity = identity_of(config_map)
+        stays = identity.shoal_owner == uid_of(partition) and not identity.leaving
+        return config_map if stays else {}
 
     def _find(self, content: _Content) -> StoredDocument | None:
         """A document that is stored, as the one that was used last."""

@@ -1,7 +1,9 @@
-"""What only pods and claims say: a worker's answer, why it failed, why something is not ready.
+"""What only pods, claims and events say: a worker's answer, why it failed, why something is not
+ready.
 
 They are not watched, but read when a decision needs it. One that waits causes no event, so an
-object with such a pod or claim is requeued after `REQUEUE_SECONDS`.
+object with such a pod or claim is requeued after `REQUEUE_SECONDS`. Why there is no pod at all (a
+quota, an admission rule), only the events of a Job or a DaemonSet say.
 """
 
 import asyncio
@@ -12,7 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal_operator.controller.api import Api, NotFound, Rejected
-from shoal_operator.controller.foreign import JobState, Raw, WorkloadState, identity_of
+from shoal_operator.controller.foreign import (
+    Identity,
+    JobState,
+    Raw,
+    WorkloadState,
+    identity_of,
+)
 from shoal_operator.controller.watches import OURS
 from shoal_operator.reconcile.bounded_json import MOST_BYTES, is_bounded
 from shoal_operator.reconcile.names import AGENTS, OWNER_UID
@@ -26,7 +34,7 @@ REQUEUE_SECONDS: Final = 5.0
 CLAIM_SECONDS: Final = 60.0
 """How long a bound claim is taken for what it is."""
 LISTED_SECONDS: Final = 3.0
-"""How long a list of pods is taken for what there is."""
+"""How long a list of pods, or of events, is taken for what there is."""
 MAX_KEPT_BYTES: Final = 8 << 20
 MAX_SEEN: Final = 16_384
 _BOUND: Final = "Bound"
@@ -59,6 +67,7 @@ class Pods:
         self._kept_bytes = 0
         self._listing = asyncio.Lock()
         self._waiting: dict[str, tuple[float, Mapping[str, Sequence[Raw]]]] = {}
+        self._warned: dict[tuple[str, str], tuple[float, Mapping[str, str]]] = {}
 
     async def worker(self, job: JobState, *, answers: bool = True) -> Worker:
         """A worker with what its pod says. Without `answers` nobody asks for what it has printed,
@@ -73,8 +82,8 @@ class Pods:
                 ended = self._ended.get(identity.uid) or await self._read_end(job)
                 message = ended.message
             case WorkerPhase.PENDING:
-                unready = await self._unready(identity.namespace)
-                message = problem(unready.get(identity.name, ()))
+                pods = (await self._unready(identity.namespace)).get(identity.name, ())
+                message = problem(pods) if pods else await self._warning(identity)
             case WorkerPhase.RUNNING:
                 pass
         return Worker(
@@ -115,8 +124,14 @@ class Pods:
             labels = f"{OWNER_UID}={behind.owner_uid}"
             found = await self._pods_by(AGENTS, behind.namespace, labels)
         return tuple(
-            _explained(each.workload, found.get(each.identity.name, ())) for each in states
+            [await self._agent(each, found.get(each.identity.name, ())) for each in states]
         )
+
+    async def _agent(self, state: WorkloadState, pods: Sequence[Raw]) -> Workload:
+        workload = _explained(state.workload, pods)
+        if not workload.is_behind or workload.message or len(pods) >= workload.wanted:
+            return workload
+        return replace(workload, message=await self._warning(state.identity))
 
     async def _unready(self, namespace: str) -> Mapping[str, Sequence[Raw]]:
         """The workers' pods of a namespace that neither run nor have ended well, by worker, newest
@@ -130,6 +145,19 @@ class Pods:
             found = await self._pods_by(_JOB, namespace, f"{OURS},{_JOB}", _UNREADY)
             self._waiting[namespace] = (now, found)
             return found
+
+    async def _warning(self, of: Identity) -> str:
+        """What was last found wrong with an object that has no pods. Such warnings are asked for by
+        all that wait together, as pods are.
+        """
+        async with self._listing:
+            at, known = self._warned.get((of.namespace, of.kind), (-LISTED_SECONDS, {}))
+            now = asyncio.get_running_loop().time()
+            if now - at >= LISTED_SECONDS:
+                fields = f"involvedObject.kind={of.kind},type=Warning"
+                known = await _last_events(self._api, of.namespace, fields)
+                self._warned[of.namespace, of.kind] = (now, known)
+            return known.get(of.uid, "")
 
     async def _pods(self, namespace: str, labels: str, fields: str = "") -> list[Raw]:
         """The pods with these labels, newest first."""
@@ -210,14 +238,17 @@ class Claims:
     async def _problem(self, namespace: str, uid: str) -> str:
         """The last event of a claim that is not bound."""
         fields = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.uid={uid}"
-        try:
-            events = [Raw(each) async for each in self._api.list(EVENT, namespace, fields=fields)]
-        except Rejected:
-            return ""  # A role may not allow it; only the reason is lost.
-        if not events:
-            return ""
-        last = max(events, key=lambda event: event.text("lastTimestamp"))
-        return f"{last.text('reason')}: {last.text('message')}"
+        return (await _last_events(self._api, namespace, fields)).get(uid, "")
+
+
+async def _last_events(api: Api, namespace: str, fields: str) -> dict[str, str]:
+    """What the last event of each object says, by uid."""
+    try:
+        events = [Raw(each) async for each in api.list(EVENT, namespace, fields=fields)]
+    except Rejected:
+        return {}  # A role may not allow it; only the reason is lost.
+    events.sort(key=lambda event: event.text("lastTimestamp"))
+    return {event.table("involvedObject").text("uid"): _reason_text(event) for event in events}
 
 
 def _bytes(quantity: str) -> Bytes:

@@ -169,6 +169,12 @@ class Snapshots:
                 if each.spec.pool_ref.name == name
             ),
             enrolment_authority=self.enrolment_authority(),
+            taken_names=frozenset(
+                # Nobody subscribes to them: a name that is taken meanwhile is refused.
+                each.metadata.name
+                for each in self.cache.all_own(Device, namespace)
+                if each.spec.pool_ref.name != name
+            ),
         )
         snapshot = replace(snapshot, pods=await self._agent_pods.read(snapshot))
         if self._agent_pods.are_adopting(snapshot):

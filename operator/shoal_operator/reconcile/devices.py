@@ -5,6 +5,7 @@ is not connected stays as long as its node is selected, since its agent will be 
 within its budget: see `budgets`.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Final
 
@@ -31,7 +32,7 @@ from shoal_operator.reconcile.conditions import (
 from shoal_operator.reconcile.decision import DeviceChild
 from shoal_operator.reconcile.fragment_budgets import planned_on
 from shoal_operator.reconcile.manifests import labels_of, manifest
-from shoal_operator.reconcile.names import device_object_name
+from shoal_operator.reconcile.names import device_object_name, distinct_device_name
 from shoal_operator.reconcile.snapshot import (
     ConnectedDevice,
     DevicePoolSnapshot,
@@ -69,9 +70,21 @@ def devices_gone(snapshot: DevicePoolSnapshot, selected: frozenset[str]) -> froz
     if isinstance(snapshot.view, Unreachable):
         return frozenset()
     alive = {each.name for each in snapshot.view.devices if each.state is not DeviceState.LOST}
-    pool = snapshot.pool.metadata.name
-    stay = {device_object_name(pool, name) for name in selected | alive}
-    return frozenset(device.metadata.name for device in snapshot.devices) - stay
+    stay = _object_names(snapshot, selected | alive).values()
+    return frozenset(device.metadata.name for device in snapshot.devices).difference(stay)
+
+
+def _object_names(snapshot: DevicePoolSnapshot, devices: Iterable[str]) -> dict[str, str]:
+    """What each device's object is called: as it is already, else plainly, unless that of another
+    pool is called so.
+    """
+    pool, names = snapshot.pool.metadata.name, dict[str, str]()
+    own = {each.metadata.name for each in snapshot.devices}
+    for device in devices:
+        plain, distinct = device_object_name(pool, device), distinct_device_name(pool, device)
+        is_plain = plain in own or not (distinct in own or plain in snapshot.taken_names)
+        names[device] = plain if is_plain else distinct
+    return names
 
 
 def device_children(snapshot: DevicePoolSnapshot, gone: frozenset[str]) -> tuple[DeviceChild, ...]:
@@ -91,7 +104,8 @@ def _children(snapshot: DevicePoolSnapshot, gone: frozenset[str]) -> tuple[Devic
     if isinstance(view, Unreachable):
         update = ConditionUpdate("Ready", UNKNOWN, "CoordinatorUnreachable", view.reason)
         return tuple(_child(snapshot, known[name], update) for name in sorted(known))
-    connected = {device_object_name(pool, each.name): each for each in view.devices}
+    names = _object_names(snapshot, (each.name for each in view.devices))
+    connected = {names[each.name]: each for each in view.devices}
     shown = []
     for name in sorted((known.keys() | connected.keys()) - gone):
         device, each = known.get(name), connected.get(name)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from shoal_api.kinds import InferenceJob, Partition
+from shoal_api.kinds import InferenceJob, Partition, Placement
 from shoal_api.kinds.placement import StageStatus
 from shoal_api.writing import write
 from shoal_operator.reconcile.addresses import offline, unsuitable
@@ -36,12 +36,14 @@ from shoal_operator.reconcile.job_cuts import (
 from shoal_operator.reconcile.job_status import (
     PARTITION_REFUSED,
     POOL_NOT_FOUND,
+    WAITING,
     Verdict,
     has_ended,
     missing_pool,
 )
 from shoal_operator.reconcile.manifests import labels_of, manifest, owner_reference
 from shoal_operator.reconcile.names import (
+    OWNER_UID,
     model_of,
     partition_of,
     placement_of,
@@ -240,9 +242,8 @@ def _references(snapshot: InferenceJobSnapshot) -> Cause | None:
         "Placement": job.spec.placement_ref is None,
     }
     for kind, there in (("Partition", partition), ("Placement", placement)):
-        if made[kind] and not is_ours(job, there):
-            text = f"there is a {kind} {job.metadata.name} already that is not this job's"
-            return Cause("NameTaken", f"{text}; name the job otherwise, or refer to that one")
+        if there is not None and made[kind] and not is_ours(job, there):
+            return _taken(job, kind, there)
     wanted = (
         ("Placement", placement_of(job), placement),
         ("DevicePool", pool_of(job, placement), snapshot.pool),
@@ -412,6 +413,16 @@ def _step(
             return Step(Cause(reason, worker_text(worker, runs)))
         case _:
             assert_never(worker.phase)
+
+
+def _taken(job: InferenceJob, kind: str, there: Partition | Placement) -> Cause:
+    """What is called as the job's own would be, and is another's."""
+    name = job.metadata.name
+    if OWNER_UID in there.metadata.labels:
+        # Only a job of the same name makes one of that name, so that job is gone.
+        return Cause(WAITING, f"the {kind} {name} of the job before is still being removed")
+    text = f"there is a {kind} {name} already that is not this job's"
+    return Cause("NameTaken", f"{text}; name the job otherwise, or refer to that one")
 
 
 def _owned_by(owner: Partition, child: Manifest) -> Manifest:

@@ -111,6 +111,12 @@ def device_object_name(pool: str, device: str) -> str:
     return child_name(pool, _of_node(device))
 
 
+def distinct_device_name(pool: str, device: str) -> str:
+    """One where another pool has a Device of the plain name, as `lab` with `edge-pi-4` and
+    `lab-edge` with `pi-4` do."""
+    return child_name(pool, f"{_of_node(device)}-{fingerprint([pool, device])}")
+
+
 def _of_node(name: str) -> str:
     """A node's name as part of another; names with dots stay apart from those with dashes."""
     return name if _LABEL.fullmatch(name) else f"{_as_label(name)[:40]}-{fingerprint([name])}"

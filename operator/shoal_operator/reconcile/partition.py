@@ -43,6 +43,7 @@ from shoal_operator.reconcile.planned_cuts import (
     RECIPE,
     chooser,
     cut_arguments,
+    cuts_at,
     cuts_of,
     is_planned,
     table_map,
@@ -256,7 +257,7 @@ def _arguments(
     elif spec.max_fragment_size is not None:
         how = ["--max-bytes", str(spec.max_fragment_size)]
     elif spec.cuts is not None:
-        how = ["--cuts", ",".join(spec.cuts)]
+        how = [*cuts_at(spec.cuts)]
     else:
         smallest = smallest_budget(pools)
         if smallest is None:

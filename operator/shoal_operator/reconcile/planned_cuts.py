@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import Final
 
 from shoal_api.kinds import Partition, Placement
@@ -106,13 +107,21 @@ def age(of: Placement) -> tuple[str, str]:
 
 def cut_arguments(cuts: Sequence[str]) -> tuple[str, ...]:
     """How `shoal partition` makes this cut."""
-    return ("--cuts", ",".join(cuts)) if cuts else ("--fragments", "1")
+    return cuts_at(cuts) if cuts else ("--fragments", "1")
+
+
+def cuts_at(tensors: Sequence[str]) -> tuple[str, ...]:
+    """How `shoal partition` cuts at tensors, whose names may have commas."""
+    return tuple(word for name in tensors for word in ("--cut", name))
 
 
 def cuts_of(stored: StoredDocument) -> tuple[str, ...] | None:
     """The planned cut that a document is of; None: it was made otherwise."""
     match stored.arguments:
-        case ("--cuts", names, *_):
+        case ("--cut", *_) as words:
+            pairs = zip(words[::2], words[1::2], strict=False)
+            return tuple(name for _, name in takewhile(lambda pair: pair[0] == "--cut", pairs))
+        case ("--cuts", names, *_):  # as operators wrote before
             return tuple(names.split(","))
         case ("--fragments", "1", *_):
             return ()

@@ -332,7 +332,8 @@ class DevicePoolSnapshot(_Snapshot):
     and are not being deleted; None as long as the controller has not seen all of them, because what
     is not among them is cancelled and removed. `own_jobs` and `placements` are those on this pool.
     `enrolment_authority`: the certificates (PEM) that agents trust when they enrol, if there are.
-    `not_resized`: why the cluster last refused to resize a pod.
+    `not_resized`: why the cluster last refused to resize a pod. `taken_names`: the names of
+    the Devices of other pools.
     """
 
     pool: DevicePool
@@ -349,6 +350,7 @@ class DevicePoolSnapshot(_Snapshot):
     enrolment_authority: str = ""
     pods: tuple[AgentPod, ...] = ()
     not_resized: str = ""
+    taken_names: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

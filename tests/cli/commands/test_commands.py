@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import onnx
@@ -20,6 +21,7 @@ from shoal_cli.commands.app import app, run_app
 from shoal_cli.commands.options import parse_shapes
 from shoal_coordinator.command import main as coordinator
 from shoal_operator.command import main as operator
+from shoal_protocol.partition import document_from_json
 
 COMMANDS = tuple(typer.main.get_command(app).commands)  # type: ignore[attr-defined]  # of a Group
 
@@ -241,6 +243,27 @@ def test_a_name_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None
     assert "[?, 8]" in shown.stdout or "[n[/], 8]" in shown.stdout
     cut = shoal("partition", tmp_path / "m.onnx", "--fragments", "2")
     assert "h[red]" in cut.stdout, cut.stderr
+
+
+def test_a_model_is_cut_at_tensors_whose_names_may_have_commas(tmp_path: Path) -> None:
+    inner = ["ij,jk->ik", "h", "-"]
+    ends = ["x", *inner, "y"]
+    nodes = [helper.make_node("Relu", [each], [made]) for each, made in pairwise(ends)]
+    given, taken = (helper.make_tensor_value_info(each, TensorProto.FLOAT, [1, 8]) for each in "xy")
+    graph = helper.make_graph(nodes, "named", [given], [taken])
+    opset = helper.make_opsetid("", 17)
+    model = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=9), model)
+
+    def boundaries(*options: str) -> list[str]:
+        shown = shoal("partition", model, *options, "--document")
+        assert shown.returncode == 0, shown.stderr
+        document = document_from_json(shown.stdout.splitlines()[-1].encode())
+        return [each.outputs[0].name for each in document.fragments]
+
+    assert boundaries("--cut", inner[0]) == [inner[0], "y"]
+    assert boundaries(*(word for name in inner for word in ("--cut", name))) == [*inner, "y"]
+    assert boundaries("--cuts", "h,-") == ["h", "-", "y"]
 
 
 def test_what_is_piped_is_not_cut_at_80_columns(tmp_path: Path) -> None:

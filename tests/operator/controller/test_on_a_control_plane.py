@@ -141,6 +141,19 @@ def test_a_worker_is_made_owned_and_restricted(
     )
 
 
+def test_a_worker_that_a_quota_keeps_from_having_a_pod_says_so(
+    plane: ControlPlane, namespace: str, operator: RunningOperator
+) -> None:
+    limits = {"hard": {"limits.cpu": "4"}}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team"}}
+    plane.access.apply({**quota, "spec": limits}, namespace=namespace)
+    counts = "--for=jsonpath={.status.used}"
+    plane.kubectl("wait", counts, "resourcequota/team", f"--namespace={namespace}")
+    plane.access.apply(model("m"), namespace=namespace)
+    told = partial(condition, plane, namespace, "model", "m", "Ready")
+    wait_until("the quota is told", lambda: "limits.cpu" in told().get("message", ""))
+
+
 def test_two_hundred_objects_at_once_are_all_seen_and_told_of_once(
     plane: ControlPlane, namespace: str, operator: RunningOperator
 ) -> None:
@@ -186,6 +199,24 @@ def test_an_object_that_is_gone_takes_its_children_with_it(
     wait_until("the worker is made", lambda: len(plane.access.get(*jobs)["items"]) == 1)
     plane.kubectl("delete", "model", "m", f"--namespace={namespace}")
     wait_until("the worker is gone", lambda: plane.access.get(*jobs)["items"] == [])
+
+
+def test_an_object_that_is_replaced_while_its_worker_is_there_gets_one_of_its_own(
+    plane: ControlPlane, namespace: str, operator: RunningOperator
+) -> None:
+    def owners() -> list[str]:
+        jobs = plane.access.get("jobs", f"--namespace={namespace}")["items"]
+        return [each["metadata"]["ownerReferences"][0]["uid"] for each in jobs]
+
+    plane.access.apply(model("m"), namespace=namespace)
+    wait_until("the worker is made", lambda: len(owners()) == 1)
+    again = json.dumps(model("m"))
+    plane.kubectl("replace", "--force", "--filename=-", f"--namespace={namespace}", given=again)
+    uid = plane.access.get("model", "m", f"--namespace={namespace}")["metadata"]["uid"]
+    wait_until("it is seen", lambda: is_seen(plane, namespace, "m"))
+    # Kubernetes deletes the old one by itself, in half a minute.
+    plane.kubectl("delete", "jobs", "--all", f"--namespace={namespace}")
+    wait_until("another worker is made", lambda: owners() == [uid])
 
 
 def test_an_object_that_says_what_no_schema_knows_is_told_what_is_wrong(

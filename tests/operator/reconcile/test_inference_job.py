@@ -407,6 +407,16 @@ def test_an_object_of_the_jobs_name_that_is_not_its_own_is_left_alone() -> None:
     assert "Partition" not in kinds(decision)
 
 
+def test_what_a_job_of_the_same_name_left_is_waited_for_until_it_is_removed() -> None:
+    again = job()
+    again = replace(again, metadata=replace(again.metadata, uid="another"))
+    decision = decide(replace(PLANNED, job=again))
+    planned = condition(decision.status, "Planned")
+    assert (planned.status, planned.reason) == ("False", "Waiting")
+    assert planned.message == "the Partition ocr of the job before is still being removed"
+    assert "Partition" not in kinds(decision)
+
+
 @pytest.mark.parametrize(
     ("missing", "reason"), [("model", "ModelNotFound"), ("pool", "PoolNotFound")]
 )

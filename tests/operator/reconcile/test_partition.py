@@ -166,7 +166,7 @@ def test_a_config_map_that_somebody_spoilt_is_made_again() -> None:
     [
         ({"fragments": 5}, ["--fragments", "5"]),
         ({"maxFragmentSize": "16Mi"}, ["--max-bytes", str(16 * MIB)]),
-        ({"cuts": ["a", "b/c"]}, ["--cuts", "a,b/c"]),
+        ({"cuts": ["a", "ij,jk->ik"]}, ["--cut", "a", "--cut", "ij,jk->ik"]),
         ({}, ["--max-bytes", str(24 * MIB)]),
     ],
 )

@@ -15,19 +15,20 @@ from reconcile.simulation import started
 from reconcile.test_partition import command_of, name_of, ready_model
 from reconcile.test_placement import device
 from reconcile.test_walks import check_the_end, disturb, heal, reconcile_all, settle
-from reconcile.values import MIB, NOW, SETTINGS, cut_at, cuts_in, make, pool, word
+from reconcile.values import MIB, NOW, SETTINGS, cut_at, cuts_in, document, make, pool, word
 from shoal_api.kinds import InferenceJob, Partition, Placement
 from shoal_api.kinds.partition import PartitionStatus
 from shoal_api.kinds.placement import PlacementStatus
 from shoal_operator.reconcile.decision import Decision, Manifest
 from shoal_operator.reconcile.names import document_name, table_name
 from shoal_operator.reconcile.partition import read_document
-from shoal_operator.reconcile.planned_cuts import read_table
+from shoal_operator.reconcile.planned_cuts import cut_arguments, cuts_of, read_table
 from shoal_operator.reconcile.snapshot import (
     ConnectedDevice,
     CoordinatorView,
     PartitionSnapshot,
     PlacementSnapshot,
+    StoredDocument,
     Worker,
     WorkerPhase,
 )
@@ -313,3 +314,16 @@ def test_whatever_goes_away_and_returns_jobs_end_and_the_cut_is_the_chosen_one(s
     ]
     assert word(chosen, "Planned") == "True Planned"
     assert word(cut, "Ready") == "True Ready"
+
+
+@pytest.mark.parametrize("cuts", [(), ("a",), ("a", "ij,jk->ik", "--cut", "--digest")])
+def test_where_a_partition_was_cut_is_read_back_whatever_the_names(cuts: tuple[str, ...]) -> None:
+    arguments = (*cut_arguments(cuts), "--digest", "sha256:0", "--shape", "x=1")
+    stored = StoredDocument(recipe="r", arguments=arguments, document=document())
+    assert cuts_of(stored) == cuts
+
+
+def test_a_cut_that_an_operator_of_before_stored_is_read_still() -> None:
+    arguments = ("--cuts", "a,b/c", "--digest", "sha256:0")
+    stored = StoredDocument(recipe="r", arguments=arguments, document=document())
+    assert cuts_of(stored) == ("a", "b/c")

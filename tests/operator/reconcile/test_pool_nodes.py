@@ -5,17 +5,20 @@ from typing import Any
 
 import pytest
 
-from reconcile.rules import COORDINATOR, pods_in
+from reconcile.rules import COORDINATOR, name_of, pods_in
 from reconcile.test_device_pool import children, node, see, settings, snapshot, view
 from reconcile.test_placement import device
 from reconcile.values import NOW, condition, pool, word
 from shoal_agent.transport.addresses import advertised
-from shoal_api.fields import Condition, ConditionStatus
-from shoal_api.kinds import DevicePool
+from shoal_api.fields import Condition, ConditionStatus, Metadata, Reference
+from shoal_api.kinds import Device, DevicePool
+from shoal_api.kinds.device import DeviceSpec
 from shoal_api.kinds.device_pool import DevicePoolStatus
-from shoal_operator.reconcile.names import device_object_name
+from shoal_operator.reconcile.names import device_object_name, distinct_device_name
 from shoal_operator.reconcile.settings import Place
 from shoal_operator.reconcile.snapshot import Unreachable
+
+OF_SHELF = DeviceSpec(pool_ref=Reference(name="shelf"))
 
 
 @pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
@@ -64,6 +67,31 @@ def test_nodes_with_dots_have_devices_with_names_of_their_own() -> None:
     names = {device_object_name("shelf", name) for name in ("a.b", "a-b", "a.b.c", "x" * 63)}
     assert len(names) == 4
     assert all(len(name) <= 63 and "." not in name for name in names)
+
+
+def test_a_device_whose_name_another_pools_device_has_gets_one_of_its_own_and_keeps_it() -> None:
+    plain, others = ["shelf-n1", "shelf-n2"], frozenset({"shelf-n1"})
+
+    def told(*named: str, taken: frozenset[str] = frozenset()) -> list[str]:
+        """What objects are applied and removed where there are these already."""
+        there = tuple(Device(metadata=Metadata(name=name), spec=OF_SHELF) for name in named)
+        decision = see(devices=there, taken_names=taken)
+        assert not [each for each in decision.removals if each.kind == "Device"]
+        return [name_of(each.device) for each in decision.devices]
+
+    assert told() == plain
+    first, second = told(taken=others)
+    assert first.startswith("shelf-n1-")
+    assert second == "shelf-n2"
+    assert told(first, second, taken=others) == [first, second]
+    assert told(first, second) == [first, second], "the other pool is gone"
+    assert told(*plain, taken=others) == plain, "it was there first"
+
+
+def test_the_names_of_devices_of_pools_that_could_have_one_name_differ() -> None:
+    pairs = (("lab", "edge-pi-4"), ("lab-edge", "pi-4"))
+    assert len({device_object_name(*pair) for pair in pairs}) == 1
+    assert len({distinct_device_name(*pair) for pair in pairs}) == 2
 
 
 def test_the_coordinators_pod_is_where_the_installation_says() -> None:

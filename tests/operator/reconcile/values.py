@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TypeVar
 
 from shoal_api.fields import Condition, Status
@@ -127,10 +128,7 @@ def document(fragments: int = 3, resident: int = 20 * MIB) -> PartitionDocument:
 
 def cuts_in(command: Sequence[str]) -> tuple[str, ...]:
     """Where a worker's command cuts."""
-    words = list(command)
-    if "--cuts" not in words:
-        return ()
-    return tuple(words[words.index("--cuts") + 1].split(","))
+    return tuple(name for word, name in pairwise(command) if word == "--cut")
 
 
 def cut_at(table: CutTable, cuts: Sequence[str]) -> PartitionDocument:

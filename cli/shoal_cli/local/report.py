@@ -11,7 +11,7 @@ from typing import Final
 
 from shoal_cli.local.run_record import CutReport, Death, Timeline
 from shoal_planner.figures import PlanFigures
-from shoal_protocol.durable_files import replace_file
+from shoal_protocol.durable_files import write_named
 from shoal_protocol.partition import Outgrown
 from shoal_protocol.seen_sizes import Sizes
 
@@ -333,10 +333,10 @@ def read_report(path: Path) -> RunReport:
 
 
 def write_report(report: RunReport, path: Path) -> None:
-    """Write the JSON; a reader sees the old file or the new one, never a part. The many numbers of
-    the timelines are on one line."""
+    """Write the JSON; of a file a reader sees the old one or the new one, never a part. The many
+    numbers of the timelines are on one line."""
     document = to_json(report)
     timelines = json.dumps(document.pop("timelines"), separators=(",", ":"), allow_nan=False)
     text = json.dumps(document, indent=2, allow_nan=False).removesuffix("\n}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, f'{text},\n  "timelines": {timelines}\n}}\n'.encode())
+    write_named(path, f'{text},\n  "timelines": {timelines}\n}}\n'.encode())

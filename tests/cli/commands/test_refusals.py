@@ -120,6 +120,7 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((*RUN, "--otlp", "localhost:4318"), "'localhost:4318' is not a URL such as http://"),
         ((*RUN, "--report", "empty"), "--report empty: is a folder; name a file"),
         ((*RUN, "--report", "model.onnx/x"), "model.onnx: File exists"),
+        ((*RUN, "--report", "/proc/report"), "/proc/report: /proc cannot be written"),
         ((*RUN, "--html", "empty"), "--html empty: is a folder; name a file"),
         (("report", "gone.json"), "there is no gone.json; name a report (`shoal run --report`)"),
         (("report", "empty"), "empty has no report.json: no run has ended there"),

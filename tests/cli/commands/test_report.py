@@ -1,6 +1,8 @@
 """`shoal report`: the page of a run that is over, from its report or its work folder."""
 
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,21 @@ def test_the_page_is_written_beside_the_report_or_where_it_is_asked_for(
     assert run_app(["report", str(tmp_path / "report.json"), "--html", str(elsewhere)]) == 0
     assert elsewhere.read_bytes() == beside.read_bytes()
     assert "device pi-zero killed by SIGKILL" in beside.read_text()
+
+
+def test_the_page_goes_into_a_pipe_and_through_a_link(tmp_path: Path) -> None:
+    write_report(troubled(), tmp_path / "report.json")
+    (tmp_path / "link.html").symlink_to(tmp_path / "page.html")
+    assert run_app(["report", str(tmp_path), "--html", str(tmp_path / "link.html")]) == 0
+    assert (tmp_path / "link.html").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor() as beside:
+        read = beside.submit((tmp_path / "pipe").read_bytes)
+        try:
+            assert run_app(["report", str(tmp_path), "--html", str(tmp_path / "pipe")]) == 0
+        finally:  # else a reader would wait for ever
+            os.close(os.open(tmp_path / "pipe", os.O_RDWR))
+    assert read.result() == (tmp_path / "page.html").read_bytes()
 
 
 @pytest.mark.parametrize("arguments", [("report", "report.json"), ("run", "model.onnx", "--html")])

@@ -27,6 +27,7 @@ from shoal_planner.speeds import devices_table, link_tables
 from shoal_protocol.choices import Objective
 from shoal_protocol.durable_files import write_named
 from shoal_protocol.units import NANOSECONDS_PER_SECOND
+from shoal_protocol.visible import visible
 
 T = TypeVar("T")
 
@@ -166,9 +167,9 @@ def show(planned: Sequence[Planned], form: Format, picture: Path | None) -> None
             each
             for found in planned
             if found.plan is not None
-            for each in charts(found.name, found.plan, found.links, found.idle)
+            for each in charts(visible(found.name), found.plan, found.links, found.idle)
         ]
-        title = f"Plan of {', '.join(each.name for each in planned)}"
+        title = visible(f"Plan of {', '.join(each.name for each in planned)}")
         drawing = draw(title, "As predicted: nothing has run.", drawn)
         write_named(picture, drawing.encode())
     if form is Format.JSON:

@@ -38,7 +38,7 @@ def library() -> str:
 def write_page(report: RunReport, path: Path) -> int:
     """Write the page of a report; its bytes. Of a file a reader sees the old one or the new one."""
     check_drawing()
-    page = document(report, library()).encode()
+    page = document(report, library()).encode(errors="backslashreplace")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_named(path, page)
     return len(page)

@@ -66,6 +66,8 @@ COUNT: Final = Whole(minimum=0, maximum=INT64_MAX)
 COLUMN: Final = Text(max_length=512, min_length=0)
 
 COLUMNS: Final = "What `kubectl get` prints. For people; programs read the fields beside it."
+_MOST_ENTRIES: Final = 1 << 18
+"""Of metadata, as many as Kubernetes lets be written: it bounds their bytes, not their number."""
 FRAGMENT: Final = Whole(minimum=0, maximum=MAX_FRAGMENTS - 1)
 
 
@@ -136,10 +138,12 @@ class Metadata:
     )
     namespace: str | None = member(NAME, "The object's namespace.", default=None, example="default")
     labels: Mapping[str, str] = member(
-        Table(values=Text(max_length=63, min_length=0), max_items=64), "Labels.", default={}
+        Table(values=Text(max_length=63, min_length=0), max_items=_MOST_ENTRIES),
+        "Labels.",
+        default={},
     )
     annotations: Mapping[str, str] = member(
-        Table(values=Text(max_length=262144, min_length=0), max_items=256),
+        Table(values=Text(max_length=262144, min_length=0), max_items=_MOST_ENTRIES),
         "Annotations.",
         default={},
     )

@@ -1,5 +1,6 @@
 """`shoal report`: the page of a run that is over, from its report or its work folder."""
 
+import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,39 @@ def test_the_page_goes_into_a_pipe_and_through_a_link(tmp_path: Path) -> None:
         finally:  # else a reader would wait for ever
             os.close(os.open(tmp_path / "pipe", os.O_RDWR))
     assert read.result() == (tmp_path / "page.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        (("jobs", 0, "cut", "edges", 0, "consumer"), 77, "jobs.0.cut.edges.0: one of its ends is"),
+        (("timelines", 0, "column_seconds"), 0, "timelines.0.column_seconds: is no length of time"),
+        (("timelines", 0, "begun_seconds"), float("inf"), "has values that no run has (cannot"),
+        (("seconds",), 1e308, "has values that no run has (cannot convert float infinity"),
+        (("seconds",), "long", "is no report: seconds: Input should be a valid number"),
+        (("jobs", 0, "cut", "fragments"), [], "jobs.0.cut.edges.0: one of its ends is no fragment"),
+    ],
+)
+def test_a_report_that_was_edited_is_refused_in_a_line(
+    where: tuple[str | int, ...],
+    value: object,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "report.json"
+    write_report(troubled(), path)
+    document = json.loads(path.read_bytes())
+    inside = document
+    for step in where[:-1]:
+        inside = inside[step]
+    inside[where[-1]] = value
+    path.write_text(json.dumps(document))
+    assert run_app(["report", str(path)]) == 2
+    title, *lines = capsys.readouterr().err.splitlines()
+    assert title == "shoal: report refused"
+    assert len(lines) == 1
+    assert said in lines[0]
 
 
 @pytest.mark.parametrize("arguments", [("report", "report.json"), ("run", "model.onnx", "--html")])

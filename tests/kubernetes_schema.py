@@ -64,9 +64,13 @@ def _rules(_: Any, rules: list[dict[str, str]], instance: object, schema: object
 
 def _map_keys(_: Any, keys: list[str], instance: object, schema: object) -> Errors:
     if isinstance(instance, list) and all(isinstance(item, dict) for item in instance):
-        seen = [tuple(str(item.get(key)) for key in keys) for item in instance]
+        seen = [tuple(_key(item.get(key)) for key in keys) for item in instance]
         if len(set(seen)) < len(seen):
             yield ValidationError("two items have the same key")
+
+
+def _key(value: object) -> str:
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _pattern(_: Any, pattern: str, instance: object, schema: object) -> Errors:
@@ -84,9 +88,9 @@ def _properties(validator: Any, names: dict[str, Any], instance: object, schema:
 
 
 def _is_integer(_: object, instance: Any) -> bool:
-    """What is larger than 64 bits is read as a float."""
-    is_whole = isinstance(instance, int) and not isinstance(instance, bool)
-    return is_whole and -(2**63) <= instance < 2**63
+    """What is larger than 64 bits is read as a float; a float that is whole is an integer."""
+    is_whole = isinstance(instance, int) or (isinstance(instance, float) and instance.is_integer())
+    return is_whole and not isinstance(instance, bool) and -(2**63) <= instance < 2**63
 
 
 _Validator = validators.extend(  # type: ignore[no-untyped-call] # its stubs leave it out
@@ -103,7 +107,23 @@ _Validator = validators.extend(  # type: ignore[no-untyped-call] # its stubs lea
 
 def problems(schema: dict[str, Any], document: object) -> list[str]:
     """Why an API server with strict validation would refuse the document."""
-    return [error.message for error in _Validator(schema).iter_errors(document)]
+    return [error.message for error in _Validator(schema).iter_errors(pruned(schema, document))]
+
+
+def pruned(schema: Any, value: object) -> object:
+    """Without the fields that are null, which an API server takes as if they were not there."""
+    match value:
+        case dict():
+            names, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+            return {
+                name: pruned(names.get(name, others), each)
+                for name, each in value.items()
+                if each is not None or (name not in names and not others)
+            }
+        case list():
+            return [pruned(schema.get("items", {}), each) for each in value]
+        case _:
+            return value
 
 
 def every_schema(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -7,7 +7,8 @@ A record is a frozen dataclass whose fields are members; from them come
 * the structural OpenAPI schema of the CRD (`openapi_schema`), with meaning, bounds and defaults.
 
 A field `latency_milliseconds` is written `latencyMilliseconds`. An unknown field is an error here,
-as it is for `kubectl` with strict validation. Rules across fields are data too: each can be asked
+as it is for `kubectl` with strict validation. A field that may be absent is so where it is null, as
+for an API server. Rules across fields are data too: each can be asked
 of a document, and written as CEL.
 """
 
@@ -156,16 +157,17 @@ class Object(Shape[R]):
             return INVALID
         before = len(errors)
         _find_unknown(self.of, value, at, errors)
+        written = {name for name, each in value.items() if each is not None}
         arguments: dict[str, object] = {}
         for name, declared in _MEMBERS[self.of].items():
-            if name in value:
+            if name in written or (declared.required and name in value):
                 arguments[declared.attribute] = declared.shape.read(
                     value[name], (*at, name), errors
                 )
             elif declared.required:
                 errors.append(FieldError((*at, name), f"is missing{_for_example(declared)}"))
         errors.extend(
-            FieldError(at, rule.message) for rule in _RULES[self.of] if not rule.holds(value)
+            FieldError(at, rule.message) for rule in _RULES[self.of] if not rule.holds(written)
         )
         return self.of(**arguments) if len(errors) == before else INVALID
 

@@ -99,7 +99,7 @@ def _refuse(errors: Errors, at: Path, message: str) -> Literal[Invalid.INVALID]:
 
 def _wanted(value: object, wanted: str) -> str:
     if value is None:
-        return f"is empty: give {wanted}, or leave the field out"
+        return f"is empty: give {wanted}"
     return f"{show(value)} is not {wanted}"
 
 
@@ -162,6 +162,8 @@ class Whole(Shape[int]):
     maximum: int
 
     def read(self, value: object, at: Path, errors: Errors) -> int | Invalid:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # JSON and YAML write 3 as 3.0, too
         if isinstance(value, bool) or not isinstance(value, int):
             return _refuse(errors, at, _wanted(value, "a whole number"))
         if not self.minimum <= value <= self.maximum:
@@ -253,6 +255,8 @@ class Quantity(Shape[N]):
     per_unit: int = 1
 
     def read(self, value: object, at: Path, errors: Errors) -> N | Invalid:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if isinstance(value, float) and isfinite(value):
             return _refuse(errors, at, f'{value} is a fraction: write it in quotes, "{value}"')
         if isinstance(value, bool) or not isinstance(value, int | str):
@@ -325,7 +329,7 @@ class Items(Shape[tuple[T, ...]]):
         seen: dict[object, int] = {}
         for place, item in enumerate(value):
             name = item.get(self.key) if isinstance(item, dict) else None
-            if not isinstance(name, str | int):
+            if not isinstance(name, str | int | float):
                 continue
             if name in seen:
                 message = f"{show(name)} is the {self.key} of item [{seen[name]}] already"
@@ -358,6 +362,7 @@ class Table(Shape[Mapping[str, str]]):
     def read(self, value: object, at: Path, errors: Errors) -> Mapping[str, str] | Invalid:
         if not isinstance(value, dict):
             return _refuse(errors, at, _wanted(value, "a mapping of names to values"))
+        value = {name: entry for name, entry in value.items() if entry is not None}
         if self.max_items is not None and len(value) > self.max_items:
             many = f"has {len(value)} entries; at most {self.max_items} are allowed"
             return _refuse(errors, at, many)

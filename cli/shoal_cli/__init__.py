@@ -48,7 +48,10 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """Where the caller has closed standard output or error, what is written there goes nowhere."""
+    """Where the caller has closed a standard stream, nothing is read there, and what is written
+    goes nowhere. The first opened takes the number of the first that is closed."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - as long as the process
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
     if sys.stderr is None:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
 from shoal_protocol.channels import MOST_PORT, Credentials
-from shoal_protocol.units import parse_quantity, parse_whole, shortened
+from shoal_protocol.units import LONGEST_SECONDS, parse_quantity, parse_whole, shortened
 from shoal_protocol.visible import OneLine
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-_LONGEST_SECONDS: Final = 86_400_000
 
 Value = TypeVar("Value")
 
@@ -103,7 +102,7 @@ def positive_integer(text: str) -> int:
 def duration(text: str) -> float:
     """Seconds (or another unit of time) from 0 on."""
     value = float(parse_quantity(text))
-    if value > _LONGEST_SECONDS:
+    if value > LONGEST_SECONDS:
         raise ValueError(f"{text!r} is too long")
     return value
 

@@ -13,6 +13,7 @@ _UNWRITABLE: Final = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.EIO, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ENOTCONN),
 )
+_OUTPUT: Final = 1
 _MISSING: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
 
@@ -31,6 +32,35 @@ def replace_file(path: Path, data: bytes) -> None:
             temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+def write_named(path: Path, data: bytes) -> None:
+    """Write a file that a user has named, as `replace_file` does where a file can take its place.
+    A link stays one: the file that it leads to is replaced. Raises `OSError`."""
+    if not is_stream(path):
+        replace_file(Path(os.path.realpath(path)), data)
+        return
+    # What standard output goes to has its place in there, which a file opened anew has not.
+    opened = os.dup(_OUTPUT) if _is_output(path.stat()) else os.open(path, os.O_WRONLY)
+    with suppress(BrokenPipeError), open(opened, "wb") as file:  # who read it has enough of it
+        file.write(data)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a name leads to what is written into, for no file can take its place: a device, a
+    pipe, or whatever standard output goes to. Raises `OSError`."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return not stat.S_ISREG(found.st_mode) or _is_output(found)
+
+
+def _is_output(found: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(found, os.fstat(_OUTPUT))
+    except OSError:  # it is closed
+        return False
 
 
 def _open_no_link(path: str, flags: int) -> int:

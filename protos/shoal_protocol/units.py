@@ -10,6 +10,8 @@ Bytes = NewType("Bytes", int)
 Nanoseconds = NewType("Nanoseconds", int)
 
 NANOSECONDS_PER_SECOND: Final = 1_000_000_000
+LONGEST_SECONDS: Final = 86_400_000
+"""What a command line takes as a time: a thousand days."""
 
 QUANTITY_PATTERN: Final = (
     r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[munkMGTPE]|[eE][+-]?[0-9]{1,2})?$"

@@ -11,9 +11,9 @@ import re
 from typing import Final
 
 _COMMANDS: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""All controls but tab and line break."""
+"""All controls but tab and line break, and the bytes of a path that are not UTF-8."""
 
 
 def visible(text: str) -> str:

@@ -18,7 +18,23 @@ from shoal_api.shapes import FieldError
 from shoal_protocol.choices import Mode, Residency
 
 BAD: tuple[Any, ...] = (
-    *(None, True, 5, -1, 2.5, 10**20, "", "x" * 600, "Foo Bar", "64Mb", "1e999", "5Gi\n", "True"),
+    *(
+        None,
+        True,
+        5,
+        -1,
+        2.5,
+        3.0,
+        1e8,
+        10**20,
+        "",
+        "x" * 600,
+        "Foo Bar",
+        "64Mb",
+        "1e999",
+        "5Gi\n",
+        "True",
+    ),
     *([], {}, [1, 1], [{"name": "a"}, {"name": "a"}], {"name": "x"}, {"nmae": "x"}, "gopher://x"),
 )
 GOOD_TEXT = ("a", "pi-4", "Ready", "sha256:" + "ab" * 32, "pvc://a/b", "2026-01-31T12:00:00Z")
@@ -43,7 +59,7 @@ def _good(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
         return _objects(schema)
     least, most = schema.get("minimum", 0), schema.get("maximum", 2**63 - 1)
     plain: dict[str, st.SearchStrategy[Any]] = {
-        "integer": st.sampled_from([least, most, least, most, least - 1, most + 1, 3]),
+        "integer": st.sampled_from([least, most, least, most, least - 1, most + 1, 3, 3.0]),
         "number": st.sampled_from([0, 0.5, 17, -0.5]),
         "boolean": st.booleans(),
     }
@@ -94,7 +110,8 @@ def _keep_one(
 def documents(draw: st.DrawFn, names: KindNames) -> dict[str, Any]:
     schema: Any = schema_of(names)["properties"]
     document: dict[str, Any] = {"apiVersion": API_VERSION, "kind": names.cls.__name__}
-    document["metadata"] = {"name": draw(values(schema["metadata"]["properties"]["name"]))}
+    name = draw(values(schema["metadata"]["properties"]["name"]))
+    document["metadata"] = {"name": name if name is not None else ""}  # Kubernetes' own is stricter
     document["spec"] = draw(values(schema["spec"]))
     if draw(st.booleans()):
         document["status"] = draw(values(schema["status"]))
@@ -290,7 +307,22 @@ def test_an_object_may_have_as_many_labels_and_annotations_as_kubernetes_takes()
             'spec.local.devices[1].name: "a" is the name of item [0] already',
         ),
         (DevicePool, pool(local={}), "spec.local.devices: is missing"),
-        (DevicePool, pool(local=None), "spec.local: is empty; its fields are devices"),
+        (DevicePool, pool(budget=None), "spec.budget: is empty; its fields are memory, percent"),
+        (
+            DevicePool,
+            pool(budget={"memory": None}),
+            "spec.budget: exactly one of memory, percent must be given",
+        ),
+        (
+            InferenceJob,
+            job(modelRef={"name": None}, poolRef={"name": "p"}),
+            "spec.modelRef.name: is empty: give a name of small letters, digits and dashes",
+        ),
+        (
+            DevicePool,
+            pool(residencyy=None),
+            "spec.residencyy: there is no such field (did you mean residency?)",
+        ),
         (
             DevicePool,
             pool(residency="single"),
@@ -338,6 +370,30 @@ def test_an_error_says_where_what_and_what_to_do(
     kind: type, document: Mapping[str, object], message: str
 ) -> None:
     assert [str(error) for error in errors_of(parse(kind, document))] == [message]
+
+
+def test_what_is_null_is_as_if_it_were_not_written() -> None:
+    plain = pool(budget={"percent": 50}, nodeSelector={"a": "b"})
+    with_nulls = pool(
+        budget={"percent": 50, "memory": None},
+        nodeSelector={"a": "b", "c": None},
+        cache=None,
+        local=None,
+        residency=None,
+    )
+    with_nulls["metadata"] = {"name": "shelf", "labels": None, "creationTimestamp": None}
+    assert parse(DevicePool, with_nulls) == parse(DevicePool, plain)
+    assert errors_of(parse(DevicePool, plain)) == ()
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    devices = [{"name": "pi", "memory": 1e8, "cpus": 2.0}]
+    parsed = parse(DevicePool, pool(budget={"percent": 50.0}, local={"devices": devices}))
+    assert isinstance(parsed, DevicePool)
+    assert parsed.spec.local is not None
+    (device,) = parsed.spec.local.devices
+    assert (parsed.spec.budget.percent, device.memory, device.cpus) == (50, 10**8, 2000)
+    assert type(parsed.spec.budget.percent) is int
 
 
 def test_all_errors_are_told_at_once() -> None:

@@ -2,11 +2,15 @@
 
 import os
 import resource
+import stat
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from shoal_protocol.durable_files import is_disk_full, open_regular, replace_file
+from shoal_protocol.durable_files import is_disk_full, open_regular, replace_file, write_named
 
 
 def test_a_file_that_finds_no_room_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
@@ -43,3 +47,50 @@ def test_a_link_in_the_way_of_a_new_file_is_not_followed(tmp_path: Path) -> None
     assert other.read_bytes() == b"of somebody else"
     replace_file(tmp_path / "note", b"content")
     assert (tmp_path / "note").read_bytes() == b"content"
+
+
+def test_a_link_that_is_written_stays_one_and_the_file_that_it_leads_to_is_replaced(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "far").mkdir()
+    for name in ("link", "link-to-nothing"):
+        (tmp_path / name).symlink_to(tmp_path / "far" / name)
+    (tmp_path / "far/link").write_bytes(b"old")
+    for name in ("link", "link-to-nothing"):
+        write_named(tmp_path / name, b"new")
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "far" / name).read_bytes() == b"new"
+    assert len(list(tmp_path.rglob("*"))) == 5
+
+
+def test_a_pipe_is_written_into_and_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writing = threading.Thread(target=write_named, args=(pipe, b"x" * 200_000), daemon=True)
+    writing.start()
+    assert pipe.read_bytes() == b"x" * 200_000
+    writing.join()
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert [each.name for each in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_what_a_shell_opens_for_a_process_is_written_into_while_somebody_reads_it() -> None:
+    reader, writer = os.pipe()
+    try:
+        write_named(Path(f"/dev/fd/{writer}"), b"content")
+        assert os.read(reader, 100) == b"content"
+    finally:
+        os.close(reader)
+    write_named(Path(f"/dev/fd/{writer}"), b"more")
+    os.close(writer)
+
+
+def test_a_file_that_is_standard_output_takes_it_where_its_turn_is(tmp_path: Path) -> None:
+    program = (
+        "from pathlib import Path; from shoal_protocol.durable_files import write_named;"
+        "print('before', flush=True); write_named(Path('/dev/stdout'), b'content\\n');"
+        "print('after')"
+    )
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
+    assert (tmp_path / "out").read_text().split() == ["before", "content", "after"]

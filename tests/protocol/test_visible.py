@@ -8,7 +8,7 @@ from shoal_protocol.visible import visible, visible_line
 
 def test_all_that_a_terminal_takes_for_a_command_is_written_out() -> None:
     controls = [chr(code) for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"]
-    for each in (*controls, "\u202e", "\u2066", "\u200f", "\u2028"):
+    for each in (*controls, "\u202e", "\u2066", "\u200f", "\u2028", "\udce9"):
         assert visible(f"a{each}b").isascii(), hex(ord(each))
         assert "\\" in visible(f"a{each}b")
     assert visible("a\tb\nänderung 模型 é") == "a\tb\nänderung 模型 é"

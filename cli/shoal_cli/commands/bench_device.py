@@ -166,12 +166,12 @@ def _show(figures: "DeviceFigures", target: Path | None, *, as_json: bool) -> No
     from shoal_cli.commands.device_tables import device_tables
     from shoal_cli.commands.tables import output
     from shoal_cli.local.device_figures import to_json
-    from shoal_protocol.durable_files import replace_file
+    from shoal_protocol.durable_files import write_named
 
     shown, unwritten = target or f"none; {NothingDraws()}", None
     if target is not None:
         try:
-            replace_file(target, picture(figures).encode())
+            write_named(target, picture(figures).encode())
         except OSError as error:  # what was measured is shown all the same
             shown = f"none; {target} cannot be written: {error.strerror}"
             unwritten = OSError(error.errno, error.strerror, str(target))

@@ -21,7 +21,7 @@ from shoal_cli.local import cgroups
 from shoal_protocol import choices
 from shoal_protocol import partition as partitions
 from shoal_protocol.digests import is_digest
-from shoal_protocol.units import parse_bytes, parse_whole, shortened
+from shoal_protocol.units import LONGEST_SECONDS, parse_bytes, parse_whole, shortened
 from shoal_protocol.visible import visible
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ ProgressKind = Literal["auto", "rich", "plain"]
 
 
 def a_number(value: float) -> float:
-    """Refuse `nan`, which is within all bounds."""
-    if math.isnan(value):
-        raise typer.BadParameter("nan is not a number")
+    """Refuse `nan`, which is within all bounds, and `inf`."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
     return value
 
 
@@ -100,6 +100,7 @@ TaskSeconds = Annotated[
     float,
     how(
         min=0.1,
+        max=LONGEST_SECONDS,
         callback=a_number,
         help="The longest that one task may take on a device, its wait there included.",
     ),

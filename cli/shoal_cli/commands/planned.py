@@ -25,8 +25,9 @@ from shoal_planner.layers.graph import LayerGraph, Pool
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.speeds import devices_table, link_tables
 from shoal_protocol.choices import Objective
-from shoal_protocol.durable_files import replace_file
+from shoal_protocol.durable_files import write_named
 from shoal_protocol.units import NANOSECONDS_PER_SECOND
+from shoal_protocol.visible import visible
 
 T = TypeVar("T")
 
@@ -166,11 +167,11 @@ def show(planned: Sequence[Planned], form: Format, picture: Path | None) -> None
             each
             for found in planned
             if found.plan is not None
-            for each in charts(found.name, found.plan, found.links, found.idle)
+            for each in charts(visible(found.name), found.plan, found.links, found.idle)
         ]
-        title = f"Plan of {', '.join(each.name for each in planned)}"
+        title = visible(f"Plan of {', '.join(each.name for each in planned)}")
         drawing = draw(title, "As predicted: nothing has run.", drawn)
-        replace_file(picture, drawing.encode())
+        write_named(picture, drawing.encode())
     if form is Format.JSON:
         plans = [each.to_json() for each in planned]
         typer.echo(json.dumps({"version": VERSION, "plans": plans}, indent=2, allow_nan=False))

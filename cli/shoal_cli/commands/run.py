@@ -84,12 +84,13 @@ def run(
     with _work_in(folder, keep=how.keep):
         start = _start(there, run_options, keep=how.keep)
         ran = _execute(orders, folder, start, None if show.quiet else show.progress)
-        status = _finish(ran, folder, show, stays=how.keep and there is None)
-        _write(ran, folder, show)
-        if status != INTERRUPTED:
-            with tables.sending(far=far):
-                asyncio.run(remote.upload(downloaded, options.note))
-        raise typer.Exit(status)
+        with contextlib.ExitStack() as last:  # each also where one before it has failed
+            last.callback(_print, ran, folder, show, stays=how.keep and there is None)
+            last.callback(_write, ran, folder, show)
+            if not ran.interrupted:
+                with tables.sending(far=far):
+                    asyncio.run(remote.upload(downloaded, options.note))
+        raise typer.Exit(_status(ran))
 
 
 def _there(how: HowToRun, bare: BareModel) -> _There | None:
@@ -262,21 +263,27 @@ def _write(ran: "RunReport", folder: Path, show: WhatToShow) -> None:
         write_page(ran, show.html)
 
 
-def _finish(report: "RunReport", folder: Path, show: WhatToShow, *, stays: bool) -> int:
-    """Print what the run did; the exit status. `stays`: the work folder keeps what it has."""
+def _print(report: "RunReport", folder: Path, show: WhatToShow, *, stays: bool) -> None:
+    """Print what the run did. `stays`: the work folder keeps what it has."""
     from shoal_cli.commands import tables
     from shoal_cli.commands.tables import interrupted_line, output, over_budget_line
     from shoal_cli.local.workspace import kept_bytes
 
     if not show.quiet:
-        tables.print_summary(output(), report, logs_stay=stays)
-        tables.print_kept(output(), report.work, kept_bytes(folder) if stays else 0)
+        # Where nobody reads any more, the console ends the program: the run has its own status.
+        with contextlib.suppress(SystemExit):
+            tables.print_summary(output(), report, logs_stay=stays)
+            tables.print_kept(output(), report.work, kept_bytes(folder) if stays else 0)
     elif not report.within_budget:
         for device in report.devices:
             if not device.within_budget:
                 options.note(over_budget_line(device))
     if report.interrupted:
         options.note(interrupted_line(report))
+
+
+def _status(report: "RunReport") -> int:
+    if report.interrupted:
         return INTERRUPTED
     if any(job.state == "Failed" and not job.items for job in report.jobs):
         return 2  # its inputs or outputs were refused: not one item was begun

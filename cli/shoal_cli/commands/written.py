@@ -2,11 +2,13 @@
 
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
 
 from shoal_cli.drawing.svg import check_drawing
+from shoal_protocol.durable_files import is_stream
 
 Html = Annotated[
     Path | None,
@@ -31,9 +33,16 @@ def check(option: str, path: Path) -> None:
     """Refuse a file that cannot be written. Raises `OSError` where its folder cannot be had."""
     if path.is_dir():
         raise typer.BadParameter(f"{option} {path}: is a folder; name a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path.parent, os.W_OK):
-        raise typer.BadParameter(f"{option} {path}: {path.parent} cannot be written")
+    if is_stream(path):
+        if not os.access(path, os.W_OK):
+            raise typer.BadParameter(f"{option} {path}: cannot be written")
+        return
+    folder = Path(os.path.realpath(path)).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        TemporaryFile(dir=folder).close()  # some folders say that they can be written, and cannot
+    except OSError as error:
+        raise typer.BadParameter(f"{option} {path}: {folder} cannot be written") from error
 
 
 def check_picture(option: str, path: Path) -> Path:

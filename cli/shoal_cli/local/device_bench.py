@@ -39,7 +39,7 @@ from shoal_cli.local.made_items import Array
 from shoal_cli.local.observer import Observer
 from shoal_cli.local.orders import JobOrder, bare_manifests, read_orders
 from shoal_cli.local.peers import Peer, PeerFailed, PeerRequest, running_peer
-from shoal_cli.local.planned_jobs import PlannedJob
+from shoal_cli.local.planned_jobs import PlannedJob, folder_address
 from shoal_cli.local.planning import plan_on_pool
 from shoal_cli.local.pool import PoolRun, RunOptions
 from shoal_cli.local.preparation import Prepared, prepare
@@ -347,7 +347,8 @@ class _Device:
         request = self._job.request()
         outputs = self._items.root / f"out-{self._budget}-{self._jobs}"
         request.name = f"bench-{self._jobs}"
-        request.inputs_uri, request.outputs_uri = str(inputs), str(outputs)
+        request.inputs_uri = folder_address(inputs)
+        request.outputs_uri = folder_address(outputs)
         status = await self._client.submit(request)
         while status.state not in ENDED:
             async for status in self._client.watch(

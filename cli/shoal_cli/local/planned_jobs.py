@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from shoal_cli.local.cut_orders import count_items
 from shoal_cli.local.orders import JobOrder, PlanOrder
@@ -54,8 +55,8 @@ class PlannedJob:
                 )
             ],
             epoch=1,
-            inputs_uri=str(self.order.inputs),
-            outputs_uri=str(self.order.outputs),
+            inputs_uri=folder_address(self.order.inputs),
+            outputs_uri=folder_address(self.order.outputs),
             mode=spec.mode.name,
             policy=spec.policy.name,
             priority=spec.priority,
@@ -164,3 +165,11 @@ def with_items(order: PlanOrder, prepared: Prepared) -> PlanOrder:
     """An order that says how many items it is for, where that matters and can be known."""
     items = count_items(order.cut, prepared.document.inputs)
     return replace(order, cut=replace(order.cut, items=items))
+
+
+def folder_address(folder: Path) -> str:
+    """A folder as the coordinator is told of it, in UTF-8, which not every path is."""
+    try:
+        return str(folder).encode().decode()
+    except UnicodeEncodeError:
+        return folder.absolute().as_uri()

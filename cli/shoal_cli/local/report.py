@@ -5,13 +5,14 @@ not know; a field that goes or changes its meaning raises `VERSION`.
 """
 
 import json
+import math
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from shoal_cli.local.run_record import CutReport, Death, Timeline
 from shoal_planner.figures import PlanFigures
-from shoal_protocol.durable_files import replace_file
+from shoal_protocol.durable_files import write_named
 from shoal_protocol.partition import Outgrown
 from shoal_protocol.seen_sizes import Sizes
 
@@ -321,7 +322,7 @@ def read_report(path: Path) -> RunReport:
         version = document.get("version") if isinstance(document, dict) else None
         if version != VERSION:
             raise ReportRefused(f"{path} is no report of version {VERSION} (docs/report.md)")
-        return TypeAdapter(RunReport).validate_python(document)
+        report = TypeAdapter(RunReport).validate_python(document)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -330,13 +331,29 @@ def read_report(path: Path) -> RunReport:
         raise ReportRefused(f"{path} is no report: it is not JSON: {error}") from error
     except RecursionError as error:
         raise ReportRefused(f"{path} is no report: it is nested too deeply") from error
+    if (wrong := _contradiction(report)) is not None:
+        raise ReportRefused(f"{path} is no report: {wrong}; name one as `shoal run` has written it")
+    return report
+
+
+def _contradiction(report: RunReport) -> str | None:
+    """Where parts of a report do not belong together, as in one that somebody has edited."""
+    for number, job in enumerate(report.jobs):
+        ends = {-1, *(each.index for each in job.cut.fragments)} if job.cut else set()
+        for place, edge in enumerate(job.cut.edges if job.cut else ()):
+            if not {edge.producer, edge.consumer} <= ends:
+                return f"jobs.{number}.cut.edges.{place}: one of its ends is no fragment of the cut"
+    for number, timeline in enumerate(report.timelines):
+        if not 0 < timeline.column_seconds < math.inf:
+            return f"timelines.{number}.column_seconds: is no length of time"
+    return None
 
 
 def write_report(report: RunReport, path: Path) -> None:
-    """Write the JSON; a reader sees the old file or the new one, never a part. The many numbers of
-    the timelines are on one line."""
+    """Write the JSON; of a file a reader sees the old one or the new one, never a part. The many
+    numbers of the timelines are on one line."""
     document = to_json(report)
     timelines = json.dumps(document.pop("timelines"), separators=(",", ":"), allow_nan=False)
     text = json.dumps(document, indent=2, allow_nan=False).removesuffix("\n}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, f'{text},\n  "timelines": {timelines}\n}}\n'.encode())
+    write_named(path, f'{text},\n  "timelines": {timelines}\n}}\n'.encode())

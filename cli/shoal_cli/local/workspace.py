@@ -95,6 +95,7 @@ class RunningPool:
 def open_workspace(root: Path, run: str | None = None) -> Iterator[Workspace]:
     """Lock the work folder at `root` for this run, by default the only one of this process. Raises
     `WorkspaceBusy`."""
+    _check_name(root)
     run = run or run_name()
     sockets = _sockets_folder() / f"{_SOCKETS_PREFIX}{os.getuid()}-{run}"
     root.mkdir(parents=True, exist_ok=True)
@@ -120,10 +121,23 @@ def open_workspace(root: Path, run: str | None = None) -> Iterator[Workspace]:
             shutil.rmtree(sockets, ignore_errors=True)
 
 
+def _check_name(root: Path) -> None:
+    """ONNX Runtime opens files in there, by names that are UTF-8. Raises `OSError`."""
+    try:
+        str(root.absolute()).encode()
+    except UnicodeEncodeError:
+        raise OSError(
+            f"{root.absolute()}: the path of a work folder must be UTF-8; name another one with "
+            "--work DIR"
+        ) from None
+
+
 def default_work_folder(name: str, sources: Iterable[Path]) -> Path:
     """The folder that belongs to these files: the same for the same command, another for others."""
-    key = hashlib.sha256("\n".join(str(path.resolve()) for path in sources).encode()).hexdigest()
-    return _runs_folder() / f"{name}-{key[:12]}"
+    named = "\n".join(str(path.resolve()) for path in sources)
+    key = hashlib.sha256(os.fsencode(named)).hexdigest()  # a path need not be UTF-8
+    shown = os.fsencode(name).decode(errors="replace")
+    return _runs_folder() / f"{shown}-{key[:12]}"
 
 
 def kept_bytes(root: Path) -> int:

@@ -11,7 +11,7 @@ from shoal_cli.drawing.svg import check_drawing
 from shoal_cli.local.report import RunReport
 from shoal_cli.page.document import document
 from shoal_cli.transfer.cache_folder import default_cache
-from shoal_protocol.durable_files import replace_file
+from shoal_protocol.durable_files import replace_file, write_named
 
 _OFFERED: Final = "window.vegaEmbed = vegaEmbed;"
 """What of the bundle the page's own script uses."""
@@ -36,9 +36,9 @@ def library() -> str:
 
 
 def write_page(report: RunReport, path: Path) -> int:
-    """Write the page of a report; its bytes. A reader sees the old file or the new one."""
+    """Write the page of a report; its bytes. Of a file a reader sees the old one or the new one."""
     check_drawing()
-    page = document(report, library()).encode()
+    page = document(report, library()).encode(errors="backslashreplace")
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, page)
+    write_named(path, page)
     return len(page)

@@ -153,7 +153,7 @@ def resolve_uri(uri: str, base: Path, volumes: Mapping[str, Path]) -> Path:
             if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
                 reason = "write file:///ABSOLUTE/PATH, or a path without file://"
                 raise AddressRefused(uri, reason)
-            return Path(unquote(parts.path))
+            return Path(unquote(parts.path, errors="surrogateescape"))
         case _:
             raise AddressRefused(uri, f"{scheme}:// names no file of this machine")
 

@@ -24,7 +24,7 @@ def local_folder(uri: str, *, what: str) -> Path:
         raise LocationRefused(what=what, uri=uri[:64], reason="is no path")
     parts = urlsplit(uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        path = Path(unquote(parts.path))
+        path = Path(unquote(parts.path, errors="surrogateescape"))
     elif not parts.scheme:
         path = Path(uri)
     else:

@@ -44,6 +44,13 @@ def test_what_is_printed_goes_nowhere_where_the_output_is_closed(
         assert opened.writable()
 
 
+def test_where_standard_input_is_closed_it_has_no_manifest() -> None:
+    ran = shell(f"{SHOAL} run - <&-")
+    assert ran.returncode == 2
+    assert "-: has no object of shoal.dev" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 class Interrupting:
     """Interrupts the import of the command's modules, as Ctrl-C does in its first moment."""
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from cli.local.workbench import (
     Ran,
     Workbench,
     assert_results_are_the_whole_models,
+    make_workbench,
     save_inputs,
 )
 from shoal_cli.local.cgroups import Unavailable, find_hierarchy, open_groups, run_name
@@ -131,6 +133,19 @@ def start_and_wait_for_results(bench: Workbench) -> subprocess.Popen[str]:
     process = bench.start("run", bench.manifest, "--progress", "plain")
     until(lambda: len(list(bench.outputs.glob("*.npz"))) >= 2, process)
     return process
+
+
+def test_a_folder_may_have_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"lat\xe9")
+    folder.mkdir()
+    made = make_workbench(folder)
+    environment = {**made.environment, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    bench = replace(made, environment=environment)
+    for arguments in (("plan", bench.manifest), ("run", bench.manifest, "--report", bench.report)):
+        ran = bench.run(*arguments)
+        assert ran.status == 0, ran.err
+    folder.rename(tmp_path / "latin")  # ONNX Runtime itself takes no such name
+    assert_results_are_the_whole_models(replace(bench, folder=tmp_path / "latin"))
 
 
 def test_a_bare_model_runs_without_any_manifest(bench: Workbench) -> None:

@@ -57,6 +57,18 @@ def test_the_same_files_have_the_same_folder_and_others_another(
     assert default_work_folder("ocr", [one]).is_relative_to(tmp_path)
 
 
+def test_a_path_that_is_not_utf_8_has_a_folder_whose_own_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    one, two = (Path(os.fsdecode(name)) for name in (b"lat\xe9", b"lat\xe8"))
+    assert default_work_folder(one.name, [one]) == default_work_folder(one.name, [one])
+    assert default_work_folder(one.name, [one]) != default_work_folder(one.name, [two])
+    assert str(default_work_folder(one.name, [one])).encode()
+    with pytest.raises(OSError, match="must be UTF-8"), open_workspace(tmp_path / one):
+        pytest.fail("it opened")
+
+
 def test_of_the_default_folders_those_used_last_are_kept_and_those_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

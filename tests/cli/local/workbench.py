@@ -157,11 +157,11 @@ class Workbench:
     def write_manifest(self, *, fragments: int = 3, budget: str = "32Mi") -> None:
         self.manifest.write_text(MANIFEST.format(fragments=fragments, budget=budget))
 
-    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        """Begin `shoal ARGUMENTS`."""
+    def start(self, *arguments: str | Path, out: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Begin `shoal ARGUMENTS`; `out` is its standard output."""
         return subprocess.Popen(
             [sys.executable, "-m", "shoal_cli", *map(str, arguments)],
-            stdout=subprocess.PIPE,
+            stdout=out,
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.folder,

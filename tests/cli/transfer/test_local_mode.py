@@ -1,8 +1,10 @@
 """The manifests of a cluster, run on one machine, with everything in a bucket or a registry."""
 
+import os
 import shutil
 import signal
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -81,6 +83,31 @@ def test_a_job_of_a_bucket_is_run_here_and_its_results_are_put_there(
     fewer = bench.run("run", remote, "--quiet", "--work", bench.folder / "work")
     assert fewer.status == 0, fewer.err
     assert sorted(results(s3.folder / "job/out")) == sorted(expected)[1:]
+
+
+@pytest.mark.parametrize(("is_pipe", "status"), [(True, 0), (False, 2)])
+def test_results_and_report_go_where_they_belong_though_the_summary_does_not(
+    s3: S3, bench: Workbench, is_pipe: bool, status: int
+) -> None:
+    """As in `shoal run job.yaml | true`, and with standard output on a disk that is full."""
+    name = "unread" if is_pipe else "unwritten"
+    text = bench.manifest.read_text().replace("pvc://lines/out", f"s3://lines/{name}/out")
+    bench.manifest.write_text(text)
+    with closed_pipe() if is_pipe else Path("/dev/full").open("wb") as out:
+        process = bench.start("run", bench.manifest, "--report", bench.report, out=out.fileno())
+        _, errors = process.communicate(timeout=90)
+    assert process.returncode == status, errors
+    assert ("nothing more can be written" in errors) == (not is_pipe)
+    assert "Traceback" not in errors
+    assert len(results(s3.folder / name / "out")) == 2
+    assert bench.report.exists()
+
+
+def closed_pipe() -> BinaryIO:
+    """The end that is written to, of a pipe that nobody reads any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return os.fdopen(writer, "wb")
 
 
 def test_a_bucket_is_followed_until_ctrl_c_and_gets_the_results_as_they_are_made(

@@ -51,7 +51,6 @@ from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.verification import VerificationRequest, verify
 from shoal_cli.local.workspace import Workspace
 from shoal_cli.transfer.feeds import Feeds
-from shoal_coordinator.dispatch.limits import Limits
 from shoal_coordinator.storage.inputs import SUFFIXES
 from shoal_coordinator.storage.job_files import check_outputs
 from shoal_coordinator.storage.results import OutputsRefused
@@ -273,9 +272,9 @@ class _Run:
         if self._options.enforce is Enforce.CGROUP and missing:
             raise EnforcementImpossible(f"no limit could be set for {', '.join(missing)}")
         self._observer.phase("running")
-        # The coordinator fails an item that has ended so many agents.
+        # The coordinator fails an item before it has ended so many agents.
         tries = max(order.job.spec.backoff_limit for order in orders)
-        self._supervisor.bear(Limits().kills + tries)
+        self._supervisor.bear(supervisor.HOPELESS_DEATHS + tries)
         self._feeds = feeds_of(orders, self._observer.note)
         async with self._feeds.active():
             await asyncio.gather(*(pool.watch.run(self._on_snapshot) for pool in self._pools))

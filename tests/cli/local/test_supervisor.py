@@ -17,6 +17,7 @@ from shoal_cli.local.supervisor import (
     Supervisor,
     child_environment,
 )
+from shoal_coordinator.dispatch.limits import Limits
 
 STUBBORN = (
     "import signal, time\n"
@@ -188,3 +189,7 @@ async def test_a_child_that_work_ends_is_given_up_when_so_much_of_it_was_left_ou
         await asyncio.wait_for(supervisor.wait_for_failure(), 20)
     await supervisor.stop()
     assert len(deaths) == 3 + 3 + 3
+
+
+def test_the_coordinator_leaves_an_item_out_before_its_agents_are_given_up() -> None:
+    assert Limits().kills < module.HOPELESS_DEATHS

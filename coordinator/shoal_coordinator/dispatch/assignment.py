@@ -5,9 +5,10 @@ Two questions, each answered without visiting all devices or all tasks:
 - `place`: a task is ready; which device takes it? The one reserved for it, else the first by rank
   (`servers`), if that has a free slot; else the task waits in its queue.
 - `fill`: a device has a free slot; which task does it take? Of the queues that it serves, the one
-  of the highest priority, then of the job served least (in tasks; one that ran out of time counts
-  as all that would have fitted), then the latest stage (items are finished before others are
-  begun); in the queue, what is reserved for it first, then the oldest.
+  of the highest priority, then of the job that it has served least (in tasks; one that ran out of
+  time counts as all that would have fitted; see `DeviceWork.serve`), then the latest stage (items
+  are finished before others are begun); in the queue, what is reserved for it first, then the
+  oldest.
 
 *Route ahead*: when a task is given, devices are reserved for its consumers, so that the activation
 leaves as soon as it is made. The device that makes it is preferred, since nothing travels then. A
@@ -25,6 +26,7 @@ finished sooner, after all that is left before it. The task then waits for that 
 """
 
 import math
+from collections.abc import Mapping
 from itertools import islice
 
 from shoal_coordinator.dispatch.device import Device
@@ -38,6 +40,7 @@ from shoal_coordinator.dispatch.state import (
     RUNNING,
     WAITING,
     Forwarding,
+    Job,
     Running,
     Service,
     StageQueue,
@@ -152,23 +155,25 @@ def fill(state: State, device: Device) -> None:
         chosen: Task | None = None
         for service in device.listed:
             for queue in service.queues:
-                if queue.waiting and (chosen is None or _before(queue, chosen.queue)):
+                first = chosen is None or _before(queue, chosen.queue, work.served)
+                if queue.waiting and first:
                     task = _offer(queue, device)
                     if task is not None:
                         chosen = task
         if chosen is None:
             return
+        work.reach(chosen.queue.job)
         _give_or_demand(state, chosen, device)
 
 
-def _before(queue: StageQueue, other: StageQueue) -> bool:
+def _before(queue: StageQueue, other: StageQueue, served: Mapping[Job, int]) -> bool:
     """Whether a device serves one queue before another; of equal ones the first listed stays."""
     job, rival = queue.job, other.job
     if job is rival:
         return queue.stage > other.stage
     if job.spec.priority != rival.spec.priority:
         return job.spec.priority > rival.spec.priority
-    return job.served < rival.served
+    return served.get(job, 0) < served.get(rival, 0)
 
 
 def _offer(queue: StageQueue, device: Device) -> Task | None:
@@ -251,7 +256,7 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
     tier = loaded_as.pop(digest, Tier.RESIDENT) if loaded_as else Tier.RESIDENT
     device.tally.tiers[tier - 1] += 1
     job.tiers[tier - 1] += 1
-    job.served += 1
+    work.serve(job)
     queue.running += 1
     task.status = RUNNING
     task.instruction = number

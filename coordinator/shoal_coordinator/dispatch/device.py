@@ -18,7 +18,7 @@ from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
 if TYPE_CHECKING:
-    from shoal_coordinator.dispatch.state import Loading, Service, Task
+    from shoal_coordinator.dispatch.state import Job, Loading, Service, Task
 
 
 _STEPS: Final = 16
@@ -170,7 +170,8 @@ class DeviceWork:
     Invariants: `queued` (given, not ended; at most `slots` when a task is given) and `travelling`
     (those of items that travel) are the sum of `in_use`, which counts by fragment; `load` is
     `queued` plus the reservations: tasks that a route names this device for, and that are not given
-    yet. `servers` alone changes the four.
+    yet. `servers` alone changes the four. `served` says how far each job has come here, in tasks;
+    `turn`, how far those had come that were given one (see `serve`).
     """
 
     slots: int
@@ -180,6 +181,8 @@ class DeviceWork:
     in_use: dict[Digest, int] = field(default_factory=dict)
     used_at: dict[Digest, Nanoseconds] = field(default_factory=dict)
     last_given: int = 0
+    served: dict["Job", int] = field(default_factory=dict)
+    turn: int = 0
     times: dict[Digest, int] = field(default_factory=dict)
     """Measured nanoseconds of a task, by fragment, smoothed."""
     outputs: dict["Task", None] = field(default_factory=dict)
@@ -192,6 +195,22 @@ class DeviceWork:
     @property
     def has_slot(self) -> bool:
         return self.queued < self.slots
+
+    def serve(self, job: "Job", tasks: int = 1) -> None:
+        """A job is given so many tasks. One that is new, or had nothing to do, counts from where
+        the others are: it does not make up for what it missed (start-time fair queueing). They
+        are no further than by tasks given: after `overrun` a job may be given one out of turn."""
+        begun = max(self.turn, self.served.get(job, 0))
+        self.turn = min(begun, self.turn + tasks)
+        self.served[job] = begun + tasks
+
+    def reach(self, job: "Job") -> None:
+        """Of those for which tasks wait, the job has been served least: all have come so far."""
+        self.turn = max(self.turn, self.served.get(job, 0))
+
+    def overrun(self, job: "Job", tasks: int) -> None:
+        """A job has taken the time of so many tasks: the others may have as many first."""
+        self.served[job] = max(self.served[job], self.turn + tasks)
 
 
 @dataclass(slots=True, eq=False)

@@ -251,11 +251,11 @@ def _travel(state: State, items: Sequence[Item], route: Route) -> None:
         digest = queue.service.digest
         begin_travel(device, digest, count)
         device.work.used_at[digest] = now
+        device.work.serve(job, count)
         device.tally.tiers[0] += count
         queue.running += count
     job.travelling += count
     job.tiers[0] += count * len(job.queues)
-    job.served += count * len(job.queues)
     first, names = route.devices[0], tuple([device.name for device in route.devices])
     for item in items:
         number = item.travels_as = state.next_number()

@@ -75,8 +75,6 @@ def submit(state: State, event: ev.JobSubmitted) -> None:
     job.failed = len(skipped) - len(completed)
     job.failures.extend(list(failed.items())[:SHOWN_FAILURES])
     job.open = len(items) - len(skipped)
-    rivals = [other.served for other in state.jobs.values() if not other.spec.holds]
-    job.served = min(rivals, default=0)
     state.ended.pop(spec.name, None)
     state.jobs[spec.name] = job
     if not job.open and not spec.open_ended:
@@ -403,6 +401,8 @@ def end_job(state: State, job: Job, failure: ev.Failure | None) -> None:
     state.obstructed.pop(job, None)
     name, epoch = job.spec.name, job.spec.epoch
     state.out += [ins.ForgetJob(device=device, job=name, epoch=epoch) for device in job.devices]
+    for device in filter(None, map(state.devices.get, job.devices)):
+        device.work.served.pop(job, None)
     for queue in job.queues:
         retire_service(state, queue)
     del state.jobs[job.spec.name]

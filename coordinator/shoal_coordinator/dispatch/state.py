@@ -240,7 +240,6 @@ class Job:
     window: int = 0
     storing: int = 0
     open_stages: int = 0
-    served: int = 0
     succeeded: int = 0
     failed: int = 0
     outgrown: dict[int, int] = field(default_factory=dict)

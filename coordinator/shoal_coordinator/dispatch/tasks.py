@@ -242,7 +242,8 @@ def failed(state: State, running: Running, failure: Failure) -> None:
         state.worklist.rerun.append(task)
         return
     if failure.kind is FailureKind.DEADLINE:
-        task.item.job.served += _tasks_in(device, Nanoseconds(state.now - running.since))
+        taken = _tasks_in(device, Nanoseconds(state.now - running.since))
+        device.work.overrun(task.item.job, taken)
     _handle_failure(state, running, failure)
 
 

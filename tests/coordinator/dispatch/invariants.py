@@ -53,6 +53,8 @@ def _of_device(state: State, device: Device) -> Iterator[str]:
     for made in device.work.outputs:
         if made.holder is not device or made.item.ended:
             yield f"{name}: holds an output that is not its own"
+    if not work.served.keys() <= set(state.jobs.values()):
+        yield f"{name}: remembers jobs that have ended"
     if device.lost:
         yield f"{name}: lost and listed"
 

@@ -62,6 +62,54 @@ def test_a_job_that_comes_later_does_not_make_up_for_what_it_missed() -> None:
     assert 40 <= tasks.count("one") <= 60
 
 
+def test_a_job_that_was_idle_does_not_make_up_for_what_it_missed() -> None:
+    table = one_device("a", "b")
+    queue = table.submit(job(chain("b"), 0, name="idle", open_ended=True))
+    queue += table.submit(job(chain("a"), 400, name="busy"))
+    for _ in range(400):
+        queue += table.answer(queue.pop(0))
+    queue += table.feed(ItemsArrived(at=table.at(), job="idle", items=100))
+    tasks = [one.job for one in some(table.play(queue), Execute)][10:110]
+    assert 40 <= tasks.count("busy") <= 60
+
+
+def test_an_idle_job_is_no_measure_for_one_that_comes_later() -> None:
+    table = one_device("a", "b", "c")
+    queue = table.submit(job(chain("b"), 0, name="idle", open_ended=True))
+    queue += table.submit(job(chain("a"), 400, name="busy"))
+    for _ in range(400):
+        queue += table.answer(queue.pop(0))
+    queue += table.submit(job(chain("c"), 100, name="new"))
+    tasks = [one.job for one in some(table.play(queue), Execute)][10:110]
+    assert 40 <= tasks.count("busy") <= 60
+
+
+def test_a_job_that_has_worked_alone_is_not_starved_by_one_that_came_while_it_was_idle() -> None:
+    table = one_device("a", "b")
+    table.submit(job(chain("a"), 0, name="one", open_ended=True))
+    table.play(table.feed(ItemsArrived(at=table.at(), job="one", items=200)))
+    queue = table.submit(job(chain("b"), 200, name="two"))
+    queue += table.feed(ItemsArrived(at=table.at(), job="one", items=400))
+    tasks = [one.job for one in some(table.play(queue), Execute)][10:110]
+    assert 40 <= tasks.count("one") <= 60
+
+
+def test_jobs_share_a_device_whatever_they_are_served_on_others() -> None:
+    table = Table()
+    table.join("d1", 100, resident=("a",))
+    table.join("d2", 100, resident=("b", "c"))
+    alone = table.submit(job(chain("a", homes={"a": ("d1",)}), 400, name="elsewhere"))
+    table.submit(job(chain("b", homes={"b": ("d2",)}), 400, name="here"))
+    for _ in range(400):
+        alone += table.answer(alone.pop(0))
+    both = {"a": ("d1",), "c": ("d2",)}
+    queue = alone + [one for one in table.all(Execute) if one.job == "here"]
+    queue += table.submit(job(chain("a", "c", homes=both), 400, name="both"))
+    tasks = [one for one in some(table.play(queue), Execute) if one.device == "d2"]
+    jobs = [one.job for one in tasks if one.device == "d2"][10:110]
+    assert 40 <= jobs.count("here") <= 60
+
+
 def test_a_higher_priority_gets_the_fragment_loaded_too() -> None:
     table = Table()
     table.join("d1", 12)

@@ -1,7 +1,7 @@
 """Everything that is raised, besides `ValueError` for an argument that makes no sense.
 
 ShoalError
-├── PoolFailed        the pool cannot start, or cannot continue
+├── PoolFailed        the pool cannot start, or cannot continue, or is of another process
 │   └── PoolClosed    it was closed
 ├── ModelFailed       the model cannot be read, cut or placed, or no device can run it
 └── ItemFailed        one item; the others run
@@ -28,7 +28,8 @@ class ShoalError(Exception):
 
 
 class PoolFailed(ShoalError):
-    """The pool cannot start, or a process of it ended again and again."""
+    """The pool cannot start, a process of it ended again and again, or this process was forked
+    from the one that has it."""
 
 
 class PoolClosed(PoolFailed):

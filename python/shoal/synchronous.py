@@ -1,13 +1,15 @@
 """Pools and models for ordinary code: `asynchronous`, in a thread that runs an event loop.
 
 All pools of a process share the thread, for as long as the process lives: its end is what their
-processes take for the end of this one.
+processes take for the end of this one. A process that is forked from this one has neither the
+thread nor a gRPC that works: it can use no pool, and its end is nothing to the pools of this one.
 """
 
 import asyncio
 import atexit
 import concurrent.futures
 import functools
+import os
 import threading
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +26,7 @@ from shoal.asynchronous import (
     async_pool,
     check_map,
 )
-from shoal.errors import ItemFailed
+from shoal.errors import ItemFailed, PoolFailed
 from shoal.items import own_arrays
 from shoal_protocol.tensors import Array
 
@@ -97,7 +99,10 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """End the calls under way, and the pool's processes. Closing twice does nothing."""
+        """End the calls under way, and the pool's processes. Closing twice does nothing; nor does
+        it in a process that was forked from the pool's."""
+        if _forked_from() is not None:
+            return
         atexit.unregister(self.close)
         _wait(_submit(self._pool.close()))
 
@@ -149,18 +154,40 @@ def pool(
 
 
 @functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
+def _loop() -> tuple[asyncio.AbstractEventLoop, int]:
+    """The loop, and the process that runs it."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="shoal", daemon=True).start()
-    return loop
+    return loop, os.getpid()
+
+
+def _forked_from() -> int | None:
+    """The process that runs the loop, if that is another one."""
+    _, process = _loop()
+    return None if process == os.getpid() else process
+
+
+def _refuse_forked() -> None:
+    if (process := _forked_from()) is not None:
+        raise PoolFailed(
+            f"process {os.getpid()} was forked from {process}, which has used pools, and can use "
+            'none: start it with multiprocessing.get_context("spawn"), or fork before the first '
+            "pool is started"
+        )
 
 
 def _submit(work: Coroutine[Any, Any, Value]) -> concurrent.futures.Future[Value]:
-    return asyncio.run_coroutine_threadsafe(work, _loop())
+    try:
+        _refuse_forked()
+    except PoolFailed:
+        work.close()
+        raise
+    return asyncio.run_coroutine_threadsafe(work, _loop()[0])
 
 
 def _wait(future: concurrent.futures.Future[Value]) -> Value:
     """The result; what interrupts the wait (Ctrl-C) cancels the work."""
+    _refuse_forked()  # nobody would end it
     try:
         return future.result()
     except BaseException:

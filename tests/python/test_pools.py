@@ -22,6 +22,38 @@ sys.stdin.read()
 """
 
 
+FORKED_PROGRAM = """
+import os, sys, numpy, shoal
+from pathlib import Path
+
+item, path, done = {"x": numpy.ones((2, 256), numpy.float32)}, sys.argv[1], Path(sys.argv[2])
+pool = shoal.pool(devices=1, budget="8Mi")
+model = pool.load(path, shapes={"x": (4, 256)})
+begun = model.map([item] * 4, look_ahead=2)
+next(begun)
+forbidden = [
+    lambda: model.run(item),
+    lambda: next(begun),
+    lambda: next(model.map([item])),
+    lambda: pool.load(path),
+    lambda: shoal.pool(devices=1, budget="8Mi"),
+]
+if not (child := os.fork()):
+    for call in forbidden:
+        try:
+            call()
+        except shoal.PoolFailed as error:
+            assert "spawn" in error.what, error
+        else:
+            raise AssertionError("a call in a forked process has a result")
+    pool.close()
+    done.touch()
+    sys.exit()
+assert os.waitpid(child, 0) == (child, 0)
+assert len(list(begun)) == 3
+"""
+
+
 def started(folder: Path) -> "subprocess.Popen[str]":
     """Another program that has a pool."""
     command = [sys.executable, "-c", OTHER_PROGRAM, str(folder / "model.onnx")]
@@ -67,6 +99,13 @@ def test_a_pool_that_was_not_closed_ends_with_its_program(folder: Path) -> None:
     program.communicate("")
     assert program.returncode == 0
     until_gone(found)
+
+
+def test_a_forked_process_is_told_that_it_can_use_no_pool_and_ends_in_order(folder: Path) -> None:
+    done = folder / "done"
+    command = [sys.executable, "-W", "error", "-c", FORKED_PROGRAM]
+    subprocess.run([*command, str(folder / "model.onnx"), str(done)], check=True, timeout=120)
+    assert done.exists()
 
 
 @pytest.mark.minutes

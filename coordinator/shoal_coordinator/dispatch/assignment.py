@@ -22,7 +22,8 @@ takes a slot, but never the last one, so that nothing that is ready waits for wh
 producer fails or is lost, it is cancelled, and given again when it is ready.
 
 *The slow device at the end*: a device does not get a task that the fastest server would have
-finished sooner, after all that is left before it. The task then waits for that server.
+finished sooner, after all that is left before it. The task then waits for that server; but no
+longer than the device takes for it, since the fastest may have other work to do first.
 """
 
 import math
@@ -149,6 +150,14 @@ def _sooner_elsewhere(task: Task, device: Device) -> Device | None:
     return fastest if until_fastest_is_done < mine * (device.work.queued + 1) else None
 
 
+def _held_back(task: Task, device: Device, now: Nanoseconds) -> bool:
+    """Whether a waiting task is left to the fastest server, in place of this device."""
+    if _sooner_elsewhere(task, device) is None:
+        return False
+    its = device.work.times[task.queue.service.digest]
+    return now - task.ready_at <= its * (device.work.queued + 1)
+
+
 def fill(state: State, device: Device) -> None:
     work = device.work
     while work.queued < work.slots:
@@ -157,7 +166,7 @@ def fill(state: State, device: Device) -> None:
             for queue in service.queues:
                 first = chosen is None or _before(queue, chosen.queue, work.served)
                 if queue.waiting and first:
-                    task = _offer(queue, device)
+                    task = _offer(queue, device, state.now)
                     if task is not None:
                         chosen = task
         if chosen is None:
@@ -176,13 +185,13 @@ def _before(queue: StageQueue, other: StageQueue, served: Mapping[Job, int]) -> 
     return served.get(job, 0) < served.get(rival, 0)
 
 
-def _offer(queue: StageQueue, device: Device) -> Task | None:
+def _offer(queue: StageQueue, device: Device, now: Nanoseconds) -> Task | None:
     """The task that a queue has for a device with a free slot, left in its place."""
     ready = queue.ready
     while ready and ready[0].status is not READY:
         ready.popleft()
     task = _reserved_for(queue, device)
-    if task is not None and _sooner_elsewhere(task, device) is None:
+    if task is not None and not _held_back(task, device, now):
         return task
     service = queue.service
     takes_over = not device.work.queued or service.fastest is device
@@ -191,7 +200,7 @@ def _offer(queue: StageQueue, device: Device) -> Task | None:
         elsewhere = other is not None and other is not device and service in other.listed
         if elsewhere and not takes_over:
             continue
-        if task.status is READY and _may_take(task, device):
+        if task.status is READY and _may_take(task, device, now):
             return task
     return None
 
@@ -209,7 +218,7 @@ def _reserved_for(queue: StageQueue, device: Device) -> Task | None:
     return None
 
 
-def _may_take(task: Task, device: Device) -> bool:
+def _may_take(task: Task, device: Device, now: Nanoseconds) -> bool:
     """Whether a waiting task may go to this device, given its reservation and who is faster."""
     other, service = task.reserved_on, task.queue.service
     if task.excluded is device and len(service.servers) > 1:
@@ -220,7 +229,7 @@ def _may_take(task: Task, device: Device) -> bool:
             service.fastest is not device or _sooner_elsewhere(task, other) is None
         ):
             return False
-    return service.fastest is device or _sooner_elsewhere(task, device) is None
+    return service.fastest is device or not _held_back(task, device, now)
 
 
 def _give_or_demand(state: State, task: Task, device: Device) -> None:

@@ -4,7 +4,7 @@ from heapq import heappop, heappush
 
 import pytest
 
-from coordinator.dispatch.driving import Table, chain, job
+from coordinator.dispatch.driving import Table, chain, job, only, some
 from shoal_coordinator.dispatch.events import Policy
 from shoal_coordinator.dispatch.instructions import Execute, FinishItem, Instruction
 
@@ -55,6 +55,20 @@ def test_a_slow_device_does_not_take_the_last_task() -> None:
     given = table.submit(job(chain("a"), 5))
     done = run(table, given, {"slow": 1000, "fast": 10})
     assert done == {"fast": 5, "": before // 1_000_000 + 50}
+
+
+def test_a_slow_device_takes_what_the_fast_one_has_no_time_for() -> None:
+    table = Table()
+    table.join("slow", 100, resident=("a",))
+    table.join("fast", 100, resident=("a", "h"))
+    learn = table.submit(job(chain("a"), 4, name="learn"))
+    run(table, learn, {"slow": 1000, "fast": 10})
+    table.submit(job(chain("h", homes={"h": ("fast",)}), 100, name="high", priority=1))
+    given = table.submit(job(chain("a"), 3, name="low"))
+    assert not some(given, Execute)
+    assert not some(table.wait(1000), Execute)  # as long as a task takes there
+    taken = only(table.wait(250), Execute)
+    assert (taken.job, taken.device) == ("low", "slow")
 
 
 def test_a_pipeline_of_replicas_is_as_fast_as_its_slowest_stage_allows() -> None:

@@ -7,7 +7,9 @@ no device is left to try, the job fails with the last reason.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from itertools import islice
+from typing import NamedTuple
 
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind, FragmentCached, FragmentResident
@@ -297,11 +299,11 @@ def prefetch_idle(state: State) -> None:
     if not state.services:
         return
     coming = Counter(device.disk.prefetching for device in state.devices.values())
+    wishes = _wishes(state, coming)
     for device in state.devices.values():
-        if _may_prefetch(state, device):
-            digest = _to_prefetch(state, device, coming)
+        if device not in wishes.full and _may_prefetch(state, device):
+            digest = _to_prefetch(state, device, wishes)
             if digest is not None:
-                coming[digest] += 1
                 device.disk.prefetching = digest
                 number, peers = state.next_number(), _peers(state, device, digest)
                 state.pending[number] = Prefetching(device, digest, state.now)
@@ -317,19 +319,39 @@ def _may_prefetch(state: State, device: Device) -> bool:
     return disk.prefetching is None and max(disk.prefetch_after, disk.full_until) <= state.now
 
 
-def _to_prefetch(state: State, device: Device, coming: Counter[Digest | None]) -> Digest | None:
-    """What the device will have to load itself; else what only one other device has. Nothing where
-    the disk has no room for all: each would go for the next, for ever."""
-    spare: Digest | None = None
-    if any(device in service.dropped_by for service in state.services.values()):
-        return None
+class _Wishes(NamedTuple):
+    """What is to come to disks: the services of each home, by name, and those with one copy, by
+    fragment. `full` are the devices whose disks have no room for all: each would go for the next,
+    for ever. Made once for all devices, of which there may be a thousand."""
+
+    at_home: Mapping[str, Sequence[Service]]
+    single: dict[Digest, list[Service]]
+    full: Set[Device]
+
+
+def _wishes(state: State, coming: Counter[Digest | None]) -> _Wishes:
+    at_home: dict[str, list[Service]] = {}
+    single: dict[Digest, list[Service]] = {}
+    full: set[Device] = set()
     for service in state.services.values():
-        digest = service.digest
-        if digest in device.disk.cached or not can_host(state, service, device):
-            continue
-        if device.name in service.homes:
-            return digest
-        copies = len(state.holders.get(digest, ()))
+        for name in service.homes:
+            at_home.setdefault(name, []).append(service)
+        copies, digest = len(state.holders.get(service.digest, ())), service.digest
         if copies and copies + len(service.loading) + coming[digest] < _COPIES:
-            spare = spare or digest
-    return spare
+            single.setdefault(digest, []).append(service)
+        full |= service.dropped_by
+    return _Wishes(at_home, single, full)
+
+
+def _to_prefetch(state: State, device: Device, wishes: _Wishes) -> Digest | None:
+    """What the device will have to load itself; else what only one other device has."""
+    cached = device.disk.cached
+    for service in wishes.at_home.get(device.name, ()):
+        if service.digest not in cached and can_host(state, service, device):
+            wishes.single.pop(service.digest, None)
+            return service.digest
+    for digest, services in wishes.single.items():
+        if digest not in cached and any(can_host(state, each, device) for each in services):
+            del wishes.single[digest]
+            return digest
+    return None

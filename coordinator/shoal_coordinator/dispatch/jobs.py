@@ -425,17 +425,16 @@ def give_up_endless(state: State, task: Task, failure: ev.Failure) -> None:
 
 
 def give_up_impossible(state: State) -> None:
-    """End the jobs that waited for their homes, and fit on no device."""
+    """End the jobs that waited for their homes, and fit on no device: once the devices have had
+    time to join, and to have their budgets back."""
+    settled_since = state.now - state.limits.homes_grace
+    changed = (device.health.unchanged_since for device in state.devices.values())
+    if max(changed, default=state.now) > settled_since:
+        return
     for job in list(state.jobs.values()):
+        if job.submitted_at > settled_since:
+            continue
         if any(queue.service.unserved for queue in job.queues):
-            failure = impossible(state, job) if _settled(state, job) else None
+            failure = impossible(state, job)
             if failure is not None:
                 end_job(state, job, failure)
-
-
-def _settled(state: State, job: Job) -> bool:
-    """Whether the devices have had time to join, and to have their budgets back."""
-    grace = state.limits.homes_grace
-    changed = (device.health.unchanged_since for device in state.devices.values())
-    newest = max(changed, default=state.now)
-    return state.now - job.submitted_at >= grace and state.now - newest >= grace

@@ -5,6 +5,7 @@ lost, any device that fits serves, until a home joins again. Homes that have not
 awaited for `Limits.homes_grace`, and where no other device has room, for `Limits.joining`.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from shoal_coordinator.dispatch.device import Backoff, Device
@@ -173,6 +174,13 @@ def _may_come(state: State, job: Job, service: Service) -> bool:
     return young and any(name not in state.tallies for name in service.homes)
 
 
+def _needs(state: State, service: Service) -> Iterator[tuple[int, Bytes]]:
+    """What a fragment needs on each device known, and the device's budget."""
+    for name, tally in state.tallies.items():
+        device = state.devices.get(name)
+        yield service.least if device is None else size_on(device, service), tally.budget
+
+
 def impossible(state: State, job: Job) -> Failure | None:
     """Fragments larger than every budget known: what the first would need, and what each has."""
     if not state.devices:
@@ -182,13 +190,11 @@ def impossible(state: State, job: Job) -> Failure | None:
         service = queue.service
         if awaits_homes(state, service) or _may_come(state, job, service):
             continue
-        budgets = {name: tally.budget for name, tally in state.tallies.items()}
-        needs = [
-            size_on(state.devices[name], service) if name in state.devices else service.least
-            for name in budgets
-        ]
-        if all(need > budget for need, budget in zip(needs, budgets.values(), strict=True)):
-            failures.append(_too_large(queue, max(needs), budgets))
+        needs = _needs(state, service)
+        if all(need > budget for need, budget in needs):  # mostly the first device will do
+            budgets = {name: tally.budget for name, tally in state.tallies.items()}
+            most = max(need for need, _ in _needs(state, service))
+            failures.append(_too_large(queue, most, budgets))
     if not failures:
         return None
     return replace(failures[0], outgrown=tuple(each.outgrown[0] for each in failures))

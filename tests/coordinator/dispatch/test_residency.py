@@ -1,5 +1,7 @@
 """What is loaded where: the model gate, the four tiers, budgets, and changing fragments rarely."""
 
+from collections import Counter
+
 import pytest
 
 from coordinator.dispatch.driving import (
@@ -13,9 +15,13 @@ from coordinator.dispatch.driving import (
     only,
     some,
 )
+from shoal_coordinator.dispatch import services
+from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import FailureKind, Telemetry
 from shoal_coordinator.dispatch.instructions import Execute, FinishJob, Load, Prefetch, Tier, Unload
-from shoal_protocol.units import Nanoseconds
+from shoal_coordinator.dispatch.machine import Limits
+from shoal_coordinator.dispatch.state import Service
+from shoal_protocol.units import Nanoseconds, nanoseconds
 
 
 def test_a_task_is_given_only_where_its_fragment_is_resident() -> None:
@@ -319,6 +325,32 @@ def test_a_disk_without_room_for_all_fragments_of_its_device_is_not_filled_in_ci
     assert (prefetch.device, prefetch.digest) == ("d2", digest("d"))
     table.answer(prefetch, dropped=("c",))
     assert some(table.wait(600_000), Prefetch) == []
+
+
+def test_what_a_tick_looks_at_grows_with_devices_and_fragments_and_not_with_their_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices, fragments = 40, 80
+    table = Table(Limits(silence=nanoseconds(60)))
+    for number in range(devices):
+        table.join(f"d{number}", 12)
+    names = [f"{number:02}" for number in range(fragments)]
+    homes = {name: (f"d{number % devices}",) for number, name in enumerate(names)}
+    for name in names:
+        table.submit(job(chain(name, homes=homes), 10, name=name))
+    for load in table.all(Load):
+        table.answer(load)
+    table.wait(10_000)  # every home has joined, or is not waited for any more
+    looks: Counter[str] = Counter()
+    look = services.size_on
+
+    def counted(device: Device, service: Service, room: int | None = None) -> int:
+        looks[device.name] += 1
+        return look(device, service, room)
+
+    monkeypatch.setattr(services, "size_on", counted)
+    table.wait(250)
+    assert looks.total() < 8 * (devices + fragments)
 
 
 def test_a_second_copy_of_a_fragment_is_kept_on_another_disk() -> None:

@@ -1,5 +1,7 @@
 """Files of a followed folder on a real disk, with copies of it as a crash would leave it."""
 
+import contextlib
+import errno
 import random
 import shutil
 import sqlite3
@@ -9,12 +11,14 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from shoal_coordinator.storage import followed, following
+from shoal_coordinator.storage import followed, following, results
+from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.followed import FollowedFiles
 from shoal_coordinator.storage.following import FollowedFolder, FollowedInputs
 from shoal_coordinator.storage.inputs import InputFile
 from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.job_files import result_file
+from shoal_coordinator.storage.parts import Part
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.partition import TensorSpec
 
@@ -152,6 +156,61 @@ def test_each_file_is_processed_once_whenever_the_coordinator_dies(
     camera.store.close()
     left = {path.name for path in folder.iterdir()}
     assert left == {"job.json", "lock", followed.NAME}
+
+
+@pytest.mark.parametrize("ending", ["crash", "full disk"])
+def test_a_file_whose_making_was_interrupted_is_made_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    camera = Camera(tmp_path, 0)
+    np.savez(camera.folder / "a.npz", x=np.ones((3, 1, 4), np.float32))
+    camera.scan()
+    camera.scan()
+    for item in range(3):
+        camera.store.add(item, {"y": np.full((1, 4), item, np.float32)})
+
+    def stop(part: Part, outputs: Folder) -> int:
+        del part, outputs
+        if ending == "crash":
+            raise KeyboardInterrupt
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "make_file", stop)
+        with contextlib.suppress(KeyboardInterrupt):
+            assert camera.store.finish(range(3)) == {}
+        if ending == "full disk":
+            assert "No space left" in camera.store.unwritable
+            camera.store.publish()
+            assert camera.store.unpublished
+    camera.crash()
+    assert not camera.left
+    assert camera.store.unpublished
+    camera.store.publish()
+    assert not camera.store.unpublished
+    assert (camera.outputs / "a.npz").exists()
+    assert list(camera.files.files) == []
+    camera.store.close()
+
+
+def test_a_file_that_is_damaged_before_it_is_made_ends_the_run_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    camera = Camera(tmp_path, 0)
+    np.savez(camera.folder / "a.npz", x=np.ones((3, 1, 4), np.float32))
+    camera.scan()
+    camera.scan()
+    for item in range(3):
+        camera.store.add(item, {"y": np.full((1, 4), item, np.float32)})
+
+    def damaged(part: Part, outputs: Folder) -> int:
+        raise OSError(f"{outputs.path / part.name} is damaged at 0; run the job again")
+
+    monkeypatch.setattr(results, "make_file", damaged)
+    assert camera.store.finish(range(3)) == {}
+    camera.store.publish()
+    assert "is damaged at 0; run the job again" in camera.store.unwritable
+    camera.store.close()
 
 
 def test_a_folder_of_many_files_is_listed_once_and_held_on_disk(tmp_path: Path) -> None:

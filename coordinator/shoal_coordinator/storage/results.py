@@ -89,6 +89,8 @@ class ResultStore:
         self._names = tuple(names)
         self._made: dict[int, int] = {}
         self._made_in_part: set[int] = set()
+        self._unmade: set[int] = set()
+        """Files of several items that have ended: their making was interrupted, or failed."""
         self._parts: dict[int, Part] = {}
         self._small: dict[int, str] = {}
         """The names of the files of one item."""
@@ -194,25 +196,26 @@ class ResultStore:
 
     def publish(self) -> None:
         """Begin to make the small files that are stored; without this call, only a full log and
-        `complete` do. `unwritable` reports what went wrong with those before."""
+        `complete` do. Files of several items that could not be made, are. `unwritable` reports what
+        goes wrong with these, and what went wrong with small ones before."""
+        problems = self._make(tuple(self._unmade))
+        self.unwritable = self.unwritable or next(iter(problems.values()), "")
         self._log.publish()
         self._log_problem()
 
     @property
     def unpublished(self) -> bool:
-        """Whether small files are stored that are not made yet."""
-        return bool(self._log.numbers)
+        """Whether files are stored that are not made yet."""
+        return bool(self._log.numbers or self._unmade)
 
     def fail(self, failures: Iterable[FailedItem]) -> None:
         """Note items that have failed for good, and drop what had arrived of them."""
-        touched: set[int] = set()
         failed = tuple(failures)
         self._catalogue.fail(failed)
         for failure in failed:
             part = self._part_of(failure.item)
             part.fail(failure.item - part.file.first)
-            touched.add(self._files.number_of(failure.item))
-        self._make(touched)
+        self._make({self._files.number_of(each.item) for each in failed})
         # Written again each time the list has grown by a quarter, so that many failures stay cheap.
         if self._catalogue.failed > self._listed * 5 // 4:
             self.list_failures()
@@ -234,9 +237,8 @@ class ResultStore:
 
     def _make(self, numbers: Iterable[int]) -> dict[int, str]:
         """Make the files among these whose items have all ended; the reasons where that failed."""
-        failed: dict[int, OSError] = {}
+        failed, made = dict[int, OSError](), dict[int, int]()
         ready: list[int] = []
-        made: dict[int, int] = {}
         for number in numbers:
             part = self._parts[number]
             if not part.ended or number in self._made_in_part:
@@ -248,6 +250,7 @@ class ResultStore:
             ready.append(number)
         problems = self._store_small(ready)
         large = [number for number in ready if number in self._parts and number not in problems]
+        self._unmade |= {number for number in large if self._parts[number].file.items > 1}
         for number, size in zip(large, self._makers.map(self._try_make, large), strict=True):
             if isinstance(size, OSError):
                 failed[number] = size
@@ -256,6 +259,7 @@ class ResultStore:
             else:
                 made[number] = size
         problems |= self._note_large(made)
+        self._unmade -= (made.keys() - problems.keys()) | self._made_in_part
         self._end_made_in_part()
         return problems | {number: self.reason(error) for number, error in failed.items()}
 
@@ -338,13 +342,8 @@ class ResultStore:
             self._outputs.remove("failures.json")
             return
         failures = self._catalogue.failures(_LISTED_FAILURES)
-        document = {
-            "job": self._job,
-            "failed": self._listed,
-            "failures": [
-                {"item": each.item, "input": each.input, "reason": each.reason} for each in failures
-            ],
-        }
+        shown = [{"item": e.item, "input": e.input, "reason": e.reason} for e in failures]
+        document = {"job": self._job, "failed": self._listed, "failures": shown}
         content = json.dumps(document, indent=1).encode() + b"\n"
         self._outputs.replace("failures.json", content)
 
@@ -413,10 +412,9 @@ class ResultStore:
         if self.folder.size("job.json") is None:
             self.folder.replace("job.json", json.dumps(mine).encode())
             return
-        with open(self.folder.open("job.json", os.O_RDONLY), "rb") as file:
-            content = file.read(_MOST_IDENTITY_BYTES)
         try:
-            known = json.loads(content)
+            with open(self.folder.open("job.json", os.O_RDONLY), "rb") as file:
+                known = json.loads(file.read(_MOST_IDENTITY_BYTES))
         except (ValueError, RecursionError) as e:
             damaged = self.folder.path / "job.json"
             raise OutputsRefused(self._path, f"hold a damaged {damaged}; delete it") from e
@@ -434,13 +432,16 @@ class ResultStore:
                 self._made[number] = size
         self._made |= self._log.recover(self._made.keys())
         for name in self.folder.names():
-            stem, dot, kind = name.partition(".")
-            if not dot or kind not in ("part", "part.tmp"):
+            stem, _, kind = name.partition(".")
+            if kind not in ("part", "part.tmp"):
                 continue
             number = int(stem) if stem.isdecimal() and stem.isascii() else -1
             known = number in self._files and self._files[number].items > 0
             if kind == "part" and known and number not in self._made:
-                self._part_of(self._files[number].first).recover()
+                part = self._part_of(self._files[number].first)
+                part.recover()
+                if part.ended:
+                    self._unmade.add(number)
             else:
                 self.folder.remove(name)
         # What does not hold any more must not be believed later.

@@ -11,9 +11,10 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from shoal_coordinator.storage import followed, following, results
+from shoal_coordinator.storage import followed, followed_items, following, results
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.followed import FollowedFiles
+from shoal_coordinator.storage.followed_items import FollowedItems
 from shoal_coordinator.storage.following import FollowedFolder, FollowedInputs
 from shoal_coordinator.storage.inputs import InputFile
 from shoal_coordinator.storage.item_list import FailedItem
@@ -24,6 +25,7 @@ from shoal_protocol.partition import TensorSpec
 
 INPUTS = (TensorSpec(name="x", dtype="float", shape=(1, "n")),)
 STEPS = 150
+PLACES = ("a.npz[1]", "a.npz[2]", "a.npz[3]")
 
 
 class Camera:
@@ -210,6 +212,37 @@ def test_a_file_that_is_damaged_before_it_is_made_ends_the_run_with_what_to_do(
     assert camera.store.finish(range(3)) == {}
     camera.store.publish()
     assert "is damaged at 0; run the job again" in camera.store.unwritable
+    camera.store.close()
+
+
+def test_failed_items_are_listed_and_tried_again_also_beyond_those_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed, "LISTED_FAILURES", 1)
+    monkeypatch.setattr(followed_items, "_CHUNK", 2)
+    camera = Camera(tmp_path, 0)
+    for name, rows in (("a.npz", 4), ("b.npz", 1), ("c.npz", 1)):
+        np.savez(camera.folder / name, x=np.ones((rows, 1, 4), np.float32))
+    for _ in range(4):
+        camera.scan()
+    for item in (0, 5):
+        camera.store.add(item, {"y": np.ones((1, 4), np.float32)})
+    assert camera.store.finish([0, 5]) == {}
+    failures = [FailedItem(item, f"a.npz[{item}]", "no", 2, "pi-4") for item in (1, 2, 3)]
+    camera.store.fail([*failures, FailedItem(4, "b.npz", "no")])
+    items = FollowedItems(camera.files.query, camera.store.completed())
+    listed = list(items)
+    assert [each.stored for each in listed] == [True, False, False, False, False, True]
+    reasons = [each.failure.reason for each in listed if each.failure is not None]
+    assert reasons[0] == "no"
+    assert len(set(reasons[1:])) == 1
+    assert "the reason is not stored" in reasons[1]
+    assert [each.input for each in listed if not each.stored] == [*PLACES, "b.npz[0]"]
+    assert items.counts() == (6, 4)
+    assert items.not_failed([0, 2, 4]) == [0]
+    assert [each.item for each in camera.files.failures(9)] == [1]
+    retaken = camera.watch.retry(1, [4])
+    assert (list(retaken.items), retaken.failed) == ([4], 1)
     camera.store.close()
 
 

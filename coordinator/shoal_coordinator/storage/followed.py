@@ -3,7 +3,7 @@ job's folder of the outputs, so that what is in memory does not grow with the li
 
     waiting    listed, and perhaps still being written
     taken      has a number, its items too; ended once its result is made, or its items have failed
-    failures   the first items that failed, with reasons
+    failures   the items that failed; the first with place and reason, the others without text
     last       the number of the last retry that was carried out
 
 A name is taken once, whatever becomes of its file later; a retry takes files again of which items
@@ -111,6 +111,8 @@ class FollowedFiles(Catalogue):
         """Items of files that were taken again."""
         self._closed = False
         self._failed = 0
+        self._explained = 0
+        """Failed items with place and reason."""
         self._failed_items: dict[int, set[int]] = {}
         """Of files that have not ended."""
         self._lock = RLock()
@@ -143,6 +145,7 @@ class FollowedFiles(Catalogue):
         db.execute(
             "DELETE FROM failures WHERE number IN (SELECT number FROM taken WHERE ended = 0)"
         )
+        self._explained = _count_explained(db)
         (self.items,) = db.execute("SELECT COALESCE(MAX(first + items), 0) FROM taken").fetchone()
         self.succeeded, self._failed = db.execute(
             "SELECT COALESCE(SUM(items - failed), 0), COALESCE(SUM(failed), 0) "
@@ -188,11 +191,13 @@ class FollowedFiles(Catalogue):
     def fail(self, failures: Iterable[FailedItem]) -> None:
         rows = [(self.files.number_of(each.item), each) for each in failures]
         with self._changing() as db:
-            room = LISTED_FAILURES - db.execute("SELECT COUNT(*) FROM failures").fetchone()[0]
-            db.executemany(
-                "INSERT OR IGNORE INTO failures VALUES (?, ?, ?, ?, ?, ?)",
-                [_failure_row(number, each) for number, each in rows[: max(0, room)]],
-            )
+            room = max(0, LISTED_FAILURES - self._explained)
+            for chunk, explained in ((rows[:room], True), (rows[room:], False)):
+                added = db.executemany(
+                    "INSERT OR IGNORE INTO failures VALUES (?, ?, ?, ?, ?, ?)",
+                    [_failure_row(number, each, explained) for number, each in chunk],
+                )
+                self._explained += added.rowcount if chunk and explained else 0
             for number, each in rows:
                 self._failed_items.setdefault(number, set()).add(each.item)
 
@@ -204,7 +209,8 @@ class FollowedFiles(Catalogue):
     def failures(self, most: int) -> Sequence[FailedItem]:
         with self._changing() as db:
             found = db.execute(
-                "SELECT item, input, reason, tries, device FROM failures ORDER BY item LIMIT ?",
+                "SELECT item, input, reason, tries, device FROM failures WHERE reason <> '' "
+                "ORDER BY item LIMIT ?",
                 [most],
             )
             return [FailedItem(*row) for row in found]
@@ -302,6 +308,7 @@ class FollowedFiles(Catalogue):
                 )
                 db.execute("DELETE FROM failures WHERE number = ?", [again])
             _wait(db, (there for *_, there in back))
+            self._explained = _count_explained(db)
         failed = sum(row[4] for row in back)
         with self._lock:
             retaken = ItemSet(runs=(range(row[2], row[2] + row[3]) for row in back))
@@ -372,9 +379,18 @@ def _failed_files(
     ).fetchall()
 
 
-def _failure_row(number: int, failed: FailedItem) -> tuple[int, int, str, str, int, str]:
+def _failure_row(
+    number: int, failed: FailedItem, explained: bool
+) -> tuple[int, int, str, str, int, str]:
+    if not explained:
+        return failed.item, number, "", "", failed.tries, failed.device
     where, why = encodable(failed.input), encodable(failed.reason)[:_REASON]
-    return failed.item, number, where, why, failed.tries, failed.device
+    return failed.item, number, where, why or "unknown", failed.tries, failed.device
+
+
+def _count_explained(db: sqlite3.Connection) -> int:
+    count: int = db.execute("SELECT COUNT(*) FROM failures WHERE reason <> ''").fetchone()[0]
+    return count
 
 
 def _wait(db: sqlite3.Connection, files: Iterable[Waiting]) -> None:

@@ -5,8 +5,8 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -21,7 +21,8 @@ _FILES: Final = (
     "WHERE number > ? AND NOT superseded ORDER BY number LIMIT ?"
 )
 _FAILURES: Final = (
-    "SELECT item, input, reason, tries, device FROM failures WHERE number BETWEEN ? AND ?"
+    "SELECT item, input, reason, tries, device FROM failures WHERE item > ? AND item < ? "
+    "ORDER BY item LIMIT ?"
 )
 _COUNTS: Final = (
     "SELECT COALESCE(SUM(items), 0), COALESCE(SUM(failed), 0) FROM taken WHERE NOT superseded"
@@ -42,10 +43,18 @@ class FollowedItems(Items):
     def __iter__(self) -> Iterator[ListedItem]:
         number = 0
         while files := self.query(_FILES, [number, _CHUNK]):
-            failures = self.query(_FAILURES, [files[0][0], files[-1][0]])
-            failed = {row[0]: FailedItem(*row) for row in failures}
+            first, end = files[0][2], files[-1][2] + files[-1][3]
+            # Read after the files: what failed in one that has ended by then is among them.
+            failures = _Ahead(self._failures(first, end))
             for number, *file in files:  # noqa: B007 - the next page begins after the last one
-                yield from self._of_file(file, failed)
+                yield from self._of_file(file, failures)
+
+    def _failures(self, first: int, end: int) -> Iterator[FailedItem]:
+        """Of these items, which have numbers as their files do: they grow."""
+        last = first - 1
+        while rows := self.query(_FAILURES, [last, end, _CHUNK]):
+            yield from (FailedItem(*row) for row in rows)
+            last = rows[-1][0]
 
     def counts(self) -> tuple[int, int]:
         ((items, failed),) = self.query(_COUNTS, [])
@@ -58,18 +67,31 @@ class FollowedItems(Items):
             if not self.query("SELECT item FROM failures WHERE item = ?", [item])
         ]
 
-    def _of_file(
-        self, file: Sequence[Any], failures: Mapping[int, FailedItem]
-    ) -> Iterator[ListedItem]:
+    def _of_file(self, file: Sequence[Any], failures: "_Ahead") -> Iterator[ListedItem]:
         raw, first, items, contents, ended, failed = file
         name, stacked = os.fsdecode(raw), json.loads(contents)["stacked"] is not None
         for item in range(first, first + items):
             place = place_of(name, item - first if stacked else None)
-            failure = failures.get(item)
+            failure = failures.of(item)
             if failure is None and ended and failed == items:
                 failure = FailedItem(item, place, _UNLISTED)
+            if failure is not None and not failure.reason:
+                failure = replace(failure, input=place, reason=_UNLISTED)
             stored = failure is None and (bool(ended) or item in self.stored)
             yield ListedItem(item, place, stored=stored, failure=failure)
+
+
+class _Ahead:
+    """Failures in the order of their items, asked for in that order."""
+
+    def __init__(self, failures: Iterator[FailedItem]) -> None:
+        self._failures = failures
+        self._next = next(failures, None)
+
+    def of(self, item: int) -> FailedItem | None:
+        while self._next is not None and self._next.item < item:
+            self._next = next(self._failures, None)
+        return self._next if self._next is not None and self._next.item == item else None
 
 
 def stored_followed_items(outputs: Path, job: str) -> FollowedItems | None:

@@ -1,18 +1,28 @@
 """The items of a job are listed with what became of them, and those that failed are retried."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import grpc
 import numpy as np
+import pytest
 
 from coordinator.scripted import STAGES, Stage, connected, put_model, submission
 from coordinator.world import World, refusal
 from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_coordinator.server.item_lists import pages
-from shoal_coordinator.storage.item_list import ItemList, ListedFile, stored_items
+from shoal_coordinator.storage import item_list
+from shoal_coordinator.storage.folders import Folder
+from shoal_coordinator.storage.item_list import (
+    FailedItem,
+    ItemList,
+    ListedFile,
+    stored_items,
+    write_items,
+)
 from shoal_protocol.channels import open_channel
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -114,6 +124,31 @@ def test_a_list_of_items_of_an_earlier_version_counts_their_tries(tmp_path: Path
     (folder / "items.json").write_text(json.dumps({**kept, "tries": [[1, 1], [2, 3]]}))
     assert (items := stored_items(tmp_path, "job")) is not None
     assert [each.tries for each in items] == [0, 1, 3, 0]
+
+
+def test_a_list_of_items_stays_readable_however_many_fail_and_with_what_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(item_list, "_MOST_BYTES", 8 << 10)
+    monkeypatch.setattr(item_list, "_FAILURE_BYTES", 4 << 10)
+    failed = {n: FailedItem(n, f"a.npz[{n}]", "é" * 200, 1, "pi-4") for n in range(1000)}
+    failed[0] = FailedItem(0, "a.npz[0]", "x" * 5000, 1, "pi-4")
+    files = (ListedFile("a.npz", 0, True),)
+    written = ItemList(total=1001, files=files, stored={1000}, failed=failed)
+    (tmp_path / ".shoal/job").mkdir(parents=True)
+    with contextlib.closing(Folder(tmp_path / ".shoal/job")) as folder:
+        write_items(folder, written)
+    items = stored_items(tmp_path, "job")
+    assert items is not None
+    assert items.counts() == written.counts()
+    assert items.not_failed([999, 1000]) == [1000]
+    listed = list(items)
+    assert [each.input for each in listed] == [each.input for each in written]
+    assert [each.failure is None for each in listed] == [False] * 1000 + [True]
+    reasons = [each.failure.reason for each in listed if each.failure is not None]
+    assert reasons[:2] == ["x" * 1000, "é" * 200]
+    assert "the reason is not stored" in reasons[-1]
+    assert dict(items.failed) == {each.item: each.failure for each in listed[:-1]}
 
 
 async def test_a_page_of_items_is_bounded(world: World) -> None:

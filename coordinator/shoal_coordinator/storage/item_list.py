@@ -1,7 +1,8 @@
 """How each item of a job ended, stored beside its results, so that it can be listed and retried.
 
 `OUTPUTS/.shoal/JOB/items.json` is written when a run ends. A run of selected items reads from it
-which others stay failed.
+which others stay failed. Of a million failed items the first have a reason there, as many as fit
+into what is read again; of the others the numbers are stored.
 """
 
 import contextlib
@@ -9,8 +10,9 @@ import json
 import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,6 +25,11 @@ _NAME: Final = "items.json"
 _VERSION: Final = 1
 _MOST_BYTES: Final = 256 << 20
 _MOST_ITEMS: Final = 1 << 24
+_FAILURE_BYTES: Final = 128 << 20
+"""What failed items with places and reasons take, at most."""
+_REASON: Final = 1000
+"""Characters of a reason that is stored: a listing shows no more."""
+_UNEXPLAINED: Final = "the reason is not stored: those of the first failures are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,25 +115,62 @@ class ItemList(Items):
         return sorted(frozenset(items) - self.failed.keys())
 
     def place(self, item: int) -> str:
-        file = self.files[bisect_right(self.files, item, key=attrgetter("first")) - 1]
-        return place_of(file.name, item - file.first if file.stacked else None)
+        return _place(self.files, item)
+
+
+def _place(files: Sequence[ListedFile], item: int) -> str:
+    file = files[bisect_right(files, item, key=attrgetter("first")) - 1]
+    return place_of(file.name, item - file.first if file.stacked else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failures(Mapping[int, FailedItem]):
+    """Failed items, of which only the `explained` ones have a reason, and the others a number."""
+
+    files: Sequence[ListedFile]
+    explained: Mapping[int, FailedItem]
+    others: ItemSet
+
+    def __getitem__(self, item: int) -> FailedItem:
+        if item in self.others:
+            return FailedItem(item, _place(self.files, item), _UNEXPLAINED)
+        return self.explained[item]
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self.explained.keys() - self.others, self.others)
+
+    def __len__(self) -> int:
+        return len(self.explained.keys() - self.others) + len(self.others)
 
 
 def write_items(folder: Folder, items: ItemList) -> None:
     """Raises `OSError`."""
+    explained, others = _failure_rows(items.failed)
     document = {
         "version": _VERSION,
         "total": items.total,
         "files": [[each.name, each.first, each.stacked] for each in items.files],
         "stored": _pairs(items.stored),
-        "failed": [
-            [each.item, each.input, each.reason, each.tries, each.device]
-            for _, each in sorted(items.failed.items())
-        ],
+        "failed": explained,
+        "unexplained": _pairs(others),
         "tries": sorted(items.tries.items()),
         "earlier": _pairs(items.earlier),
     }
     folder.replace(_NAME, json.dumps(document, separators=(",", ":")).encode())
+
+
+def _failure_rows(failed: Mapping[int, FailedItem]) -> tuple[list[tuple[object, ...]], ItemSet]:
+    """The failed items with places and reasons, as far as these have room; and the others."""
+    rows: list[tuple[object, ...]] = []
+    numbers, room = sorted(failed), _FAILURE_BYTES
+    for at, number in enumerate(numbers):
+        each = failed[number]
+        row = (each.item, each.input, each.reason[:_REASON], each.tries, each.device)
+        room -= len(json.dumps(row))
+        if room < 0:
+            return rows, ItemSet(numbers[at:])
+        rows.append(row)
+    return rows, ItemSet()
 
 
 def read_items(folder: Folder) -> ItemList | None:
@@ -172,23 +216,31 @@ def _parsed(document: object) -> ItemList | None:
             if total and (firsts[:1] != [0] or firsts != sorted(firsts)):
                 return None
             found, counted = _within(stored, total), {int(item): int(n) for item, n in tries}
-            match rest:
-                case {"earlier": list(ranges)}:
-                    earlier = _within(ranges, total)
-                case _:  # of a version that counted the tries of all
-                    earlier = ItemSet.of(found - counted.keys())
+            others = _ranges(rest, "unexplained", total) or ItemSet()
+            earlier = _ranges(rest, "earlier", total)
+            if earlier is None:  # of a version that counted the tries of all
+                earlier = ItemSet.of(found - counted.keys())
+            explained = {
+                int(item): FailedItem(int(item), str(place), str(why), int(tried), str(device))
+                for item, place, why, tried, device in failed
+                if 0 <= int(item) < total
+            }
             return ItemList(
                 total=total,
                 files=listed,
                 stored=found,
-                failed={
-                    int(item): FailedItem(int(item), str(place), str(why), int(tried), str(device))
-                    for item, place, why, tried, device in failed
-                    if 0 <= int(item) < total
-                },
+                failed=_Failures(listed, explained, others) if others else explained,
                 tries=counted,
                 earlier=earlier,
             )
+        case _:
+            return None
+
+
+def _ranges(document: Mapping[object, object], key: str, total: int) -> ItemSet | None:
+    match document.get(key):
+        case list(pairs):
+            return _within(pairs, total)
         case _:
             return None
 

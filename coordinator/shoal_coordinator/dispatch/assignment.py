@@ -164,8 +164,9 @@ def fill(state: State, device: Device) -> None:
         chosen: Task | None = None
         for service in device.listed:
             for queue in service.queues:
-                first = chosen is None or _before(queue, chosen.queue, work.served)
-                if queue.waiting and first:
+                if not queue.waiting:
+                    continue
+                if chosen is None or _before(queue, chosen.queue, work.served):
                     task = _offer(queue, device, state.now)
                     if task is not None:
                         chosen = task

@@ -210,7 +210,7 @@ class DeviceWork:
 
     def overrun(self, job: "Job", tasks: int) -> None:
         """A job has taken the time of so many tasks: the others may have as many first."""
-        self.served[job] = max(self.served[job], self.turn + tasks)
+        self.served[job] = max(self.served.get(job, 0), self.turn + tasks)
 
 
 @dataclass(slots=True, eq=False)

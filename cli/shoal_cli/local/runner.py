@@ -357,9 +357,10 @@ class _Run:
         """Phase 6, one job after another: each has the machine's memory for itself."""
         found = {}
         for order in orders:
-            pool, _ = self._places[order.name]
+            place = self._places.get(order.name)  # none: it was finished before
+            threads = 1 if place is None else place[0].fewest_threads
             found[order.name] = await verify_job(
-                order, self._workspace, self._options, self._observer, pool.fewest_threads
+                order, self._workspace, self._options, self._observer, threads
             )
         return found
 

@@ -54,6 +54,14 @@ class TwoDevices:
         return asyncio.create_task(fetcher.ensure(self.made.digest, self.sources))
 
 
+async def in_spite(pace: Awaitable[None], ends: asyncio.Event) -> None:
+    """The same, which ends when it may, however often it is cancelled."""
+    try:
+        await pace
+    finally:
+        await ends.wait()
+
+
 async def test_a_link_that_is_closed_while_the_disk_is_slow_is_opened_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,13 +128,26 @@ async def test_a_fetch_ends_when_the_last_who_waits_gives_up_and_is_resumed_by_t
 
 async def test_who_comes_while_a_fetch_is_being_ended_has_one_of_its_own(folder: Path) -> None:
     async with TwoDevices(folder, [1024] * 5) as two:
-        came = asyncio.Event()
-        fetcher = Fetcher(two.cache, lambda *_: came.set(), at_once)
+        came, ends = asyncio.Event(), asyncio.Event()
+
+        asked = 0
+
+        async def pace(_: int) -> None:
+            nonlocal asked
+            asked += 1
+            came.set()
+            await ends.wait()  # nothing goes on, and the end takes a while
+
+        fetcher = Fetcher(two.cache, lambda *_: None, lambda count: in_spite(pace(count), ends))
         given_up = two.ensure(fetcher)
         await came.wait()
         given_up.cancel()
         await asyncio.sleep(0)
-        await two.ensure(fetcher)
+        another = two.ensure(fetcher)
+        await asyncio.wait((another,), timeout=0.5)
+        assert asked == 1, "two fetch into one part"
+        ends.set()
+        await another
         assert given_up.cancelled()
         assert two.made.digest in two.cache
 

@@ -13,12 +13,14 @@ import pytest
 from agent.fragment_making import MadeFragment, dense_model, write_fragment
 from agent.model_families import half_precision
 from agent.test_preparation import AMPLE, MIB, Bench, mapped_bytes
-from shoal_agent.cache.disk import KEPT_SECONDS
+from shoal_agent.cache.disk import KEPT_SECONDS, FragmentCache
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.telemetry import pressure
+from shoal_protocol.digests import Digest
 from shoal_protocol.disk_shares import MORE_DISK
+from shoal_protocol.fragment_store import read_manifest
 from troubled_disk import slow_disk
 
 
@@ -176,3 +178,19 @@ async def test_a_preparation_that_has_ended_its_agent_is_left_out_by_the_next_pr
     mark.write_bytes(kept[0])  # that process was ended within it
     assert await Bench(tmp_path).prepare(dense) is None
     assert await Bench(tmp_path).prepare(dense) is not None, "the next one tries it again"
+
+
+def test_what_is_left_of_a_fetch_makes_way_for_what_is_prepared(
+    tmp_path: Path, dense: MadeFragment
+) -> None:
+    cache = FragmentCache(tmp_path, 4 * MIB)
+    manifest = read_manifest(dense.folder, Digest(dense.digest))
+    cache.drop(dense.digest)
+    cache.make_room(manifest)
+    room = 4 * MIB - manifest.total_bytes
+    assert cache.make_room_to_prepare(4 * MIB) == room, "it is being fetched"
+    cache.give_up(dense.digest)
+    assert cache.make_room_to_prepare(room) == room
+    (part,) = cache.folder.iterdir()
+    assert cache.make_room_to_prepare(4 * MIB) == 4 * MIB
+    assert not part.exists()

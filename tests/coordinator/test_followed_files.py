@@ -160,16 +160,22 @@ def test_each_file_is_processed_once_whenever_the_coordinator_dies(
     assert left == {"job.json", "lock", followed.NAME}
 
 
-@pytest.mark.parametrize("ending", ["crash", "full disk"])
-def test_a_file_whose_making_was_interrupted_is_made_by_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
-) -> None:
-    camera = Camera(tmp_path, 0)
+def with_results_of_three_items(folder: Path) -> Camera:
+    """One that has a file of three items, of which no result is made yet."""
+    camera = Camera(folder, 0)
     np.savez(camera.folder / "a.npz", x=np.ones((3, 1, 4), np.float32))
     camera.scan()
     camera.scan()
     for item in range(3):
         camera.store.add(item, {"y": np.full((1, 4), item, np.float32)})
+    return camera
+
+
+@pytest.mark.parametrize("ending", ["crash", "full disk"])
+def test_a_file_whose_making_was_interrupted_is_made_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    camera = with_results_of_three_items(tmp_path)
 
     def stop(part: Part, outputs: Folder) -> int:
         del part, outputs
@@ -198,12 +204,7 @@ def test_a_file_whose_making_was_interrupted_is_made_by_the_next_run(
 def test_a_file_that_is_damaged_before_it_is_made_ends_the_run_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    camera = Camera(tmp_path, 0)
-    np.savez(camera.folder / "a.npz", x=np.ones((3, 1, 4), np.float32))
-    camera.scan()
-    camera.scan()
-    for item in range(3):
-        camera.store.add(item, {"y": np.full((1, 4), item, np.float32)})
+    camera = with_results_of_three_items(tmp_path)
 
     def damaged(part: Part, outputs: Folder) -> int:
         raise OSError(f"{outputs.path / part.name} is damaged at 0; run the job again")

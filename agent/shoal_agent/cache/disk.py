@@ -265,8 +265,7 @@ class FragmentCache:
         used = {key: entry for key, entry in self._entries.items() if key in self._pinned}
         staying = [entry.footprint for entry in used.values()]
         prepared = sum(entry.prepared_bytes for entry in used.values())
-        given_up = self._given_up
-        staying += [size for key, size in self._expected.items() if key not in given_up]
+        staying += self._fetched()
         stay_bytes = _disk_bytes(staying) - prepared
         have = max(0, self.limit_bytes - stay_bytes)
         need_bytes = _disk_bytes([*staying, need]) - prepared - stay_bytes
@@ -279,8 +278,7 @@ class FragmentCache:
                 f"{MORE_DISK}",
             )
         self._expected[digest] = need
-        while given_up and _disk_bytes(self._footprints()) > self.limit_bytes:
-            del self._expected[given_up.pop(0)]
+        self._forget_parts(0)
         victims: list[str] = []
         for other in self._oldest_first():
             if _disk_bytes(self._footprints()) <= self.limit_bytes:
@@ -307,13 +305,16 @@ class FragmentCache:
                 entries, since = self._entries, monotonic() - KEPT_SECONDS
                 unused = [each for each in self._oldest_first() if entries[each].used_at < since]
                 staying = [entries[each].footprint for each in entries.keys() - unused]
-                have = self.limit_bytes - _disk_bytes([*staying, *self._expected.values()])
+                have = self.limit_bytes - _disk_bytes([*staying, *self._fetched()])
                 if (room := max(0, min(have, free))) < need_bytes:
                     return room
+                parts = self._forget_parts(need_bytes)
                 gone = []
                 while _disk_bytes(self._footprints()) + need_bytes > self.limit_bytes:
                     gone.append(unused.pop(0))
                     self._forget(gone[-1])
+            for each in parts:
+                shutil.rmtree(self.path(each).with_suffix(PART), ignore_errors=True)
             for each in gone:
                 self._remove(each)
         if gone:
@@ -376,6 +377,18 @@ class FragmentCache:
         self.shared.collect()
 
     # ---- inside ------------------------------------------------------------------------------
+
+    def _fetched(self) -> list[Footprint]:
+        """Of what is being fetched."""
+        return [size for key, size in self._expected.items() if key not in self._given_up]
+
+    def _forget_parts(self, more_bytes: int) -> list[str]:
+        """Expect no longer what was given up, until so much more fits, or there is none left."""
+        gone: list[str] = []
+        while self._given_up and _disk_bytes(self._footprints()) + more_bytes > self.limit_bytes:
+            gone.append(self._given_up.pop(0))
+            del self._expected[gone[-1]]
+        return gone
 
     def _take_up(self, digest: str) -> None:
         if digest in self._given_up:

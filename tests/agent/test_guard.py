@@ -7,7 +7,8 @@ from typing import Final
 
 import pytest
 
-from shoal_agent.runtime.guard import OTHERS_BYTES
+from agent.conftest import MARK_ERROR_BYTES
+from shoal_agent.runtime.guard import OTHERS_BYTES, stop_bytes
 
 MIB = 1 << 20
 ROOM_BYTES = 32 * MIB
@@ -53,7 +54,7 @@ def test_a_run_is_stopped_where_no_more_is_left_than_the_rest_of_the_process_tak
 
 
 @pytest.mark.parametrize(
-    ("planned_bytes", "stopped"), [(ROOM_BYTES, False), (ROOM_BYTES - OTHERS_BYTES, True)]
+    ("planned_bytes", "stopped"), [(ROOM_BYTES, False), (ROOM_BYTES - 2 * OTHERS_BYTES, True)]
 )
 def test_a_run_is_not_stopped_at_what_is_planned_for_it(
     planned_bytes: int, *, stopped: bool
@@ -61,3 +62,12 @@ def test_a_run_is_not_stopped_at_what_is_planned_for_it(
     """Work takes as much, and nobody stops that."""
     seconds = 20.0 if stopped else 0.2
     assert is_stopped(LEFT_BYTES, seconds, planned_bytes) is stopped
+
+
+@pytest.mark.parametrize("left_bytes", [0, MIB // 8, MIB // 4, MIB // 2, OTHERS_BYTES, 8 * MIB])
+def test_a_run_is_not_stopped_for_what_the_kernel_miscounts_if_that_is_within_the_limit(
+    left_bytes: int,
+) -> None:
+    planned = ROOM_BYTES - left_bytes
+    assert stop_bytes(ROOM_BYTES, planned) >= planned + min(left_bytes, MARK_ERROR_BYTES)
+    assert ROOM_BYTES - OTHERS_BYTES <= stop_bytes(ROOM_BYTES, planned) <= ROOM_BYTES

@@ -19,6 +19,8 @@ OTHERS_BYTES: Final = 768 << 10
 """What a run and other threads take besides what is reckoned with: up to 0.3 MiB was measured. And
 the kernel charges a group 256 KiB ahead on each processor: what another one has of it comes back
 too late."""
+_READING_ERROR_BYTES: Final = 256 << 10
+"""What a process has in memory may seem to be so much more than it is (`process_memory`)."""
 _KERNEL_BYTES: Final = 1792 << 10
 _NO_KERNEL_BYTES: Final = 16 << 20
 _KERNEL_SHARE: Final = 32
@@ -37,15 +39,20 @@ def kernel_bytes(limit_bytes: int) -> int:
     return min(_KERNEL_BYTES, max(0, limit_bytes - _NO_KERNEL_BYTES) // _KERNEL_SHARE)
 
 
+def stop_bytes(limit_bytes: int, planned_bytes: int = 0) -> int:
+    """Beyond how much a run is stopped. Something is left of the limit for what nobody knows of.
+    But what takes no more than planned is not stopped for that: work takes as much, unguarded; nor
+    for what the kernel's counter may be too high, where that is within the limit."""
+    seen_bytes = min(planned_bytes + _READING_ERROR_BYTES, limit_bytes)
+    return max(limit_bytes - OTHERS_BYTES, planned_bytes, seen_bytes)
+
+
 class Guard:
     """Reads what this process uses a thousand times a second while a run lasts.
 
     Near the limit it has weights dropped: the run reads them again. The runtime stops between two
     nodes, and its arena is limited besides: so what one node takes at once may exceed the limit
     before the run ends, but not what all take together.
-
-    Something is left of the limit for what nobody knows of. But what takes no more than planned is
-    not stopped for that: work takes as much, unguarded.
     """
 
     def __init__(
@@ -62,7 +69,7 @@ class Guard:
         since there is no room for all. `planned_bytes` is what this process may take all in all
         when all is as planned."""
         self._meter = meter
-        self._stop_bytes = max(limit_bytes - OTHERS_BYTES, planned_bytes)
+        self._stop_bytes = stop_bytes(limit_bytes, planned_bytes)
         self._near_bytes = limit_bytes - limit_bytes // _NEAR
         self._stopper = stopper
         self._let_go = let_go

@@ -31,7 +31,7 @@ from shoal_compiler.weight_files import (
     offset_inside,
 )
 from shoal_planner.pieces import Piece
-from shoal_planner.profile import Profile, Role
+from shoal_planner.profile import NodeProfile, Profile, Role
 from shoal_planner.segments import Layout
 from shoal_protocol.manifest import WEIGHTS, shared_name
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument, TensorSpec, Work
@@ -198,11 +198,8 @@ class _Builder:
                 for spec in whole.inputs
                 if (known := profile.tensors[spec.name].values) is not None
             },
-            unknown_sizes=any(
-                profile.tensors[name].bytes is None
-                for position in piece.nodes
-                for name in profile.nodes[position].outputs
-                if name in profile.tensors
+            unknown_sizes=not all(
+                _has_sizes(profile, profile.nodes[position]) for position in piece.nodes
             ),
             chooses=any(
                 guard.condition not in piece.takes
@@ -217,6 +214,7 @@ class _Builder:
                 if name in graph.sparse or graph.weights[name].whole not in piece.weights
             ),
             resident_bytes=piece.segment.resident_bytes,
+            beside_bytes=_beside_bytes(profile, piece),
             in_order=piece.in_order(profile),
             blocks=make_blocks(graph, profile, piece, whole, places),
             batched=batching.counts,
@@ -266,6 +264,19 @@ def _places(stored: Sequence[Weight], files: Mapping[str, WeightFile]) -> Iterab
         else:
             whole, place = known[each.whole]
             yield Place(place.file, place.offset + offset_inside(each, whole))
+
+
+def _beside_bytes(profile: Profile, piece: Piece) -> int:
+    """The most that a node takes outside of the arena, of those that take it for sure: what others
+    are reckoned with is as much as values may ask for."""
+    nodes = [profile.nodes[position] for position in piece.nodes]
+    return max((each.beside_bytes for each in nodes if _has_sizes(profile, each)), default=0)
+
+
+def _has_sizes(profile: Profile, node: NodeProfile) -> bool:
+    """Whether the sizes of all its outputs follow from the planned shapes."""
+    known = (profile.tensors.get(name) for name in node.outputs)
+    return all(each is None or each.bytes is not None for each in known)
 
 
 def _largest(profile: Profile, inputs: Sequence[TensorSpec]) -> dict[str, tuple[int, ...]]:

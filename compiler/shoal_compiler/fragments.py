@@ -26,6 +26,7 @@ from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import (
     BATCHED,
+    BESIDE,
     BLOCKS,
     CHOOSES,
     IN_ORDER,
@@ -56,10 +57,10 @@ class FragmentFiles:
     before any work measures what it takes. `values` are of inputs that are a few integers, as they
     follow from these. `unknown_sizes`: not all sizes of activations do; `seen` are those of inputs
     that follow from what items have shown. `chooses`: it works out itself which branches run.
-    `in_order`: a device runs the nodes in the order of the
-    file. `batched`: the positions of integers that grow with the
-    number of items, by input and output that consists of such; None: it may not run several items
-    at once.
+    `beside_bytes` is the most that a node takes outside of the runtime's arena. `in_order`: a
+    device runs the nodes in the order of the file. `batched`: the positions of integers that grow
+    with the number of items, by input and output that consists of such; None: it may not run
+    several items at once.
     """
 
     model: onnx.ModelProto
@@ -74,6 +75,7 @@ class FragmentFiles:
     seen: Mapping[str, tuple[int, ...]]
     weight_bytes: int
     resident_bytes: int
+    beside_bytes: int
     in_order: bool
     blocks: Blocks
     batched: Mapping[str, tuple[int, ...]] | None
@@ -124,16 +126,16 @@ class FragmentFiles:
                 name: _described(weight, place) for name, (weight, place) in self.weights.items()
             },
         }
-        if self.largest:
-            description[LARGEST] = {name: list(shape) for name, shape in self.largest.items()}
-        if self.values:
-            description[VALUES] = {name: list(each) for name, each in self.values.items()}
-        if self.unknown_sizes:
-            description[UNKNOWN_SIZES] = True
-        if self.chooses:
-            description[CHOOSES] = True
-        if self.seen:
-            description[SEEN] = {name: list(sizes) for name, sizes in self.seen.items()}
+        described = {LARGEST: self.largest, VALUES: self.values, SEEN: self.seen}
+        for key, sizes in described.items():
+            if sizes:
+                description[key] = {name: list(each) for name, each in sizes.items()}
+        known = {
+            UNKNOWN_SIZES: self.unknown_sizes,
+            CHOOSES: self.chooses,
+            BESIDE: self.beside_bytes,
+        }
+        description |= {key: value for key, value in known.items() if value}
         if self.batched is not None:
             description[BATCHED] = {name: list(each) for name, each in self.batched.items()}
         if self.blocks.blocks:

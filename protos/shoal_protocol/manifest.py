@@ -40,6 +40,9 @@ inputs hold, or from nothing that is known."""
 CHOOSES: Final = "chooses"
 """The key that says that the fragment itself works out which branches run: a trial shows one of
 several, and nothing of what the others take."""
+BESIDE: Final = "beside_bytes"
+"""The key of the most that a node takes for itself with inputs of the largest shapes, outside of
+the runtime's arena: a limit of the arena holds nothing of it back."""
 SEEN: Final = "seen"
 """The key of the sizes of inputs that do not follow from the planned shapes, but from those that
 items were seen to have: the fragment was cut for these."""

@@ -61,13 +61,15 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
     values: Mapping[str, Sequence[int]] | None = None,
     *,
     seen: Mapping[str, Sequence[int]] | None = None,
+    beside_bytes: int = 0,
     batched: bool = False,
     unknown_sizes: bool = False,
     chooses: bool = False,
 ) -> MadeFragment:
     """Write one self-contained model, weights inside, as a fragment of the store; `largest` are
     the largest shapes of its inputs, `values` what those of them hold that are a few integers,
-    `seen` sizes of others that items have shown. `batched`: it may run several items at once.
+    `seen` sizes of others that items have shown, `beside_bytes` what a node takes outside of the
+    arena. `batched`: it may run several items at once.
     `unknown_sizes`: those of its activations. `chooses`: of its branches, a trial shows one."""
     model = lift_constants(model)
     weights, initializers = pack_weights(model)
@@ -83,6 +85,7 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
         "weight_bytes": len(weights),
         "resident_bytes": resident,
         "initializers": initializers,
+        "beside_bytes": beside_bytes,
     }
     for key, given in {"largest": largest, "values": values, "seen": seen}.items():
         if given is not None:

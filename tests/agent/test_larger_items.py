@@ -21,6 +21,8 @@ from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.prepared import NOTHING_PREPARED
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.unplanned_runs import Scratch
+from shoal_protocol.tensors import Array
 
 PROBE = Path(__file__).with_name("larger_item_probe.py")
 TRIAL = Path(__file__).with_name("trial_probe.py")
@@ -68,6 +70,20 @@ SHIFTED = Made(
     shapes={},
 )
 """As many rows as it takes, which it writes outside of the arena."""
+
+
+SCATTERED = Made(
+    text="""g (int64[2] count) => (float[1,1024] y) {
+        one = Constant<value_float = 1.0>()
+        zero = Constant<value_int = 0>()
+        large = Expand(one, count)
+        index = Expand(zero, count)
+        set = ScatterElements<axis = 0>(large, index, large)
+        y = ReduceMax<axes = [0], keepdims = 1>(set) }""",
+    weights={},
+    shapes={},
+)
+"""As many rows as its input says, four times, and twice outside of the arena."""
 
 
 LOOKED_UP = Made(
@@ -122,8 +138,10 @@ def found_with(
     *how: str,
     limit: int = LIMIT,
     blocks: InBlocks | None = None,
+    beside: int = 0,
 ) -> dict[str, Any]:
-    fragment = write_fragment(folder, onnx.load(made.save(folder)), 80 * MIB, blocks)
+    model = onnx.load(made.save(folder))
+    fragment = write_fragment(folder, model, 80 * MIB, blocks, beside_bytes=beside)
     return ran(fragment, rows_mib, *how, limit=limit)
 
 
@@ -261,6 +279,47 @@ def test_a_trial_takes_no_more_than_is_left_beside_what_is_in_memory(
     found = tried(made, BUDGET, BUDGET)
     assert found["stopped"] == stopped, found
     assert found["peak"] <= BUDGET
+
+
+@pytest.mark.parametrize(("rows_mib", "runs"), [(2, True), (4, False)])
+@pytest.mark.parametrize("how", [(), ("untried",)])
+def test_what_a_node_takes_outside_of_the_arena_is_part_of_what_a_run_takes(
+    tmp_path: Path, rows_mib: int, how: tuple[str, ...], *, runs: bool
+) -> None:
+    """All of it comes within a few milliseconds."""
+    found = found_with(tmp_path, SCATTERED, rows_mib, *how, beside=2 * rows_mib * MIB)
+    assert (found["stopped"] == "") == runs, found
+    assert found["peak"] <= BUDGET
+
+
+@pytest.mark.parametrize(("rows_mib", "stopped"), [(1, False), (3, True)])
+def test_what_a_node_takes_outside_of_the_arena_is_part_of_what_a_trial_takes(
+    tmp_path: Path, rows_mib: int, *, stopped: bool
+) -> None:
+    made = write_fragment(
+        tmp_path,
+        onnx.load(SCATTERED.save(tmp_path)),
+        BUDGET,
+        largest={"count": [2]},
+        values={"count": (rows_mib * 256, 1024)},
+        beside_bytes=2 * rows_mib * MIB,
+    )
+    found = tried(made, BUDGET, BUDGET)
+    assert found["stopped"] == stopped, found
+    assert found["peak"] <= BUDGET
+
+
+@pytest.mark.parametrize(
+    ("planned", "taken", "beside"), [(0, 400, 80), (400, 400, 80), (100, 400, 320), (800, 400, 80)]
+)
+def test_what_a_node_takes_outside_of_the_arena_grows_as_its_inputs_do(
+    planned: int, taken: int, beside: int
+) -> None:
+    feed: dict[str, Array] = {
+        "x": np.zeros(taken // 8, np.float32),
+        "n": np.zeros(taken // 16, np.int64),
+    }
+    assert Scratch(80, planned).beside(feed) == beside
 
 
 def test_a_trial_takes_no_more_where_the_agent_began_with_a_larger_budget(tmp_path: Path) -> None:

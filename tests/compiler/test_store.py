@@ -400,3 +400,23 @@ def test_a_fragment_that_no_device_would_take_is_not_made(
     with pytest.raises(ModelRefused, match=r"at most 100 B are taken: cut it into more fragments"):
         cut(CHAIN.save(tmp_path), tmp_path / "store")
     assert not list((tmp_path / "store" / "fragments").glob("[0-9a-f]*"))
+
+
+@pytest.mark.parametrize("copies", [1, 0])
+def test_what_a_node_takes_outside_of_the_arena_is_in_the_manifest(
+    tmp_path: Path, copies: int
+) -> None:
+    """A copy of all positions, 8 bytes each."""
+    scattered = "y = ScatterElements<axis = 0>(x, index, x)"
+    made = Made(
+        text=f"""g (float[N,16] x) => (float[N,16] y) {{
+            shape = Shape(x) index = Expand(zero, shape)
+            {scattered if copies else "float = Cast<to = 1>(index) y = Add(x, float)"} }}""",
+        weights={"zero": np.zeros(1, np.int64)},
+        shapes={"x": (6, 16)},
+    )
+    path = made.save(tmp_path)
+    document = cut_model(path, profile_model(path, {"x": (600, 16)}), (), tmp_path)
+    folder = tmp_path / "fragments" / document.fragments[0].digest.removeprefix("sha256:")
+    manifest = json.loads((folder / "fragment.json").read_bytes())
+    assert manifest.get("beside_bytes", 0) == 8 * 600 * 16 * copies

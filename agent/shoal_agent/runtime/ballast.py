@@ -81,26 +81,30 @@ class Ballast:
         *,
         used_bytes: int,
         coming_bytes: int,
+        beside_bytes: int = 0,
     ) -> int:
         """The peak of a run within a limit, for which so much is planned, where so much is in use
-        and so much on its way. `run` is given the limit, and what it may take for sure, near as
-        that is to the limit. The arena has what is left without its table, what nodes take beside
-        it and what the kernel does. Near the end of that tensors lie otherwise, and take more. So a
-        run that takes more than planned runs once more with all of the arena, as work does; where a
-        node failed, with an eighth of the limit more, since it may have asked for far more than
-        there is. Then the guard stops it, and has a sixteenth of the limit for what a node takes
-        until it does. Raises as the run does."""
+        and so much on its way, and a node takes so much beside the arena, as far as that is known.
+        `run` is given the limit, and what it may take for sure, near as that is to the limit. The
+        arena has what is left without its table, what nodes take beside it and what the kernel
+        does. Near the end of that tensors lie otherwise, and take more. So a run that takes more
+        than planned runs once more with all of the arena, as work does; where a node failed, with
+        an eighth of the limit more, but for what is known to come beside it, since it may have
+        asked for far more than there is. Then the guard stops it, and has a sixteenth of the limit
+        for what a node takes until it does. Raises as the run does."""
         first_bytes = limit_bytes - kernel_bytes(limit_bytes)
         left_bytes = first_bytes - used_bytes - coming_bytes - OTHERS_BYTES
         left_bytes = max(0, left_bytes - self._region_bytes // TABLE_SHARE)
-        left_bytes -= left_bytes // SCRATCH_SHARE
+        left_bytes = max(0, left_bytes - max(beside_bytes, left_bytes // SCRATCH_SHARE))
         certain_bytes = min(planned_bytes, limit_bytes)
         first = self._peak_within(left_bytes, lambda: run(first_bytes, certain_bytes))
         if isinstance(first, int) and first <= planned_bytes:
             return first
         self.empty_arena()  # the run that failed held some of it until now
         computed = isinstance(first, int) or first.computed
-        more_bytes = self._arena_bytes if computed else left_bytes + limit_bytes // _MORE_SHARE
+        more_bytes = self._arena_bytes
+        if not computed:
+            more_bytes = left_bytes + max(0, limit_bytes // _MORE_SHARE - beside_bytes)
         second_bytes = limit_bytes - coming_bytes - limit_bytes // _GUARDED_SHARE
         second = self._peak_within(more_bytes, lambda: run(second_bytes, 0))
         if isinstance(first, int):

@@ -16,9 +16,10 @@ from shoal_protocol.tensors import Array
 
 class Beside:
     """Of one run that is about to begin, whose `weights` are dropped: it has up to `read_bytes` of
-    them in memory at one time. Inputs that are `on_disk` are out of memory, and to be brought in.
-    What is `placed` is outside of the arena, rows of tables and large outputs; other outputs are
-    copied when it has run, where there is room then."""
+    them in memory at one time, and a node takes `scratch_bytes` for itself, as far as that is
+    known. Inputs that are `on_disk` are out of memory, and to be brought in. What is `placed` is
+    outside of the arena, rows of tables and large outputs; other outputs are copied when it has
+    run, where there is room then."""
 
     def __init__(
         self,
@@ -27,22 +28,25 @@ class Beside:
         placed: Placed,
         weights: Sequence[PageRange],
         read_bytes: int,
+        scratch_bytes: int = 0,
     ) -> None:
         self.on_disk = pages_on_disk(feed)
         drop([*weights, *self.on_disk])
         here = meter.used_bytes() + sum(array.nbytes for array in placed.values())
         self._certain_bytes = here + size_of(self.on_disk) + OTHERS_BYTES
-        self._read_bytes = read_bytes
+        self._read_bytes, self._scratch_bytes = read_bytes, scratch_bytes
 
     def held_back(self, arena_bytes: int, limit_bytes: int, *, is_larger: bool) -> int:
         """What to hold back of the arena, of so many bytes, for this process to stay within the
         limit. An item that `is_larger` than those of a trial has a limit that leaves room for the
-        arena's tables, and more. Raises `Exceeded`: that leaves nothing."""
+        arena's tables, and for what most nodes take. Raises `Exceeded`: that leaves nothing."""
         held = arena_bytes - limit_bytes + self._certain_bytes + self._read_bytes
-        if not is_larger:
+        if is_larger:
+            held += max(0, self._scratch_bytes - arena_bytes // SCRATCH_SHARE)
+        else:
             held += kernel_bytes(limit_bytes)
             held += arena_bytes // TABLE_SHARE
-            held += max(0, arena_bytes - held) // SCRATCH_SHARE
+            held += max(self._scratch_bytes, max(0, arena_bytes - held) // SCRATCH_SHARE)
         if held >= arena_bytes:
             reason = "its inputs and outputs, and what else there is, leave nothing"
             need = max(self._certain_bytes, limit_bytes + 1)

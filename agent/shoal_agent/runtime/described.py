@@ -11,7 +11,7 @@ from shoal_agent.runtime.blocks import Blocks
 from shoal_agent.runtime.inputs import InputSpec
 from shoal_agent.runtime.table_rows import tables_of
 from shoal_protocol.blocks import blocks_from_json, joins_from_json
-from shoal_protocol.manifest import BLOCKS, IN_ORDER, JOINS, MANIFEST, FragmentDamaged
+from shoal_protocol.manifest import BESIDE, BLOCKS, IN_ORDER, JOINS, MANIFEST, FragmentDamaged
 
 
 def read_blocks(folder: Path) -> Blocks | None:
@@ -69,6 +69,13 @@ def runs_in_order(folder: Path) -> bool:
     """Whether a fragment's nodes are to run in the order of the file. Raises `FragmentDamaged`,
     `OSError`."""
     return description(folder).get(IN_ORDER) is True
+
+
+def beside_bytes_of(folder: Path) -> int:
+    """The most that a node of a fragment takes outside of the arena, with the largest inputs that
+    are planned for, as far as that is known. Raises `FragmentDamaged`, `OSError`."""
+    size = description(folder).get(BESIDE, 0)
+    return max(0, size) if isinstance(size, int) else 0
 
 
 def description(folder: Path) -> dict[str, object]:

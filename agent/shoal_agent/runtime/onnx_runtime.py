@@ -21,6 +21,7 @@ Memory is back when `close` returns.
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from time import perf_counter, process_time, thread_time
@@ -34,7 +35,7 @@ from shoal_agent.memory.swapping import grant_curve
 from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.blocks import Blocks
-from shoal_agent.runtime.described import read_blocks, runs_in_order
+from shoal_agent.runtime.described import beside_bytes_of, read_blocks, runs_in_order
 from shoal_agent.runtime.failures import (
     Exceeded,
     NotOpen,
@@ -53,7 +54,7 @@ from shoal_agent.runtime.recipes import AS_IT_IS
 from shoal_agent.runtime.results import Passed, RunResult
 from shoal_agent.runtime.runs import OpenFragment, Runs
 from shoal_agent.runtime.sessions import open_session, opens, options_of
-from shoal_agent.runtime.unplanned_runs import Unplanned, UnplannedRuns
+from shoal_agent.runtime.unplanned_runs import Scratch, Unplanned, UnplannedRuns
 from shoal_agent.runtime.whole_fragment import Whole, WholeFragment, whole_of
 from shoal_agent.runtime.widening import Widening
 from shoal_agent.runtime.working_arena import WorkingArena
@@ -87,6 +88,7 @@ class Runtime:
         self._open: dict[str, OpenFragment] = {}
         self._prepared: dict[str, Prepared] = {}
         self._blocks: dict[str, Blocks] = {}
+        self._scratch: dict[str, Scratch] = {}
         self._widening = Widening(threads)
         self._opened_once: set[str] = set()
         self._passing = InPassing(meter)
@@ -146,6 +148,7 @@ class Runtime:
         if isinstance(fragment, WholeFragment) and granted_bytes is not None:
             fragment.keep_within(granted_bytes + max(0, self._free()))
         self._open[digest], self._prepared[digest] = fragment, prepared
+        self._scratch.setdefault(digest, Scratch(beside_bytes_of(folder)))
         # Parsing and optimising leave freed heap and pages of code behind, packing some arena. What
         # runs need of code returns in some milliseconds: too much for fragments that take turns.
         self.shrink()
@@ -206,7 +209,9 @@ class Runtime:
                 self._widening.want(digest, whole)
             return
         del fragment
+        scratch = self._scratch[digest]
         self.close(digest)
+        self._scratch[digest] = scratch
         self.open(digest, blocks.folder, granted_bytes, prepared, soon=True)
 
     def widen(self, digest: str) -> Future[bool] | None:
@@ -280,9 +285,13 @@ class Runtime:
             in_blocks = isinstance(fragment, BlockFragment)
             dropped = () if is_known and not is_larger and not in_blocks else self._open.values()
             weights = [pages for each in dropped for pages in each.weight_pages()]
-            known = is_known and not is_larger
             return self._unplanned.run(
-                Unplanned(fragment, feed, stopper, limit_bytes, weights, known, is_larger)
+                Unplanned(
+                    *(fragment, feed, stopper, limit_bytes, weights),
+                    scratch_bytes=self._scratch[digest].beside(feed),
+                    is_known=is_known and not is_larger,
+                    is_larger=is_larger,
+                )
             )
         return self._runs.run(fragment, feed, stopper, self.limit_bytes)
 
@@ -307,6 +316,7 @@ class Runtime:
         try:
             feed = largest_inputs(folder, fragment.inputs, granted_bytes)
             size = sum(array.nbytes for array in feed.values())
+            self._scratch[digest] = replace(self._scratch[digest], input_bytes=size)
             check_inputs(fragment.inputs, feed)
             placed_bytes = sum(each.nbytes for each in fragment.destinations(feed).values())
             self.shrink()
@@ -328,6 +338,7 @@ class Runtime:
                 limit_bytes,
                 used_bytes=self._meter.used_bytes() + placed_bytes,
                 coming_bytes=coming_bytes,
+                beside_bytes=self._scratch[digest].size_bytes,
             )
         except Exceeded as error:
             taken = error.peak_bytes - before
@@ -374,7 +385,7 @@ class Runtime:
         """Give a fragment up; the bytes that came back. Its memory is back on return."""
         before = self._meter.used_bytes()
         self._widening.discard(digest)
-        for known in (self._open, self._prepared, self._blocks):
+        for known in (self._open, self._prepared, self._blocks, self._scratch):
             known.pop(digest, None)
         gc.collect()  # the session goes now, not when a cycle through it is found
         self.shrink()

@@ -25,15 +25,33 @@ from shoal_protocol.tensors import Array
 
 
 @dataclass(frozen=True, slots=True)
+class Scratch:
+    """What a node takes for itself, outside of the arena, as far as that is known: so much with
+    inputs of so many bytes, if these are known."""
+
+    size_bytes: int
+    input_bytes: int = 0
+
+    def beside(self, feed: Mapping[str, Array]) -> int:
+        """It grows as the inputs do."""
+        size = sum(array.nbytes for array in feed.values())
+        if not 0 < self.input_bytes < size:
+            return self.size_bytes
+        return self.size_bytes * size // self.input_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Unplanned:
-    """Such a run. The weights that are `dropped` leave memory before. `is_known`: what the fragment
-    takes of weights is in what was planned."""
+    """Such a run. The weights that are `dropped` leave memory before. `scratch_bytes` is what a
+    node takes for itself, as far as that is known. `is_known`: what the fragment takes of weights
+    is in what was planned."""
 
     fragment: OpenFragment
     feed: Mapping[str, Array]
     stopper: Stopper
     limit_bytes: int
     dropped: Sequence[PageRange]
+    scratch_bytes: int = 0
     is_known: bool = False
     is_larger: bool = False
 
@@ -92,7 +110,7 @@ class UnplannedRuns:
             read_bytes = min(read_bytes, READ_BYTES)
         placed = {} if run.is_larger else fragment.destinations(run.feed)
         there = {**placed, **fragment.rows(run.feed)}
-        beside = Beside(self._meter, run.feed, there, run.dropped, read_bytes)
+        beside = Beside(self._meter, run.feed, there, run.dropped, read_bytes, run.scratch_bytes)
         held = beside.held_back(arena.size_bytes, run.limit_bytes, is_larger=run.is_larger)
         if not run.is_known:
             fragment.keep_nothing_once(brings=not in_their_place)

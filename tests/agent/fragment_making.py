@@ -101,11 +101,7 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
     manifest["files"] = {
         name: {"sha256": sha256(data), "bytes": len(data)} for name, data in files.items()
     }
-    files["fragment.json"] = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
-    folder = store / "fragments" / sha256(files["fragment.json"])
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
+    folder = _write(store, files, manifest)
     return MadeFragment(
         digest=f"sha256:{folder.name}",
         folder=folder,
@@ -114,6 +110,16 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
         resident_bytes=resident,
         least_bytes=least,
     )
+
+
+def _write(store: Path, files: dict[str, bytes], manifest: Mapping[str, Any]) -> Path:
+    """The folder of a fragment with these files."""
+    files["fragment.json"] = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
+    folder = store / "fragments" / sha256(files["fragment.json"])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
 
 
 def pack_weights(model: onnx.ModelProto) -> tuple[bytes, dict[str, Any]]:

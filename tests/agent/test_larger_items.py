@@ -17,6 +17,7 @@ from agent.fragment_making import InBlocks, MadeFragment, write_fragment
 from agent.larger_item_probe import ARENA_BYTES
 from agent.own_process import in_own_process
 from made_models import Made, weight
+from shoal_agent.runtime import guard
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.prepared import NOTHING_PREPARED
@@ -247,6 +248,32 @@ def test_rows_of_a_fragment_that_is_opened_again_bring_no_more_of_the_table(tmp_
         with path.open("rb") as file:
             os.fsync(file.fileno())
     assert max(in_own_process(peaks_when_opened_again, made.folder)) <= BUDGET
+
+
+def ran_unwatched(folder: Path) -> tuple[int, int]:
+    """The first run of a fragment in blocks that was not tried, which no guard looks at: its peak,
+    and what the weights that it did not keep would have taken besides."""
+    guard._LOOK_SECONDS = 60.0  # type: ignore[misc]
+    meter = MemoryMeter()
+    runtime = Runtime(meter, threads=1, limit_bytes=BUDGET)
+    runtime.rehearse()
+    meter.settle()
+    runtime.open("f", folder, 20 * MIB)
+    item = {"count": np.array([8 * 256, 1024])}
+    result = runtime.run("f", item, Stopper(), BUDGET, is_tried=False)
+    return result.peak_bytes, result.unkept_bytes
+
+
+def test_an_untried_fragment_in_blocks_says_what_it_would_take_with_the_weights_that_it_keeps(
+    tmp_path: Path,
+) -> None:
+    """16 MiB of weights and 8 of rows, of which nobody knew, in 24."""
+    model, blocks = onnx.load(weights_after(4).save(tmp_path)), InBlocks(4, working_bytes=MIB)
+    made = write_fragment(tmp_path, model, 80 * MIB, blocks)
+    peak, unkept = in_own_process(ran_unwatched, made.folder)
+    assert peak <= 20 * MIB, "the rows, and a block of weights or two"
+    assert 8 * MIB < unkept <= 16 * MIB
+    assert peak + unkept > BUDGET
 
 
 def test_weights_that_another_process_keeps_in_the_page_cache_leave_no_room_for_a_larger_item(

@@ -267,6 +267,11 @@ class BlockFragment:
         each page as it needs it."""
         self._keeps_nothing, self._brings = True, brings
 
+    @property
+    def kept_bytes(self) -> int:
+        """Weights that a run keeps by its plan, from one block to the next."""
+        return sum(self._warm.plan.kept_bytes)
+
     def weights_at_once(self) -> int:
         """Of weights, what such a run has in memory at most: those of a block, and of tables what
         it may read before a guard drops them."""

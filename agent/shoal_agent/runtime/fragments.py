@@ -180,8 +180,8 @@ class Fragments:
             if self.opening.trial_of(digest) is None and share is not None and share.slack:
                 await self._measure(digest, self.ledger.budget + 1 - beside)
             return result
-        if not known or (over and digest in self.ledger.shares):
-            await self._measure(digest, result.peak_bytes - beside)
+        if not known or result.unkept_bytes or (over and digest in self.ledger.shares):
+            await self._measure(digest, result.peak_bytes + result.unkept_bytes - beside)
         await self._gathered.check(digest, result.peak_bytes - beside)
         return result
 

@@ -39,7 +39,8 @@ class Passed(NamedTuple):
 class RunResult:
     """Outputs of a run, its time in ONNX Runtime and that of the processor, and the most memory
     above the floor during it. `streamed_bytes` and `granted_bytes` as in `Passed`. `squeezed`: it
-    has only fitted because weights were dropped while it ran. `batch`: so many items ran at once;
+    has only fitted because weights were dropped while it ran. `unkept_bytes` of weights would have
+    been in memory besides if it had kept what is planned. `batch`: so many items ran at once;
     0: one alone."""
 
     outputs: dict[str, Array]
@@ -49,6 +50,7 @@ class RunResult:
     streamed_bytes: int
     granted_bytes: int = 0
     squeezed: bool = False
+    unkept_bytes: int = 0
     batch: int = 0
 
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
 
+from shoal_planner.borders import frames_beside
 from shoal_planner.chains import (
     Candidate,
     Table,
@@ -39,7 +40,6 @@ from shoal_planner.chains import (
 from shoal_planner.least_limit import finest_needs, smallest_limit
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Growing, Layout
-from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.units import format_downwards, format_upwards
 
 SLACK: Final = 20
@@ -90,8 +90,7 @@ class Refusal:
 
 def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refusal:
     """The positions of `profile.nodes` to cut at, in order; () leaves the model whole."""
-    beside = _frames(profile) if request.one_device else (0, 0)
-    layout = Layout(profile, moving=request.max_bytes is not None, beside=beside)
+    layout = _laid_out(profile, request)
     if request.tensors:
         return _named(layout, request.tensors)
     if request.max_bytes is None and request.fragments in (None, 1):
@@ -131,13 +130,29 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
     return tuple(positions[each.end] for each in chosen[:-1])
 
 
-def _frames(profile: Profile) -> tuple[int, int]:
-    """What carries an item to the model's first fragment, and its results away from the last."""
+def _laid_out(profile: Profile, request: CutRequest) -> Layout:
+    """With what is beside a fragment under a limit: on one device items enter the model and leave
+    it, elsewhere they may enter and leave the fragment."""
+    if request.max_bytes is None:
+        return Layout(profile)
+    if request.one_device:
+        return Layout(profile, beside_bytes=_beside_all(profile))
+    return Layout(profile, moving=True)
+
+
+def _beside_all(profile: Profile) -> int:
+    """What is beside any fragment on a device that has all of them."""
     coming, going = (
-        sum(profile.tensors[each.name].bytes or 0 for each in specs if each.name in profile.tensors)
+        sum(_bytes(profile, each.name) for each in specs)
         for specs in (profile.inputs, profile.outputs)
     )
-    return received_frame_bytes(coming), frame_bytes(going)
+    return frames_beside(coming, going)
+
+
+def _bytes(profile: Profile, name: str) -> int:
+    """Of a tensor, or of a weight that is an output of the model."""
+    tensor = profile.tensors.get(name)
+    return profile.weights.get(name, 0) if tensor is None else tensor.bytes or 0
 
 
 def _first_tried(layout: Layout, request: CutRequest) -> int:

@@ -29,7 +29,7 @@ from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
 from shoal_planner.sharing import is_at_once
 from shoal_protocol.partition import TensorSpec
-from shoal_protocol.units import listed
+from shoal_protocol.units import format_upwards, listed
 
 if TYPE_CHECKING:
     from shoal_compiler.cutting import Cut
@@ -268,7 +268,7 @@ def suit_inputs(
         note = _beyond(order, inputs.beyond(envelopes[-1]), _OUTGROWN) if order.left_out else ""
         return replace(suited, note=note)
     except PreparationRefused as error:
-        refusal = error
+        refusal = of_all = error
     covering: tuple[Suited, Shapes] | None = None
     low, high = 0, len(envelopes) - 1
     while low < high:
@@ -281,9 +281,20 @@ def suit_inputs(
     if covering is None and isinstance(refusal, _Unplaceable):
         return refusal.suited  # the plan says why
     if covering is None:
-        raise refusal
+        raise _of_smallest(refusal, of_all)
     suited, envelope = covering
     return replace(suited, note=_beyond(order, inputs.beyond(envelope), refusal))
+
+
+def _of_smallest(refusal: PreparationRefused, of_all: PreparationRefused) -> PreparationRefused:
+    """No inputs suit: the limit that a cut for the smallest ones keeps is not what the others
+    take, so both are told."""
+    need, all_need = refusal.need_bytes, of_all.need_bytes
+    if need is None or all_need is None or need >= all_need:
+        return refusal
+    enough = f"{format_upwards(need)} are enough for its smallest inputs"
+    text = f"{refusal}: {enough}, {format_upwards(all_need)} for all of them"
+    return PreparationRefused(text, need)
 
 
 def _not_left_out(order: CutOrder, envelopes: tuple[Shapes, ...]) -> tuple[Shapes, ...]:

@@ -1,7 +1,6 @@
 """Where a model is cut that the devices decide the cut of."""
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -322,25 +321,6 @@ def test_the_plan_covers_an_input_for_which_only_the_finer_cut_fits(tmp_path: Pa
 def test_where_even_the_smallest_input_is_too_large_the_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PreparationRefused, match=r"needs 41.* 8 MiB.* raise the budget"):
         cut_for(tmp_path, (5_000_000, 4_000_000))
-
-
-def test_a_refusal_says_what_the_smallest_inputs_take_and_what_all_of_them_do(
-    tmp_path: Path,
-) -> None:
-    """Budgets that are as large as it says are enough for both."""
-    sizes = (5_000_000, 4_000_000)
-
-    def cut_with(budget: int) -> str:
-        (folder := tmp_path / str(budget)).mkdir()
-        return cut_for(folder, sizes, budget=budget)[1]
-
-    with pytest.raises(PreparationRefused, match="its smallest inputs") as refused:
-        cut_with(8 * MIB)
-    told = re.findall(r"([\d.]+) MiB (?:are|for all)", str(refused.value))
-    smallest, largest = (int(float(each) * MIB) for each in told)
-    assert smallest < largest
-    assert cut_with(smallest).startswith("wide: 0.npy is larger than the plan covers")
-    assert cut_with(largest) == ""
 
 
 def test_a_cut_that_was_asked_for_and_fits_no_device_is_left_to_the_plan(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from shoal_protocol.partition import MODEL, Edge, PartitionDocument
 class Border(NamedTuple):
     """Bytes into a span and out of it, where None says that nothing crosses there; and in how many
     transfers. An edge of unknown size counts as empty. The frames that carry other items over both
-    take `frames_bytes` besides themselves."""
+    take `frames_bytes` besides themselves (`frames_beside`)."""
 
     coming: int | None
     going: int | None
@@ -24,6 +24,13 @@ class Border(NamedTuple):
     @property
     def size_bytes(self) -> int:
         return (self.coming or 0) + (self.going or 0)
+
+
+def frames_beside(coming_bytes: int, going_bytes: int) -> int:
+    """What the frames take that carry one item to a device and another away from it, beside what it
+    runs. Who cuts a model for one device and who places its fragments there both ask here, so that
+    what one finds room for has room for the other."""
+    return received_frame_bytes(coming_bytes) + frame_bytes(going_bytes)
 
 
 class Borders:
@@ -63,7 +70,7 @@ class Borders:
                     going.add(edge, -1)
             for edge in self.out_of[index]:
                 going.add(edge)
-            frames = received_frame_bytes(coming.bytes or 0) + frame_bytes(going.bytes or 0)
+            frames = frames_beside(coming.at_once_bytes, going.at_once_bytes)
             yield Border(coming.bytes, going.bytes, coming.transfers + going.transfers, frames)
 
 
@@ -72,16 +79,27 @@ class _Crossing:
 
     def __init__(self) -> None:
         self._edges = self._bytes = self.transfers = 0
+        self._inputs_bytes = self._largest_inputs_bytes = 0
 
     def add(self, edge: Edge, count: int = 1) -> None:
         self._edges += count
         self._bytes += count * (edge.bytes_per_item or 0)
         self.transfers += count * _is_transfer(edge)
+        if edge.producer == MODEL:
+            size = edge.bytes_per_item or 0
+            self._inputs_bytes += size
+            self._largest_inputs_bytes = max(self._largest_inputs_bytes, size)
 
     @property
     def bytes(self) -> int | None:
         """None: there is none."""
         return self._bytes if self._edges else None
+
+    @property
+    def at_once_bytes(self) -> int:
+        """What of an item may be under way together. The model's inputs are read again for each
+        fragment that takes them, when its turn comes: those of one fragment are."""
+        return self._bytes - self._inputs_bytes + self._largest_inputs_bytes
 
 
 def _by(end: Callable[[Edge], int], edges: Iterable[Edge]) -> Mapping[int, Sequence[Edge]]:

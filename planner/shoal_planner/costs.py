@@ -44,7 +44,7 @@ beginning on, whatever the stages before it do. A replica takes items from when 
 the period is the mean of the job's items.
 
 In each way there is room for the frames in which the next item comes and the one before leaves:
-both go on while a device runs the present one.
+both go on while a device runs the present one (`borders.frames_beside`).
 
 Integers only: bytes and nanoseconds, rounded up. Where flops are unknown, resident bytes are used
 for *balance*, and no time is predicted from them (`known`).

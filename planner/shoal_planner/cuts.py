@@ -18,8 +18,9 @@ Then the leftmost. `chains` has these passes.
 Time grows with the number of positions times the number of nodes. So of a long model only
 `MOST_POSITIONS` positions are tried, fewer where that would be more than `MOST_STEPS` steps: of
 those that part the cost alike to within that fraction of the whole, the one over which the fewest
-bytes cross. If no cut at these satisfies the request, eight times as many are tried, up to all:
-the limit is then so low that each search ends after a small part of the model.
+bytes cross. If no cut at these satisfies the request, or one whose fragments reach over few of them
+each, so that it may have more fragments than need be, eight times as many are tried, up to all: the
+limit is then so low that each search ends after a small part of the model.
 """
 
 from bisect import bisect_left
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
 
+from shoal_planner.borders import frames_beside
 from shoal_planner.chains import (
     Candidate,
     Table,
@@ -39,11 +41,13 @@ from shoal_planner.chains import (
 from shoal_planner.least_limit import finest_needs, smallest_limit
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Growing, Layout
-from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.units import format_downwards, format_upwards
 
 SLACK: Final = 20
 """One part in so many of the largest cost is given for fewer bytes over the borders."""
+FINE: Final = 8
+"""A fragment reaches over so many of the positions tried, or more of them are tried: of a fragment
+over eight, an eighth at most is lost to where it could not end."""
 MOST_POSITIONS: Final = 500
 LEAST_POSITIONS: Final = 32
 MOST_STEPS: Final = 600_000
@@ -90,8 +94,7 @@ class Refusal:
 
 def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refusal:
     """The positions of `profile.nodes` to cut at, in order; () leaves the model whole."""
-    beside = _frames(profile) if request.one_device else (0, 0)
-    layout = Layout(profile, moving=request.max_bytes is not None, beside=beside)
+    layout = laid_out(profile, request)
     if request.tensors:
         return _named(layout, request.tensors)
     if request.max_bytes is None and request.fragments in (None, 1):
@@ -102,24 +105,63 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
     cost = share(profile) if request.fragments is not None else _resident
     if request.fragments is None and _fits(layout, request.max_bytes):
         return ()
-    nodes = len(profile.nodes)
+    found = _search(layout, cost, request)
+    return found if isinstance(found, Refusal) else _best(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The fragments that could be between these positions. `starts` are those of so many fragments
+    as there will be, of which the largest costs `largest` at least."""
+
+    positions: tuple[int, ...]
+    table: Table
+    starts: list[list[int]]
+    largest: int
+
+
+def _search(
+    layout: Layout, cost: Callable[[Growing], int], request: CutRequest
+) -> _Found | Refusal:
     over = _over(layout, request)
     excused = over | _within(layout, request)
     tried = len(layout.legal) if over else _first_tried(layout, request)
     while True:
         inner = thinned(layout, cost, tried)
-        positions = (0, *inner, nodes)
+        is_finest = len(inner) == len(layout.legal)
+        positions = (0, *inner, len(layout.profile.nodes))
         table = _candidates(layout, positions, cost, request, excused)
-        count = request.fragments or least_to_end(table)[0]
-        if count is not None:
-            starts = starts_of(table, count)
-            if (largest := smallest_largest(table, starts)) is not None:
-                break
-        hopeless = not request.nearest and _is_hopeless(layout, request.max_bytes)
-        if len(inner) == len(layout.legal) or hopeless:
+        found = _shortest(positions, table, request.fragments)
+        if found is not None and (is_finest or not _is_coarse(found, request)):
+            return found
+        hopeless = found is None and not request.nearest and _is_hopeless(layout, request.max_bytes)
+        if is_finest or hopeless:
             return _over_limit(layout, table, request)
         tried *= 8
-    table = [[each for each in row if each.cost <= largest + largest // SLACK] for row in table]
+
+
+def _shortest(positions: tuple[int, ...], table: Table, fragments: int | None) -> _Found | None:
+    """So many fragments, else the fewest that lead to the end; None: none do."""
+    count = fragments or least_to_end(table)[0]
+    if count is None:
+        return None
+    starts = starts_of(table, count)
+    largest = smallest_largest(table, starts)
+    return None if largest is None else _Found(positions, table, starts, largest)
+
+
+def _is_coarse(found: _Found, request: CutRequest) -> bool:
+    """Whether the positions tried may be why there are so many fragments: each reaches over a few
+    of them only, and ends well before the limit. Then a search in more of them is short, too."""
+    few = len(found.positions) < FINE * (len(found.starts) - 1)
+    return few and request.fragments is None
+
+
+def _best(found: _Found) -> tuple[int, ...]:
+    """Of the fragments that could be, the most even ones that send the least."""
+    positions, starts, count = found.positions, found.starts, len(found.starts) - 1
+    most = found.largest + found.largest // SLACK
+    table = [[each for each in row if each.cost <= most] for row in found.table]
     fewest = cheapest(table, starts, lambda each: each.incoming_bytes)
     sent = max(1, sum(each.incoming_bytes for each in fewest))
     mean = max(1, sum(each.cost for each in fewest) // count)
@@ -131,13 +173,29 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
     return tuple(positions[each.end] for each in chosen[:-1])
 
 
-def _frames(profile: Profile) -> tuple[int, int]:
-    """What carries an item to the model's first fragment, and its results away from the last."""
+def laid_out(profile: Profile, request: CutRequest) -> Layout:
+    """With what is beside a fragment under a limit: on one device items enter the model and leave
+    it, elsewhere they may enter and leave the fragment."""
+    if request.max_bytes is None:
+        return Layout(profile)
+    if request.one_device:
+        return Layout(profile, beside_bytes=_beside_all(profile))
+    return Layout(profile, moving=True)
+
+
+def _beside_all(profile: Profile) -> int:
+    """What is beside any fragment on a device that has all of them."""
     coming, going = (
-        sum(profile.tensors[each.name].bytes or 0 for each in specs if each.name in profile.tensors)
+        sum(_bytes(profile, each.name) for each in specs)
         for specs in (profile.inputs, profile.outputs)
     )
-    return received_frame_bytes(coming), frame_bytes(going)
+    return frames_beside(coming, going)
+
+
+def _bytes(profile: Profile, name: str) -> int:
+    """Of a tensor, or of a weight that is an output of the model."""
+    tensor = profile.tensors.get(name)
+    return profile.weights.get(name, 0) if tensor is None else tensor.bytes or 0
 
 
 def _first_tried(layout: Layout, request: CutRequest) -> int:
@@ -332,7 +390,7 @@ def _over_limit(layout: Layout, table: Table, request: CutRequest) -> Refusal:
     if fewest is None:
         return _too_large(layout, request.max_bytes)
     assert request.fragments is not None
-    need = _smallest_limit_of(layout, request.fragments)
+    need = smallest_limit_of(layout, request.fragments)
     return Refusal(
         reason=(
             f"{request.fragments} fragments would need {format_upwards(need)}, the limit is "
@@ -343,7 +401,7 @@ def _over_limit(layout: Layout, table: Table, request: CutRequest) -> Refusal:
     )
 
 
-def _smallest_limit_of(layout: Layout, fragments: int) -> int:
+def smallest_limit_of(layout: Layout, fragments: int) -> int:
     """The smallest limit that so many fragments keep, cut where a search tries at first."""
     balanced = choose_cuts(layout.profile, CutRequest(fragments=fragments))
     assert not isinstance(balanced, Refusal)

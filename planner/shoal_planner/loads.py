@@ -9,7 +9,7 @@ Where that process has no room, the agent opens the fragment as it was cut, and 
 from fractions import Fraction
 from typing import Final
 
-from shoal_planner.devices import PoolDevice
+from shoal_planner.devices import PREPARING_NANOSECONDS, PoolDevice
 from shoal_protocol.partition import Fragment
 from shoal_protocol.preparing import WORTH_PREPARING_BYTES, preparing_bytes
 from shoal_protocol.units import NANOSECONDS_PER_SECOND
@@ -19,6 +19,7 @@ _TRYING: Final = Fraction(3, 5)
 was cut: 180 ms of a core. Opening and trying are 26 to 95 ms of these, of four models with 0 to 118
 MiB in a fragment; the rest is what fetching takes besides what links and processors are known for.
 """
+TRYING_NANOSECONDS: Final = int(_TRYING * PREPARING_NANOSECONDS)
 
 
 def from_cache(fragment: Fragment, device: PoolDevice) -> int:

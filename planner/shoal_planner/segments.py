@@ -53,16 +53,16 @@ _WHOLE: Final[Mapping[str, int]] = {}
 @dataclass(frozen=True)
 class Layout:
     """A profile with indexes of it, computed once. `inside` are weights in the model itself, not
-    mapped from a file. `moving`: memory includes frames that carry other items meanwhile, at least
-    `beside` in and out. Rows of tables count for `row_items`: the item before has left its own. In
-    blocks, devices read some themselves, which are `gathered`: of inputs that are `rows`, so many
-    bytes count from the first node that takes them to the last.
+    mapped from a file. `moving`: memory includes frames that carry other items in and out meanwhile
+    (`beside_bytes`: those of the model). Rows of tables count for `row_items`: the item before has
+    left its own. In blocks, devices read some themselves, which are `gathered`: of inputs that are
+    `rows`, so many bytes count from the first node that takes them to the last.
     Outputs that are `leaving` are out of the arena as soon as they are made."""
 
     profile: Profile
     inside: frozenset[str] = frozenset()
     moving: bool = False
-    beside: tuple[int, int] = (0, 0)
+    beside_bytes: int = 0
     row_items: int = 2
     gathered: bool = False
     rows: Mapping[str, int] = field(default_factory=dict)
@@ -277,16 +277,16 @@ class Growing:
         arena = max(self.working_bytes, UNKNOWN_BYTES * self.unknown_sizes)
         fixed = FIXED_BYTES + NODE_BYTES * self.node_count
         fixed += LARGER_BYTES * (self.incoming_bytes + self.touched_bytes > LITTLE_BYTES)
-        frames = max(received_frame_bytes(self.incoming_bytes), self.layout.beside[0])
-        fixed += self.layout.moving * frames
+        fixed += self.layout.moving * received_frame_bytes(self.incoming_bytes)
         resident = self.weight_bytes + self.incoming_bytes + arena + fixed
-        return resident + (more_of_table_bytes(resident) if self.touched_bytes > TABLE_BYTES else 0)
+        more = more_of_table_bytes(resident) if self.touched_bytes > TABLE_BYTES else 0
+        return resident + more + self.layout.beside_bytes
 
     @property
     def resident_bytes(self) -> int:
         """What a device must have."""
-        frames = max(frame_bytes(self.outgoing_bytes), self.layout.beside[1])
-        return self.least_bytes + self.outgoing_bytes + self.layout.moving * frames
+        sending = self.layout.moving * frame_bytes(self.outgoing_bytes)
+        return self.least_bytes + self.outgoing_bytes + sending
 
     def grow(self) -> None:
         """Add the next node."""

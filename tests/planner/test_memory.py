@@ -21,6 +21,7 @@ from shoal_planner.placement import plan
 from shoal_planner.speeds import refined
 from shoal_protocol.choices import Objective
 from shoal_protocol.frame_sizes import received_frame_bytes
+from shoal_protocol.partition import MODEL, Edge
 from shoal_protocol.units import Nanoseconds
 
 
@@ -268,4 +269,18 @@ def test_what_enters_a_run_of_fragments_has_room_beside_each_that_is_loaded_in_t
     assert isinstance(short, Infeasible)
     assert short.message("det") == (
         "fragment 1 of det needs 26 MiB resident; a has 25 MiB; cut finer or raise the budget"
+    )
+
+
+def test_inputs_that_several_fragments_take_have_room_for_those_of_one() -> None:
+    """Each reads its own when its turn comes, so one of the two is under way, not both."""
+    chained = partition([10**8] * 3, [20 * MIB] * 3, [MIB // 2, 0, 0, 0])
+    again = Edge(producer=MODEL, consumer=2, tensors=("t",), bytes_per_item=MIB // 2)
+    document = replace(chained, edges=(*chained.edges, again))
+    budget = 20 * MIB + received_frame_bytes(MIB // 2)
+    answer = placed(plan(document, [device("a", budget=budget)], Objective.LATENCY))
+    assert answer.stages[0].held(Holding.RELOADED)
+    assert answer.stages[0].received_bytes == MIB, "both take their time on the link"
+    assert isinstance(
+        plan(document, [device("a", budget=budget - 1)], Objective.LATENCY), Infeasible
     )

@@ -18,8 +18,9 @@ from shoal_coordinator.storage.inputs import (
 )
 from shoal_planner.advice import largest
 from shoal_planner.cut_tables import table_of
-from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
+from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.devices import PoolDevice
+from shoal_planner.few_fragments import cut_for_budgets, many_in_words
 from shoal_planner.finer_cuts import divide
 from shoal_planner.least_limit import finest_needs, least_needs
 from shoal_planner.outcome import Infeasible, Plan
@@ -29,7 +30,7 @@ from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
 from shoal_planner.sharing import is_at_once
 from shoal_protocol.partition import TensorSpec
-from shoal_protocol.units import listed
+from shoal_protocol.units import format_upwards, listed
 
 if TYPE_CHECKING:
     from shoal_compiler.cutting import Cut
@@ -227,22 +228,26 @@ def _planned(
 def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
     todo = ""
     if order.tensors:
-        requests = [CutRequest(tensors=order.tensors)]
+        cuts = choose_cuts(profile, CutRequest(tensors=order.tensors))
     elif order.fragments is not None or order.max_bytes is not None:
-        requests = [CutRequest(fragments=order.fragments, max_bytes=order.max_bytes)]
-    else:
-        budgets = sorted({device.budget_bytes for device in order.devices})
-        one = len(order.devices) == 1
-        limits = [limit for size in budgets for limit in (comfortable(size), size)]
-        requests = [CutRequest(max_bytes=size, one_device=one) for size in limits]
-        todo = "; raise the budget"
-    while requests:
-        request = requests.pop(0)
+        request = CutRequest(fragments=order.fragments, max_bytes=order.max_bytes)
         cuts = choose_cuts(profile, request)
-        if not isinstance(cuts, Refusal):
-            return cuts
-        refused = cuts
-    raise PreparationRefused(f"{order.name}: {refused.reason}{todo}", refused.need_bytes)
+    else:
+        budgets = [device.budget_bytes for device in order.devices]
+        cuts = cut_for_budgets(profile, budgets, one_device=len(order.devices) == 1)
+        todo = "; raise the budget"
+    if isinstance(cuts, Refusal):
+        raise PreparationRefused(f"{order.name}: {cuts.reason}{todo}", cuts.need_bytes)
+    return cuts
+
+
+def many_fragments(order: CutOrder, suited: Suited, fragments: int) -> str:
+    """A note where the budgets take many fragments; else empty."""
+    if order.tensors or order.fragments or order.max_bytes:
+        return ""
+    one_device = len(order.devices) == 1
+    said = many_in_words(suited.profile, fragments, one_device=one_device)
+    return said and f"{order.name}: {said}"
 
 
 def suit_inputs(
@@ -268,7 +273,7 @@ def suit_inputs(
         note = _beyond(order, inputs.beyond(envelopes[-1]), _OUTGROWN) if order.left_out else ""
         return replace(suited, note=note)
     except PreparationRefused as error:
-        refusal = error
+        refusal = of_all = error
     covering: tuple[Suited, Shapes] | None = None
     low, high = 0, len(envelopes) - 1
     while low < high:
@@ -281,9 +286,20 @@ def suit_inputs(
     if covering is None and isinstance(refusal, _Unplaceable):
         return refusal.suited  # the plan says why
     if covering is None:
-        raise refusal
+        raise _of_smallest(refusal, of_all)
     suited, envelope = covering
     return replace(suited, note=_beyond(order, inputs.beyond(envelope), refusal))
+
+
+def _of_smallest(refusal: PreparationRefused, of_all: PreparationRefused) -> PreparationRefused:
+    """No inputs suit: the limit that a cut for the smallest ones keeps is not what the others
+    take, so both are told."""
+    need, all_need = refusal.need_bytes, of_all.need_bytes
+    if need is None or all_need is None or need >= all_need:
+        return refusal
+    enough = f"{format_upwards(need)} are enough for its smallest inputs"
+    text = f"{refusal}: {enough}, {format_upwards(all_need)} for all of them"
+    return PreparationRefused(text, need)
 
 
 def _not_left_out(order: CutOrder, envelopes: tuple[Shapes, ...]) -> tuple[Shapes, ...]:

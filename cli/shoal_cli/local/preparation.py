@@ -21,6 +21,7 @@ from shoal_cli.local.cut_search import (
     depends_on_inputs,
     find_cut,
     is_planned,
+    many_fragments,
     suit_inputs,
 )
 from shoal_cli.local.known_cuts import VERSION, find_base, find_known, inputs_at, remember
@@ -149,7 +150,6 @@ def cut_into_store(
     source = _source(order, suited)
     answer: dict[str, object] = {
         "advice": _advice(order, suited.profile, suited.choices[-1]),
-        "note": suited.note,
         "files": files,
     }
     lost = path.with_name("rejected.json")
@@ -165,6 +165,8 @@ def cut_into_store(
         replace_file(lost, json.dumps(base.rejected).encode())
         replace_file(path.with_name("source.json"), json.dumps(source).encode())
         answer["rejected"] = base.rejected
+    count = len(document_from_json(path.read_bytes()).fragments)
+    answer["note"] = "; ".join(filter(None, (suited.note, many_fragments(order, suited, count))))
     depends = depends_on_inputs(order, suited.profile) or are_counted(asked)
     remember(path, asked, inputs if depends else None, answer, base)
     return {"warm": warm, **answer}

@@ -1,0 +1,75 @@
+"""What a number of fragments is worth, where budgets decide how a model is cut. Pure.
+
+A search under a limit gives the fewest fragments that keep it, but not whether another limit is
+worth having. Each fragment has a price, however small it is: it is tried once, and loaded anew for
+every few items where it has no room beside the others. Against that stands room: a limit that
+leaves some of the budget free (`cuts.comfortable`) spares fragments that take more than was
+estimated. Up to `FEW` fragments are loaded in a second, and room is worth more. Of more, room is
+given up where that halves their number: little is left under the limit then beside what every
+fragment takes, and each bit of it holds many nodes.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from shoal_planner.cuts import (
+    CutRequest,
+    Refusal,
+    choose_cuts,
+    comfortable,
+    laid_out,
+    smallest_limit_of,
+)
+from shoal_planner.devices import LOADING_NANOSECONDS
+from shoal_planner.loads import TRYING_NANOSECONDS
+from shoal_planner.outcome import duration
+from shoal_planner.profile import Profile
+from shoal_protocol.units import format_upwards
+
+FEW: Final = 16
+MANY: Final = 100
+"""More than so many are worth a word: to try and load them takes half a minute."""
+
+
+def cut_for_budgets(
+    profile: Profile, budgets: Iterable[int], *, one_device: bool
+) -> tuple[int, ...] | Refusal:
+    """Where to cut so that every device holds each fragment, else those with larger budgets."""
+    answer: tuple[int, ...] | Refusal | None = None
+    for budget in sorted(set(budgets)):
+        answer = _cut_for(profile, budget, one_device=one_device)
+        if not isinstance(answer, Refusal):
+            break
+    assert answer is not None, "there is no budget"
+    return answer
+
+
+def _cut_for(profile: Profile, budget: int, *, one_device: bool) -> tuple[int, ...] | Refusal:
+    with_room, full = (
+        CutRequest(max_bytes=limit, one_device=one_device)
+        for limit in (comfortable(budget), budget)
+    )
+    cuts = choose_cuts(profile, with_room)
+    if not isinstance(cuts, Refusal) and len(cuts) < FEW:
+        return cuts
+    fewer = choose_cuts(profile, full)
+    if isinstance(cuts, Refusal) or isinstance(fewer, Refusal):
+        return fewer
+    return fewer if 2 * (len(fewer) + 1) <= len(cuts) + 1 else cuts
+
+
+def many_in_words(profile: Profile, fragments: int, *, one_device: bool) -> str:
+    """That a cut for budgets has many fragments, what that takes, and what would give few; empty:
+    it has not."""
+    if fragments <= MANY:
+        return ""
+    layout = laid_out(profile, CutRequest(max_bytes=1, one_device=one_device))
+    enough = smallest_limit_of(layout, FEW)
+    cuts = cut_for_budgets(profile, [enough], one_device=one_device)
+    assert not isinstance(cuts, Refusal), "some cut keeps this limit"
+    took = duration(fragments * (TRYING_NANOSECONDS + LOADING_NANOSECONDS))
+    return (
+        f"these budgets take {fragments} fragments, and devices try and load each by itself, which "
+        f"is {took} in all by estimate before an item is through; budgets of "
+        f"{format_upwards(enough)} take {len(cuts) + 1}"
+    )

@@ -5,20 +5,25 @@ not know; a field that goes or changes its meaning raises `VERSION`.
 """
 
 import json
-import math
 from dataclasses import asdict, astuple, dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shoal_cli.local.run_record import CutReport, Death, Timeline
 from shoal_planner.figures import PlanFigures
 from shoal_protocol.durable_files import write_named
-from shoal_protocol.partition import Outgrown
+from shoal_protocol.partition import MODEL, Outgrown
 from shoal_protocol.seen_sizes import Sizes
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 VERSION: Final = 2
 REPORT_NAME: Final = "report.json"
 """In the work folder of a run."""
+_MOST: Final = 1 << 63
+"""The largest number, of whatever unit."""
 SCHEMA_PATH: Final = Path(__file__).with_name("report.schema.json")
 
 
@@ -312,17 +317,24 @@ class ReportRefused(Exception):
     """A file is no report that this version can read."""
 
 
+@cache
+def _adapter() -> "TypeAdapter[RunReport]":
+    from pydantic import TypeAdapter  # noqa: PLC0415 - takes a while, seldom used
+
+    return TypeAdapter(RunReport)
+
+
 def read_report(path: Path) -> RunReport:
     """Read what `write_report` wrote, of any run whose report has this `VERSION`: fields that are
     not known are ignored, newer ones may be absent. Raises `ReportRefused`."""
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - takes a while, seldom used
+    from pydantic import ValidationError  # noqa: PLC0415 - takes a while, seldom used
 
     try:
         document = json.loads(path.read_bytes())
         version = document.get("version") if isinstance(document, dict) else None
         if version != VERSION:
             raise ReportRefused(f"{path} is no report of version {VERSION} (docs/report.md)")
-        report = TypeAdapter(RunReport).validate_python(document)
+        report = _adapter().validate_python(document)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -337,15 +349,46 @@ def read_report(path: Path) -> RunReport:
 
 
 def _contradiction(report: RunReport) -> str | None:
-    """Where parts of a report do not belong together, as in one that somebody has edited."""
+    """What no run writes, as in a report that somebody has edited: whoever reads one may count on
+    numbers that can be reckoned with, and on parts that belong together."""
+    if (where := _odd_number(asdict(report), ())) is not None:
+        return f"{where}: is no number that a run has"
     for number, job in enumerate(report.jobs):
-        ends = {-1, *(each.index for each in job.cut.fragments)} if job.cut else set()
-        for place, edge in enumerate(job.cut.edges if job.cut else ()):
-            if not {edge.producer, edge.consumer} <= ends:
-                return f"jobs.{number}.cut.edges.{place}: one of its ends is no fragment of the cut"
+        if job.cut is not None and (wrong := _contradiction_of_cut(job.cut)) is not None:
+            return f"jobs.{number}.cut.{wrong}"
     for number, timeline in enumerate(report.timelines):
-        if not 0 < timeline.column_seconds < math.inf:
+        if not timeline.column_seconds > 0:
             return f"timelines.{number}.column_seconds: is no length of time"
+    return None
+
+
+def _odd_number(value: object, path: tuple[str, ...]) -> str | None:
+    """Where there is a number that is not finite, or beyond `_MOST`."""
+    match value:
+        case float() | int():
+            return None if abs(value) <= _MOST else ".".join(path)
+        case dict():
+            inside = iter(value.items())
+        case list() | tuple():
+            inside = iter(enumerate(value))
+        case _:
+            return None
+    found = (_odd_number(each, (*path, str(name))) for name, each in inside)
+    return next((where for where in found if where is not None), None)
+
+
+def _contradiction_of_cut(cut: CutReport) -> str | None:
+    """Fragments are in order, and what goes between them goes forward."""
+    count = len(cut.fragments)
+    if [each.index for each in cut.fragments] != list(range(count)):
+        return "fragments: are not numbered from 0 on"
+    for place, edge in enumerate(cut.edges):
+        if not {edge.producer, edge.consumer} <= {MODEL, *range(count)}:
+            return f"edges.{place}: one of its ends is no fragment of the cut"
+        if edge.producer >= (count if edge.consumer == MODEL else edge.consumer):
+            return f"edges.{place}: it does not lead forward"
+        if (edge.bytes_per_item or 0) < 0:
+            return f"edges.{place}.bytes_per_item: is no size"
     return None
 
 

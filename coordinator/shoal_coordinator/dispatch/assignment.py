@@ -28,10 +28,12 @@ longer than the device takes for it, since the fastest may have other work to do
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.instructions import Execute, Forward, Tier
+from shoal_coordinator.dispatch.larger_items import avoids
 from shoal_coordinator.dispatch.readiness import drop_copies, has_copy, is_ready, out_of_reach
 from shoal_coordinator.dispatch.servers import begin_task, best, best_but, rank, reserve, unreserve
 from shoal_coordinator.dispatch.services import want
@@ -114,7 +116,7 @@ def _choose(task: Task, service: Service) -> Device | None:
             return _keep_or_break_reservation(task, task.reserved_on)
         if task.reserved_on not in service.loading:
             unreserve(task)
-    first = None if task.excluded is None else best_but(service, task.excluded)
+    first = None if task.excluded is None else best_but(service, partial(avoids, task))
     first = first or best(service)
     if first is None or not first.work.has_slot:
         return None
@@ -140,7 +142,9 @@ def _sooner_elsewhere(task: Task, device: Device) -> Device | None:
     queue = task.queue
     service = queue.service
     fastest = service.fastest
-    if fastest is None or fastest is device or fastest is task.excluded:
+    if fastest is None or fastest is device:
+        return None
+    if task.excluded is not None and avoids(task, fastest):
         return None
     mine = device.work.times.get(service.digest)
     its = fastest.work.times.get(service.digest)
@@ -222,7 +226,8 @@ def _reserved_for(queue: StageQueue, device: Device) -> Task | None:
 def _may_take(task: Task, device: Device, now: Nanoseconds) -> bool:
     """Whether a waiting task may go to this device, given its reservation and who is faster."""
     other, service = task.reserved_on, task.queue.service
-    if task.excluded is device and len(service.servers) > 1:
+    is_avoided = task.excluded is not None and avoids(task, device)
+    if is_avoided and not all(avoids(task, each) for each in service.servers):
         return False
     if other is not None and other is not device and service in other.listed:
         other_is_full = device.work.queued == 0 and not other.work.has_slot

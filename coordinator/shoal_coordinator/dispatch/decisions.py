@@ -46,6 +46,24 @@ def decide(table: tuple[Rule[Case, Verdict], ...], case: Case) -> Rule[Case, Ver
     return next(rule for rule in table if rule.applies(case))
 
 
+def has_starved(state: State, service: Service) -> bool:
+    """Whether a service has had work and no device for `patience`."""
+    since = service.starving_since
+    return since is not None and state.now - since >= state.limits.patience
+
+
+def turn_is_over(state: State, device: Device) -> bool:
+    """Whether a device has served for a turn since its last load."""
+    memory = device.memory
+    return state.now - memory.loaded_at >= max(state.limits.turn, 4 * memory.load_took)
+
+
+def users_of(state: State, device: Device) -> list[Service]:
+    """The services whose fragments a device has."""
+    by_digest = state.by_digest
+    return [user for each in device.memory.resident for user in by_digest.get(each, ())]
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A service whose fragment might be loaded on a device."""
@@ -57,8 +75,7 @@ class Claim:
     @property
     def has_starved(self) -> bool:
         """Whether the claimant has had work and no device for `patience`."""
-        since, state = self.claimant.starving_since, self.state
-        return since is not None and state.now - since >= state.limits.patience
+        return has_starved(self.state, self.claimant)
 
     def is_of_its_jobs(self, user: Service) -> bool:
         """Whether the user works for no other jobs than the claimant does."""
@@ -279,8 +296,7 @@ class PreemptionCase(Claim):
     @property
     def users(self) -> list[Service]:
         """The services whose fragments the device has."""
-        by_digest = self.state.by_digest
-        return [user for each in self.device.memory.resident for user in by_digest.get(each, ())]
+        return users_of(self.state, self.device)
 
     @property
     def is_the_same_job(self) -> bool:
@@ -290,9 +306,7 @@ class PreemptionCase(Claim):
     @property
     def turn_is_over(self) -> bool:
         """Whether the device has served for a turn since its last load."""
-        memory = self.device.memory
-        turn = max(self.state.limits.turn, 4 * memory.load_took)
-        return self.state.now - memory.loaded_at >= turn
+        return turn_is_over(self.state, self.device)
 
 
 PREEMPTION: Final[tuple[Rule[PreemptionCase, bool], ...]] = (

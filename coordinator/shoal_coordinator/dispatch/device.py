@@ -37,6 +37,24 @@ device would take a second task while the next one idles. `servers.rank` alone b
 """
 
 
+Standing: TypeAlias = tuple[Bytes, frozenset[Digest]]
+"""What a run of a fragment depends on: a device's budget, and which others are resident."""
+
+
+@dataclass(slots=True, eq=False)
+class Refusals:
+    """Of a task whose item is larger than the plan covers: the last failure, and how each device
+    stood that has refused it, by name."""
+
+    failure: Failure
+    standings: dict[str, Standing] = field(default_factory=dict)
+
+    @property
+    def most_bytes(self) -> int:
+        """The largest budget that was too little."""
+        return max((budget for budget, _ in self.standings.values()), default=0)
+
+
 @dataclass(slots=True, eq=False)
 class Tally:
     """What a device has done over all its sessions, and what is known from these: what each
@@ -93,6 +111,10 @@ class DeviceMemory:
     def room(self) -> int:
         """What another fragment can get."""
         return 0 if self.single and self.resident else self.budget - self.resident_bytes
+
+    def standing(self, digest: Digest) -> Standing:
+        """How the device stands for a run of a fragment."""
+        return self.budget, frozenset(self.resident.keys() - {digest})
 
     def learn(self, digest: Digest, taken: int) -> bool:
         """A fragment took so much, or would have: whether that is more than was known. What was

@@ -12,6 +12,7 @@ Time is the event's. Whatever an event does not set off is found by the next Tic
 all that waits: so nothing waits for ever.
 """
 
+from collections.abc import Iterable
 from typing import assert_never
 
 from shoal_coordinator.dispatch import devices, fragments, itineraries, jobs, tasks
@@ -36,6 +37,7 @@ from shoal_coordinator.dispatch.state import (
     Unloading,
     new_state,
 )
+from shoal_coordinator.dispatch.surveys import Demand, Survey
 
 __all__ = ["Limits", "State", "new_state", "step"]
 
@@ -51,8 +53,7 @@ def step(state: State, event: ev.Event) -> tuple[Instruction, ...]:
     while state.worklist.services:
         services = dict.fromkeys(state.worklist.services)
         state.worklist.services.clear()
-        for service in services:
-            _provision(state, service)
+        _provision(state, services)
     # 8. Emit.
     out = tuple(state.out)
     state.out.clear()
@@ -93,24 +94,26 @@ def _fill_freed(state: State) -> None:
     for device in work.freed:
         fill(state, device)
         if device.work.idle and (state.unmet or device.preempted_by is not None):
-            consider_device(state, device)
+            consider_device(state, device, state.unmet)
     work.freed.clear()
     if work.everything:
         work.everything = False
-        for service in list(state.unmet):
-            _provision(state, service)
+        _provision(state, list(state.unmet))
+        demand = Demand(state)
         for device in list(state.devices.values()):
             if device.work.idle:
-                consider_device(state, device)
+                consider_device(state, device, demand.for_device(device))
 
 
-def _provision(state: State, service: Service) -> None:
-    """A service may have work and no device for it: load the fragment, and use free devices."""
-    consider_service(state, service)
-    if any(queue.waiting for queue in service.queues):
-        for device in list(service.servers):
-            if device.work.has_slot:
-                fill(state, device)
+def _provision(state: State, services: Iterable[Service]) -> None:
+    """Services may have work and no device for it: load their fragments, and use free devices."""
+    survey = Survey(state)
+    for service in services:
+        consider_service(state, service, survey)
+        if any(queue.waiting for queue in service.queues):
+            for device in list(service.servers):
+                if device.work.has_slot:
+                    fill(state, device)
 
 
 # ---- 1. apply ------------------------------------------------------------------------------------

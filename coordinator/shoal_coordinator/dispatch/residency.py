@@ -9,6 +9,8 @@ of tables: see `decisions`.
 A device that a starving service *preempts* is given nothing new until it is empty.
 """
 
+from collections.abc import Iterable
+
 from shoal_coordinator.dispatch.decisions import (
     LOADING,
     PREEMPTION,
@@ -22,9 +24,10 @@ from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.servers import may_serve, rank, review
 from shoal_coordinator.dispatch.services import awaits_homes, can_host, end_preemption
 from shoal_coordinator.dispatch.state import Service, State
+from shoal_coordinator.dispatch.surveys import Survey
 
 
-def consider_service(state: State, service: Service) -> None:
+def consider_service(state: State, service: Service, survey: Survey) -> None:
     if not service.queues:
         return
     waiting = service.waiting
@@ -40,21 +43,22 @@ def consider_service(state: State, service: Service) -> None:
             if device is not None:
                 load_if_possible(state, service, device)
     elif not service.held:
-        _spread(state, service, waiting)
+        _spread(state, service, waiting, survey)
     if waiting and service.unserved:
-        _preempt(state, service)
+        _preempt(state, service, survey)
     if not waiting and service.servers and not _home_missing(state, service):
         state.unmet.pop(service, None)
 
 
-def consider_device(state: State, device: Device) -> None:
+def consider_device(state: State, device: Device, unmet: Iterable[Service]) -> None:
+    """A device has nothing to do: load what suits it best of what is unmet."""
     if device.memory.moving or device.draining or device.lost:
         return
     if device.preempted_by is not None:
         if device.work.idle:
             load_if_possible(state, device.preempted_by, device)
         return
-    wanting = [service for service in state.unmet if _wants(state, service, device)]
+    wanting = [service for service in unmet if _wants(state, service, device)]
     choices = [
         (service, tier)
         for service in wanting
@@ -95,16 +99,18 @@ def _home_missing(state: State, service: Service) -> bool:
     )
 
 
-def _spread(state: State, service: Service, waiting: int) -> None:
+def _spread(state: State, service: Service, waiting: int, survey: Survey) -> None:
     """Without a home: once; a first stage wherever there is room; more as work piles up."""
     first = any(not queue.predecessors for queue in service.queues)
     depth = state.limits.queue_depth
     enough = not waiting or any(device.work.has_slot for device in service.servers)
     if service.servers and not first and enough:
         return
+    if len(service.servers) == len(state.devices):
+        return
     choices = [
         rank(service, device, tier)
-        for device in state.devices.values()
+        for device in survey.could_load(service)
         if (tier := tier_for(state, service, device)) is not None
     ]
     for cost, _, load, _, _, device in sorted(choices):
@@ -117,6 +123,8 @@ def _spread(state: State, service: Service, waiting: int) -> None:
             wanted = piled_up or first
         if wanted:
             load_if_possible(state, service, device)
+    if choices:
+        survey.drop_loading()
 
 
 def _wants(state: State, service: Service, device: Device) -> bool:
@@ -145,16 +153,16 @@ def _note_starving(state: State, service: Service, waiting: int) -> None:
         service.starving_since = state.now
 
 
-def _preempt(state: State, service: Service) -> None:
+def _preempt(state: State, service: Service, survey: Survey) -> None:
     """No device serves it, and none can be freed at once: one of the busy ones empties itself."""
     if service.preempting is not None:
         return
-    candidates = [
-        device for device in state.devices.values() if _may_preempt(state, service, device)
-    ]
-    if not candidates:
+    first = sorted(
+        survey.could_preempt(service), key=lambda device: (device.work.load, device.order)
+    )
+    device = next((each for each in first if _may_preempt(state, service, each)), None)
+    if device is None:
         return
-    device = min(candidates, key=lambda device: (device.work.load, device.order))
     device.preempted_by = service
     service.preempting = device
     review(state, device)

@@ -13,6 +13,7 @@ anew, and the old entry is dropped when it reaches the top. So a task costs a co
 heap operations, each logarithmic in the number of servers.
 """
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 
 from shoal_coordinator.dispatch.device import Device, DeviceWork, Rank
@@ -61,9 +62,9 @@ def best(service: Service) -> Device | None:
     return None
 
 
-def best_but(service: Service, excluded: Device) -> Device | None:
-    """The first of the servers other than one; for the rare task that failed there."""
-    others = (device for device in service.servers if device is not excluded)
+def best_but(service: Service, avoids: Callable[[Device], bool]) -> Device | None:
+    """The first of the servers other than some; for the rare task that failed there."""
+    others = (device for device in service.servers if not avoids(device))
     return min(others, key=lambda device: rank(service, device), default=None)
 
 

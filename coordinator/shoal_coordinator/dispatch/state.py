@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, TypeAlias
 
-from shoal_coordinator.dispatch.device import Device, Rank, Tally
+from shoal_coordinator.dispatch.device import Device, Rank, Refusals, Tally
 from shoal_coordinator.dispatch.events import Failure, JobSpec, Policy, Stage
 from shoal_coordinator.dispatch.histogram import Histogram
 from shoal_coordinator.dispatch.instructions import Instruction, Tier
@@ -165,7 +165,8 @@ class Task:
     released or lost. `reserved_on` is the device named for it on a route, `excluded` the one where
     it failed last. `inputs` says, by producer, on which device a copy for this task is (or will be)
     beside the holder's own. `ran` is how its last try went. `ahead`: it was given before its
-    producer has answered (see `assignment`). `outgrown`: no budget was enough for its last try.
+    producer has answered (see `assignment`). `outgrown`: no budget was enough for its last try;
+    `refusals` of its item (see `larger_items`).
     """
 
     item: "Item"
@@ -183,6 +184,7 @@ class Task:
     reported: bool = False
     ahead: bool = False
     outgrown: bool = False
+    refusals: Refusals | None = None
     ran: TaskTiming | None = None
 
 

@@ -13,6 +13,13 @@ from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind, ItemsTravelled, TaskFinished
 from shoal_coordinator.dispatch.fragments import drop_fragment
 from shoal_coordinator.dispatch.jobs import cancel, fail_item, give_up_endless, store
+from shoal_coordinator.dispatch.larger_items import (
+    can_differ,
+    is_of_the_item,
+    may_change,
+    note_refusal,
+    outgrows_again,
+)
 from shoal_coordinator.dispatch.readiness import (
     drop_copies,
     note_orphan,
@@ -337,7 +344,9 @@ def _handle_excess(state: State, device: Device, task: Task, failure: Failure) -
     """It took more than its grant: it is loaded with less, or more of the budget, if that says
     something new of what the fragment takes."""
     digest = task.queue.service.digest
-    if _is_of_the_item(state, device, task, failure):
+    if failure.need is None:
+        note_refusal(task, device, failure)
+    if is_of_the_item(state, device, task, failure):
         _retry(state, task, device, failure)  # the others need not wait
     elif device.memory.learn(digest, failure.need or 0):
         count_all_homes(state, device, digest)
@@ -345,16 +354,6 @@ def _handle_excess(state: State, device: Device, task: Task, failure: Failure) -
     else:
         record_failure(state, device, digest, failure, free=_FREE_FAILURES)
         _retry(state, task, device, failure)
-
-
-def _is_of_the_item(state: State, device: Device, task: Task, failure: Failure) -> bool:
-    """Whether a failure says nothing of fragment and device: an item that is larger than the plan
-    covers, for which nobody knows a need; one for which the whole budget is too little, where
-    others have run; or for which every budget is, where no finer cut is possible."""
-    need, queue = failure.need, task.queue
-    if need is None or (queue.finished and need > device.memory.budget):
-        return True
-    return queue.job.spec.final_cut and need > _largest_budget(state)
 
 
 def _rerun_lost(state: State, task: Task, failure: Failure) -> None:
@@ -379,7 +378,9 @@ def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
     """Try again, on another device if there is one: once at once, then with a growing backoff."""
     item = task.item
     item.failures += 1
-    if _outgrows_again(state, task, failure) or item.failures > item.job.spec.backoff_limit:
+    waits = not can_differ(state, task)
+    in_vain = outgrows_again(state, task, failure) or (waits and not may_change(state, task))
+    if in_vain or item.failures > item.job.spec.backoff_limit:
         fail_item(state, item, of_fragment(task.queue, failure))
     if failure.kind is FailureKind.DEADLINE:
         give_up_endless(state, task, failure)
@@ -388,23 +389,11 @@ def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
     item.retries += 1
     item.job.retries += 1
     task.excluded = device
-    if item.failures == 1:
+    if item.failures == 1 and not waits:
         state.worklist.rerun.append(task)
         return
-    again_at = Nanoseconds(state.now + state.limits.delay(item.failures - 2))
+    again_at = Nanoseconds(state.now + state.limits.delay(max(0, item.failures - 2)))
     heappush(state.delayed, (again_at, state.next_number(), task))
-
-
-def _outgrows_again(state: State, task: Task, failure: Failure) -> bool:
-    """Whether no budget is enough for the item, and was not at its last try either: something else
-    may have taken memory in one of them, but further tries are in vain."""
-    most = _largest_budget(state)
-    before, task.outgrown = task.outgrown, failure.need is not None and failure.need >= most
-    return before and task.outgrown
-
-
-def _largest_budget(state: State) -> int:
-    return max((tally.budget for tally in state.tallies.values()), default=0)
 
 
 def forwarded(state: State, forwarding: Forwarding) -> None:
@@ -445,4 +434,9 @@ def _still_waits(state: State, forwarding: Forwarding) -> bool:
 
 def retry_delayed(state: State) -> None:
     while state.delayed and state.delayed[0][0] <= state.now:
-        state.worklist.rerun.append(heappop(state.delayed)[2])
+        task = heappop(state.delayed)[2]
+        refusals = task.refusals
+        if refusals is None or task.item.ended or can_differ(state, task):
+            state.worklist.rerun.append(task)
+        else:
+            fail_item(state, task.item, of_fragment(task.queue, refusals.failure))

@@ -3,8 +3,11 @@
 A child carries the digest of the manifest that made it (`shoal.dev/applied`), so that defaults
 which the API server fills in are no difference. Of watched kinds the cache says what is there: when
 one is first seen its spec must include what the manifest says (`matches`), and from then on a
-generation that moved without us says that somebody has edited it. Others are read once, then
-applied anew every `REPAIR_SECONDS`, which changes nothing when nothing has changed.
+generation that moved without us says that somebody has edited it. Others are looked at when they
+are wanted again, each at most every `LOOK_SECONDS`: what is gone, or of a version that is not ours,
+is applied. To watch them would bring the documents of all Partitions into memory. What was edited
+while no operator ran is found by applying all anew every `REPAIR_SECONDS`, which changes nothing
+when nothing has changed.
 
 A `batch/v1` Job is made and never changed: its template cannot be. So one that was made for an
 object of the same name that is gone is waited for, until Kubernetes has collected it.
@@ -13,7 +16,7 @@ object of the same name that is gone is waited for, until Kubernetes has collect
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shoal_api.kinds import KINDS
@@ -26,6 +29,8 @@ from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
 from shoal_operator.reconcile.resources import JOB, WATCHED, key_of, resource_for
 
 REPAIR_SECONDS: Final = 600.0
+LOOK_SECONDS: Final = 20.0
+"""Less than what a pool waits before it is reconciled again."""
 _WATCHED: Final = frozenset((each.api_version, each.kind) for each in WATCHED)
 
 
@@ -50,16 +55,21 @@ class StillThere(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """The digest of a manifest as it was applied, the object that this made, and when."""
+    """The digest of a manifest as it was applied, the object that this made, when that was, and
+    when it was last looked at."""
 
     digest: str
-    uid: str
-    generation: int
+    identity: Identity
     at: float
+    seen_at: float
 
-    def is_of(self, identity: Identity) -> bool:
-        """Whether nobody has edited the object since."""
-        return (self.uid, self.generation) == (identity.uid, identity.generation)
+    def is_of(self, identity: Identity, *, watched: bool) -> bool:
+        """Whether nobody has edited the object since. Of what is not watched not every kind counts
+        generations; its version moves with its status as well, which costs one request."""
+        before, now = self.identity, identity
+        if watched:
+            return (before.uid, before.generation) == (now.uid, now.generation)
+        return (before.uid, before.version) == (now.uid, now.version)
 
 
 @dataclass(slots=True)
@@ -126,7 +136,7 @@ class Children:
         }
 
     def _remember(self, key: ObjectKey, digest: str, identity: Identity) -> None:
-        self._applied[key] = _Applied(digest, identity.uid, identity.generation, self.clock())
+        self._applied[key] = _Applied(digest, identity, self.clock(), self.clock())
 
     def _find(self, key: ObjectKey) -> State | None:
         return self.cache.state(key.kind, key.namespace, key.name)
@@ -140,9 +150,13 @@ class Children:
 
     async def _is_current(self, key: ObjectKey, manifest: Manifest, digest: str) -> bool:
         """Whether a child is as its whole manifest says. Raises as `apply` does."""
-        known = self._applied.get(key)
-        if known is not None and not _is_watched(key):
-            return known.digest == digest and self.clock() - known.at <= REPAIR_SECONDS
+        known, watched, now = self._applied.get(key), _is_watched(key), self.clock()
+        if known is not None and not watched:
+            if known.digest != digest or now - known.at > REPAIR_SECONDS:
+                return False
+            if now - known.seen_at < LOOK_SECONDS:
+                return True
+            known = self._applied[key] = replace(known, seen_at=now)
         identity = await self._look_up(key)
         if identity is None:
             return False
@@ -153,7 +167,7 @@ class Children:
                 raise StillThere(key)
             return True
         if known is not None:
-            return identity.applied == digest and known.is_of(identity)
+            return identity.applied == digest and known.is_of(identity, watched=watched)
         state = self._find(key)
         current = identity.applied == digest and (state is None or matches(manifest, state))
         if current:

@@ -175,6 +175,7 @@ class Snapshots:
                 for each in self.cache.all_own(Device, namespace)
                 if each.spec.pool_ref.name != name
             ),
+            taken_sets=sets_of_others(self.cache, pool),
         )
         snapshot = replace(snapshot, pods=await self._agent_pods.read(snapshot))
         if self._agent_pods.are_adopting(snapshot):
@@ -389,6 +390,17 @@ class Snapshots:
         namespace, name = namespace_of(partition), document_name(partition.metadata.name)
         reader.subscribe((CONFIG_MAP.kind, namespace, name))
         return await self._documents.read(partition, fresh=fresh)
+
+
+def sets_of_others(cache: Cache, pool: DevicePool) -> frozenset[str]:
+    """The names of the DaemonSets of other pools that exist; what one that was deleted has left is
+    taken over, or goes. Nobody subscribes to them, as to other pools' Devices.
+    """
+    namespace = namespace_of(pool)
+    pools = {each.identity.uid for each in cache.states(DevicePool.__name__, namespace)}
+    others = pools - {uid_of(pool)}
+    sets = (each.identity for each in cache.states(DAEMON_SET.kind, namespace))
+    return frozenset(each.name for each in sets if each.owner_uid in others)
 
 
 def _job_ended(reader: Reader, placement: Placement) -> bool:

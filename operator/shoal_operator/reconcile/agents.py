@@ -52,6 +52,8 @@ from shoal_operator.reconcile.names import (
     TEMPLATE,
     agent_name,
     agents_name,
+    chosen_name,
+    distinct_agents_name,
     fingerprint,
     namespace_of,
     trust_name,
@@ -177,20 +179,24 @@ def agent_sets(
     settings: OperatorSettings,
     there: Sequence[Workload] = (),
     refused: Container[str] = (),
+    taken: Container[str] = (),
 ) -> tuple[AgentSet, ...]:
     """The DaemonSets that there should be. Of those that are `there`, the pods of `refused` cannot
-    have another budget in place."""
+    have another budget in place. Those of other pools are called as in `taken`."""
     budget, name = pool.spec.budget, pool.metadata.name
     make = partial(_agent_set, pool, settings, _There(there, refused))
+    own = {each.name for each in there}
     if budget.memory is not None:
-        return (make(agent_name(name), budget.memory, nodes),)
+        called = chosen_name(agent_name(name), distinct_agents_name(name), own, taken)
+        return (make(called, budget.memory, nodes),)
     assert budget.percent is not None, "the schema asks for one of the two"
     sets = []
     for node in nodes:
         size = _percent_of(node, budget.percent, settings)
         if size >= _LEAST_BYTES:
-            own, place = agents_name(name, node.name), _on_node(node.name)
-            sets.append(make(own, Bytes(size), [node], affinity=place))
+            plain, distinct = agents_name(name, node.name), distinct_agents_name(name, node.name)
+            called, place = chosen_name(plain, distinct, own, taken), _on_node(node.name)
+            sets.append(make(called, Bytes(size), [node], affinity=place))
     return tuple(sets)
 
 

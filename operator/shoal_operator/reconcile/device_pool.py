@@ -79,7 +79,9 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
     """What is to be done about a DevicePool."""
     pool, settings = snapshot.pool, snapshot.settings
     nodes = selected_nodes(pool, snapshot.nodes)
-    sets = agent_sets(pool, nodes, settings, snapshot.agents, refusals(snapshot))
+    sets = agent_sets(
+        pool, nodes, settings, snapshot.agents, refusals(snapshot), snapshot.taken_sets
+    )
     gone = devices_gone(snapshot, frozenset(node.name for node in nodes))
     wanted = {each.name for each in sets}
     stale = (each.name for each in snapshot.agents if each.name not in wanted)

@@ -32,7 +32,11 @@ from shoal_operator.reconcile.conditions import (
 from shoal_operator.reconcile.decision import DeviceChild
 from shoal_operator.reconcile.fragment_budgets import planned_on
 from shoal_operator.reconcile.manifests import labels_of, manifest
-from shoal_operator.reconcile.names import device_object_name, distinct_device_name
+from shoal_operator.reconcile.names import (
+    chosen_name,
+    device_object_name,
+    distinct_device_name,
+)
 from shoal_operator.reconcile.snapshot import (
     ConnectedDevice,
     DevicePoolSnapshot,
@@ -75,15 +79,12 @@ def devices_gone(snapshot: DevicePoolSnapshot, selected: frozenset[str]) -> froz
 
 
 def _object_names(snapshot: DevicePoolSnapshot, devices: Iterable[str]) -> dict[str, str]:
-    """What each device's object is called: as it is already, else plainly, unless that of another
-    pool is called so.
-    """
+    """What each device's object is called."""
     pool, names = snapshot.pool.metadata.name, dict[str, str]()
     own = {each.metadata.name for each in snapshot.devices}
     for device in devices:
         plain, distinct = device_object_name(pool, device), distinct_device_name(pool, device)
-        is_plain = plain in own or not (distinct in own or plain in snapshot.taken_names)
-        names[device] = plain if is_plain else distinct
+        names[device] = chosen_name(plain, distinct, own, snapshot.taken_names)
     return names
 
 

@@ -11,7 +11,7 @@ Placement of its own; both are called as the job is.
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 from typing import Final
 
@@ -106,6 +106,13 @@ def agents_name(pool: str, node: str) -> str:
     return child_name(pool, f"agent-{_of_node(node)}")
 
 
+def distinct_agents_name(pool: str, node: str = "") -> str:
+    """One where another pool has a DaemonSet of the plain name, as `lab` with a node `agent-pi`
+    and `lab-agent` with `pi` do. Without a node: the DaemonSet of all nodes."""
+    suffix = f"agent-{_of_node(node)}" if node else "agent"
+    return child_name(pool, f"{suffix}-{fingerprint([pool, node])}")
+
+
 def device_object_name(pool: str, device: str) -> str:
     """A Device's own name. Two pools of a namespace may share a node, so the pool is part of it."""
     return child_name(pool, _of_node(device))
@@ -115,6 +122,12 @@ def distinct_device_name(pool: str, device: str) -> str:
     """One where another pool has a Device of the plain name, as `lab` with `edge-pi-4` and
     `lab-edge` with `pi-4` do."""
     return child_name(pool, f"{_of_node(device)}-{fingerprint([pool, device])}")
+
+
+def chosen_name(plain: str, distinct: str, own: Container[str], taken: Container[str]) -> str:
+    """What a pool's object is called: as it is already, else plainly, unless that of another pool
+    is called so."""
+    return plain if plain in own or not (distinct in own or plain in taken) else distinct
 
 
 def _of_node(name: str) -> str:

@@ -333,7 +333,7 @@ class DevicePoolSnapshot(_Snapshot):
     is not among them is cancelled and removed. `own_jobs` and `placements` are those on this pool.
     `enrolment_authority`: the certificates (PEM) that agents trust when they enrol, if there are.
     `not_resized`: why the cluster last refused to resize a pod. `taken_names`: the names of
-    the Devices of other pools.
+    the Devices of other pools, and `taken_sets` those of their DaemonSets.
     """
 
     pool: DevicePool
@@ -351,6 +351,7 @@ class DevicePoolSnapshot(_Snapshot):
     pods: tuple[AgentPod, ...] = ()
     not_resized: str = ""
     taken_names: frozenset[str] = frozenset()
+    taken_sets: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

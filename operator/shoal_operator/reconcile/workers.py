@@ -275,7 +275,8 @@ def result_transfer_worker(job: InferenceJob, pool: str) -> WorkerSpec:
     worker = _transfer(job, pool, "transfer-results", given, ways)
     if not (number := retries(job)):
         return worker
-    return replace(worker, name=f"{worker.name}-{number}")  # each retry transfers anew
+    # Each retry transfers anew.
+    return replace(worker, name=child_name(job_id(job), f"{worker.component}-{number}"))
 
 
 def _volume(job: InferenceJob, pool: str, folder: str) -> str:

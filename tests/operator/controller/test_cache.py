@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_api.kinds import InferenceJob, Model, Partition
+from reconcile.values import NAMESPACE, make
+from shoal_api.kinds import DevicePool, InferenceJob, Model, Partition
+from shoal_api.writing import write
 from shoal_operator.controller.cache import (
     Cache,
     Dependents,
@@ -16,6 +18,7 @@ from shoal_operator.controller.cache import (
     reduce,
 )
 from shoal_operator.controller.foreign import JobState
+from shoal_operator.controller.snapshots import sets_of_others
 from shoal_operator.reconcile.job_status import has_ended
 
 NOW = "2026-03-01T12:00:00Z"
@@ -261,3 +264,18 @@ def test_subscriptions_are_those_that_were_made_last(
             ("Model", "", str(each)) for each, topics in model_of.items() if topic in topics
         }
         assert set(dependents.readers(("T", "", topic))) == expected
+
+
+def test_the_agents_of_other_pools_are_known_by_name_as_long_as_their_pools_exist() -> None:
+    cache = Cache(lambda *_: None)
+    spec = {"nodeSelector": {"kind": "pi"}, "budget": {"percent": 50}}
+    one, other = (make(DevicePool, name, spec, uid=name) for name in ("lab", "lab-agent"))
+    for each in (one, other):
+        cache.put(reduce({"kind": "DevicePool", **write(each)}))
+    for owner in ("lab", "lab-agent", "gone"):
+        document = job(f"of-{owner}", 1, owner) | {"apiVersion": "apps/v1", "kind": "DaemonSet"}
+        metadata = document["metadata"]
+        assert isinstance(metadata, dict)
+        cache.put(reduce(document | {"metadata": metadata | {"namespace": NAMESPACE}}))
+    assert sets_of_others(cache, one) == {"of-lab-agent"}
+    assert sets_of_others(cache, other) == {"of-lab"}

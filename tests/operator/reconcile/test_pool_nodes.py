@@ -8,15 +8,20 @@ import pytest
 from reconcile.rules import COORDINATOR, name_of, pods_in
 from reconcile.test_device_pool import children, node, see, settings, snapshot, view
 from reconcile.test_placement import device
-from reconcile.values import NOW, condition, pool, word
+from reconcile.values import NOW, SETTINGS, condition, pool, word
 from shoal_agent.transport.addresses import advertised
 from shoal_api.fields import Condition, ConditionStatus, Metadata, Reference
 from shoal_api.kinds import Device, DevicePool
 from shoal_api.kinds.device import DeviceSpec
 from shoal_api.kinds.device_pool import DevicePoolStatus
-from shoal_operator.reconcile.names import device_object_name, distinct_device_name
+from shoal_operator.reconcile.agents import agent_sets
+from shoal_operator.reconcile.names import (
+    agents_name,
+    device_object_name,
+    distinct_device_name,
+)
 from shoal_operator.reconcile.settings import Place
-from shoal_operator.reconcile.snapshot import Unreachable
+from shoal_operator.reconcile.snapshot import Unreachable, Workload
 
 OF_SHELF = DeviceSpec(pool_ref=Reference(name="shelf"))
 
@@ -86,6 +91,41 @@ def test_a_device_whose_name_another_pools_device_has_gets_one_of_its_own_and_ke
     assert told(first, second, taken=others) == [first, second]
     assert told(first, second) == [first, second], "the other pool is gone"
     assert told(*plain, taken=others) == plain, "it was there first"
+
+
+def test_agents_whose_name_another_pools_agents_have_get_one_of_their_own_and_keep_it() -> None:
+    """`shelf` with a node `agent-pi` and `shelf-agent` with `pi` would share one name, and
+    Kubernetes refuses the second pool's, whose pods are others."""
+    share = pool(budget={"percent": 50})
+    nodes = (node("agent-pi"), node("n2"))
+    plain = [agents_name("shelf", each.name) for each in nodes]
+    assert plain[0] == agents_name("shelf-agent", "pi")
+
+    def named(of: DevicePool, *there: str, taken: tuple[str, ...] = ()) -> list[str]:
+        sets = agent_sets(of, nodes, SETTINGS, [workload(each) for each in there], (), taken)
+        return [each.name for each in sets]
+
+    def workload(name: str) -> Workload:
+        return Workload(name=name, wanted=1, ready=1, current=True)
+
+    assert named(share) == plain
+    first, second = named(share, taken=(plain[0],))
+    assert first not in plain
+    assert second == plain[1]
+    assert named(share, first, second) == [first, second], "the other pool is gone"
+    assert named(share, *plain, taken=(plain[0],)) == plain, "it was there first"
+    (together,) = named(pool(), taken=("shelf-agent",))
+    assert together.startswith("shelf-agent-")
+    assert named(pool(), together) == [together]
+
+
+def test_a_pool_is_given_the_agents_names_that_are_left() -> None:
+    share = pool(budget={"percent": 50})
+    taken = frozenset({agents_name("shelf", "n1")})
+    decision = see(share, agents=(), taken_sets=taken)
+    names = set(children(decision, "DaemonSet"))
+    assert not names & taken
+    assert agents_name("shelf", "n2") in names
 
 
 def test_the_names_of_devices_of_pools_that_could_have_one_name_differ() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from reconcile.test_inference_job import planned
-from reconcile.values import SETTINGS, model
+from reconcile.values import NOW, SETTINGS, model
+from shoal_api.kinds.inference_job import InferenceJobStatus, RetryStatus
 from shoal_operator.reconcile.settings import Place
 from shoal_operator.reconcile.snapshot import Worker, WorkerPhase
 from shoal_operator.reconcile.workers import (
@@ -42,6 +43,19 @@ def test_a_worker_whose_end_is_no_record_is_removed_soon() -> None:
     assert [each["spec"]["ttlSecondsAfterFinished"] for each in manifests] == [300, 300]
     inspect: Any = worker_job(model(), inspect_worker(model()), SETTINGS)
     assert inspect["spec"]["ttlSecondsAfterFinished"] == 7 * 86_400
+
+
+@pytest.mark.parametrize("length", [3, 37, 63])
+def test_the_workers_of_every_retry_have_names_that_a_job_may_have(length: int) -> None:
+    wanted = planned().job
+    named = replace(wanted, metadata=replace(wanted.metadata, name="n" * length))
+    begun = [
+        replace(named, status=InferenceJobStatus(retry=RetryStatus(number=number, time=NOW)))
+        for number in range(3)
+    ]
+    names = [result_transfer_worker(each, "shelf").name for each in begun]
+    assert len(set(names)) == 3
+    assert all(len(each) <= 63 for each in names)
 
 
 def test_workers_run_where_the_installation_says() -> None:

@@ -9,9 +9,12 @@ where it has not, what is resident afterwards is counted, which is less than the
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
@@ -57,12 +60,13 @@ class WholeModel:
         self.floor_bytes = _status_bytes("VmRSS")
         self.peak_bytes = 0
         try:
-            self._session = onnxruntime.InferenceSession(
-                str(path),
-                _options(way, threads),
-                providers=_PROVIDERS,
-                disabled_optimizers=list(COPYING_OPTIMIZERS) if way is Way.AGENTS else None,
-            )
+            with _named_in_utf8(path) as named:
+                self._session = onnxruntime.InferenceSession(
+                    named,
+                    _options(way, threads),
+                    providers=_PROVIDERS,
+                    disabled_optimizers=list(COPYING_OPTIMIZERS) if way is Way.AGENTS else None,
+                )
         except Exception as error:  # ONNX Runtime's own classes share no base
             raise ModelUnusable(str(error)) from error
         self._read_mark()
@@ -87,6 +91,24 @@ class WholeModel:
 
     def _read_mark(self) -> None:
         self.peak_bytes = max(self.peak_bytes, self._mark.read() - self.floor_bytes)
+
+
+@contextmanager
+def _named_in_utf8(path: Path) -> Iterator[str]:
+    """A name of the model that ONNX Runtime takes: it asks for UTF-8. Where the path is no UTF-8,
+    that is one in a folder of links, with the files beside the model, which may have its weights.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        with TemporaryDirectory() as folder:
+            for each in path.absolute().parent.iterdir():
+                os.symlink(each, Path(folder, each.name))
+            named = Path(folder, f"model-of-{os.getpid()}.onnx")
+            named.symlink_to(path.absolute())
+            yield str(named)
+    else:
+        yield str(path)
 
 
 def _options(way: Way, threads: int | None) -> onnxruntime.SessionOptions:

@@ -270,7 +270,8 @@ class BlockFragment:
     @property
     def kept_bytes(self) -> int:
         """Weights that a run keeps by its plan, from one block to the next."""
-        return sum(self._warm.plan.kept_bytes)
+        plans = (self._warm, self._cold or self._warm)
+        return max(sum(each.plan.kept_bytes) for each in plans)
 
     def weights_at_once(self) -> int:
         """Of weights, what such a run has in memory at most: those of a block, and of tables what

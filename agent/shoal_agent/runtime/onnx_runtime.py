@@ -270,9 +270,9 @@ class Runtime:
         """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds. With a limit it
         is stopped where this process takes more: `Exceeded`; but not as long as it takes what was
         planned, if it was tried. Untried, or with an item larger than in its trial, it gets no more
-        of the arena than is left beside the weights that it has in memory at one time: in blocks,
-        it keeps none from one to the next. Where that is too little for a larger item, it takes the
-        place of weights, which no finer cut would give it."""
+        of the arena than is left beside the weights that it has in memory at one time. Where that
+        is too little for a larger item, it takes the place of weights, which no finer cut would
+        give it."""
         fragment = self._opened(digest)
         feed = feed_of(fragment.inputs, tensors)
         if limit_bytes is not None:
@@ -282,20 +282,18 @@ class Runtime:
                 return self._runs.run_guarded(
                     fragment, feed, stopper, limit_bytes, planned_bytes=planned_bytes
                 )
-            known, in_blocks = is_known and not is_larger, isinstance(fragment, BlockFragment)
+            known = is_known and not is_larger
+            in_blocks = isinstance(fragment, BlockFragment)
             dropped = () if known and not in_blocks else self._open.values()
             weights = [pages for each in dropped for pages in each.weight_pages()]
-            result = self._unplanned.run(
+            return self._unplanned.run(
                 Unplanned(
                     *(fragment, feed, stopper, limit_bytes, weights),
                     scratch_bytes=self._scratch[digest].beside(feed),
-                    is_known=known and not in_blocks,
+                    is_known=known,
                     is_larger=is_larger,
                 )
             )
-            if known and isinstance(fragment, BlockFragment):
-                result = replace(result, unkept_bytes=fragment.kept_bytes)
-            return result
         return self._runs.run(fragment, feed, stopper, self.limit_bytes)
 
     def open_and_try(

@@ -2,7 +2,7 @@
 is larger than those of its trial."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from shoal_agent.runtime.beside_arena import Beside
@@ -44,7 +44,7 @@ class Scratch:
 class Unplanned:
     """Such a run. The weights that are `dropped` leave memory before. `scratch_bytes` is what a
     node takes for itself, as far as that is known. `is_known`: what the fragment takes of weights
-    is in what was planned."""
+    is in what was planned, and it keeps those that its plan does."""
 
     fragment: OpenFragment
     feed: Mapping[str, Array]
@@ -77,6 +77,8 @@ class UnplannedRuns:
         room there, it has the place of weights, which no finer cut would give it: they are read
         from the disk again and again. Raises as `Runs.run_guarded`."""
         fragment = run.fragment
+        if run.is_known and isinstance(fragment, BlockFragment):
+            return self._in_blocks(run, fragment)
         weights = WeightsOnDisk(fragment.weight_pages(), fragment.weight_files())
         rows = not run.is_known and fragment.reads_rows
         try:
@@ -93,9 +95,27 @@ class UnplannedRuns:
         finally:
             del failure  # it has this frame, which holds the inputs
 
-    def _read_bytes(self, fragment: OpenFragment, on_disk: WeightsOnDisk | None) -> int:
-        """Of weights that are in memory at one time. Rows of a table come with 15 pages around
-        them, all within a millisecond, where these are in the page cache."""
+    def _in_blocks(self, run: Unplanned, fragment: BlockFragment) -> RunResult:
+        """Beside the weights that its plan keeps. Where these leave too little, it keeps none, and
+        says what would have been in memory besides."""
+        try:
+            return self._beside(run, None)
+        except Exceeded:
+            if run.stopper.stopped:
+                raise
+        self._shrink()  # the exception is gone, and the values of the arena that it held
+        result = self._beside(replace(run, is_known=False), None)
+        return replace(result, unkept_bytes=fragment.kept_bytes)
+
+    def _read_bytes(self, run: Unplanned, on_disk: WeightsOnDisk | None) -> int:
+        """Of weights that are in memory at one time, beside what was there when it began. Rows of a
+        table come with 15 pages around them, all within a millisecond, where these are in the page
+        cache."""
+        fragment = run.fragment
+        if run.is_known:
+            if not isinstance(fragment, BlockFragment):
+                return 0
+            return fragment.kept_bytes + fragment.weights_at_once()
         if fragment.reads_rows and on_disk is None:
             return size_of(fragment.weight_pages())
         return fragment.weights_at_once()
@@ -105,7 +125,7 @@ class UnplannedRuns:
     ) -> RunResult:
         """Run beside its weights, or in the place of those that are `on_disk`."""
         fragment, arena = run.fragment, self._arena()
-        read_bytes = 0 if run.is_known else self._read_bytes(fragment, on_disk)
+        read_bytes = self._read_bytes(run, on_disk)
         if in_their_place:
             read_bytes = min(read_bytes, READ_BYTES)
         placed = {} if run.is_larger else fragment.destinations(run.feed)

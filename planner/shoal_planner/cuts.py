@@ -179,11 +179,11 @@ def laid_out(profile: Profile, request: CutRequest) -> Layout:
     if request.max_bytes is None:
         return Layout(profile)
     if request.one_device:
-        return Layout(profile, beside_bytes=_beside_all(profile))
+        return Layout(profile, frames_bytes=_frames_of_all(profile))
     return Layout(profile, moving=True)
 
 
-def _beside_all(profile: Profile) -> int:
+def _frames_of_all(profile: Profile) -> int:
     """What is beside any fragment on a device that has all of them."""
     coming, going = (
         sum(_bytes(profile, each.name) for each in specs)

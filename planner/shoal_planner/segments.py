@@ -54,7 +54,7 @@ _WHOLE: Final[Mapping[str, int]] = {}
 class Layout:
     """A profile with indexes of it, computed once. `inside` are weights in the model itself, not
     mapped from a file. `moving`: memory includes frames that carry other items in and out meanwhile
-    (`beside_bytes`: those of the model). Rows of tables count for `row_items`: the item before has
+    (`frames_bytes`: those of the model). Rows of tables count for `row_items`: the item before has
     left its own. In blocks, devices read some themselves, which are `gathered`: of inputs that are
     `rows`, so many bytes count from the first node that takes them to the last.
     Outputs that are `leaving` are out of the arena as soon as they are made."""
@@ -62,7 +62,7 @@ class Layout:
     profile: Profile
     inside: frozenset[str] = frozenset()
     moving: bool = False
-    beside_bytes: int = 0
+    frames_bytes: int = 0
     row_items: int = 2
     gathered: bool = False
     rows: Mapping[str, int] = field(default_factory=dict)
@@ -280,7 +280,7 @@ class Growing:
         fixed += self.layout.moving * received_frame_bytes(self.incoming_bytes)
         resident = self.weight_bytes + self.incoming_bytes + arena + fixed
         more = more_of_table_bytes(resident) if self.touched_bytes > TABLE_BYTES else 0
-        return resident + more + self.layout.beside_bytes
+        return resident + more + self.layout.frames_bytes
 
     @property
     def resident_bytes(self) -> int:

@@ -3,15 +3,10 @@ disk, and not in the page cache, from where 4 MiB come back before a guard has l
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from time import sleep
-from typing import Final
 
 from shoal_agent.runtime.guard import READ_BYTES
 from shoal_agent.runtime.mapped_pages import PageRange, cached_bytes, drop, page_out, size_of
 from shoal_protocol.page_cache import uncache
-
-_TIMES: Final = 5
-_PAUSE_SECONDS: Final = 0.002
 
 
 class WeightsOnDisk:
@@ -34,10 +29,6 @@ class WeightsOnDisk:
 
     def leave(self) -> bool:
         """`let_go`; whether nearly all did leave: another process may have them mapped, or they be
-        on no disk. What the kernel holds for a moment, as it moves pages, leaves the next time."""
-        for _ in range(_TIMES):
-            self.let_go()
-            if cached_bytes(self._pages) <= READ_BYTES:
-                return True
-            sleep(_PAUSE_SECONDS)
-        return False
+        on no disk."""
+        self.let_go()
+        return cached_bytes(self._pages) <= READ_BYTES

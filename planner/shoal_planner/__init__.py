@@ -2,7 +2,7 @@
 
     profile, segments, arena     a model as numbers: what each run of its nodes takes and costs
     cuts, advice                 where to cut; what to change where no cut fits
-    finer_cuts                   what to cut for where a fragment, as measured, fits on no device
+    finer_cuts, parts            what to cut for where a fragment, as measured, fits on no device
     costs, search, placement     which devices serve which fragments
     replanning                   the plan that follows the one in force
     alternatives, explanation    why other placements lost, in tables

@@ -1,10 +1,8 @@
 """What follows when devices have measured that a fragment takes more than was planned, and it fits
 on none of them: that fragment is divided, and the others stay as they are.
 
-What it took beyond its estimate is laid on its nodes in equal parts: where it came from, nobody
-knows. It is divided in two whose larger part is as small as can be by that measure, or nearly so:
-then where the fewest bytes cross. A part of it that is too large still is divided in four, and so
-are its parts: a run is stopped where it takes more than there is, so nobody knows how much more it
+It is divided in two (`parts`). A part of it that is too large still is divided in four, and so are
+its parts: a run is stopped where it takes more than there is, so nobody knows how much more it
 needs. That leads down to nodes that no cut parts: then nothing helps.
 
 Where sizes are unknown, the item that took too much has shown some: those of what the fragment
@@ -18,20 +16,18 @@ The divisions of a cut are a list that grows: each entry counts in the cut that 
 have made. So the same model, cut in the same way, with the same list, gives the same fragments.
 """
 
-from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Final
 
 from shoal_planner.cuts import Refusal, crossing_bytes
+from shoal_planner.parts import Parts
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Layout
 from shoal_protocol.partition import Fragment, Outgrown, PartitionDocument
 from shoal_protocol.seen_sizes import Sizes, larger
 from shoal_protocol.units import format_bytes
 
-NEAR: Final = 4
-"""The larger part may be so much of its least larger, one part of so many, for fewer bytes."""
 _TOO_LARGE: Final = "Budget"
 """The coordinator's reason of a job that failed because a fragment fits on no device."""
 
@@ -101,64 +97,13 @@ def divide(
         borders = list(pairwise((0, *cuts, len(profile.nodes))))
         if each.fragment >= len(borders):
             return Refusal(reason=f"there is no fragment {each.fragment} to be divided")
-        parts = _Parts(layout, *borders[each.fragment], each.need_bytes)
-        found = parts.halve(crossing, times[each.fragment])
+        parts = Parts(layout, crossing, *borders[each.fragment], each.need_bytes)
+        found = parts.divide(times[each.fragment])
         if not found and number == len(outgrown):
             return _indivisible(layout, each, *borders[each.fragment])
         times[each.fragment : each.fragment + 1] = [2] * (len(found) + 1)
         cuts = tuple(sorted((*cuts, *found)))
     return cuts
-
-
-class _Parts:
-    """Where a fragment can be divided, and what its parts take. Both sizes are monotone: the left
-    part grows with the position, and the right one shrinks."""
-
-    def __init__(self, layout: Layout, start: int, end: int, need_bytes: int) -> None:
-        self._layout, self._start, self._end = layout, start, end
-        self.positions = tuple(each for each in layout.legal if start < each < end)
-        estimate = layout.segment(start, end).resident_bytes
-        self._excess = max(0, need_bytes - estimate)
-        runs = [node.role is not Role.CONSTANT for node in layout.profile.nodes]
-        self._before = list(accumulate(runs, initial=0))
-
-    def halve(self, crossing: Sequence[int], times: int) -> tuple[int, ...]:
-        """Where it is divided, and its halves in turn, so many times; empty: it cannot be."""
-        if not times or not self.positions:
-            return ()
-        middle = self.best(crossing)
-        halves = ((self._start, middle), (middle, self._end))
-        left, right = (
-            _Parts(self._layout, start, end, self._size(start, end)).halve(crossing, times - 1)
-            for start, end in halves
-        )
-        return (*left, middle, *right)
-
-    def best(self, crossing: Sequence[int]) -> int:
-        """Of the positions near the middle, by size, that over which the fewest bytes cross."""
-        number = bisect_left(self.positions, True, key=lambda at: self._left(at) >= self._right(at))
-        middle = min(self.positions[max(0, number - 1) : number + 1], key=self._larger)
-        most = self._larger(middle) * (NEAR + 1) // NEAR
-        first = bisect_left(self.positions, True, key=lambda at: self._right(at) <= most)
-        last = bisect_left(self.positions, True, key=lambda at: self._left(at) > most)
-        near = self.positions[first:last] or (middle,)
-        return min(near, key=lambda at: (crossing[at], abs(at - middle), at))
-
-    def _larger(self, position: int) -> int:
-        return max(self._left(position), self._right(position))
-
-    def _left(self, position: int) -> int:
-        return self._size(self._start, position)
-
-    def _right(self, position: int) -> int:
-        return self._size(position, self._end)
-
-    def _size(self, start: int, end: int) -> int:
-        share = self._excess * self._nodes(start, end) // self._nodes(self._start, self._end)
-        return self._layout.segment(start, end).resident_bytes + share
-
-    def _nodes(self, start: int, end: int) -> int:
-        return self._before[end] - self._before[start]
 
 
 def _indivisible(layout: Layout, each: Outgrown, start: int, end: int) -> Refusal:

@@ -6,15 +6,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fragment_pools import partition
-from random_profiles import chain, profiles
+from random_profiles import chain
 from shoal_planner.cuts import Refusal
-from shoal_planner.finer_cuts import NEAR, divide, in_words, learned, to_divide
+from shoal_planner.finer_cuts import divide, in_words, learned, to_divide
 from shoal_planner.profile import Profile
-from shoal_planner.segments import Layout
 from shoal_protocol.partition import Outgrown
 from shoal_protocol.seen_sizes import MOST_TENSORS, Sizes
 
@@ -161,28 +160,3 @@ def test_what_is_divided_is_said(numbers: tuple[int, ...], words: str) -> None:
     assert in_words("too much", []).endswith(
         "now it is cut for the sizes that items were seen to have"
     )
-
-
-@settings(max_examples=60, deadline=None)
-@given(profile=profiles(), need=st.integers(0, 100))
-def test_the_larger_part_is_nearly_as_small_as_can_be(profile: Profile, need: int) -> None:
-    layout = Layout(profile)
-    found = divide(profile, (), [outgrown(0, need)])
-    if isinstance(found, Refusal):
-        assert not layout.legal
-        return
-    excess = max(0, need * MIB - layout.segment(0, len(profile.nodes)).resident_bytes)
-    before = [0]
-    for node in profile.nodes:
-        before.append(before[-1] + (node.role != "constant"))
-
-    def larger(position: int) -> int:
-        borders = ((0, position), (position, len(profile.nodes)))
-        return max(
-            layout.segment(start, end).resident_bytes
-            + excess * (before[end] - before[start]) // before[-1]
-            for start, end in borders
-        )
-
-    (position,) = found
-    assert larger(position) <= min(map(larger, layout.legal)) * (NEAR + 1) // NEAR

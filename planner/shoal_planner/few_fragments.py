@@ -34,14 +34,25 @@ MANY: Final = 100
 def cut_for_budgets(
     profile: Profile, budgets: Iterable[int], *, one_device: bool
 ) -> tuple[int, ...] | Refusal:
-    """Where to cut so that every device holds each fragment, else those with larger budgets."""
-    answer: tuple[int, ...] | Refusal | None = None
-    for budget in sorted(set(budgets)):
-        answer = _cut_for(profile, budget, one_device=one_device)
+    """Where to cut so that every device holds each fragment, else those with larger budgets, else
+    so that one of these has them all."""
+    known = sorted(set(budgets))
+    assert known, "there is no budget"
+    tries = [(budget, one_device) for budget in known]
+    for budget, alone in tries if one_device else [*tries, (known[-1], True)]:
+        answer = _cut_for(profile, budget, one_device=alone)
         if not isinstance(answer, Refusal):
             break
-    assert answer is not None, "there is no budget"
     return answer
+
+
+def cut_within(profile: Profile, limit: int) -> tuple[int, ...] | Refusal:
+    """Where to cut so that no fragment needs more than the limit, with the frames in which other
+    items come and go meanwhile; else without them: what crosses a cut needs none where one device
+    has both sides."""
+    cuts = choose_cuts(profile, CutRequest(max_bytes=limit))
+    alone = CutRequest(max_bytes=limit, one_device=True)
+    return choose_cuts(profile, alone) if isinstance(cuts, Refusal) else cuts
 
 
 def _cut_for(profile: Profile, budget: int, *, one_device: bool) -> tuple[int, ...] | Refusal:

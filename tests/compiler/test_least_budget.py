@@ -1,5 +1,6 @@
 """The least budget that a refusal tells of one device: with it, and with any larger one, the model
-is cut, and the plan has room for the fragments of that cut."""
+is cut, and the plan has room for the fragments of that cut; so it is with several such devices, and
+with smaller ones beside it."""
 
 import tempfile
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from shoal_compiler.cutting import Cut
 from shoal_compiler.profile import Source
 from shoal_planner.costs import Costs, Span
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.few_fragments import cut_for_budgets
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan_without_alternatives
@@ -45,19 +47,22 @@ def ladder(profile: Profile, percent: int) -> list[int]:
     return budgets
 
 
-def refused_of(source: Source, profile: Profile, budgets: Sequence[int]) -> list[int]:
-    """The budgets with which one device is refused."""
+def refused_of(
+    source: Source, profile: Profile, budgets: Sequence[int], parts: Sequence[int] = (1,)
+) -> list[int]:
+    """The budgets of which a device each with so small a part of it are refused."""
     documents: dict[tuple[int, ...], PartitionDocument] = {}
     refused = []
     for budget in budgets:
-        cuts = choose_cuts(profile, CutRequest(max_bytes=budget, one_device=True))
+        shares = [budget // part for part in parts]
+        cuts = cut_for_budgets(profile, shares, one_device=len(parts) == 1)
         if isinstance(cuts, Refusal):
             refused.append(budget)
             continue
         if cuts not in documents:
             documents[cuts] = Cut(source, profile, cuts).document
         document = documents[cuts]
-        pool = [device("alone", budget)]
+        pool = [device(f"device-{number}", share) for number, share in enumerate(shares)]
         if not isinstance(plan_without_alternatives(document, pool, GOAL), Plan):
             refused.append(budget)
     return refused
@@ -70,23 +75,29 @@ def opened(folder: Path, model: onnx.ModelProto, rows: int) -> tuple[Source, Pro
 
 
 @settings(max_examples=30, deadline=None)
-@given(made=models(), rows=st.sampled_from((3, 500, 5_000, 20_000)), percent=st.integers(1, 3))
+@given(
+    made=models(),
+    rows=st.sampled_from((3, 500, 5_000, 20_000)),
+    percent=st.integers(1, 3),
+    parts=st.sampled_from(((1,), (1, 1, 1), (2, 1))),
+)
 def test_every_budget_from_the_least_on_is_enough(
-    made: onnx.ModelProto, rows: int, percent: int
+    made: onnx.ModelProto, rows: int, percent: int, parts: Sequence[int]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         source, profile = opened(Path(folder), made, rows)
-        assert refused_of(source, profile, ladder(profile, percent)) == []
+        assert refused_of(source, profile, ladder(profile, percent), parts) == []
 
 
+@pytest.mark.parametrize("parts", [(1,), (1, 2)])
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_every_budget_from_the_least_on_is_enough_for_graphs_of_all_forms(
-    name: str, tmp_path: Path
+    name: str, parts: Sequence[int], tmp_path: Path
 ) -> None:
     made = TOPOLOGIES[name]
     source = Source.open(made.save(tmp_path))
     profile = source.profile({key: value.shape for key, value in made.inputs().items()})
-    assert refused_of(source, profile, ladder(profile, 1)) == []
+    assert refused_of(source, profile, ladder(profile, 1), parts) == []
 
 
 def attentive(layers: int = 3, width: int = 128) -> Made:
@@ -111,9 +122,10 @@ def attentive(layers: int = 3, width: int = 128) -> Made:
     return Made(text=text, weights=weights, shapes={"x": (300, width), "mask": (300, 300)})
 
 
+@pytest.mark.parametrize("parts", [(1,), (1, 2)])
 @pytest.mark.parametrize("percent", [1, 2, 3])
 def test_every_budget_is_enough_where_several_fragments_take_an_input(
-    percent: int, tmp_path: Path
+    percent: int, parts: Sequence[int], tmp_path: Path
 ) -> None:
     made = attentive()
     source = Source.open(made.save(tmp_path))
@@ -124,7 +136,7 @@ def test_every_budget_is_enough_where_several_fragments_take_an_input(
     taken = [each.takes for each in Layout(profile).pieces(finest)]
     assert sum("x" in takes for takes in taken) > 1
     assert sum("mask" in takes for takes in taken) > 1
-    assert refused_of(source, profile, budgets) == []
+    assert refused_of(source, profile, budgets, parts) == []
 
 
 @pytest.mark.parametrize("rows", [5_000, 100_000])

@@ -1,12 +1,19 @@
 """How many fragments a cut has: as few as keep the limit, and what is said where those are many."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from random_profiles import chain
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
-from shoal_planner.few_fragments import FEW, MANY, cut_for_budgets, many_in_words
+from shoal_planner.few_fragments import (
+    FEW,
+    MANY,
+    cut_for_budgets,
+    cut_within,
+    many_in_words,
+)
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Growing, Layout
 
@@ -82,6 +89,28 @@ def test_a_budget_that_no_cut_keeps_leaves_it_to_the_next_larger_one() -> None:
     refused = cut_for_budgets(SMALL_LAYERS, [MIB, MIB // 2], one_device=False)
     assert isinstance(refused, Refusal)
     assert refused.have_bytes == MIB
+
+
+def test_what_takes_more_with_the_frames_of_other_items_is_cut_for_one_device() -> None:
+    """What crosses its cuts is wide: a frame of it comes and another one goes."""
+    profile = chain(*[8 * MIB] * 12)
+    wide = {f"t{number}": profile.tensors[f"t{number}"] for number in range(1, 12)}
+    tensors = {name: replace(each, bytes=4 * MIB) for name, each in wide.items()}
+    profile = replace(profile, tensors={**profile.tensors, **tensors})
+    apart, alone = (
+        choose_cuts(profile, CutRequest(max_bytes=1, one_device=one_device))
+        for one_device in (False, True)
+    )
+    assert isinstance(apart, Refusal)
+    assert isinstance(alone, Refusal)
+    assert (alone.need_bytes or 0) + MIB < (apart.need_bytes or 0)
+    for limit in (alone.need_bytes or 0, (apart.need_bytes or 0) - 1):
+        cuts = choose_cuts(profile, CutRequest(max_bytes=limit, one_device=True))
+        assert cut_within(profile, limit) == cuts
+        assert not isinstance(cut_for_budgets(profile, [MIB, limit], one_device=False), Refusal)
+    refused = cut_within(profile, (alone.need_bytes or 0) - 1)
+    assert isinstance(refused, Refusal)
+    assert refused.need_bytes == alone.need_bytes
 
 
 @pytest.mark.parametrize("one_device", [False, True])

@@ -20,7 +20,7 @@ from shoal_planner.advice import largest
 from shoal_planner.cut_tables import table_of
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.devices import PoolDevice
-from shoal_planner.few_fragments import cut_for_budgets, many_in_words
+from shoal_planner.few_fragments import cut_for_budgets, cut_within, many_in_words
 from shoal_planner.finer_cuts import divide
 from shoal_planner.least_limit import finest_needs, least_needs
 from shoal_planner.outcome import Infeasible, Plan
@@ -229,9 +229,11 @@ def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
     todo = ""
     if order.tensors:
         cuts = choose_cuts(profile, CutRequest(tensors=order.tensors))
-    elif order.fragments is not None or order.max_bytes is not None:
+    elif order.fragments is not None:
         request = CutRequest(fragments=order.fragments, max_bytes=order.max_bytes)
         cuts = choose_cuts(profile, request)
+    elif order.max_bytes is not None:
+        cuts = cut_within(profile, order.max_bytes)
     else:
         budgets = [device.budget_bytes for device in order.devices]
         cuts = cut_for_budgets(profile, budgets, one_device=len(order.devices) == 1)

@@ -380,8 +380,15 @@ class ForeseenTensors(HalfTensors):
         if (at := self._positions.get(node.label)) is not None:
             self._interior.run(at)
 
+    @property
+    def least_touched_bytes(self) -> int:
+        """The part of it that only grows: what ends is added to it."""
+        return self._touched_beside(0)
+
     def touched(self, outside: frozenset[str]) -> int:
-        ended = sum(self._ending_bytes(name, outside) for name in self._given)
+        return self._touched_beside(sum(self._ending_bytes(name, outside) for name in self._given))
+
+    def _touched_beside(self, ended: int) -> int:
         at_once = self._at_once * (self._constant_bytes + self._converted_bytes)
         more, touched = ended + at_once, self._interior.touched_bytes
         return touched + more if touched else workspace_bytes((more,) if more else ())

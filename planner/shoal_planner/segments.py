@@ -267,26 +267,30 @@ class Growing:
         return self._tensors.beside_bytes
 
     @property
-    def working_bytes(self) -> int:
-        """What nodes work in, with the margins. What the last one gives may lie outside."""
-        return arena_bytes(self._inside_bytes, self.beside_bytes)
-
-    @property
     def least_bytes(self) -> int:
-        """The part of `resident_bytes` that only grows."""
-        arena = max(self.working_bytes, UNKNOWN_BYTES * self.unknown_sizes)
-        fixed = FIXED_BYTES + NODE_BYTES * self.node_count
-        fixed += LARGER_BYTES * (self.incoming_bytes + self.touched_bytes > LITTLE_BYTES)
-        fixed += self.layout.moving * received_frame_bytes(self.incoming_bytes)
-        resident = self.weight_bytes + self.incoming_bytes + arena + fixed
-        more = more_of_table_bytes(resident) if self.touched_bytes > TABLE_BYTES else 0
-        return resident + more + self.layout.frames_bytes
+        """The part of `resident_bytes` that only grows; of a segment that is asked again."""
+        if isinstance(self._tensors, ForeseenTensors):
+            least = self._tensors.least_touched_bytes
+            return self._held_bytes(least, least)
+        return self._held_bytes(self.touched_bytes, self._inside_bytes)
 
     @property
     def resident_bytes(self) -> int:
         """What a device must have."""
+        held = self._held_bytes(self.touched_bytes, self._inside_bytes)
         sending = self.layout.moving * frame_bytes(self.outgoing_bytes)
-        return self.least_bytes + self.outgoing_bytes + sending
+        return held + self.outgoing_bytes + sending
+
+    def _held_bytes(self, touched: int, inside: int) -> int:
+        """All but what is given; of an arena that is touched so far up, so much lies `inside`."""
+        working = arena_bytes(inside, self.beside_bytes)
+        arena = max(working, UNKNOWN_BYTES * self.unknown_sizes)
+        fixed = FIXED_BYTES + NODE_BYTES * self.node_count
+        fixed += LARGER_BYTES * (self.incoming_bytes + touched > LITTLE_BYTES)
+        fixed += self.layout.moving * received_frame_bytes(self.incoming_bytes)
+        resident = self.weight_bytes + self.incoming_bytes + arena + fixed
+        more = more_of_table_bytes(resident) if touched > TABLE_BYTES else 0
+        return resident + more + self.layout.frames_bytes
 
     def grow(self) -> None:
         """Add the next node."""

@@ -67,13 +67,15 @@ def test_a_search_reckons_with_no_less_than_a_fragment_carries(name: str, tmp_pa
     onnx.save(made.model, tmp_path / "model.onnx")
     layout = Layout(profile_model(tmp_path / "model.onnx"))
     for start in (0, *layout.legal):
-        growing = Growing(layout, start)
+        growing, least = Growing(layout, start), 0
         for end in (*layout.legal, len(layout.profile.nodes)):
             while growing.end < end:
                 growing.grow()
             if end > start:
                 carried = layout.segment(start, end).resident_bytes
                 assert growing.resident_bytes >= carried - MIB // 64, (start, end)
+                assert growing.resident_bytes >= growing.least_bytes >= least, (start, end)
+                least = growing.least_bytes
 
 
 def random_model(seed: int) -> onnx.ModelProto:
@@ -249,3 +251,19 @@ def test_a_limit_that_a_constant_of_half_precision_keeps_by_itself_is_found(
     for more in (0, MIB, 3 * MIB, 6 * MIB, 12 * MIB):
         cuts = choose_cuts(profile, CutRequest(max_bytes=refused.need_bytes + more))
         assert isinstance(cuts, tuple), more
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_limit_that_some_cut_of_halves_keeps_is_found(name: str, tmp_path: Path) -> None:
+    """Where a fragment ends, halves are made that are not where it goes on: a longer one may need
+    less."""
+    onnx.save(FAMILIES[name]().model, tmp_path / "model.onnx")
+    profile = profile_model(tmp_path / "model.onnx")
+    for one_device in (False, True):
+        refused = choose_cuts(profile, CutRequest(max_bytes=1, one_device=one_device))
+        assert isinstance(refused, Refusal)
+        assert refused.need_bytes is not None
+        for percent in (0, 1, 2, 4, 8):
+            limit = refused.need_bytes * (100 + percent) // 100
+            cuts = choose_cuts(profile, CutRequest(max_bytes=limit, one_device=one_device))
+            assert isinstance(cuts, tuple), percent

@@ -207,7 +207,7 @@ class Agent:
                 pb.CachedFragment(
                     digest=of, bytes=size, task_seconds=times.read(of), within=times.within(of)
                 )
-                for of, size in self._cache.cached().items()
+                for of, size in self._cache.listed().items()
             ],
             resident=self.resident(),
             cache_bytes=self._cache.limit_bytes,

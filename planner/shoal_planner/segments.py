@@ -236,8 +236,7 @@ class Growing:
     _constants: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.end = self.start
-        layout = self.layout
+        self.end, layout = self.start, self.layout
         self._tensors = layout.tensors() if self.asked_once else layout.foreseen(self.start)
         self._take_loose_outputs()
 
@@ -256,10 +255,9 @@ class Growing:
         """The same, where what is given has its place outside as far as an agent has one for it."""
         if isinstance(self._tensors, Tensors):
             return self.touched_bytes - self.outside_bytes
-        tensors = self.layout.profile.tensors
-        return self._tensors.touched(
-            frozenset(name for name in self._tensors.held if is_outside(tensors[name], self._axes))
-        )
+        held, known = self._tensors.held, self.layout.profile.tensors
+        outside = (name for name in held if is_outside(known[name], self._axes))
+        return self._tensors.touched(frozenset(outside))
 
     @property
     def beside_bytes(self) -> int:
@@ -277,14 +275,12 @@ class Growing:
     @property
     def resident_bytes(self) -> int:
         """What a device must have."""
-        held = self._held_bytes(self.touched_bytes, self._inside_bytes)
-        sending = self.layout.moving * frame_bytes(self.outgoing_bytes)
-        return held + self.outgoing_bytes + sending
+        given = self.outgoing_bytes + self.layout.moving * frame_bytes(self.outgoing_bytes)
+        return self._held_bytes(self.touched_bytes, self._inside_bytes) + given
 
     def _held_bytes(self, touched: int, inside: int) -> int:
         """All but what is given; of an arena that is touched so far up, so much lies `inside`."""
-        working = arena_bytes(inside, self.beside_bytes)
-        arena = max(working, UNKNOWN_BYTES * self.unknown_sizes)
+        arena = max(arena_bytes(inside, self.beside_bytes), UNKNOWN_BYTES * self.unknown_sizes)
         fixed = FIXED_BYTES + NODE_BYTES * self.node_count
         fixed += LARGER_BYTES * (self.incoming_bytes + touched > LITTLE_BYTES)
         fixed += self.layout.moving * received_frame_bytes(self.incoming_bytes)

@@ -51,8 +51,8 @@ class ControlStream(Protocol[_Ours_contra, _Theirs_co]):
         ...
 
     def received(self) -> AsyncIterator[Sequence[_Theirs_co]]:
-        """The other side's messages, in order, some at a time, until it ends the stream. Raises
-        `TransportBroken`, `MalformedFrame`."""
+        """The other side's messages, in order, one or more at a time, until it ends the stream.
+        Raises `TransportBroken`, `MalformedFrame`."""
         ...
 
     async def write(self, messages: Sequence[_Ours_contra]) -> None:
@@ -124,7 +124,8 @@ class LocalControl(Generic[Ours, Theirs]):
                     yield messages
                     raise StreamClosed(frame.header.closing.reason)
                 messages.append(self.message(frame))
-            yield messages
+            if messages:  # else a part of one has come
+                yield messages
 
     async def write(self, messages: Sequence[Ours]) -> None:
         """As of any stream; raises `MessageTooLarge` as well."""

@@ -34,6 +34,8 @@ from shoal_protocol.manifest import (
 )
 from shoal_protocol.units import format_bytes
 
+MAXIMUM_LISTED: Final = 4096
+"""Fragments of a device that one message names at most."""
 _KNOWN_MANIFESTS: Final = 4096
 
 

@@ -310,6 +310,19 @@ async def test_other_fragments_are_dropped_while_one_is_synced(
     assert list(cache.cached()) == [made.digest]
 
 
+def test_of_more_fragments_than_a_message_may_name_the_ones_used_last_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [write_fragment(tmp_path, dense_model([8, 8 + width, 8])) for width in range(4)]
+    cache = FragmentCache(tmp_path, 1 << 30)
+    assert cache.listed() == cache.cached()
+    for each in (made[2], made[0]):
+        cache.open(each.digest, "fragment.json")[0].close()
+    monkeypatch.setattr("shoal_agent.cache.disk.MAXIMUM_LISTED", 2)
+    assert list(cache.listed()) == [made[0].digest, made[2].digest]
+    assert len(cache.cached()) == 4
+
+
 def test_a_process_out_of_file_descriptors_drops_no_cached_fragment(tmp_path: Path) -> None:
     made = write_fragment(tmp_path, dense_model([64, 512, 64]))
     cache = FragmentCache(tmp_path, 1 << 30)

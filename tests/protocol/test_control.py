@@ -32,6 +32,7 @@ class Echo:
     def __init__(self, answers: int) -> None:
         self.answers = answers
         self.devices: list[str] = []
+        self.received: list[int] = []
         self.failed: list[Exception] = []
 
     async def serve(self, device: str, transport: LocalTransport) -> str:
@@ -39,6 +40,7 @@ class Echo:
         stream: CoordinatorsEnd = LocalControl(transport, AgentMessage.FromString)
         try:
             async for messages in stream.received():
+                self.received.append(len(messages))
                 for message in messages:
                     probe = Probe(nonce=message.probe_reply.nonce)
                     await stream.write([CoordinatorMessage(probe=probe)])
@@ -101,6 +103,22 @@ async def test_a_message_of_the_largest_size_passes(tmp_path: Path) -> None:
         async with asyncio.timeout(60):
             answers = await anext(stream.received())
     assert [each.probe.nonce for each in answers] == [0], "the other kind has taken its place"
+
+
+async def test_a_message_that_comes_in_parts_is_received_when_it_is_whole(tmp_path: Path) -> None:
+    echo = Echo(answers=1)
+    async with connected(tmp_path, echo) as transport:
+        reply = AgentMessage(probe_reply=ProbeReply(nonce=7))
+        frame = FrameHeader(message=reply.SerializeToString()).SerializeToString()
+        whole = struct.pack("<II", len(frame), 0) + frame
+        stream: AgentsEnd = LocalControl(transport, CoordinatorMessage.FromString)
+        for part in (whole[:3], whole[3:-1], whole[-1:]):
+            transport._socket.send(part)
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            answers = await anext(stream.received())
+    assert [each.probe.nonce for each in answers] == [7]
+    assert all(echo.received), "nothing was told as received before"
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
+from heapq import nlargest
 from pathlib import Path
 from threading import Lock
 from time import monotonic, time
@@ -50,7 +51,7 @@ from shoal_agent.memory.demands import NoRoom
 from shoal_protocol.digests import Digest, hexadecimal, is_digest
 from shoal_protocol.disk_shares import MORE_DISK
 from shoal_protocol.durable_files import is_transient, sync_folder
-from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
+from shoal_protocol.fragment_store import MAXIMUM_LISTED, FragmentMissing, FragmentStore
 from shoal_protocol.manifest import MANIFEST, FragmentDamaged, Manifest, is_shared
 from shoal_protocol.page_cache import cache_in_small_pages
 from shoal_protocol.shared_files import SharedFiles
@@ -131,6 +132,13 @@ class FragmentCache:
     def cached(self) -> dict[str, int]:
         with self._memory:
             return {digest: entry.manifest.total_bytes for digest, entry in self._entries.items()}
+
+    def listed(self) -> dict[str, int]:
+        """Those that a coordinator is told of: as many as a message may name, the ones used last.
+        Of the others it learns nothing, and where they are asked for, they are here."""
+        with self._memory:
+            last = nlargest(MAXIMUM_LISTED, self._entries.items(), key=lambda each: each[1].used_at)
+            return {digest: entry.manifest.total_bytes for digest, entry in last}
 
     def __contains__(self, digest: str) -> bool:
         with self._memory:

@@ -6,6 +6,7 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.excesses import Excesses
+from shoal_protocol.fragment_store import MAXIMUM_LISTED
 from shoal_protocol.units import Bytes, Nanoseconds
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -18,7 +19,7 @@ def reported(
     if telemetry.HasField("budget_bytes"):
         excesses.changed(hello, hello.budget_bytes)
         hello.budget_bytes = wire.size(telemetry.budget_bytes)
-        resident = telemetry.resident[: wire.MAXIMUM_FRAGMENTS]
+        resident = telemetry.resident[:MAXIMUM_LISTED]
         yield ev.BudgetChanged(
             at=at,
             device=session.device,
@@ -28,7 +29,7 @@ def reported(
         )
     session.telemetry = telemetry
     excesses.reported(hello, telemetry)
-    for measured in telemetry.tasks[: wire.MAXIMUM_FRAGMENTS]:
+    for measured in telemetry.tasks[:MAXIMUM_LISTED]:
         session.times.ran(measured.digest, measured)
     yield ev.DeviceTelemetry(
         at=at,

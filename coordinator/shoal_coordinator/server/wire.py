@@ -15,6 +15,7 @@ from shoal_coordinator.server.carrying import is_light
 from shoal_protocol import PROTOCOL
 from shoal_protocol.choices import LARGEST_BATCH
 from shoal_protocol.digests import Digest, is_digest
+from shoal_protocol.fragment_store import MAXIMUM_LISTED
 from shoal_protocol.frame_sizes import INLINE_BYTES
 from shoal_protocol.partition import MODEL, Fragment, PartitionDocument, TensorSpec
 from shoal_protocol.seen_sizes import read_sizes
@@ -24,8 +25,6 @@ from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
 
-MAXIMUM_FRAGMENTS: Final = 4096
-"""In one Hello: cached and resident each."""
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 _JOB: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _TEXT: Final = 2000
@@ -53,8 +52,8 @@ def check_hello(hello: pb.Hello) -> None:
         raise Malformed(f"{hello.device[:70]!r} is no DNS label, such as pi-4")
     if not 0 < hello.budget_bytes <= _LARGEST_BYTES:
         raise Malformed(f"device {hello.device} has a budget of {hello.budget_bytes} bytes")
-    if max(len(hello.cached), len(hello.resident)) > MAXIMUM_FRAGMENTS:
-        raise Malformed(f"device {hello.device} lists more than {MAXIMUM_FRAGMENTS} fragments")
+    if max(len(hello.cached), len(hello.resident)) > MAXIMUM_LISTED:
+        raise Malformed(f"device {hello.device} lists more than {MAXIMUM_LISTED} fragments")
     if max(len(hello.address), len(hello.version), len(hello.capabilities.architecture)) > 512:
         raise Malformed(f"device {hello.device} has an address or a version of absurd length")
     for digest in (*(c.digest for c in hello.cached), *(r.digest for r in hello.resident)):
@@ -128,12 +127,12 @@ def answer(  # noqa: PLR0911 - one for each kind
     match reply.WhichOneof("outcome"), to:
         case "loaded", ins.Load():
             held = size(reply.loaded.resident_bytes)
-            gone = frozenset(map(digest_of, reply.loaded.dropped[:MAXIMUM_FRAGMENTS]))
+            gone = frozenset(map(digest_of, reply.loaded.dropped[:MAXIMUM_LISTED]))
             return ev.FragmentResident(at=at, instruction=number, resident=held, dropped=gone)
         case "unloaded", ins.Unload():
             return ev.FragmentUnloaded(at=at, instruction=number)
         case "prefetched", ins.Prefetch():
-            gone = frozenset(map(digest_of, reply.prefetched.dropped[:MAXIMUM_FRAGMENTS]))
+            gone = frozenset(map(digest_of, reply.prefetched.dropped[:MAXIMUM_LISTED]))
             return ev.FragmentCached(at=at, instruction=number, dropped=gone)
         case "planned", ins.Plan():
             return ev.LegPlanned(at=at, instruction=number)
@@ -142,7 +141,7 @@ def answer(  # noqa: PLR0911 - one for each kind
                 at=at,
                 instruction=number,
                 compute=duration(reply.executed.compute_seconds),
-                delivered=tuple(reply.executed.delivered[:MAXIMUM_FRAGMENTS]),
+                delivered=tuple(reply.executed.delivered[:MAXIMUM_LISTED]),
                 resident=size(reply.executed.resident_bytes),
             )
         case "forwarded", ins.Forward():

@@ -360,6 +360,7 @@ class ForeseenTensors(HalfTensors):
     _positions: Mapping[str, int] = field(default_factory=dict)
     _interior: _Replay = field(init=False)
     _converted_bytes: int = 0
+    _endings: dict[tuple[str, bool], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         given = frozenset(each.name for each in self.profile.outputs)
@@ -386,19 +387,25 @@ class ForeseenTensors(HalfTensors):
         return self._touched_beside(0)
 
     def touched(self, outside: frozenset[str]) -> int:
-        return self._touched_beside(sum(self._ending_bytes(name, outside) for name in self._given))
+        ended = 0
+        for name in self._given:
+            known = name, name in outside
+            if known not in self._endings:
+                self._endings[known] = self._ending_bytes(*known)
+            ended += self._endings[known]
+        return self._touched_beside(ended)
 
     def _touched_beside(self, ended: int) -> int:
         at_once = self._at_once * (self._constant_bytes + self._converted_bytes)
         more, touched = ended + at_once, self._interior.touched_bytes
         return touched + more if touched else workspace_bytes((more,) if more else ())
 
-    def _ending_bytes(self, name: str, outside: Container[str]) -> int:
+    def _ending_bytes(self, name: str, outside: bool) -> int:
         """What is made of a tensor where it is given, if its node makes single precision of it, or
         something that is there anyway; and of what that takes, if it is alone only as long as it
         gives nothing."""
         forms = self._interior.forms
-        at, made = forms.makers.get(name, _NOBODY), [name] if name not in outside else []
+        at, made = forms.makers.get(name, _NOBODY), [] if outside else [name]
         if name in forms.same:
             return self._sum(made)
         if at not in forms.converts or not forms.is_half(name):

@@ -337,12 +337,10 @@ class HalfTensors:
         return self._constant_bytes > CONSTANT_BYTES
 
     def _replay(self, arena: Arena, outside: Collection[str]) -> _Replay:
-        ran, at_once = self._ran, self._at_once
-        if at_once:
-            ran = sorted(ran, key=_is_variable)
+        ran = sorted(self._ran, key=_is_variable) if self._at_once else self._ran
         given = frozenset(self._given)
         replay = _Replay(_Forms(self.profile, self.halves, ran, given), arena, outside)
-        if at_once:
+        if self._at_once:
             replay.convert_weights()
         for at in range(len(ran)):
             replay.run(at)
@@ -387,13 +385,9 @@ class ForeseenTensors(HalfTensors):
         return self._touched_beside(0)
 
     def touched(self, outside: frozenset[str]) -> int:
-        ended = 0
-        for name in self._given:
-            known = name, name in outside
-            if known not in self._endings:
-                self._endings[known] = self._ending_bytes(*known)
-            ended += self._endings[known]
-        return self._touched_beside(ended)
+        given, known = [(name, name in outside) for name in self._given], self._endings
+        known |= {each: self._ending_bytes(*each) for each in given if each not in known}
+        return self._touched_beside(sum(map(known.__getitem__, given)))
 
     def _touched_beside(self, ended: int) -> int:
         at_once = self._at_once * (self._constant_bytes + self._converted_bytes)

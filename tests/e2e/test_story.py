@@ -222,7 +222,11 @@ class Looker:
         return done.stdout
 
     def _path(self) -> str:
-        return f"{self.folder}:{find('kubectl').parent}:{os.environ['PATH']}"
+        """With no other plugin of that name, as in an environment that somebody has activated:
+        kubectl warns of those, and fails."""
+        others = os.environ["PATH"].split(os.pathsep)
+        known = [each for each in others if not (Path(each) / "kubectl-shoal").exists()]
+        return os.pathsep.join([str(self.folder), str(find("kubectl").parent), *known])
 
     def _plugin(self) -> None:
         """As pip installs it."""

@@ -53,14 +53,6 @@ LEAST_POSITIONS: Final = 32
 MOST_STEPS: Final = 600_000
 """Nodes that the search visits at most, at its first try; it visits a node once per position."""
 _MILLION: Final = 1_000_000
-_NOISE: Final = 64
-_NOISE_BYTES: Final = 640 << 10
-
-
-def comfortable(budget_bytes: int) -> int:
-    """A limit below a budget: what a process takes beside its fragments varies under load, by 0.6
-    MiB where fragments are small, and by one part in a hundred where they are large."""
-    return budget_bytes - max(_NOISE_BYTES, budget_bytes // _NOISE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +126,16 @@ def _search(
         found = _shortest(positions, table, request.fragments)
         if found is not None and (is_finest or not _is_coarse(found, request)):
             return found
-        hopeless = found is None and not request.nearest and _is_hopeless(layout, request.max_bytes)
-        if is_finest or hopeless:
-            return _over_limit(layout, table, request)
+        least = None
+        if (
+            found is None
+            and not is_finest
+            and not request.nearest
+            and request.max_bytes is not None
+        ):
+            least = smallest_limit(layout)  # found sooner than by trying every position
+        if is_finest or (least or 0) > (request.max_bytes or 0):
+            return _over_limit(layout, table, request, least)
         tried *= 8
 
 
@@ -202,11 +201,6 @@ def _first_tried(layout: Layout, request: CutRequest) -> int:
     """How many positions are tried at first."""
     by_steps = MOST_STEPS // max(1, len(layout.profile.nodes))
     return max(LEAST_POSITIONS, min(MOST_POSITIONS, by_steps), 8 * (request.fragments or 1))
-
-
-def _is_hopeless(layout: Layout, limit: int | None) -> bool:
-    """Whether no cut keeps the limit: found sooner than by trying every position."""
-    return limit is not None and smallest_limit(layout) > limit
 
 
 def _fits(layout: Layout, limit: int | None) -> bool:
@@ -290,12 +284,13 @@ def _candidates(
         for end in range(start + 1, len(positions)):
             while growing.end < positions[end]:
                 growing.grow()
-            value, resident = cost(growing), growing.resident_bytes
             is_excused = (position, positions[end]) in excused
             if limit is not None and growing.least_bytes > limit and not is_excused:
                 break
+            value = cost(growing)
             if ceiling is not None and value > ceiling:
                 break
+            resident = value if cost is _resident else growing.resident_bytes
             if limit is None or resident <= limit or is_excused:
                 row.append(Candidate(end, value, growing.incoming_bytes))
         table.append(row)
@@ -383,12 +378,13 @@ def _too_many(layout: Layout, fragments: int) -> Refusal:
     return Refusal(reason=reason)
 
 
-def _over_limit(layout: Layout, table: Table, request: CutRequest) -> Refusal:
-    """No cut keeps the limit, or not with the number of fragments asked for: say what would."""
+def _over_limit(layout: Layout, table: Table, request: CutRequest, least: int | None) -> Refusal:
+    """No cut keeps the limit, or not with the number of fragments asked for: say what would.
+    `least`: the smallest limit that some cut keeps, where that is known."""
     assert request.max_bytes is not None
     fewest = least_to_end(table)[0]
     if fewest is None:
-        return _too_large(layout, request.max_bytes)
+        return _too_large(layout, request.max_bytes, least or smallest_limit(layout))
     assert request.fragments is not None
     need = smallest_limit_of(layout, request.fragments)
     return Refusal(
@@ -414,9 +410,16 @@ def smallest_limit_of(layout: Layout, fragments: int) -> int:
     return need if least is None else least
 
 
-def _too_large(layout: Layout, limit: int) -> Refusal:
-    """No cut keeps the limit: say the smallest that one keeps, and which node is the heaviest."""
-    need = smallest_limit(layout)
+def refused_too(profile: Profile, request: CutRequest, need_bytes: int) -> Refusal:
+    """As another limit was refused that no cut keeps either: `need_bytes` is the smallest that one
+    keeps."""
+    assert request.max_bytes is not None
+    return _too_large(laid_out(profile, request), request.max_bytes, need_bytes)
+
+
+def _too_large(layout: Layout, limit: int, need: int) -> Refusal:
+    """No cut keeps the limit, but `need`, the smallest that one keeps: say which node is the
+    heaviest."""
     assert need > limit, "some cut keeps the limit, so it was to be found"
     positions = (0, *layout.legal, len(layout.profile.nodes))
     finest = [layout.segment(start, end) for start, end in pairwise(positions)]

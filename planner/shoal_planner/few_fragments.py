@@ -3,21 +3,21 @@
 A search under a limit gives the fewest fragments that keep it, but not whether another limit is
 worth having. Each fragment has a price, however small it is: it is tried once, and loaded anew for
 every few items where it has no room beside the others. Against that stands room: a limit that
-leaves some of the budget free (`cuts.comfortable`) spares fragments that take more than was
+leaves some of the budget free (`comfortable`) spares fragments that take more than was
 estimated. Up to `FEW` fragments are loaded in a second, and room is worth more. Of more, room is
 given up where that halves their number: little is left under the limit then beside what every
 fragment takes, and each bit of it holds many nodes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from shoal_planner.cuts import (
     CutRequest,
     Refusal,
     choose_cuts,
-    comfortable,
     laid_out,
+    refused_too,
     smallest_limit_of,
 )
 from shoal_planner.devices import LOADING_NANOSECONDS
@@ -26,9 +26,17 @@ from shoal_planner.outcome import duration
 from shoal_planner.profile import Profile
 from shoal_protocol.units import format_upwards
 
+_NOISE: Final = 64
+_NOISE_BYTES: Final = 640 << 10
 FEW: Final = 16
 MANY: Final = 100
 """More than so many are worth a word: to try and load them takes half a minute."""
+
+
+def comfortable(budget_bytes: int) -> int:
+    """A limit below a budget: what a process takes beside its fragments varies under load, by 0.6
+    MiB where fragments are small, and by one part in a hundred where they are large."""
+    return budget_bytes - max(_NOISE_BYTES, budget_bytes // _NOISE)
 
 
 def cut_for_budgets(
@@ -38,12 +46,26 @@ def cut_for_budgets(
     so that one of these has them all."""
     known = sorted(set(budgets))
     assert known, "there is no budget"
-    tries = [(budget, one_device) for budget in known]
-    for budget, alone in tries if one_device else [*tries, (known[-1], True)]:
-        answer = _cut_for(profile, budget, one_device=alone)
-        if not isinstance(answer, Refusal):
-            break
-    return answer
+    cuts = _cut_for_first(profile, known, one_device=one_device)
+    if one_device or not isinstance(cuts, Refusal):
+        return cuts
+    return _cut_for_first(profile, known[-1:], one_device=True)
+
+
+def _cut_for_first(
+    profile: Profile, budgets: Sequence[int], *, one_device: bool
+) -> tuple[int, ...] | Refusal:
+    """For the first of these budgets, in order, that some cut keeps. What the first refusal says
+    is needed holds for all of them: to find it takes longer than a search."""
+    cuts = _cut_for(profile, budgets[0], one_device=one_device)
+    if not isinstance(cuts, Refusal):
+        return cuts
+    assert cuts.need_bytes is not None
+    enough = next((each for each in budgets if each >= cuts.need_bytes), None)
+    if enough is not None:
+        return _cut_for(profile, enough, one_device=one_device)
+    request = CutRequest(max_bytes=budgets[-1], one_device=one_device)
+    return refused_too(profile, request, cuts.need_bytes)
 
 
 def cut_within(profile: Profile, limit: int) -> tuple[int, ...] | Refusal:
@@ -63,6 +85,8 @@ def _cut_for(profile: Profile, budget: int, *, one_device: bool) -> tuple[int, .
     cuts = choose_cuts(profile, with_room)
     if not isinstance(cuts, Refusal) and len(cuts) < FEW:
         return cuts
+    if isinstance(cuts, Refusal) and cuts.need_bytes is not None and cuts.need_bytes > budget:
+        return refused_too(profile, full, cuts.need_bytes)
     fewer = choose_cuts(profile, full)
     if isinstance(cuts, Refusal) or isinstance(fewer, Refusal):
         return fewer

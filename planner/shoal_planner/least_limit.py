@@ -7,7 +7,8 @@ could matter is tried, as in the search for a shortest path, with the maximum in
 Two bounds keep that short. Above is the best cut known so far, at first the finest: estimates grow
 with the fragment, so none is followed beyond it. Below is what a node needs in any fragment, with
 the nodes and weights before it in the same one. A start is passed over if every end within these
-bounds is reached already in a way that cannot limit the result.
+bounds is reached already in a way that cannot limit the result, and left as soon as that holds of
+all ends that are still to come.
 """
 
 from bisect import bisect_right
@@ -40,14 +41,17 @@ def smallest_limit(layout: Layout) -> int:
         ends = best[index + 1 : bisect_right(positions, reach)]
         if max(ends, default=0) <= max(lower, best[index]):
             continue
+        later = reversed(list(accumulate(reversed(ends), max)))
         growing = Growing(layout, start)
-        for end in range(index + 1, len(positions)):
+        for end, worst in enumerate(later, index + 1):
             while growing.end < positions[end]:
                 growing.grow()
-            if growing.least_bytes >= smallest:
+            least = max(best[index], growing.least_bytes)
+            if least >= min(smallest, worst):
                 break
-            best[end] = min(best[end], max(best[index], growing.resident_bytes))
-            smallest = min(smallest, max(best[end], rest[end]))
+            if least < best[end]:
+                best[end] = min(best[end], max(least, growing.resident_bytes))
+                smallest = min(smallest, max(best[end], rest[end]))
     return smallest
 
 

@@ -19,10 +19,10 @@ from functools import lru_cache
 from typing import Final
 
 from shoal_planner.costs import Costs, Span, SpanCosts
-from shoal_planner.cuts import comfortable
 from shoal_planner.device_costs import DeviceCost, Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.dividing import divided
+from shoal_planner.few_fragments import comfortable
 from shoal_planner.goal import Goal
 from shoal_planner.heuristics import Divisions
 from shoal_planner.links import NOWHERE, Homes

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from random_profiles import chain
-from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
+from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.few_fragments import (
     FEW,
     MANY,
+    comfortable,
     cut_for_budgets,
     cut_within,
     many_in_words,

@@ -126,15 +126,10 @@ def _search(
         found = _shortest(positions, table, request.fragments)
         if found is not None and (is_finest or not _is_coarse(found, request)):
             return found
-        least = None
-        if (
-            found is None
-            and not is_finest
-            and not request.nearest
-            and request.max_bytes is not None
-        ):
+        limit, least = request.max_bytes, None
+        if found is None and not (is_finest or request.nearest or limit is None):
             least = smallest_limit(layout)  # found sooner than by trying every position
-        if is_finest or (least or 0) > (request.max_bytes or 0):
+        if is_finest or (least or 0) > (limit or 0):
             return _over_limit(layout, table, request, least)
         tried *= 8
 

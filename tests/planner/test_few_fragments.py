@@ -86,8 +86,10 @@ def test_some_of_the_budget_stays_free_where_fragments_are_few_or_hardly_more(
 
 def test_a_budget_that_no_cut_keeps_leaves_it_to_the_next_larger_one() -> None:
     alone = cut_for_budgets(SMALL_LAYERS, [4 * MIB], one_device=False)
-    assert cut_for_budgets(SMALL_LAYERS, [4 * MIB, MIB], one_device=False) == alone
+    for others in ([MIB], [MIB, MIB + 1], [MIB, MIB + 1, 6 * MIB]):
+        assert cut_for_budgets(SMALL_LAYERS, [4 * MIB, *others], one_device=False) == alone
     refused = cut_for_budgets(SMALL_LAYERS, [MIB, MIB // 2], one_device=False)
+    assert refused == choose_cuts(SMALL_LAYERS, CutRequest(max_bytes=MIB, one_device=True))
     assert isinstance(refused, Refusal)
     assert refused.have_bytes == MIB
 

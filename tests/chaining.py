@@ -36,8 +36,8 @@ def run_chained(
 ) -> dict[str, npt.NDArray[np.generic]]:
     """Every fragment with nothing but what its edges bring; the model's outputs.
 
-    What each fragment makes is put into `made`. Its blocks must make the same; of half precision,
-    which is rounded between blocks only, the same `within` that share of the largest value.
+    What each fragment makes is put into `made`. Its blocks must make the same, `within` a share of
+    the largest value.
     """
     made = {} if made is None else made
     made[MODEL] = feeds

@@ -37,7 +37,7 @@ def halves_of(
         return Halves.NONE
     if node.op_type == "Cast" or next(iter(subgraphs(node)), None) is not None:
         return Halves.KEPT
-    return Halves.TAKEN if _has_kernel(node, opsets) else Halves.CONVERTED
+    return Halves.TAKEN if has_kernel(node, opsets) else Halves.CONVERTED
 
 
 def neighbours(node: onnx.NodeProto, opsets: Mapping[str, int]) -> tuple[str, ...]:
@@ -72,7 +72,8 @@ def made_of_bytes(shaped: Shaped, more: float) -> int:
         return 0
 
 
-def _has_kernel(node: onnx.NodeProto, opsets: Mapping[str, int]) -> bool:
+def has_kernel(node: onnx.NodeProto, opsets: Mapping[str, int]) -> bool:
+    """Whether the runtime has one for halves."""
     name = f"{node.domain}.{node.op_type}" if _is_other(node.domain) else node.op_type
     version = _version(node, opsets)
     return any(

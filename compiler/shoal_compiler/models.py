@@ -8,6 +8,7 @@ import onnx
 from shoal_compiler.closing import closed
 from shoal_compiler.graph import MIN_IR_VERSION, Graph
 from shoal_compiler.safety import all_nodes
+from shoal_compiler.single_precision import in_single
 from shoal_compiler.weight_files import Place
 from shoal_planner.pieces import Piece
 from shoal_planner.profile import Halves, Profile, Role
@@ -35,7 +36,7 @@ def make_model(
     inputs = tuple(profile.tensors[name].spec for name in piece.takes)
     outputs = tuple(_given(profile, name) for name in piece.gives)
     nodes = [graph.nodes[profile.nodes[position].source] for position in _in_file(profile, piece)]
-    made.node.extend(closed(graph, nodes, outputs))
+    made.node.extend(in_single(graph, profile, piece, closed(graph, nodes, outputs)))
     for node in all_nodes(made.node):
         node.ClearField("doc_string")
         node.ClearField("metadata_props")

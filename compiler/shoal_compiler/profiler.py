@@ -32,6 +32,7 @@ from shoal_compiler.safety import (
 )
 from shoal_compiler.shaped import Shaped
 from shoal_compiler.shapes import MADE_UP_AXIS, Axes, Shapes, axes_of, infer
+from shoal_compiler.single_precision import with_single
 from shoal_compiler.work import Setting, works
 from shoal_compiler.workspaces import workspace
 from shoal_planner.profile import Halves, NodeProfile, Profile, Role, TensorProfile
@@ -93,7 +94,7 @@ class Profiler:
             for name, each in self.graph.weights.items()
             if name in used and not each.whole
         )
-        return Profile(
+        made = Profile(
             digest=digest,
             graph_digest=graph_digest,
             size_bytes=sum(each.stat().st_size for each in (model.path, *model.external.values())),
@@ -106,6 +107,7 @@ class Profiler:
             weights=weights,
             half_weights=frozenset(filter(self._is_half_weight, weights)),
         )
+        return with_single(self.graph, made)
 
     def _nodes(self) -> tuple[NodeProfile, ...]:
         reckoned = works([self.setting(index) for index in self.order])

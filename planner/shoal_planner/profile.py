@@ -40,6 +40,14 @@ class Halves(StrEnum):
     """It is a conversion to single precision itself."""
     NARROWED = "narrowed"
     """It makes halves of what is of single precision."""
+    SINGLE = "single"
+    """It has a kernel for it, and is converted in the whole model: fragments have it in single
+    precision, whatever is around it there."""
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether it computes in single precision, wherever it is."""
+        return self in (Halves.CONVERTED, Halves.SINGLE)
 
 
 class Role(StrEnum):
@@ -106,7 +114,9 @@ class TensorProfile:
 
     `spec` has the shape as the graph alone gives it, with symbolic axes. `obstacle` says why the
     tensor cannot be sent from one device to another; empty: it can. `values` are those of a few
-    integers, where they follow from the shapes that were profiled.
+    integers, where they follow from the shapes that were profiled. `sent_single`: nodes take and
+    give it as halves, but the runtime keeps it in single precision in the whole model, so fragments
+    are sent it so; `spec` and `bytes` are of that.
     """
 
     spec: TensorSpec
@@ -114,6 +124,12 @@ class TensorProfile:
     obstacle: str = ""
     sizes: tuple[int, ...] | None = None
     values: tuple[int, ...] | None = None
+    sent_single: bool = False
+
+    @property
+    def is_half(self) -> bool:
+        """Whether nodes take and give it as halves."""
+        return self.sent_single or self.spec.dtype == HALF
 
     @property
     def computed_bytes(self) -> int | None:

@@ -19,10 +19,9 @@ which an item reads rows, the pages around those: the agent lets a fragment's ma
 the rows of many items have gathered there); the tensors taken, held for the whole run; the
 runtime's arena (`arena`), replayed in the order of the nodes; the outputs once more, since they
 leave the arena as copies, but for large ones of the last node that computes, for which the agent
-has a place outside; and the runtime's own structures. Agents have a reserve for code.
-Fragments of 5 MiB and more took 0.65 to 1.10 of it (`tests/compiler/test_resident_estimate.py`).
-A tensor whose size is unknown counts nothing, and makes `activation_bytes` None; then the estimate
-is a lower bound.
+has a place outside; and the runtime's own structures. Agents have a reserve for code. Fragments of
+5 MiB and more took 0.65 to 1.10 of it (`tests/compiler/test_resident_estimate.py`). A tensor whose
+size is unknown counts nothing, and makes `activation_bytes` None: then this is a lower bound.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,8 @@ from functools import cached_property
 from typing import Final
 
 from shoal_planner.arena import TABLE_BYTES, Arena, Tensors, arena_bytes, more_of_table_bytes
-from shoal_planner.halves import LOOP, ForeseenTensors, HalfTensors, Ran, half_names
+from shoal_planner.half_forms import LOOP, Ran, half_names
+from shoal_planner.halves import ForeseenTensors, HalfTensors
 from shoal_planner.pieces import Piece, Segment, blocked_positions, just_in_time
 from shoal_planner.profile import Halves, Profile, Role
 from shoal_planner.steps import NODE_BYTES, Step, is_outside, steps_of, symbols

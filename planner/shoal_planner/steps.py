@@ -6,8 +6,8 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_planner.halves import converted_tables
-from shoal_planner.profile import Halves, NodeProfile, Profile, TensorProfile
+from shoal_planner.half_forms import converted_tables
+from shoal_planner.profile import NodeProfile, Profile, TensorProfile
 from shoal_protocol.arena_regions import OUTSIDE_BYTES
 from shoal_protocol.partition import TensorSpec
 
@@ -69,7 +69,7 @@ def _steps(
         yield Step(
             node=node,
             runtime_nodes=1
-            + CONVERSIONS * (node.halves is Halves.CONVERTED)
+            + CONVERSIONS * node.halves.is_converted
             + node.inner_nodes // INNER
             + node.attribute_bytes // NODE_BYTES,
             made=tuple((name, each.computed_bytes or 0) for name, each in outputs.items()),

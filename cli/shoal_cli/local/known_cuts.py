@@ -26,8 +26,8 @@ from shoal_protocol.durable_files import replace_file
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import document_from_json
 
-VERSION: Final = 10
-"""Of what is recorded of cuts: what was cut before may have estimates that were too low."""
+VERSION: Final = 11
+"""Of what is recorded of cuts: one made before may have estimates that were too low, or rounds."""
 _RECORD: Final = "order.json"
 Inputs: TypeAlias = dict[str, list[int]]
 """The size and the time of change (nanoseconds) of each file."""

@@ -97,6 +97,20 @@ class Forms:
         """What is given to others in single precision."""
         return self._sent_single(self.makers.keys() & self.given)
 
+    @cached_property
+    def passed_on(self) -> Mapping[str, str]:
+        """Of what is given in single precision, what is no copy: a conversion of the model would
+        have made halves of what nobody else reads. With what it is of."""
+        nodes = (self.ran[self.makers[name]].node for name in self.given_single)
+        return {
+            node.outputs[0]: source
+            for node in nodes
+            if node.halves is Halves.NARROWED
+            for source in node.inputs
+            if source in self.makers and source not in self.given and source not in self.same
+            if len(self.readers[source]) == 1
+        }
+
     def _sent_single(self, names: Iterable[str]) -> frozenset[str]:
         return frozenset(name for name in names if self.profile.tensors[name].sent_single)
 
@@ -184,7 +198,10 @@ class Forms:
                 found[form] = at
         nodes = (self.ran[at].node for at in self.running)
         kept = (node.outputs for node in nodes if node.operator == LOOP)
-        given = (name + SENT if name in self.given_single else name for name in self.given)
+        given = (
+            self.passed_on.get(name, name + SENT if name in self.given_single else name)
+            for name in self.given
+        )
         return found | dict.fromkeys((*given, *chain.from_iterable(kept)), _FOREVER)
 
 

@@ -114,7 +114,7 @@ class _Replay:
         if not self.forms.is_half(name):
             return
         is_sent, is_outside = name in self.forms.given_single, name in self.outside
-        if is_sent and not is_outside:
+        if is_sent and not is_outside and name not in self.forms.passed_on:
             self.held[name + SENT] = self.arena.allocate(computed), computed
         if name in self.forms.lasts and name not in self.held and (is_sent or not is_outside):
             self.held[name] = self.arena.allocate(computed // 2), computed // 2
@@ -183,7 +183,10 @@ class HalfTensors:
         assert self.arena is not None
         replay = self._replay(self.arena, frozenset())
         self._known[frozenset()] = replay.touched_bytes
-        return {form.removesuffix(SENT): each for form, each in replay.held.items()}
+        names = {source: name for name, source in replay.forms.passed_on.items()}
+        return {
+            names.get(form, form.removesuffix(SENT)): each for form, each in replay.held.items()
+        }
 
     @property
     def _given(self) -> Iterator[str]:
@@ -198,7 +201,9 @@ class HalfTensors:
     def _replay(self, arena: Arena, outside: Collection[str]) -> _Replay:
         ran = sorted(self._ran, key=_is_variable) if self._at_once else self._ran
         given = frozenset(self._given)
-        replay = _Replay(Forms(self.profile, self.halves, ran, given), arena, outside)
+        forms = Forms(self.profile, self.halves, ran, given)
+        passed_on = {source for name, source in forms.passed_on.items() if name in outside}
+        replay = _Replay(forms, arena, passed_on.union(outside))
         if self._at_once:
             replay.convert_weights()
         for at in range(len(ran)):

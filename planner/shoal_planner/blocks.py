@@ -33,9 +33,11 @@ from operator import attrgetter
 from typing import Final
 
 from shoal_planner.arena import Arena, Tensors, arena_bytes
-from shoal_planner.cuts import crossing_bytes, share, thinned
+from shoal_planner.counting import Counting
+from shoal_planner.cuts import crossing_bytes, thinned
 from shoal_planner.pieces import Piece
 from shoal_planner.segments import Growing, Layout
+from shoal_planner.shares import share
 
 MOST_BLOCKS: Final = 40
 GAIN: Final = 10
@@ -99,7 +101,7 @@ def choose_blocks(layout: Layout, first: int = 0) -> Blocking:
     if not first and not layout.legal:
         return Blocking(())
     tried = max(LEAST_POSITIONS, min(MOST_POSITIONS, MOST_STEPS // max(1, nodes)))
-    thin = thinned(layout, share(layout.profile), tried)
+    thin = thinned(Counting(layout, 0), share(layout.profile), tried)
     inner = {_behind_in_place(layout, each) for each in thin if each > first}
     positions = (0, *sorted({first, *inner} - {0}), nodes)
     table = estimates(layout, positions)
@@ -206,8 +208,7 @@ def _blocks_from(
     fixed = _fixed_bytes(layout)
     growing = Growing(layout, positions[start])
     for end in range(start + 1, len(positions)):
-        while growing.end < positions[end]:
-            growing.grow()
+        growing.grow_to(positions[end])
         yield BlockCost(
             end=end,
             held_bytes=SESSION_BYTES + BLOCK_NODE_BYTES * growing.node_count + growing.inside_bytes,

@@ -44,8 +44,7 @@ def smallest_limit(layout: Layout) -> int:
         later = reversed(list(accumulate(reversed(ends), max)))
         growing = Growing(layout, start)
         for end, worst in enumerate(later, index + 1):
-            while growing.end < positions[end]:
-                growing.grow()
+            growing.grow_to(positions[end])
             least = max(best[index], growing.least_bytes)
             if least >= min(smallest, worst):
                 break

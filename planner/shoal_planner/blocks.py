@@ -140,7 +140,7 @@ def _best(
     for (chain, places), estimate in zip(options, estimated, strict=True):
         if estimate <= close:
             cuts = tuple(positions[each.end] for each in chain[:-1])
-            costs = block_costs(layout, layout.pieces(cuts), places)
+            costs = _with_working(layout, chain, layout.pieces(cuts), places)
             needs[len(chain)] = need_bytes(costs, emptied=bool(places))
             found[len(chain)] = Blocking(cuts, places)
     number = fewest_near_least(needs)
@@ -160,7 +160,22 @@ def estimates(layout: Layout, positions: Sequence[int]) -> Table:
 def block_costs(
     layout: Layout, pieces: Sequence[Piece], emptied: Collection[int] = ()
 ) -> list[BlockCost]:
-    """What blocks take, run in order, with an arena that is emptied before some of them.
+    """What blocks take, run in order, with an arena that is emptied before some of them."""
+    alone = [
+        cost
+        for piece in pieces
+        for cost in _blocks_from(layout, (piece.segment.start, piece.segment.end), 0, 0)
+    ]
+    return _with_working(layout, alone, pieces, emptied)
+
+
+def _with_working(
+    layout: Layout,
+    blocks: Sequence[BlockCost],
+    pieces: Sequence[Piece],
+    emptied: Collection[int],
+) -> list[BlockCost]:
+    """What blocks take, with what they work in as they run one after the other.
 
     Working memory is that of all of them up to each, since the arena was emptied that they share:
     tensors that outlive their block leave holes, which the estimates for single blocks do not know
@@ -171,13 +186,8 @@ def block_costs(
     if emptied:  # a device with more room keeps it: the neediest block counts for all then
         neediest = working.index(max(working))
         working[neediest] = max(working[neediest], *_replayed(layout, pieces, ()))
-    costs = []
-    for piece, bytes_worked_in, rows in zip(
-        pieces, working, _rows_bytes(layout, pieces), strict=True
-    ):
-        (cost,) = _blocks_from(layout, (piece.segment.start, piece.segment.end), 0, 0)
-        costs.append(replace(cost, working_bytes=fixed + bytes_worked_in + rows))
-    return costs
+    needed = zip(blocks, working, _rows_bytes(layout, pieces), strict=True)
+    return [replace(each, working_bytes=fixed + worked + rows) for each, worked, rows in needed]
 
 
 def _rows_bytes(layout: Layout, pieces: Sequence[Piece]) -> Iterator[int]:

@@ -25,9 +25,9 @@ A tensor whose size is unknown counts nothing, and makes `activation_bytes` None
 is a lower bound.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 from shoal_planner.arena import TABLE_BYTES, Arena, Tensors, arena_bytes, more_of_table_bytes
@@ -49,6 +49,8 @@ LARGER_BYTES: Final = 1 << 20
 than in the replay, and nodes take much at once."""
 UNKNOWN_BYTES: Final = 3 << 20
 """The least estimate for activations of which any size is unknown."""
+MOST_KNOWN: Final = 1024
+"""So many segments of a layout are remembered."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,14 @@ class Layout(Index):
 
     def segment(self, start: int, end: int) -> Segment:
         """The fragment of `profile.nodes[start:end]`."""
-        return Growing(self, start, asked_once=True).grow_to(end).segment()
+        return self._segment(start, end)
+
+    @cached_property
+    def _segment(self) -> Callable[[int, int], Segment]:
+        # Cuts that are compared have most of their fragments in common.
+        return lru_cache(MOST_KNOWN)(
+            lambda start, end: Growing(self, start, asked_once=True).grow_to(end).segment()
+        )
 
     def pieces(self, cuts: tuple[int, ...]) -> tuple[Piece, ...]:
         """The fragments that cuts make."""

@@ -40,7 +40,7 @@ from shoal_planner.chains import (
 )
 from shoal_planner.counting import Counting
 from shoal_planner.indexes import Index
-from shoal_planner.least_limit import finest_needs, smallest_limit
+from shoal_planner.least_limit import finest_needs, is_hopeless, smallest_limit
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Growing, Layout
 from shoal_planner.shares import SLACK, even_table, share
@@ -115,6 +115,9 @@ class _Found:
 
 
 def _search(layout: Layout, request: CutRequest) -> _Found | Refusal:
+    limit = request.max_bytes
+    if limit is not None and not request.nearest and is_hopeless(layout, limit):
+        return _too_large(layout, limit, smallest_limit(layout))
     over = _over(layout, request)
     excused = over | _within(layout, request)
     tried = len(layout.legal) if over else _first_tried(layout, request)
@@ -126,7 +129,7 @@ def _search(layout: Layout, request: CutRequest) -> _Found | Refusal:
         found = _shortest(positions, table, request.fragments)
         if found is not None and (is_finest or not _is_coarse(found, request)):
             return found
-        limit, least = request.max_bytes, None
+        least = None
         if found is None and not (is_finest or request.nearest or limit is None):
             least = smallest_limit(layout)  # found sooner than by trying every position
         if is_finest or (least or 0) > (limit or 0):
@@ -374,6 +377,12 @@ def smallest_limit_of(layout: Layout, fragments: int) -> int:
     table = _candidates(layout, positions, _resident, need, excused=())
     least = smallest_largest(table, starts_of(table, fragments))
     return need if least is None else least
+
+
+def is_refused(profile: Profile, request: CutRequest) -> bool:
+    """Whether it is known without a search that no cut keeps the limit."""
+    assert request.max_bytes is not None
+    return is_hopeless(laid_out(profile, request), request.max_bytes)
 
 
 def refused_too(profile: Profile, request: CutRequest, need_bytes: int) -> Refusal:

@@ -31,7 +31,6 @@ from typing import Final, TypeVar
 
 from shoal_planner.borders import frames_beside
 from shoal_planner.chains import (
-    Candidate,
     Table,
     cheapest,
     least_to_end,
@@ -41,6 +40,7 @@ from shoal_planner.chains import (
 from shoal_planner.counting import Counting
 from shoal_planner.indexes import Index
 from shoal_planner.least_limit import finest_needs, is_hopeless, smallest_limit
+from shoal_planner.limited import Limited
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Growing, Layout
 from shoal_planner.shares import SLACK, even_table, share
@@ -258,35 +258,14 @@ def _table(
     request: CutRequest,
     excused: Collection[tuple[int, int]],
 ) -> Table:
-    """Every fragment that could be of a cut that satisfies the request."""
-    if request.max_bytes is not None:
-        cost = share(layout.profile) if request.fragments is not None else _resident
-        return _candidates(layout, positions, cost, request.max_bytes, excused)
-    assert request.fragments is not None
-    return even_table(layout, positions, request.fragments)
-
-
-def _candidates(
-    layout: Layout,
-    positions: Sequence[int],
-    cost: Callable[[Growing], int],
-    limit: int,
-    excused: Collection[tuple[int, int]],
-) -> Table:
-    """Every fragment that could be, up to the limit, and those that are `excused` from it."""
-    table: Table = []
-    for start, position in enumerate(positions[:-1]):
-        growing = Growing(layout, position)
-        row = []
-        for end in range(start + 1, len(positions)):
-            growing.grow_to(positions[end])
-            is_excused = (position, positions[end]) in excused
-            if growing.least_bytes > limit and not is_excused:
-                break
-            if is_excused or growing.resident_bytes <= limit:
-                row.append(Candidate(end, cost(growing), growing.incoming_bytes))
-        table.append(row)
-    return table
+    """The fragments that a cut can have that satisfies the request."""
+    limit, fragments = request.max_bytes, request.fragments
+    if limit is None:
+        assert fragments is not None
+        return even_table(layout, positions, fragments)
+    if fragments is None:
+        return Limited(layout, positions, _resident, limit, excused).shortest()
+    return Limited(layout, positions, share(layout.profile), limit, excused).table()
 
 
 def _over(layout: Layout, request: CutRequest) -> frozenset[tuple[int, int]]:
@@ -374,7 +353,7 @@ def smallest_limit_of(layout: Layout, fragments: int) -> int:
     request = CutRequest(fragments=fragments, max_bytes=need)
     inner = thinned(Growing(layout, 0), _resident, _first_tried(layout, request))
     positions = (0, *inner, len(layout.profile.nodes))
-    table = _candidates(layout, positions, _resident, need, excused=())
+    table = Limited(layout, positions, _resident, need).table()
     least = smallest_largest(table, starts_of(table, fragments))
     return need if least is None else least
 

@@ -42,7 +42,7 @@ def smallest_limit(layout: Layout) -> int:
     best = list(accumulate(finest, max, initial=0))  # before each position
     smallest = best[-1]
     needs = tuple(least_needs(layout))
-    before = tuple(accumulate(_added_bytes(layout), initial=0))
+    before = tuple(accumulate(added_bytes(layout), initial=0))
     lower, first, last = _around_neediest(layout)
     for index, start in enumerate(positions[:-1]):
         smallest = min(smallest, max(best[first], lower, rest[last]))
@@ -87,7 +87,7 @@ def _around_neediest(layout: Layout, limit: int | None = None) -> _Around:
     if not needs:  # what is handed through needs room as well
         return _Around(layout.segment(0, 0).resident_bytes, 0, 1)
     node = needs.index(max(needs))
-    before = tuple(accumulate(_added_bytes(layout), initial=0))
+    before = tuple(accumulate(added_bytes(layout), initial=0))
     positions = (0, *layout.legal, len(needs))
     after = bisect_right(positions, node)
     alone = layout.segment(*positions[after - 1 : after + 1]).resident_bytes
@@ -156,7 +156,7 @@ def _made_bytes(layout: Layout, step: Step) -> int:
     return sum(size for name, size in step.made if name in layout.last_uses)
 
 
-def _added_bytes(layout: Layout) -> Iterator[int]:
+def added_bytes(layout: Layout) -> Iterator[int]:
     """For each node, what it adds to any fragment: of its weights, those that it alone uses."""
     profile = layout.profile
     uses = Counter(name for node in profile.nodes for name in set(node.weights))

@@ -36,7 +36,7 @@ class Source:
     find_digests: Callable[[], Mapping[Path, Digest]]
     find_shapes: KnownShapes
     slicing: int = 0
-    fitted_to: tuple[Mapping[str, Sequence[int]], Sizes | None] = ({}, None)
+    fitted_to: tuple[Mapping[str, Sequence[int]], Sizes] = ({}, {})
     weight_digests: Digests = field(default_factory=dict)
 
     @classmethod
@@ -51,7 +51,7 @@ class Source:
         """The same model, whose layers are parted for inputs of these shapes, and sizes that items
         were seen to have (`profile`)."""
         found = cache(partial(_shapes, self.whole, shapes, seen))
-        return replace(self, find_shapes=found, fitted_to=(shapes, seen))
+        return replace(self, find_shapes=found, fitted_to=(shapes, seen or {}))
 
     @cached_property
     def graph(self) -> Graph:
@@ -98,17 +98,17 @@ class Source:
         Bytes and FLOPs that depend on an axis that stays dynamic are None. Raises `ModelRefused`,
         also for a model with inputs or outputs that are no tensors.
         """
-        known = self._known_shapes(shapes or {}, seen)
+        known = self.known_shapes(shapes or {}, seen)
         profiler = Profiler.of(self.graph, shapes or {}, seen, known)
         return profiler.profile(self.model, *self.digests)
 
-    def _known_shapes(
+    def known_shapes(
         self, shapes: Mapping[str, Sequence[int]], seen: Sizes | None
     ) -> Shapes | None:
         """Those of the whole graph, where none of its layers is in parts; None: of others."""
         nodes, whole = self.graph.nodes, self.whole.nodes
         is_whole = len(nodes) == len(whole) and all(map(is_, nodes, whole))
-        fits = self.fitted_to == (shapes, seen) and not self.whole.opened
+        fits = self.fitted_to == (shapes, seen or {}) and not self.whole.opened
         return self.find_shapes() if is_whole and fits else None
 
     def settings(self, shapes: Mapping[str, Sequence[int]]) -> tuple[Setting, ...]:

@@ -42,8 +42,10 @@ def test_what_was_inferred_to_part_layers_is_what_a_profile_infers(
     shapes: dict[str, tuple[int, ...]], tmp_path: Path
 ) -> None:
     source = Source.open(CONVOLUTION.save(tmp_path)).fitted(shapes)
+    assert source.fitted(shapes, {}).known_shapes(shapes, None) is not None
     anew = Profiler.of(source.graph, shapes).profile(source.model, *source.digests)
     assert source.profile(shapes) == anew
+    assert source.known_shapes({"x": (3, 3, 8, 8)}, None) is None
     other = {"x": (3, 3, 8, 8)}  # which it is not fitted to
     assert source.profile(other) == Source.open(source.path).fitted(other).profile(other) != anew
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from operator import is_
 from pathlib import Path
 
 from shoal_compiler.branches import find_guards, open_branches
@@ -28,13 +29,15 @@ from shoal_protocol.seen_sizes import Sizes
 class Source:
     """A model's files, checked, and its graph: read once, however often it is profiled and cut.
     `slicing`: which of `SLICE_BYTES` its layers are in parts of; `find_shapes` gives those of
-    tensors, as far as they are known. `weight_digests` are remembered from one cut to the next."""
+    tensors, as far as they are known, for the inputs that it is `fitted_to` (sizes that items were
+    seen to have are the second). `weight_digests` are remembered from one cut to the next."""
 
     model: CheckedModel
     whole: Graph
     find_digests: Callable[[], Mapping[Path, Digest]]
     find_shapes: KnownShapes
     slicing: int = 0
+    fitted_to: tuple[Mapping[str, Sequence[int]], Sizes] = ({}, {})
     weight_digests: Digests = field(default_factory=dict)
 
     @classmethod
@@ -48,7 +51,8 @@ class Source:
     def fitted(self, shapes: Mapping[str, Sequence[int]], seen: Sizes | None = None) -> "Source":
         """The same model, whose layers are parted for inputs of these shapes, and sizes that items
         were seen to have (`profile`)."""
-        return replace(self, find_shapes=cache(partial(_shapes, self.whole, shapes, seen)))
+        found = cache(partial(_shapes, self.whole, shapes, seen))
+        return replace(self, find_shapes=found, fitted_to=(shapes, seen or {}))
 
     @cached_property
     def graph(self) -> Graph:
@@ -95,7 +99,18 @@ class Source:
         Bytes and FLOPs that depend on an axis that stays dynamic are None. Raises `ModelRefused`,
         also for a model with inputs or outputs that are no tensors.
         """
-        return Profiler.of(self.graph, shapes or {}, seen).profile(self.model, *self.digests)
+        known = self.known_shapes(shapes or {}, seen)
+        profiler = Profiler.of(self.graph, shapes or {}, seen, known)
+        return profiler.profile(self.model, *self.digests)
+
+    def known_shapes(
+        self, shapes: Mapping[str, Sequence[int]], seen: Sizes | None
+    ) -> Shapes | None:
+        """Those of the whole graph, where none of its layers is in parts; None: of others."""
+        nodes, whole = self.graph.nodes, self.whole.nodes
+        is_whole = len(nodes) == len(whole) and all(map(is_, nodes, whole))
+        fits = self.fitted_to == (shapes, seen or {}) and not self.whole.opened
+        return self.find_shapes() if is_whole and fits else None
 
     def settings(self, shapes: Mapping[str, Sequence[int]]) -> tuple[Setting, ...]:
         """Each node of the whole graph among its neighbours, as the estimate of work sees it."""

@@ -66,11 +66,17 @@ class Profiler:
 
     @classmethod
     def of(
-        cls, graph: Graph, sizes: Mapping[str, Sequence[int]], seen: Sizes | None = None
+        cls,
+        graph: Graph,
+        sizes: Mapping[str, Sequence[int]],
+        seen: Sizes | None = None,
+        shapes: Shapes | None = None,
     ) -> "Profiler":
+        """`shapes`: those of the graph's tensors, where they are known already."""
         node_roles = roles(graph)
         order = choose_order(graph, node_roles)
-        shapes = infer(graph, order, node_roles, sizes, seen)
+        if shapes is None:
+            shapes = infer(graph, order, node_roles, sizes, seen)
         makers = {name: node.op_type for node in graph.nodes for name in node.output if name}
         readers = Counter(name for names in graph.reads for name in names)
         tables = Tables(graph, node_roles)

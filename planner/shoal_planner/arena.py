@@ -59,11 +59,10 @@ class Chunk:
 @dataclass(slots=True)
 class Arena:
     """`total_bytes` is how far up all regions were ever touched, with their tables. `_reached` is
-    that of regions by their size."""
+    that of regions by their size. Of `_free` chunks there are size and number."""
 
     total_bytes: int = 0
-    _free: list[tuple[int, int]] = field(default_factory=list)
-    _chunks: dict[int, Chunk] = field(default_factory=dict)
+    _free: list[tuple[int, int, Chunk]] = field(default_factory=list)
     _regions: list[int] = field(default_factory=list)
     _reached: dict[int, int] = field(default_factory=dict)
     _next_region_bytes: int = REGION_BYTES
@@ -74,13 +73,13 @@ class Arena:
 
     def allocate(self, size: int) -> Chunk:
         """Take a chunk of at least `size` bytes."""
-        wanted = max(1, -(-size // _GRANULE)) * _GRANULE
-        index = bisect_left(self._free, (wanted, 0))
+        wanted = -(-size // _GRANULE) * _GRANULE or _GRANULE
+        index = bisect_left(self._free, (wanted,))
         if index == len(self._free):
             self._extend(wanted)
-            index = bisect_left(self._free, (wanted, 0))
-        found = self._chunks[self._free[index][1]]
-        self._withdraw(found)
+            index = bisect_left(self._free, (wanted,))
+        found = self._free.pop(index)[2]
+        found.free = False
         if found.size - wanted >= min(wanted, UNSPLIT_BYTES):
             self._split(found, wanted)
         self._touch(found)
@@ -148,19 +147,17 @@ class Arena:
 
     def _new(self, size: int, region: int, offset: int) -> Chunk:
         self._numbers += 1
-        chunk = self._chunks[self._numbers] = Chunk(size, self._numbers, region, offset)
-        return chunk
+        return Chunk(size, self._numbers, region, offset)
 
     def _join(self, first: Chunk, second: Chunk) -> None:
         first.size += second.size
         first.after = second.after
         if first.after is not None:
             first.after.before = first
-        del self._chunks[second.number]
 
     def _offer(self, chunk: Chunk) -> None:
         chunk.free = True
-        insort(self._free, (chunk.size, chunk.number))
+        insort(self._free, (chunk.size, chunk.number, chunk))
 
     def _withdraw(self, chunk: Chunk) -> None:
         chunk.free = False
@@ -227,12 +224,17 @@ class Tensors:
                 held[name] = (chunk, size)
             else:
                 unneeded.append(chunk)
-        for chunk in [arena.allocate(size) for size in node.workspaces]:
-            arena.release(chunk)
-        self.alone_bytes = max(self.alone_bytes, workspace_bytes(node.works_in))
+        if node.converted or node.workspaces:
+            self._work(node)
         self.beside_bytes = max(self.beside_bytes, node.beside_bytes)
         for chunk in (*unneeded, *converted, *(chunk for chunk, _ in ends.values())):
             arena.release(chunk)
+
+    def _work(self, node: NodeProfile) -> None:
+        """Take what the node works in, and give it back."""
+        for chunk in [self.arena.allocate(size) for size in node.workspaces]:
+            self.arena.release(chunk)
+        self.alone_bytes = max(self.alone_bytes, workspace_bytes(node.works_in))
 
     def settled(self) -> dict[str, tuple[Chunk, int]]:
         """What is left."""

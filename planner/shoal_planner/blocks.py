@@ -33,9 +33,11 @@ from operator import attrgetter
 from typing import Final
 
 from shoal_planner.arena import Arena, Tensors, arena_bytes
-from shoal_planner.cuts import crossing_bytes, share, thinned
+from shoal_planner.counting import Counting
+from shoal_planner.cuts import crossing_bytes, thinned
 from shoal_planner.pieces import Piece
 from shoal_planner.segments import Growing, Layout
+from shoal_planner.shares import share
 
 MOST_BLOCKS: Final = 40
 GAIN: Final = 10
@@ -99,7 +101,7 @@ def choose_blocks(layout: Layout, first: int = 0) -> Blocking:
     if not first and not layout.legal:
         return Blocking(())
     tried = max(LEAST_POSITIONS, min(MOST_POSITIONS, MOST_STEPS // max(1, nodes)))
-    thin = thinned(layout, share(layout.profile), tried)
+    thin = thinned(Counting(layout, 0), share(layout.profile), tried)
     inner = {_behind_in_place(layout, each) for each in thin if each > first}
     positions = (0, *sorted({first, *inner} - {0}), nodes)
     table = estimates(layout, positions)
@@ -138,7 +140,7 @@ def _best(
     for (chain, places), estimate in zip(options, estimated, strict=True):
         if estimate <= close:
             cuts = tuple(positions[each.end] for each in chain[:-1])
-            costs = block_costs(layout, layout.pieces(cuts), places)
+            costs = _with_working(layout, chain, layout.pieces(cuts), places)
             needs[len(chain)] = need_bytes(costs, emptied=bool(places))
             found[len(chain)] = Blocking(cuts, places)
     number = fewest_near_least(needs)
@@ -158,7 +160,22 @@ def estimates(layout: Layout, positions: Sequence[int]) -> Table:
 def block_costs(
     layout: Layout, pieces: Sequence[Piece], emptied: Collection[int] = ()
 ) -> list[BlockCost]:
-    """What blocks take, run in order, with an arena that is emptied before some of them.
+    """What blocks take, run in order, with an arena that is emptied before some of them."""
+    alone = [
+        cost
+        for piece in pieces
+        for cost in _blocks_from(layout, (piece.segment.start, piece.segment.end), 0, 0)
+    ]
+    return _with_working(layout, alone, pieces, emptied)
+
+
+def _with_working(
+    layout: Layout,
+    blocks: Sequence[BlockCost],
+    pieces: Sequence[Piece],
+    emptied: Collection[int],
+) -> list[BlockCost]:
+    """What blocks take, with what they work in as they run one after the other.
 
     Working memory is that of all of them up to each, since the arena was emptied that they share:
     tensors that outlive their block leave holes, which the estimates for single blocks do not know
@@ -169,13 +186,8 @@ def block_costs(
     if emptied:  # a device with more room keeps it: the neediest block counts for all then
         neediest = working.index(max(working))
         working[neediest] = max(working[neediest], *_replayed(layout, pieces, ()))
-    costs = []
-    for piece, bytes_worked_in, rows in zip(
-        pieces, working, _rows_bytes(layout, pieces), strict=True
-    ):
-        (cost,) = _blocks_from(layout, (piece.segment.start, piece.segment.end), 0, 0)
-        costs.append(replace(cost, working_bytes=fixed + bytes_worked_in + rows))
-    return costs
+    needed = zip(blocks, working, _rows_bytes(layout, pieces), strict=True)
+    return [replace(each, working_bytes=fixed + worked + rows) for each, worked, rows in needed]
 
 
 def _rows_bytes(layout: Layout, pieces: Sequence[Piece]) -> Iterator[int]:
@@ -206,8 +218,7 @@ def _blocks_from(
     fixed = _fixed_bytes(layout)
     growing = Growing(layout, positions[start])
     for end in range(start + 1, len(positions)):
-        while growing.end < positions[end]:
-            growing.grow()
+        growing.grow_to(positions[end])
         yield BlockCost(
             end=end,
             held_bytes=SESSION_BYTES + BLOCK_NODE_BYTES * growing.node_count + growing.inside_bytes,

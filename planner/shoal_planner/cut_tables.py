@@ -15,9 +15,11 @@ from typing import Final
 
 from shoal_planner.arena import arena_bytes, more_of_table_bytes
 from shoal_planner.blocks import BLOCK_NODE_BYTES, FIXED_BYTES, SESSION_BYTES
-from shoal_planner.cuts import share, thinned
+from shoal_planner.counting import Counting
+from shoal_planner.cuts import thinned
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Growing, Layout
+from shoal_planner.shares import share
 from shoal_protocol.cut_table import Candidate, CutTable
 from shoal_protocol.partition import Work
 
@@ -38,7 +40,7 @@ def table_of(profile: Profile) -> CutTable:
     nodes = len(profile.nodes)
     most = max(_LEAST_CUTS, min(MOST_CUTS, _MOST_STEPS // max(1, nodes)))
     names = _names(layout)
-    cuts = [each for each in thinned(layout, share(profile), most) if each in names]
+    cuts = [each for each in thinned(Counting(layout, 0), share(profile), most) if each in names]
     ends = (0, *cuts, nodes)
     parts = _parts(layout, ends)
     blocks = parts
@@ -99,8 +101,7 @@ def _parts(layout: Layout, ends: Sequence[int]) -> list[list[_Part]]:
 def _parts_from(layout: Layout, ends: Sequence[int], start: int) -> Iterator[_Part]:
     growing = Growing(layout, ends[start])
     for end in ends[start + 1 :]:
-        while growing.end < end:
-            growing.grow()
+        growing.grow_to(end)
         known = not growing.unknown_sizes
         candidate = Candidate(
             weight_bytes=growing.weight_bytes,

@@ -27,24 +27,25 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 from shoal_planner.borders import frames_beside
 from shoal_planner.chains import (
-    Candidate,
     Table,
     cheapest,
     least_to_end,
     smallest_largest,
     starts_of,
 )
-from shoal_planner.least_limit import finest_needs, smallest_limit
+from shoal_planner.counting import Counting
+from shoal_planner.indexes import Index
+from shoal_planner.least_limit import finest_needs, is_hopeless, smallest_limit
+from shoal_planner.limited import Limited
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Growing, Layout
+from shoal_planner.shares import SLACK, even_table, share
 from shoal_protocol.units import format_downwards, format_upwards
 
-SLACK: Final = 20
-"""One part in so many of the largest cost is given for fewer bytes over the borders."""
 FINE: Final = 8
 """A fragment reaches over so many of the positions tried, or more of them are tried: of a fragment
 over eight, an eighth at most is lost to where it could not end."""
@@ -53,6 +54,8 @@ LEAST_POSITIONS: Final = 32
 MOST_STEPS: Final = 600_000
 """Nodes that the search visits at most, at its first try; it visits a node once per position."""
 _MILLION: Final = 1_000_000
+
+G = TypeVar("G", bound=Counting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +97,9 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
     most = len(layout.legal) + 1
     if request.fragments is not None and not 1 <= request.fragments <= most:
         return _too_many(layout, request.fragments)
-    cost = share(profile) if request.fragments is not None else _resident
     if request.fragments is None and _fits(layout, request.max_bytes):
         return ()
-    found = _search(layout, cost, request)
+    found = _search(layout, request)
     return found if isinstance(found, Refusal) else _best(found)
 
 
@@ -112,21 +114,22 @@ class _Found:
     largest: int
 
 
-def _search(
-    layout: Layout, cost: Callable[[Growing], int], request: CutRequest
-) -> _Found | Refusal:
+def _search(layout: Layout, request: CutRequest) -> _Found | Refusal:
+    limit = request.max_bytes
+    if limit is not None and not request.nearest and is_hopeless(layout, limit):
+        return _too_large(layout, limit, smallest_limit(layout))
     over = _over(layout, request)
     excused = over | _within(layout, request)
     tried = len(layout.legal) if over else _first_tried(layout, request)
     while True:
-        inner = thinned(layout, cost, tried)
+        inner = _tried(layout, request.fragments, tried)
         is_finest = len(inner) == len(layout.legal)
         positions = (0, *inner, len(layout.profile.nodes))
-        table = _candidates(layout, positions, cost, request, excused)
+        table = _table(layout, positions, request, excused)
         found = _shortest(positions, table, request.fragments)
         if found is not None and (is_finest or not _is_coarse(found, request)):
             return found
-        limit, least = request.max_bytes, None
+        least = None
         if found is None and not (is_finest or request.nearest or limit is None):
             least = smallest_limit(layout)  # found sooner than by trying every position
         if is_finest or (least or 0) > (limit or 0):
@@ -208,35 +211,26 @@ def _fits(layout: Layout, limit: int | None) -> bool:
     return limit is None or growing.resident_bytes <= limit
 
 
+def _tried(layout: Layout, fragments: int | None, most: int) -> tuple[int, ...]:
+    """At most about `most` of the legal positions, where fragments of one cost would end."""
+    if fragments is None:
+        return thinned(Growing(layout, 0), _resident, most)
+    return thinned(Counting(layout, 0), share(layout.profile), most)
+
+
 def _resident(growing: Growing) -> int:
     return growing.resident_bytes
 
 
-def share(profile: Profile) -> Callable[[Growing], int]:
-    """FLOPs and weights as shares of the whole, added; nodes count where there is neither."""
-    flops = sum(node.flops or 0 for node in profile.nodes)
-    weights = profile.weight_bytes
-    nodes = len(profile.nodes)
-
-    def cost(growing: Growing) -> int:
-        if not flops and not weights:
-            return growing.node_count * _MILLION // nodes
-        of_flops = growing.flops * _MILLION // flops if flops else 0
-        return of_flops + (growing.weight_bytes * _MILLION // weights if weights else 0)
-
-    return cost
-
-
-def thinned(layout: Layout, cost: Callable[[Growing], int], most: int) -> tuple[int, ...]:
-    """At most about `most` of the legal positions (see the module's text)."""
+def thinned(growing: G, cost: Callable[[G], int], most: int) -> tuple[int, ...]:
+    """At most about `most` of the legal positions (see the module's text), by what a segment costs
+    that grows from the first."""
+    layout, costs = growing.layout, dict[int, int]()
     if len(layout.legal) <= most:
         return layout.legal
     crossing = crossing_bytes(layout)
-    growing, costs = Growing(layout, 0), dict[int, int]()
     for position in (*layout.legal, len(layout.profile.nodes)):
-        while growing.end < position:
-            growing.grow()
-        costs[position] = cost(growing)
+        costs[position] = cost(growing.grow_to(position))
     total = max(1, cost(growing))
     kept: dict[int, int] = {}
     for position in layout.legal:
@@ -246,7 +240,7 @@ def thinned(layout: Layout, cost: Callable[[Growing], int], most: int) -> tuple[
     return tuple(sorted(kept.values()))
 
 
-def crossing_bytes(layout: Layout) -> list[int]:
+def crossing_bytes(layout: Index) -> list[int]:
     """For each position, bytes of the tensors that are made before it and needed from there on, but
     for what depends on no input."""
     changes = [0] * (len(layout.profile.nodes) + 2)
@@ -258,38 +252,20 @@ def crossing_bytes(layout: Layout) -> list[int]:
     return list(accumulate(changes))
 
 
-def _candidates(
+def _table(
     layout: Layout,
     positions: Sequence[int],
-    cost: Callable[[Growing], int],
     request: CutRequest,
     excused: Collection[tuple[int, int]],
 ) -> Table:
-    """Every fragment that could be, up to the limit, those that are `excused` from it, and to the
-    cost of an even split."""
-    limit = request.max_bytes
-    ceiling = None
-    if limit is None and request.fragments is not None:
-        ceiling = _greedy(layout, positions, cost, request.fragments)
-        ceiling += ceiling // SLACK
-    table: Table = []
-    for start, position in enumerate(positions[:-1]):
-        growing = Growing(layout, position)
-        row = []
-        for end in range(start + 1, len(positions)):
-            while growing.end < positions[end]:
-                growing.grow()
-            is_excused = (position, positions[end]) in excused
-            if limit is not None and growing.least_bytes > limit and not is_excused:
-                break
-            value = cost(growing)
-            if ceiling is not None and value > ceiling:
-                break
-            resident = value if cost is _resident else growing.resident_bytes
-            if limit is None or resident <= limit or is_excused:
-                row.append(Candidate(end, value, growing.incoming_bytes))
-        table.append(row)
-    return table
+    """The fragments that a cut can have that satisfies the request."""
+    limit, fragments = request.max_bytes, request.fragments
+    if limit is None:
+        assert fragments is not None
+        return even_table(layout, positions, fragments)
+    if fragments is None:
+        return Limited(layout, positions, _resident, limit, excused).shortest()
+    return Limited(layout, positions, share(layout.profile), limit, excused).table()
 
 
 def _over(layout: Layout, request: CutRequest) -> frozenset[tuple[int, int]]:
@@ -309,29 +285,6 @@ def _within(layout: Layout, request: CutRequest) -> frozenset[tuple[int, int]]:
     positions = (0, *layout.legal, len(layout.profile.nodes))
     found = zip(pairwise(positions), finest_needs(layout), strict=True)
     return frozenset(each for each, need in found if need <= request.max_bytes)
-
-
-def _greedy(
-    layout: Layout, positions: Sequence[int], cost: Callable[[Growing], int], count: int
-) -> int:
-    """The largest cost of some split into `count`: nothing dearer needs to be looked at."""
-    whole = Growing(layout, 0)
-    while whole.end < positions[-1]:
-        whole.grow()
-    target, largest, start = cost(whole) // count, 0, 0
-    for index in range(count):
-        left = count - index - 1
-        growing = Growing(layout, positions[start])
-        end = start
-        while end < len(positions) - 1 - left:
-            if end > start and left and cost(growing) >= target:
-                break
-            end += 1
-            while growing.end < positions[end]:
-                growing.grow()
-        largest = max(largest, cost(growing))
-        start = end
-    return largest
 
 
 def _named(layout: Layout, tensors: Sequence[str]) -> tuple[int, ...] | Refusal:
@@ -398,11 +351,17 @@ def smallest_limit_of(layout: Layout, fragments: int) -> int:
     assert not isinstance(balanced, Refusal)
     need = max(piece.segment.resident_bytes for piece in layout.pieces(balanced))
     request = CutRequest(fragments=fragments, max_bytes=need)
-    inner = thinned(layout, _resident, _first_tried(layout, request))
+    inner = thinned(Growing(layout, 0), _resident, _first_tried(layout, request))
     positions = (0, *inner, len(layout.profile.nodes))
-    table = _candidates(layout, positions, _resident, request, excused=())
+    table = Limited(layout, positions, _resident, need).table()
     least = smallest_largest(table, starts_of(table, fragments))
     return need if least is None else least
+
+
+def is_refused(profile: Profile, request: CutRequest) -> bool:
+    """Whether it is known without a search that no cut keeps the limit."""
+    assert request.max_bytes is not None
+    return is_hopeless(laid_out(profile, request), request.max_bytes)
 
 
 def refused_too(profile: Profile, request: CutRequest, need_bytes: int) -> Refusal:

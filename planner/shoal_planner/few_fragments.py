@@ -16,6 +16,7 @@ from shoal_planner.cuts import (
     CutRequest,
     Refusal,
     choose_cuts,
+    is_refused,
     laid_out,
     refused_too,
     smallest_limit_of,
@@ -46,9 +47,10 @@ def cut_for_budgets(
     so that one of these has them all."""
     known = sorted(set(budgets))
     assert known, "there is no budget"
-    cuts = _cut_for_first(profile, known, one_device=one_device)
-    if one_device or not isinstance(cuts, Refusal):
-        return cuts
+    if one_device or not is_refused(profile, CutRequest(max_bytes=known[-1])):
+        cuts = _cut_for_first(profile, known, one_device=one_device)
+        if one_device or not isinstance(cuts, Refusal):
+            return cuts
     return _cut_for_first(profile, known[-1:], one_device=True)
 
 

@@ -76,7 +76,8 @@ class _Replay:
         """Make single precision of halves, unless that is there."""
         if (form := name + SINGLE) in self.held:
             return
-        size = 2 * self.forms.profile.weights.get(name, 0) or self._computed_bytes(name)
+        is_weight = self.forms.is_weight(name)
+        size = 2 * self.forms.profile.weights[name] if is_weight else self._computed_bytes(name)
         self.held[form] = self.arena.allocate(size), size
         source = self.forms.form(name, single=False)
         if not self._is_wanted(source, at):

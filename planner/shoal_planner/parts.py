@@ -95,8 +95,7 @@ class Parts:
         for number, start in enumerate(positions[:-1]):
             growing, row = Growing(self._layout, start), list[Candidate]()
             for place in range(number + 1, len(positions)):
-                while growing.end < positions[place]:
-                    growing.grow()
+                growing.grow_to(positions[place])
                 share = self._share(start, growing.end)
                 if growing.least_bytes + share > most:
                     break

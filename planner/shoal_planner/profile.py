@@ -132,6 +132,11 @@ class TensorProfile:
         return self.sent_single or self.spec.dtype == HALF
 
     @property
+    def model_bytes(self) -> int | None:
+        """What it takes for a node that takes it as it is in the model."""
+        return self.bytes // 2 if self.sent_single and self.bytes is not None else self.bytes
+
+    @property
     def computed_bytes(self) -> int | None:
         """What it takes while the runtime computes with it: half precision as single."""
         factor = 2 if self.spec.dtype == HALF else 1

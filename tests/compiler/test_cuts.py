@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from random_profiles import chain, every_cut, profiles, spec
-from shoal_planner.cuts import SLACK, CutRequest, Refusal, choose_cuts
+from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.pieces import Segment
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import LARGER_BYTES, Layout
+from shoal_planner.shares import SLACK
 
 MILLION = 1_000_000
 

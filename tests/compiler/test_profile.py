@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from made_models import TOPOLOGIES, Made, weight
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.profile import Source, profile_model
+from shoal_compiler.profiler import Profiler
 from shoal_planner.profile import Role
 from shoal_planner.segments import Growing, Layout
 
@@ -34,6 +35,19 @@ def test_costs_are_those_of_the_book(tmp_path: Path) -> None:
     assert cost["Gemm"].parameter_bytes == (160 + 10) * 4
     assert profile.parameters == 16 * 27 + 160 + 10
     assert profile.weight_bytes == 4 * profile.parameters
+
+
+@pytest.mark.parametrize("shapes", [{}, {"x": (2, 3, 8, 8)}])
+def test_what_was_inferred_to_part_layers_is_what_a_profile_infers(
+    shapes: dict[str, tuple[int, ...]], tmp_path: Path
+) -> None:
+    source = Source.open(CONVOLUTION.save(tmp_path)).fitted(shapes)
+    assert source.fitted(shapes, {}).known_shapes(shapes, None) is not None
+    anew = Profiler.of(source.graph, shapes).profile(source.model, *source.digests)
+    assert source.profile(shapes) == anew
+    assert source.known_shapes({"x": (3, 3, 8, 8)}, None) is None
+    other = {"x": (3, 3, 8, 8)}  # which it is not fitted to
+    assert source.profile(other) == Source.open(source.path).fitted(other).profile(other) != anew
 
 
 def test_what_is_unknown_is_none_and_not_zero(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from random_profiles import chain, every_cut, profiles
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
-from shoal_planner.least_limit import least_needs, smallest_limit
+from shoal_planner.least_limit import is_hopeless, least_needs, smallest_limit
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
@@ -15,10 +15,16 @@ from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 MIB = 1 << 20
 
 
-@settings(max_examples=100, deadline=None)
-@given(profile=profiles())
-def test_no_cut_keeps_a_smaller_limit(profile: Profile) -> None:
-    layout = Layout(profile)
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """With what there may be beside a fragment."""
+    frames = draw(st.sampled_from([0, MIB]))
+    return Layout(draw(profiles()), moving=draw(st.booleans()), frames_bytes=frames)
+
+
+@settings(max_examples=150, deadline=None)
+@given(layout=layouts())
+def test_no_cut_keeps_a_smaller_limit(layout: Layout) -> None:
     largest = [
         max(segment.resident_bytes for segment in segments)
         for count in range(1, len(layout.legal) + 2)
@@ -28,14 +34,31 @@ def test_no_cut_keeps_a_smaller_limit(profile: Profile) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(profile=profiles())
-def test_no_fragment_needs_less_than_the_bound_of_a_node_in_it(profile: Profile) -> None:
-    layout = Layout(profile)
+@given(layout=layouts())
+def test_no_fragment_needs_less_than_the_bound_of_a_node_in_it(layout: Layout) -> None:
     bounds = list(least_needs(layout))
-    ends = (*layout.legal, len(profile.nodes))
+    ends = (*layout.legal, len(layout.profile.nodes))
     for start in (0, *layout.legal):
         for end in (each for each in ends if each > start):
             assert max(bounds[start:end]) <= layout.segment(start, end).resident_bytes
+
+
+@settings(max_examples=100, deadline=None)
+@given(layout=layouts(), share=st.integers(50, 150))
+def test_what_is_found_hopeless_is_what_no_fragment_around_a_node_keeps(
+    layout: Layout, share: int
+) -> None:
+    bounds = list(least_needs(layout))
+    neediest = bounds.index(max(bounds))
+    positions = (0, *layout.legal, len(bounds))
+    around = [
+        layout.segment(start, end).resident_bytes
+        for start in positions
+        for end in positions
+        if start <= neediest < end
+    ]
+    for limit in (min(around) - 1, min(around), min(around) * share // 100):
+        assert is_hopeless(layout, limit) == (min(around) > limit)
 
 
 @settings(max_examples=75, deadline=None)

@@ -16,8 +16,11 @@ from onnx import TensorProto
 from shoal_compiler.safety import integer_of, subgraphs
 from shoal_compiler.shaped import Shaped, Unknown
 from shoal_compiler.workspaces.workspace import FLOAT_BYTES
+from shoal_planner.half_forms import ONE_NODE
 from shoal_planner.profile import Halves
 
+_MADE_OF: Final = {ONE_NODE: Halves.TAKEN, "HardSigmoid": Halves.ROUNDED}
+"""Of what is made of several nodes: what is one node that has a kernel, and what ends in such."""
 _FOR_ANY_VERSION: Final = 1
 """Of the sets of operators that are not numbered on."""
 
@@ -37,6 +40,8 @@ def halves_of(
         return Halves.NONE
     if node.op_type == "Cast" or next(iter(subgraphs(node)), None) is not None:
         return Halves.KEPT
+    if made_of(node, opsets) is not None:
+        return _MADE_OF.get(node.op_type, Halves.CONVERTED)
     return Halves.TAKEN if has_kernel(node, opsets) else Halves.CONVERTED
 
 

@@ -142,7 +142,7 @@ class Profiler:
         rows_read = self._touched(shaped)
         made_bytes = _sum(self._bytes(name) for name in node.output if name)
         halves = halves_of(node, self._element_type, self.graph.opsets)
-        more = made_of(node, self.graph.opsets) if halves is Halves.CONVERTED else None
+        more = made_of(node, self.graph.opsets) if halves.is_converted else None
         return NodeProfile(
             label=self.graph.labels[index],
             operator=f"{node.domain}.{node.op_type}" if node.domain else node.op_type,
@@ -160,7 +160,7 @@ class Profiler:
                 *(needed.arena if more is None else (made_of_bytes(shaped, more),)),
                 *filter(None, [bodies_bytes(node, self._sized_type, self.graph.opsets)]),
             ),
-            converted=tuple(self._converted(weights)) if halves is Halves.CONVERTED else (),
+            converted=tuple(self._converted(weights)) if halves.is_converted else (),
             halves=halves,
             neighbours=neighbours(node, self.graph.opsets) if halves is Halves.TAKEN else (),
             beside_bytes=needed.beside_bytes,

@@ -112,7 +112,11 @@ def in_single(
     if not sent and all(each.halves is not Halves.SINGLE for each in known.values()):
         return list(nodes)
     made = {name for node in nodes for name in node.output}
-    writer = _Writer(profile, sent, _names(graph), singles={name: name for name in sent - made})
+    rounded = {
+        name for each in profile.nodes if each.halves is Halves.WIDENED for name in each.inputs
+    }
+    singles = {name: name for name in sent - made}
+    writer = _Writer(profile, sent, rounded, _names(graph), singles)
     for node in nodes:
         writer.write(node, known.get(next(filter(None, node.output), "")))
     return writer.nodes
@@ -121,10 +125,12 @@ def in_single(
 @dataclass(slots=True)
 class _Writer:
     """Writes nodes one after the other. `halves` are the names of what is `sent` as halves,
-    `singles` those of halves in single precision, by the names in the model."""
+    `singles` those of halves in single precision, by the names in the model; `rounded` are halves
+    of which the model itself makes single precision."""
 
     profile: Profile
     sent: Collection[str]
+    rounded: Collection[str]
     taken: set[str]
     singles: dict[str, str]
     halves: dict[str, str] = field(default_factory=dict)
@@ -143,6 +149,8 @@ class _Writer:
         if halves is Halves.NARROWED and node.output[0] in self.sent:
             self.nodes.append(helper.make_node("Identity", node.input, node.output))
             return
+        if halves is Halves.NARROWED and node.output[0] not in self.rounded:
+            self.singles[node.output[0]] = node.input[0]
         self.nodes.append(node)
         for place, name in enumerate(node.output):
             if halves is Halves.SINGLE and self._is_half(name):

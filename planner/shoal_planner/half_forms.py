@@ -29,6 +29,8 @@ SENT: Final = "\1"
 """Behind a name: the same, as it comes from others or is given to them."""
 LOOP: Final = "Loop"
 """The runtime keeps what a loop has handed on, also where nobody needs it: measured."""
+ONE_NODE: Final = "Relu"
+"""Of the operators that are made of others, where halves are: it is a `Max`, and not in place."""
 _FOREVER: Final = 1 << 60
 
 
@@ -82,10 +84,11 @@ class Forms:
             return False
         looked_at = {name for name in node.neighbours if self.is_half(name)}
         makers = [self.makers.get(name) for name in looked_at.intersection(node.inputs)]
-        around = [self.ran[at].node for at in makers if at is not None]
+        before = [self.ran[at].node.halves for at in makers if at is not None]
         made = looked_at.intersection(node.outputs)
-        around += [reader for name in made for reader in self.readers.get(name, ())]
-        return bool(made) and all(each.halves is Halves.CONVERTED for each in around)
+        after = [reader.halves for name in made for reader in self.readers.get(name, ())]
+        alone = all(each is Halves.CONVERTED for each in before)
+        return alone and bool(made) and all(each.is_converted for each in after)
 
     @cached_property
     def taken_single(self) -> frozenset[str]:
@@ -163,7 +166,9 @@ class Forms:
 
     def _is_there_single(self, name: str) -> bool:
         maker = self.makers.get(name)
-        return name in self.taken_single or (maker is not None and maker in self.converts)
+        if maker is None or maker not in self.converts:
+            return name in self.taken_single
+        return self.ran[maker].node.halves is not Halves.ROUNDED
 
     def form(self, name: str, *, single: bool) -> str:
         """A tensor as one takes it that wants it in single precision, or as it is."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from shoal_planner.arena import Arena, Chunk, workspace_bytes
-from shoal_planner.half_forms import SENT, SINGLE, Forms, Ran
+from shoal_planner.half_forms import ONE_NODE, SENT, SINGLE, Forms, Ran
 from shoal_planner.pieces import CONSTANT_BYTES
 from shoal_planner.profile import Halves, NodeProfile, Profile, Role
 
@@ -98,7 +98,8 @@ class _Replay:
         if form in self.held or form in self.outside:
             return
         chunk, is_given = None, form in self.forms.given
-        if node.in_place and not is_given:
+        is_other = node.operator == ONE_NODE and node.halves is Halves.TAKEN
+        if node.in_place and not is_given and not (is_other and form in self.forms.halves):
             found = next((each for each, (_, other) in ends.items() if other == size), None)
             chunk = None if found is None else ends.pop(found)[0]
         if chunk is None:

@@ -33,6 +33,8 @@ class Halves(StrEnum):
     """It takes nothing of half precision."""
     CONVERTED = "converted"
     """It computes in single precision, and what it gives is converted back where that is needed."""
+    ROUNDED = "rounded"
+    """The same, but it gives halves: it is made of several nodes, and the last have kernels."""
     TAKEN = "taken"
     KEPT = "kept"
     """The same, and never converted."""
@@ -47,7 +49,7 @@ class Halves(StrEnum):
     @property
     def is_converted(self) -> bool:
         """Whether it computes in single precision, wherever it is."""
-        return self in (Halves.CONVERTED, Halves.SINGLE)
+        return self in (Halves.CONVERTED, Halves.ROUNDED, Halves.SINGLE)
 
 
 class Role(StrEnum):

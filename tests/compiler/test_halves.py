@@ -86,8 +86,9 @@ def test_a_search_reckons_with_no_less_than_a_fragment_carries(name: str, tmp_pa
                 least = growing.least_bytes
 
 
-def random_model(seed: int) -> onnx.ModelProto:
-    """Nodes of single and half precision, some that move values, and conversions."""
+def random_model(seed: int, opset: int = 17) -> onnx.ModelProto:
+    """Nodes of single and half precision, some that move values, and conversions. In the set 18
+    some are made of several others."""
     chance = random.Random(seed)  # noqa: S311 - nothing is secret
     halves, singles = ["x", "z"], ["f"]
     weights: dict[str, Any] = {
@@ -110,6 +111,8 @@ def random_model(seed: int) -> onnx.ModelProto:
                 ("Add", [half(), half()], no),
                 ("Add", [half(), "w"], no),
                 ("Transpose", [half()], {"perm": [1, 0]}),
+                ("Relu", [half()], no),
+                ("HardSigmoid", [half()], no),
                 ("Reshape", [half(), "shape"], no),
                 ("Slice", [half(), "begin", "end"], no),
                 ("Max", [half(), half()], no),
@@ -137,7 +140,7 @@ def random_model(seed: int) -> onnx.ModelProto:
         list(map(value, results)),
         [numpy_helper.from_array(array, name) for name, array in weights.items()],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
 
 
 def with_numbers(model: onnx.ModelProto, seed: int) -> Tensors:
@@ -154,13 +157,27 @@ def with_numbers(model: onnx.ModelProto, seed: int) -> Tensors:
     return item
 
 
-@pytest.mark.parametrize("seeds", [range(40), range(40, 80)], ids=str)
+def widens_what_others_read(model: onnx.ModelProto) -> bool:
+    """Whether the model itself makes single precision of halves that something else takes too."""
+    read = [name for node in model.graph.node for name in node.input]
+    read += [each.name for each in model.graph.output]
+    return any(
+        node.op_type == "Cast"
+        and node.attribute[0].i == TensorProto.FLOAT
+        and read.count(node.input[0]) > 1
+        for node in model.graph.node
+    )
+
+
+@pytest.mark.parametrize("seeds", [range(60), range(60, 120)], ids=str)
 def test_what_the_whole_model_keeps_in_single_precision_is_rounded_at_no_cut(
     seeds: range, tmp_path: Path
 ) -> None:
     cut = 0
     for seed in seeds:
-        model = random_model(seed)
+        model = random_model(seed, opset=18 - seed % 2)
+        if widens_what_others_read(model):
+            continue  # it may be rounded by a conversion that is in another fragment
         path, item = tmp_path / "model.onnx", with_numbers(model, seed)
         onnx.save(model, path)
         whole, profile = run_whole(path, item), profile_model(path)
@@ -170,7 +187,7 @@ def test_what_the_whole_model_keeps_in_single_precision_is_rounded_at_no_cut(
             assert_equal(run_chained(tmp_path / str(seed), document, item), whole)
             sent = [tensor for edge in document.edges for tensor in edge.tensors]
             cut += any(profile.tensors[each].sent_single for each in sent)
-    assert cut > 2 * len(seeds)
+    assert cut > len(seeds)
 
 
 def converted_by_the_runtime(model: onnx.ModelProto, folder: Path) -> tuple[set[str], set[str]]:
@@ -312,3 +329,19 @@ def test_every_limit_that_some_cut_of_halves_keeps_is_found(name: str, tmp_path:
             limit = refused.need_bytes * (100 + percent) // 100
             cuts = choose_cuts(profile, CutRequest(max_bytes=limit, one_device=one_device))
             assert isinstance(cuts, tuple), percent
+
+
+def test_a_weight_of_half_precision_without_elements_takes_nothing(tmp_path: Path) -> None:
+    """As exporters write the region of a Resize that has none."""
+    weights: dict[str, Any] = {
+        "none": np.zeros(0, np.float16),
+        "scales": np.array([1, 1, 2, 2], np.float32),
+    }
+    text = """g (float16[1,4,8,8] x) => (float16[1,4,16,16] y) {
+        r = Resize(x, none, scales) y = Exp(r) }"""
+    path = Made(text=text, weights=weights).save(tmp_path)
+    profile = profile_model(path)
+    item = {"x": np.random.default_rng(0).standard_normal((1, 4, 8, 8)).astype(np.float16)}
+    document = cut_model(path, profile, Layout(profile).legal, tmp_path)
+    assert len(document.fragments) == 2
+    assert_equal(run_chained(tmp_path, document, item), run_whole(path, item))

@@ -22,6 +22,7 @@ from shoal_compiler.profile import profile_model
 from shoal_planner.arena import Arena
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.halves import HalfTensors
+from shoal_planner.least_limit import least_needs
 from shoal_planner.profile import Halves
 from shoal_planner.segments import Growing, Layout
 
@@ -313,6 +314,19 @@ def test_a_limit_that_a_constant_of_half_precision_keeps_by_itself_is_found(
     for more in (0, MIB, 3 * MIB, 6 * MIB, 12 * MIB):
         cuts = choose_cuts(profile, CutRequest(max_bytes=refused.need_bytes + more))
         assert isinstance(cuts, tuple), more
+
+
+@pytest.mark.parametrize("name", ["a U-Net", "islands of single precision", "a table"])
+def test_no_fragment_of_halves_needs_less_than_the_bound_of_a_node_in_it(
+    name: str, tmp_path: Path
+) -> None:
+    onnx.save(FAMILIES[name]().model, tmp_path / "model.onnx")
+    layout = Layout(profile_model(tmp_path / "model.onnx"))
+    bounds = list(least_needs(layout))
+    ends = (*layout.legal, len(layout.profile.nodes))
+    for start in (0, *layout.legal):
+        for end in (each for each in ends if each > start):
+            assert max(bounds[start:end]) <= layout.segment(start, end).resident_bytes
 
 
 @pytest.mark.parametrize("name", FAMILIES)

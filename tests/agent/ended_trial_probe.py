@@ -1,6 +1,7 @@
-"""A process of a test: `python ended_trial_probe.py FOLDER DIGEST` loads a fragment from a cache,
-and is ended where a trial runs as a whole, as the kernel ends an agent at its limit. It prints what
-the fragment was granted, or what it needs."""
+"""A process of a test: `python ended_trial_probe.py FOLDER DIGEST [as-work]` loads a fragment from
+a cache, and is ended where a trial runs as a whole, as the kernel ends an agent at its limit, or
+only where it runs as work does. It prints what the fragment was granted, or what it needs, or that
+its items are bounded."""
 
 import asyncio
 import os
@@ -18,12 +19,17 @@ from shoal_agent.runtime.results import RunResult
 from shoal_agent.runtime.runs import OpenFragment, Runs
 from shoal_agent.runtime.whole_fragment import WholeFragment
 
+AS_WORK = sys.argv[3:] == ["as-work"]
+
 
 class EndingRuns(Runs):
     """The kernel ends the process when a whole fragment is tried."""
 
+    def ends(self) -> bool:
+        return True
+
     def run_guarded(self, fragment: OpenFragment, *arguments: Any, **options: Any) -> RunResult:
-        if isinstance(fragment, WholeFragment):
+        if isinstance(fragment, WholeFragment) and self.ends():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().run_guarded(fragment, *arguments, **options)
 
@@ -34,7 +40,10 @@ class Ending(Runtime):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         runs = self._runs
-        self._runs = EndingRuns(runs._meter, runs._processor_clock, runs._note_peak, runs._shrink)
+        ending = EndingRuns(runs._meter, runs._processor_clock, runs._note_peak, runs._shrink)
+        if AS_WORK:
+            ending.ends = lambda: not self._arena.ballast.holds  # type: ignore[method-assign]
+        self._runs = ending
 
 
 async def load(folder: Path, digest: str) -> str:
@@ -46,6 +55,8 @@ async def load(folder: Path, digest: str) -> str:
             return f"needs {error.need_bytes}, has {error.have_bytes}"
         finally:
             await fragments.close()
+        if not fragments.opening.is_known(digest):
+            return "bounded"
         return f"granted {fragments.ledger.shares[digest].granted}"
 
 

@@ -1,9 +1,11 @@
-"""What `test_trials` measures in a process of its own."""
+"""What `test_trials` and `test_one_region` measure in a process of their own."""
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
 
+from agent.in_process import Thread, make_fragments
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.prepared import NOTHING_PREPARED
@@ -38,3 +40,19 @@ def runs_within_what_is_planned(folder: Path) -> tuple[bool, bool]:
     planned = runtime.run("f", item, Stopper(), 64 * MIB).peak_bytes + MIB // 2
     result = runtime.run("f", item, Stopper(), planned + MIB // 8, planned_bytes=planned)
     return not again.stopped, bool(result.outputs)
+
+
+def peaks_of_items(folder: Path, digest: str, budget: int) -> tuple[list[int], int]:
+    """Of some items after a trial, and of a run that nothing bounds."""
+
+    async def measure() -> tuple[list[int], int]:
+        item = {"x": np.ones((1, 262144), np.float32)}
+        with Thread(1) as thread:
+            fragments = make_fragments(folder, thread, budget)
+            await fragments.load(digest, budget - 4 * MIB, [])
+            peaks = [(await fragments.run(digest, item)).peak_bytes for _ in range(4)]
+            free = thread.submit(fragments._runtime.run, digest, item, Stopper()).result()
+            await fragments.close()
+        return peaks, free.peak_bytes
+
+    return asyncio.run(measure())

@@ -92,10 +92,10 @@ class Trying(Runtime):
     begun = threading.Event()
     may_end = threading.Event()
 
-    def open_and_try(self, *arguments: Any) -> Any:
+    def open_and_try(self, *arguments: Any, **options: Any) -> Any:
         self.begun.set()
         assert self.may_end.wait(PATIENCE_SECONDS)
-        return super().open_and_try(*arguments)
+        return super().open_and_try(*arguments, **options)
 
 
 async def test_a_load_that_waits_for_what_a_trial_holds_goes_on_when_that_has_ended(

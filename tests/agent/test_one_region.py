@@ -12,10 +12,12 @@ import onnx
 import pytest
 
 from agent.fragment_making import write_fragment
+from agent.measured_trials import peaks_of_items
+from agent.own_process import in_own_process
 from made_models import Made, Tensors, weight
 from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.arena import reserved
-from shoal_agent.runtime.ballast import Ballast
+from shoal_agent.runtime.ballast import Ballast, Peak, Room
 from shoal_agent.runtime.failures import Exceeded
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.prepared import NOTHING_PREPARED
@@ -44,16 +46,22 @@ for _ in range(3):
     runtime.run("f", {"x": np.ones((1, 262144), np.float32)}, Stopper())
 print(json.dumps(meter.peak_bytes()))
 """
-HOLED: Final = Made(
-    text="""g (float[1,262144] x) => (float[1,1] y) {
-        six = Concat<axis = 0>(x, x, x, x, x, x)
-        one = ReduceMax<axes = [0], keepdims = 1>(six)
-        four = Concat<axis = 0>(one, one, one, one)
-        y = ReduceMax<axes = [0, 1], keepdims = 1>(four) }""",
-    weights={},
-    shapes={"x": (1, 262144)},
-)
-"""Of the arena it takes 6 MiB, then 1 MiB behind them, and then 4 where the 6 were."""
+
+
+def holed(first: int, then: int) -> Made:
+    """Of the arena it takes so many MiB, then 1 MiB behind them, and then so many again, for which
+    there is room in the hole."""
+    return Made(
+        text=f"""g (float[1,262144] x) => (float[1,1] y) {{
+            s = Constant<value = int64[2] {{{first}, 1}}>()
+            many = Expand(x, s)
+            one = ReduceMax<axes = [0], keepdims = 1>(many)
+            t = Constant<value = int64[2] {{{then}, 1}}>()
+            others = Expand(one, t)
+            y = ReduceMax<axes = [0, 1], keepdims = 1>(others) }}""",
+        weights={},
+        shapes={"x": (1, 262144)},
+    )
 
 
 def peak(folder: Path, budget: int) -> int:
@@ -63,7 +71,7 @@ def peak(folder: Path, budget: int) -> int:
 
 def test_where_little_is_left_behind_them_tensors_lie_as_where_much_is(tmp_path: Path) -> None:
     """Within 12 MiB, 5 would be left behind the first two, a better fit than the hole of 6."""
-    made = write_fragment(tmp_path, onnx.load(HOLED.save(tmp_path)), 24 * MIB)
+    made = write_fragment(tmp_path, onnx.load(holed(6, 4).save(tmp_path)), 24 * MIB)
     little, much = (peak(made.folder, budget) for budget in (12 * MIB, 24 * MIB))
     assert abs(much - little) < 2 * MIB, "4 MiB are taken behind them"
 
@@ -122,6 +130,7 @@ class Trials:
     def __init__(self, ballast: Ballast, *takes: int, beyond: int = 100) -> None:
         self.takes, self.beyond = list(takes), beyond
         self.left: list[int] = []
+        self.as_work: int | None = None
         self.limits: list[int] = []
         self.planned: list[int] = []
         self.ballast = ballast
@@ -137,11 +146,14 @@ class Trials:
             outputs={}, compute_seconds=0, processor_seconds=0, peak_bytes=taken, streamed_bytes=0
         )
 
-    def least(self, planned: int) -> int:
+    def least(self, planned: int, *, goes_on: bool = True) -> Peak:
         """Of 16 MiB 4 are in use, and 4 on their way."""
-        return self.ballast.least_peak(
-            self.run, planned, 16 * MIB, used_bytes=4 * MIB, coming_bytes=4 * MIB
-        )
+        room = Room(16 * MIB, planned, used_bytes=4 * MIB, coming_bytes=4 * MIB)
+        return self.ballast.least_peak(self.run, room, self.note if goes_on else None)
+
+    def note(self) -> None:
+        """The next run is as work is."""
+        self.as_work = len(self.left)
 
 
 @pytest.fixture
@@ -151,29 +163,57 @@ def ballast() -> Iterator[Ballast]:
     runtime.shrink()
 
 
-def test_a_trial_that_takes_what_is_planned_runs_once_within_what_is_left(ballast: Ballast) -> None:
-    trials = Trials(ballast, 50)
-    assert trials.least(planned=50) == 50
+def test_a_trial_that_takes_half_of_what_there_is_runs_once_within_what_is_left(
+    ballast: Ballast,
+) -> None:
+    trials = Trials(ballast, 8 * MIB, beyond=100 * MIB)
+    assert trials.least(planned=8 * MIB) == Peak(8 * MIB)
     (left,) = trials.left
     assert 5 * MIB < left < 7 * MIB, "the table and what is beside the arena count too"
     assert trials.limits == [16 * MIB]
     assert not ballast.holds
 
 
-@pytest.mark.parametrize(("takes", "least"), [((60, 40), 40), ((60, 70), 60), ((100, 70), 70)])
-def test_a_trial_that_takes_more_than_planned_runs_once_more_as_work_does(
-    ballast: Ballast, takes: tuple[int, int], least: int
+@pytest.mark.parametrize(
+    ("takes", "peak"),
+    [
+        ((9, 10), Peak(10 * MIB)),
+        ((10, 9), Peak(10 * MIB)),
+        ((10, 12), Peak(10 * MIB, bounded=True)),
+        ((13, 12), Peak(13 * MIB, bounded=True)),
+        ((13, 10), Peak(10 * MIB)),
+        ((10, 100), Peak(10 * MIB, bounded=True)),
+        ((13, 100), Peak(13 * MIB, bounded=True)),
+    ],
+)
+def test_a_trial_that_takes_more_than_half_runs_once_more_as_work_does(
+    ballast: Ballast, takes: tuple[int, int], peak: Peak
 ) -> None:
-    trials = Trials(ballast, *takes)
-    assert trials.least(planned=50) == least
-    first, second = trials.left
-    if takes[0] < trials.beyond:
-        assert second == ballast._arena_bytes, "with all of the arena"
+    """Where that is too much, it has run within what was left: so do items."""
+    trials = Trials(ballast, *(each * MIB for each in takes), beyond=100 * MIB)
+    assert trials.least(planned=11 * MIB) == peak
+    assert trials.left[1] == ballast._arena_bytes, "with all of the arena"
+    assert trials.as_work == 1
+    assert trials.limits[1] == 11 * MIB, "a sixteenth, and what comes, is left to what a node takes"
+    assert trials.planned == [11 * MIB, 11 * MIB if takes[0] < 11 else 0], "it is to leave more"
+
+
+@pytest.mark.parametrize("last", [70, 120])
+def test_a_trial_that_fails_may_have_asked_for_far_more_than_it_takes(
+    ballast: Ballast, last: int
+) -> None:
+    """It has a little more then, before it has all of the arena."""
+    trials = Trials(ballast, 100, 90, last, beyond=100)
+    if last == 70:
+        assert trials.least(planned=50) == Peak(last)
     else:
-        assert 1 * MIB < second - first < 3 * MIB, "a node may ask for far more than there is"
-    _, limit = trials.limits
-    assert trials.planned == [50, 0], "the second one is to leave more than that"
-    assert limit == 11 * MIB, "what is on its way and a sixteenth are left to what one node takes"
+        with pytest.raises(Exceeded):
+            trials.least(planned=50)
+    first, second, third = trials.left
+    assert 1 * MIB < second - first < 3 * MIB
+    assert third == ballast._arena_bytes
+    assert trials.as_work == 2
+    assert trials.planned == [50, 0, 0]
 
 
 @pytest.mark.parametrize("takes", [(110, 120), (120, 110)])
@@ -186,8 +226,23 @@ def test_a_trial_that_fails_twice_says_the_most_that_it_took(
     assert not ballast.holds
 
 
-def test_a_trial_that_only_fails_as_work_runs_took_what_it_took_before(ballast: Ballast) -> None:
-    assert Trials(ballast, 60, 120).least(planned=50) == 60
+def test_a_trial_whose_run_as_work_has_ended_a_process_is_bounded(ballast: Ballast) -> None:
+    trials = Trials(ballast, 9 * MIB, beyond=100 * MIB)
+    assert trials.least(planned=8 * MIB, goes_on=False) == Peak(9 * MIB, bounded=True)
+    with pytest.raises(Exceeded):
+        Trials(ballast, 100, 90).least(planned=50, goes_on=False)
+
+
+def test_items_have_no_more_of_the_arena_than_there_is_where_they_would_take_it(
+    tmp_path: Path,
+) -> None:
+    """Behind the first 43 MiB there is more room than 30 MiB in all of the arena, and less than in
+    the hole, which has 42."""
+    model = onnx.load(holed(42, 30).save(tmp_path))
+    made = write_fragment(tmp_path, model, 60 * MIB, largest={"x": (1, 262144)})
+    peaks, free = in_own_process(peaks_of_items, tmp_path, made.digest, 64 * MIB)
+    assert free > 70 * MIB
+    assert max(peaks) < 56 * MIB
 
 
 def fills(*mebibytes: int) -> str:

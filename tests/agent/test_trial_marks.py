@@ -19,11 +19,15 @@ B = A._replace(digest="sha256:b")
 PROBE = Path(__file__).with_name("ended_trial_probe.py")
 
 
-def end_in_a_trial(path: Path, trial: MarkedTrial, parent: int = PARENT) -> None:
+def end_in_a_trial(
+    path: Path, trial: MarkedTrial, parent: int = PARENT, *, as_work: bool = False
+) -> None:
     """A process that is ended so."""
     child = os.fork()
     if not child:
-        with TrialMarks(path, parent).running(trial):
+        with TrialMarks(path, parent).running(trial) as goes_on:
+            if as_work:
+                goes_on()
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
 
@@ -76,6 +80,14 @@ def test_a_process_knows_what_ended_the_ones_before_it_one_after_the_other(tmp_p
     assert not next_process(path).ended_its_process(A)
 
 
+def test_what_has_ended_a_process_as_work_runs_may_be_tried_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "trial.json"
+    end_in_a_trial(path, A, as_work=True)
+    marks = next_process(path)
+    assert not marks.ended_its_process(A)
+    assert marks.ended_its_process(A._replace(as_work=True))
+
+
 def test_who_was_ended_together_with_its_parent_was_ended_by_that(tmp_path: Path) -> None:
     """As the agents of `shoal run`, when that is killed and run again."""
     path = tmp_path / "trial.json"
@@ -114,4 +126,13 @@ def test_what_has_ended_an_agent_in_a_trial_is_refused_or_runs_in_blocks(
     else:
         _, granted = found.split()
         assert made.least_bytes <= int(granted) < 20 * MIB
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL, "for good"
+
+
+def test_items_of_what_has_ended_an_agent_as_work_runs_are_bounded(tmp_path: Path) -> None:
+    model, largest = dense_model([512] * 17), {"x": (1, 512)}
+    made = write_fragment(tmp_path, model, 20 * MIB, largest=largest)
+    command = [sys.executable, str(PROBE), str(tmp_path), made.digest, "as-work"]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert subprocess.check_output(command, text=True) == "bounded\n"
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL, "for good"

@@ -27,7 +27,8 @@ _LITTLE_BYTES: Final = 256 << 10
 class Trial:
     """The fragment took that much when it ran within `granted` with inputs of `input_bytes`; at
     least that, if `stopped`. `fixed` is what is not activations. `prepared`: it ran as a whole, in
-    the form prepared for it."""
+    the form prepared for it. `bounded`: with all of the runtime's arena it takes more than there
+    is."""
 
     granted: Bytes
     taken: Bytes
@@ -35,6 +36,7 @@ class Trial:
     input_bytes: Bytes = Bytes(0)
     stopped: bool = False
     prepared: bool = False
+    bounded: bool = False
 
     def need(self, input_bytes: int) -> Bytes:
         """What an item takes: as much as this one, or more if it is larger. Activations are taken

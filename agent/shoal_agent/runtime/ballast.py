@@ -14,7 +14,7 @@ a twelfth of what it was has 7 MiB of them beside 19.
 import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -31,9 +31,31 @@ _PIECE_BYTES: Final = 1 << 20
 _MOST_PIECES: Final = 32
 _MORE_SHARE: Final = 8
 _GUARDED_SHARE: Final = 16
+_MAY_GROW: Final = 2
+"""By how much a run may take more with all of the arena: 1.75 was measured."""
 SCRATCH_SHARE: Final = 32
 """Nodes take memory that they do not ask the arena for; the most that was measured is one byte for
 43 that they have of the arena."""
+
+
+class Room(NamedTuple):
+    """What there is for a run: a limit for the whole process, which is planned to take so much
+    then, has so much in use and so much on its way. A node takes so much beside the arena, as far
+    as that is known."""
+
+    limit_bytes: int
+    planned_bytes: int
+    used_bytes: int
+    coming_bytes: int
+    beside_bytes: int = 0
+
+
+class Peak(NamedTuple):
+    """Of a run within a limit. `bounded`: it keeps to it only where the arena has no more than that
+    leaves, not as work runs."""
+
+    size_bytes: int
+    bounded: bool = False
 
 
 class Ballast:
@@ -76,47 +98,57 @@ class Ballast:
     def least_peak(
         self,
         run: Callable[[int, int], RunResult],
-        planned_bytes: int,
-        limit_bytes: int,
-        *,
-        used_bytes: int,
-        coming_bytes: int,
-        beside_bytes: int = 0,
-    ) -> int:
-        """The peak of a run within a limit, for which so much is planned, where so much is in use
-        and so much on its way, and a node takes so much beside the arena, as far as that is known.
-        `run` is given the limit, and what it may take for sure, near as that is to the limit. The
-        arena has what is left without its table, what nodes take beside it and what the kernel
-        does. Near the end of that tensors lie otherwise, and take more. So a run that takes more
-        than planned runs once more with all of the arena, as work does; where a node failed, with
-        an eighth of the limit more, but for what is known to come beside it, since it may have
-        asked for far more than there is. Then the guard stops it, and has a sixteenth of the limit
-        for what a node takes until it does. Raises as the run does."""
+        room: Room,
+        goes_on: Callable[[], None] | None = lambda: None,
+    ) -> Peak:
+        """The peak of a run. `run` is given a limit, and what it may take for sure, near as that is
+        to the limit. First the arena has what is left without its table, what nodes take beside it
+        and what the kernel does. A run that fails there may have asked for far more than there is:
+        it runs once more with an eighth of the limit beyond that, but for what is known to come
+        beside it. What has passed, with more than half of the limit, runs once more with all of the
+        arena, as work does, after a call of `goes_on` (None: it does not): tensors lie otherwise
+        then, and may take twice as much, or less. In these runs the guard has a sixteenth of the
+        limit for what a node takes until it ends. Raises as the run does."""
+        limit_bytes, planned_bytes = room.limit_bytes, room.planned_bytes
         first_bytes = limit_bytes - kernel_bytes(limit_bytes)
-        left_bytes = first_bytes - used_bytes - coming_bytes - OTHERS_BYTES
-        left_bytes = max(0, left_bytes - self._region_bytes // TABLE_SHARE)
-        left_bytes = max(0, left_bytes - max(beside_bytes, left_bytes // SCRATCH_SHARE))
-        certain_bytes = min(planned_bytes, limit_bytes)
-        first = self._peak_within(left_bytes, lambda: run(first_bytes, certain_bytes))
-        if isinstance(first, int) and first <= planned_bytes:
-            return first
-        self.empty_arena()  # the run that failed held some of it until now
-        computed = isinstance(first, int) or first.computed
-        more_bytes = self._arena_bytes
-        if not computed:
-            more_bytes = left_bytes + max(0, limit_bytes // _MORE_SHARE - beside_bytes)
-        second_bytes = limit_bytes - coming_bytes - limit_bytes // _GUARDED_SHARE
-        second = self._peak_within(more_bytes, lambda: run(second_bytes, 0))
+        left_bytes = self._left(room, first_bytes)
+        first = self._peak_within(left_bytes, run, first_bytes, min(planned_bytes, limit_bytes))
+        if isinstance(first, int) and _MAY_GROW * first <= limit_bytes:
+            return Peak(first)
+        last, guarded_bytes = first, limit_bytes - room.coming_bytes - limit_bytes // _GUARDED_SHARE
+        if isinstance(first, Exceeded) and not first.computed:
+            more_bytes = left_bytes + max(0, limit_bytes // _MORE_SHARE - room.beside_bytes)
+            last = self._peak_within(more_bytes, run, guarded_bytes, 0)
+        if goes_on is not None and (isinstance(last, int) or last.computed):
+            goes_on()
+            planned = first if isinstance(first, int) and first <= planned_bytes else 0
+            certain_bytes = min(planned_bytes, limit_bytes) if planned else 0
+            last = self._peak_within(self._arena_bytes, run, guarded_bytes, certain_bytes)
+            fits = isinstance(last, int) and last <= max(guarded_bytes, certain_bytes)
+            if isinstance(last, int) and (fits or isinstance(first, Exceeded)):
+                return Peak(max(planned, last))
         if isinstance(first, int):
-            return first if isinstance(second, Exceeded) else min(first, second)
-        if isinstance(second, Exceeded):
-            raise Exceeded(str(first), max(first.peak_bytes, second.peak_bytes, limit_bytes + 1))
-        return second
+            return Peak(first, bounded=True)
+        most_bytes = last.peak_bytes if isinstance(last, Exceeded) else last
+        raise Exceeded(str(first), max(first.peak_bytes, most_bytes, limit_bytes + 1))
 
-    def _peak_within(self, size_bytes: int, run: Callable[[], RunResult]) -> int | Exceeded:
+    def _left(self, room: Room, size_bytes: int) -> int:
+        """For the arena, of so many bytes."""
+        left_bytes = size_bytes - room.used_bytes - room.coming_bytes - OTHERS_BYTES
+        left_bytes = max(0, left_bytes - self._region_bytes // TABLE_SHARE)
+        return max(0, left_bytes - max(room.beside_bytes, left_bytes // SCRATCH_SHARE))
+
+    def _peak_within(
+        self,
+        size_bytes: int,
+        run: Callable[[int, int], RunResult],
+        limit_bytes: int,
+        planned_bytes: int,
+    ) -> int | Exceeded:
+        self.empty_arena()  # a run before, which failed, held some of it until now
         try:
             with self.hold(self._arena_bytes - size_bytes):
-                return run().peak_bytes
+                return run(limit_bytes, planned_bytes).peak_bytes
         except Exceeded as error:
             # Without frames, which hold values.
             return Exceeded(str(error), error.peak_bytes, computed=error.computed)

@@ -21,13 +21,15 @@ from shoal_protocol.tensors import Array
 class Tried:
     """What a fragment took in a trial; where it was `stopped`, at least that. `fixed_bytes` of it
     are the open session and weights, `input_bytes` is the size of the inputs that it ran with.
-    `prepared`: it ran as a whole, in the form prepared for it. `reason`: why it was not tried."""
+    `prepared`: it ran as a whole, in the form prepared for it. `bounded`: only with less of the
+    arena than work has. `reason`: why it was not tried."""
 
     taken_bytes: int | None = None
     fixed_bytes: int = 0
     input_bytes: int = 0
     stopped: bool = False
     prepared: bool = False
+    bounded: bool = False
     reason: str = ""
 
 

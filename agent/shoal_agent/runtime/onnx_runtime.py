@@ -33,6 +33,7 @@ from shoal_agent.memory.allocation import Point
 from shoal_agent.memory.residency import short
 from shoal_agent.memory.swapping import grant_curve
 from shoal_agent.runtime import rehearsal_model
+from shoal_agent.runtime.ballast import Room
 from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.blocks import Blocks
 from shoal_agent.runtime.described import beside_bytes_of, read_blocks, runs_in_order
@@ -296,7 +297,7 @@ class Runtime:
             )
         return self._runs.run(fragment, feed, stopper, self.limit_bytes)
 
-    def open_and_try(
+    def open_and_try(  # noqa: PLR0913 - what is known of a run
         self,
         digest: str,
         folder: Path,
@@ -304,9 +305,12 @@ class Runtime:
         prepared: Prepared,
         limit_bytes: int,
         coming_bytes: int = 0,
+        *,
+        goes_on: Callable[[], None] | None = lambda: None,
     ) -> tuple[tuple[Point, ...], Tried]:
-        """`open`, and run it once with inputs of the largest shapes that were planned for, before
-        there is work, while so much is on its way here. Raises as `open`."""
+        """`open`, and run it with inputs of the largest shapes that were planned for, before there
+        is work, while so much is on its way here; `goes_on` as in `Ballast.least_peak`. Raises as
+        `open`."""
         self._widening.stop()
         self.shrink()
         before = self._meter.used_bytes()
@@ -333,14 +337,14 @@ class Runtime:
                     results.append(ran)
                 return max(results, key=attrgetter("peak_bytes"))
 
-            peak = self._arena.ballast.least_peak(
-                run,
-                before + granted_bytes,
-                limit_bytes,
+            room = Room(
+                limit_bytes=limit_bytes,
+                planned_bytes=before + granted_bytes,
                 used_bytes=self._meter.used_bytes() + placed_bytes,
                 coming_bytes=coming_bytes,
                 beside_bytes=self._scratch[digest].size_bytes,
             )
+            peak = self._arena.ballast.least_peak(run, room, goes_on)
         except Exceeded as error:
             taken = error.peak_bytes - before
             return curve, Tried(taken_bytes=taken, stopped=True, prepared=is_prepared)
@@ -350,9 +354,13 @@ class Runtime:
         finally:
             self.shrink()
         if isinstance(fragment, WholeFragment):
-            fragment.uncache_unused(folder, limit_bytes - peak)
+            fragment.uncache_unused(folder, limit_bytes - peak.size_bytes)
         return curve, Tried(
-            taken_bytes=peak - before, fixed_bytes=fixed, input_bytes=size, prepared=is_prepared
+            taken_bytes=peak.size_bytes - before,
+            fixed_bytes=fixed,
+            input_bytes=size,
+            prepared=is_prepared,
+            bounded=peak.bounded,
         )
 
     def run_in_passing(self, digest: str, items: Sequence[Mapping[str, Array]]) -> Passed | None:

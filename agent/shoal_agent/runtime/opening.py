@@ -49,7 +49,7 @@ stopped between two nodes, and one node may take as much beyond what it is stopp
 class Opened:
     """It can run now, within `granted`. `curve`: what it streams at several grants, from the least
     that its blocks can run in; empty: it has none. `taken` is what it took in its trial; None: it
-    was not tried."""
+    was not tried. `manifest` is empty where items are to run one by one."""
 
     fetched_bytes: int
     granted: Bytes
@@ -91,7 +91,7 @@ class _Key(NamedTuple):
 
 
 _Trying = tuple[str, Path, int, Prepared, int, int]
-"""What `Runtime.open_and_try` is given."""
+"""What `Runtime.open_and_try` is given, but for what it calls."""
 
 
 class Opening:
@@ -115,6 +115,7 @@ class Opening:
         self._trials: dict[_Key, Trial | None] = {}
         self._ran: dict[str, Trial] = {}
         self._unknown: dict[str, Mapping[str, tuple[int, ...] | None]] = {}
+        self._bounded: set[str] = set()
         self._marks = TrialMarks(cache.folder.with_name(_MARK))
 
     async def prefetch(
@@ -160,6 +161,7 @@ class Opening:
                     self._trials[key] = trial
             if trial is None or trial.taken <= room:
                 taken = None if trial is None else trial.taken
+                self._note_bounded(digest, trial is not None and trial.bounded)
                 if taken is not None and manifest.get(CHOOSES) is True:
                     taken = max(taken, granted)  # of branches that did not run
                 return Opened(
@@ -167,7 +169,7 @@ class Opening:
                     granted=granted,
                     curve=curve,
                     taken=taken,
-                    manifest=manifest,
+                    manifest={} if digest in self._bounded else manifest,
                 )
             if not trial.prepared:
                 least = _least(curve)
@@ -196,8 +198,8 @@ class Opening:
         return self._ran.get(digest)
 
     def is_known(self, digest: str) -> bool:
-        """Whether what a run takes follows from the sizes of its inputs."""
-        return digest not in self._unknown
+        """Whether what a run takes follows from the sizes of its inputs: else each is bounded."""
+        return digest not in self._unknown and digest not in self._bounded
 
     def sizes_seen(self, digest: str, tensors: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
         """Of what a run takes, the sizes that no plan knows, and that no item has shown before."""
@@ -235,7 +237,7 @@ class Opening:
             number > 1 or as_cut or is_worth_a_trial(granted, granted + ledger.free_for_fragments)
         )
         try:
-            if key in self._trials or not is_wanted or not self.is_known(digest):
+            if key in self._trials or not is_wanted or digest in self._unknown:
                 curve = await self._processor.call(self._runtime.open, *arguments)
             elif self._marks.ended_its_process(
                 mark := MarkedTrial(digest, as_cut, granted, ledger.budget)
@@ -264,11 +266,20 @@ class Opening:
             if key.digest == digest and trial is not None and trial.stopped and trial.taken <= room:
                 del self._trials[key]
 
+    def _note_bounded(self, digest: str, is_bounded: bool) -> None:
+        self._bounded &= self._ledger.resident.keys() | self._ledger.in_flight.keys()
+        self._bounded.discard(digest)
+        if is_bounded:
+            log.warning("%s runs item by item, with what there is of the arena", short(digest))
+            self._bounded.add(digest)
+
     def _try_marked(
         self, mark: MarkedTrial, *arguments: *_Trying
     ) -> tuple[tuple[Point, ...], Tried]:
-        with self._marks.running(mark):
-            return self._runtime.open_and_try(*arguments)
+        if self._marks.ended_its_process(mark._replace(as_work=True)):
+            return self._runtime.open_and_try(*arguments, goes_on=None)
+        with self._marks.running(mark) as goes_on:
+            return self._runtime.open_and_try(*arguments, goes_on=goes_on)
 
     def _note(self, key: _Key, tried: Tried, left: Bytes) -> Trial | None:
         """What the trial says. Activations that `left` memory meanwhile made room for the fragment,
@@ -285,6 +296,7 @@ class Opening:
                 input_bytes=Bytes(tried.input_bytes),
                 stopped=tried.stopped,
                 prepared=tried.prepared,
+                bounded=tried.bounded,
             )
             log.info("%s took %s in a trial", short(digest), format_bytes(taken))
             if not trial.stopped:

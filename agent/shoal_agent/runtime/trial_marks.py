@@ -4,13 +4,14 @@ A node may take memory faster than the guard looks, and beside the arena, whose 
 The kernel then ends the agent, and would do so in each trial that follows. So a mark is on the disk
 for as long as a trial runs. The process that begins and finds one takes that fragment to need more
 than there is, in the form that was tried. Where another form ends it as well, the next one knows of
-both. The process after it tries it again, and so does one that was started by another
-parent, or that finds an old mark: who made it was ended with its parent, or switched off.
+both. One that has passed with what there is of the arena, and has ended its process with all of it,
+is tried with that only. The process after it tries all again, and so does one that was started by
+another parent, or that finds an old mark: who made it was ended with its parent, or switched off.
 """
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time
@@ -23,18 +24,20 @@ _MOST: Final = 16
 
 
 class MarkedTrial(NamedTuple):
-    """Of a fragment, prepared if it could be, or `as_cut`; within what, and what all had."""
+    """Of a fragment, prepared if it could be, or `as_cut`; within what, and what all had.
+    `as_work`: it runs with all of the arena, and has passed with less."""
 
     digest: str
     as_cut: bool
     granted_bytes: int
     budget_bytes: int
+    as_work: bool = False
 
     def ends_as(self, ended: "MarkedTrial") -> bool:
         """Whether it gets no less than one that has ended its process, of no more: grants follow
         from what was measured, and so may budgets."""
         return (
-            (self.digest, self.as_cut) == (ended.digest, ended.as_cut)
+            (self.digest, self.as_cut, self.as_work) == (ended.digest, ended.as_cut, ended.as_work)
             and self.granted_bytes > ended.granted_bytes - _NOISE_BYTES
             and self.budget_bytes < ended.budget_bytes + _NOISE_BYTES
         )
@@ -56,11 +59,11 @@ class TrialMarks:
         return any(map(trial.ends_as, self._ended))
 
     @contextmanager
-    def running(self, trial: MarkedTrial) -> Iterator[None]:
-        """A trial runs."""
+    def running(self, trial: MarkedTrial) -> Iterator[Callable[[], None]]:
+        """A trial runs; what to call when it goes on as work does."""
         self._write(trial)
         try:
-            yield
+            yield lambda: self._write(trial._replace(as_work=True))
         finally:
             self._write(None)
 
@@ -83,8 +86,8 @@ class TrialMarks:
             is_new = 0 <= time() - float(mark["began"]) < _LASTS_SECONDS
             if is_new and mark["parent"] == self._parent:
                 return tuple(
-                    MarkedTrial(str(digest), bool(as_cut), int(granted), int(budget))
-                    for digest, as_cut, granted, budget in mark["trials"]
+                    MarkedTrial(str(digest), bool(as_cut), int(granted), int(budget), bool(as_work))
+                    for digest, as_cut, granted, budget, as_work in mark["trials"]
                 )
         return ()
 

@@ -22,6 +22,7 @@ import gc
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from time import perf_counter, process_time, thread_time
@@ -325,18 +326,6 @@ class Runtime:
             check_inputs(fragment.inputs, feed)
             placed_bytes = sum(each.nbytes for each in fragment.destinations(feed).values())
             self.shrink()
-
-            def run(limit_bytes: int, planned_bytes: int) -> RunResult:
-                stopper = Stopper(TRIAL_SECONDS)
-                results = []
-                for each in with_switches(feed):
-                    ran = self._runs.run_guarded(
-                        fragment, each, stopper, limit_bytes, planned_bytes=planned_bytes
-                    )
-                    ran.outputs.clear()  # nothing of them beside the next one
-                    results.append(ran)
-                return max(results, key=attrgetter("peak_bytes"))
-
             room = Room(
                 limit_bytes=limit_bytes,
                 planned_bytes=before + granted_bytes,
@@ -344,7 +333,7 @@ class Runtime:
                 coming_bytes=coming_bytes,
                 beside_bytes=self._scratch[digest].size_bytes,
             )
-            peak = self._arena.ballast.least_peak(run, room, goes_on)
+            peak = self._arena.ballast.least_peak(partial(self._try, fragment, feed), room, goes_on)
         except Exceeded as error:
             taken = error.peak_bytes - before
             return curve, Tried(taken_bytes=taken, stopped=True, prepared=is_prepared)
@@ -362,6 +351,23 @@ class Runtime:
             prepared=is_prepared,
             bounded=peak.bounded,
         )
+
+    def _try(
+        self,
+        fragment: OpenFragment,
+        feed: Mapping[str, Array],
+        limit_bytes: int,
+        planned_bytes: int,
+    ) -> RunResult:
+        """The run that took the most, of those that take one branch or another."""
+        stopper, results = Stopper(TRIAL_SECONDS), list[RunResult]()
+        for each in with_switches(feed):
+            ran = self._runs.run_guarded(
+                fragment, each, stopper, limit_bytes, planned_bytes=planned_bytes
+            )
+            ran.outputs.clear()  # nothing of them beside the next one
+            results.append(ran)
+        return max(results, key=attrgetter("peak_bytes"))
 
     def run_in_passing(self, digest: str, items: Sequence[Mapping[str, Array]]) -> Passed | None:
         """Run a fragment that takes next to no time, on items one after the other, in the event

@@ -22,8 +22,8 @@ then + what the agent's own heap may grow by + budget. So the memory charged to 
 by more than that, whatever the agent does or measures.
 
 What is charged. The kernel charges a page of a file to the group that first brought it into
-memory. Library pages that this process or another agent brought there are charged to those, now
-and later: they are resident in the agent, but neither in its charge when idle nor in its growth.
+memory. This process brings the libraries of agents there (`agent_libraries`), so they are charged
+to it: they are resident in the agent, but neither in its charge when idle nor in its growth.
 The pages of its fragments are charged to the agent: it writes and reads them itself, into a
 cache that it shares with nobody, and at its start it has the kernel drop what an earlier process
 has left of them in the page cache. The kernel counts page cache against the limit as well, but

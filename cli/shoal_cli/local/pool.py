@@ -16,6 +16,7 @@ import grpc.aio
 
 from shoal_api.kinds import DevicePool
 from shoal_api.kinds.device_pool import LocalDevice
+from shoal_cli.local.agent_libraries import HeldFiles, hold_libraries
 from shoal_cli.local.cgroups import DeviceGroup, Enforce, Pressure, RunGroups
 from shoal_cli.local.planned_jobs import PlannedJob, device_report
 from shoal_cli.local.report import DeviceReport, JobReport
@@ -27,6 +28,7 @@ from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_protocol.channels import open_channel
 from shoal_protocol.heap_reserve import HEAP_RESERVE_BYTES
+from shoal_protocol.threads import in_thread
 from shoal_protocol.units import counted, format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -124,6 +126,7 @@ class PoolRun:
     _channel: grpc.aio.Channel = field(init=False)
     _device_groups: dict[str, DeviceGroup] = field(default_factory=dict, init=False)
     _limits: DeviceLimits = field(default_factory=lambda: DeviceLimits(_no_note), init=False)
+    _libraries: HeldFiles | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.target = self.workspace.coordinator(self.pool.metadata.name)
@@ -157,6 +160,8 @@ class PoolRun:
 
     async def start(self) -> None:
         """Start the coordinator and the agents."""
+        if self.groups is not None:
+            self._libraries = await in_thread(hold_libraries)
         await self.supervisor.start(self._coordinator_spec())
         for number, device in enumerate(self.devices):
             if self.groups is not None:

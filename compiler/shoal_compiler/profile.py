@@ -11,7 +11,7 @@ from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.order import choose_order, roles
 from shoal_compiler.parting import KnownShapes
 from shoal_compiler.picks import pick_weights
-from shoal_compiler.profiler import Profiler
+from shoal_compiler.profiler import Profiler, declared_input
 from shoal_compiler.safety import CheckedModel, open_model
 from shoal_compiler.shapes import Shapes, infer
 from shoal_compiler.single_precision import outputs_apart
@@ -22,6 +22,7 @@ from shoal_compiler.windows import in_windows
 from shoal_compiler.work import Setting
 from shoal_planner.profile import Profile
 from shoal_protocol.digests import Digest, digest_of_file, digest_of_model
+from shoal_protocol.partition import TensorSpec
 from shoal_protocol.seen_sizes import Sizes
 
 
@@ -89,6 +90,13 @@ class Source:
     def files(self) -> Mapping[Path, Digest]:
         """All files of the model with their digests; the ONNX file is the first."""
         return self.find_digests()
+
+    def inputs(self, shapes: Mapping[str, Sequence[int]]) -> tuple[TensorSpec, ...]:
+        """Those of the profile for these shapes, which is made only where the model does not say
+        them itself. Raises `ModelRefused`."""
+        declared = [declared_input(each) for each in self.whole.inputs]
+        found = tuple(each for each in declared if each is not None)
+        return found if len(found) == len(declared) else self.profile(shapes).inputs
 
     def profile(
         self, shapes: Mapping[str, Sequence[int]] | None = None, seen: Sizes | None = None

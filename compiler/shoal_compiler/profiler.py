@@ -361,6 +361,15 @@ class Profiler:
         return TensorSpec(name=value.name, dtype=dtype_name(data_type), shape=axes)
 
 
+def declared_input(value: onnx.ValueInfoProto) -> TensorSpec | None:
+    """A model's input, where the model says its type and axes itself."""
+    tensor = value.type.tensor_type
+    if not tensor.elem_type or not tensor.HasField("shape"):
+        return None
+    axes = axes_of(value.type)
+    return TensorSpec(name=value.name, dtype=dtype_name(tensor.elem_type), shape=axes)
+
+
 def _sparse_bytes(sparse: onnx.SparseTensorProto) -> int:
     """What a sparse weight takes while it is loaded (measured, 1.31): the runtime makes it dense,
     copies that, and has it in the model's form and in its own beside it."""

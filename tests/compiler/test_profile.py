@@ -50,6 +50,16 @@ def test_what_was_inferred_to_part_layers_is_what_a_profile_infers(
     assert source.profile(other) == Source.open(source.path).fitted(other).profile(other) != anew
 
 
+@pytest.mark.parametrize("name", [*TOPOLOGIES, "open"])
+def test_inputs_are_known_without_a_profile(name: str, tmp_path: Path) -> None:
+    model = TOPOLOGIES.get(name, CONVOLUTION).proto()
+    if name == "open":  # it does not say how many axes its input has
+        model.graph.input[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, path := tmp_path / "model.onnx")
+    source = Source.open(path)
+    assert source.inputs({}) == source.profile().inputs
+
+
 def test_what_is_unknown_is_none_and_not_zero(tmp_path: Path) -> None:
     profile = profile_model(CONVOLUTION.save(tmp_path))
     cost = {node.operator: node for node in profile.nodes}

@@ -1,6 +1,6 @@
 """Where a model is cut: for its devices, for its inputs, and where fragments took too much."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from math import inf, prod
@@ -252,15 +252,14 @@ def many_fragments(order: CutOrder, suited: Suited, fragments: int) -> str:
     return said and f"{order.name}: {said}"
 
 
-def suit_inputs(
-    order: CutOrder, model: "Source", profile: Profile, base: Base | None = None
-) -> Suited:
+def suit_inputs(order: CutOrder, model: "Source", base: Base | None = None) -> Suited:
     """A cut for every input; where there is none, for as many of the smaller ones as there is one
-    for, so that an item that is too large fails by itself. With a `base`, `profile` is for its
-    shapes, and what was found then holds."""
-    inputs = _sample(order, profile)
+    for, so that an item that is too large fails by itself. With a `base`, what was found then
+    holds."""
+    inputs = _sample(order, model.inputs(order.shapes))
     envelopes = () if inputs is None else inputs.envelopes()
     if base is not None:
+        profile = model.profile(base.shapes)
         if inputs is not None and envelopes:
             profile = _with_values(profile, inputs)
         learned = model.profile(base.shapes, order.seen) if order.seen else profile
@@ -268,7 +267,7 @@ def suit_inputs(
     if inputs is None or not envelopes:
         if order.left_out:  # nothing depends on how large its items are: that was tried
             raise PreparationRefused(f"{order.name}: {_OUTGROWN}")
-        return _suited(order, model, profile)
+        return _suited(order, model)
     envelopes = _not_left_out(order, envelopes)
     try:
         suited = _suited_to(order, model, inputs, envelopes[-1])
@@ -312,11 +311,11 @@ def _not_left_out(order: CutOrder, envelopes: tuple[Shapes, ...]) -> tuple[Shape
     return envelopes[: max(1, len(envelopes) - order.left_out)]
 
 
-def _suited(order: CutOrder, model: "Source", profile: Profile) -> Suited:
+def _suited(order: CutOrder, model: "Source") -> Suited:
     """A cut where inputs leave nothing open."""
 
     def profiled(sliced: "Source") -> Profile:
-        return profile if sliced is model else sliced.profile(order.shapes)
+        return sliced.profile(order.shapes)
 
     def suit(sliced: "Source", own: Profile) -> Suited:
         return _suit(order, sliced, own, order.shapes)
@@ -424,21 +423,19 @@ def _beyond(order: CutOrder, files: Sequence[str], refusal: object) -> str:
     )
 
 
-def _sample(order: CutOrder, profile: Profile) -> InputSet | None:
+def _sample(order: CutOrder, inputs: tuple[TensorSpec, ...]) -> InputSet | None:
     """The inputs, where it depends on them what the model needs; None also where they are refused:
     the job says why."""
-    if order.sample is None or not depends_on_inputs(order, profile):
+    if order.sample is None or not depends_on_inputs(order, inputs):
         return None
     try:
-        return scan_inputs(order.sample, profile.inputs)
+        return scan_inputs(order.sample, inputs)
     except InputsRefused:
         return None
 
 
-def depends_on_inputs(order: CutOrder, profile: Profile) -> bool:
-    return order.sample is not None and not all(
-        _is_fixed(spec, order.shapes) for spec in profile.inputs
-    )
+def depends_on_inputs(order: CutOrder, inputs: Iterable[TensorSpec]) -> bool:
+    return order.sample is not None and not all(_is_fixed(spec, order.shapes) for spec in inputs)
 
 
 def _is_fixed(spec: TensorSpec, shapes: Shapes) -> bool:

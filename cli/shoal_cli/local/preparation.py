@@ -139,14 +139,15 @@ def cut_into_store(
     model = model.fitted(shapes, order.seen)
     if base is not None:
         model = model.sliced(base.slicing)
-    profile = model.profile(shapes)
-    if order.digest is not None and order.digest != profile.digest:
+    _, digest = model.digests
+    if order.digest is not None and order.digest != digest:
         raise PreparationRefused(
-            f"Model {order.model}: {order.path} is {profile.digest}, not {order.digest} as "
+            f"Model {order.model}: {order.path} is {digest}, not {order.digest} as "
             "spec.source.digest says; it was changed, or is another file"
         )
-    order = replace(order, items=count_items(order, profile.inputs))
-    suited = suit_inputs(order, model, profile, base)
+    inputs_of_model = model.inputs(order.shapes)
+    order = replace(order, items=count_items(order, inputs_of_model))
+    suited = suit_inputs(order, model, base)
     source = _source(order, suited)
     answer: dict[str, object] = {
         "advice": _advice(order, suited.profile, suited.choices[-1]),
@@ -167,7 +168,7 @@ def cut_into_store(
         answer["rejected"] = base.rejected
     count = len(document_from_json(path.read_bytes()).fragments)
     answer["note"] = "; ".join(filter(None, (suited.note, many_fragments(order, suited, count))))
-    depends = depends_on_inputs(order, suited.profile) or are_counted(asked)
+    depends = depends_on_inputs(order, inputs_of_model) or are_counted(asked)
     remember(path, asked, inputs if depends else None, answer, base)
     return {"warm": warm, **answer}
 

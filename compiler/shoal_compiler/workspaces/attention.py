@@ -13,17 +13,18 @@ from shoal_compiler.workspaces.workspace import FLOAT_BYTES, THREADS, Rule, Work
 
 TILES_BYTES: Final = 1 << 20
 """What attention works in that makes its products piece by piece: by the second-level cache."""
+_PANEL: Final = 16384
 
 
 def _few_bits(shaped: Shaped) -> Workspace:
     """Unless weights were packed, all are made numbers at once, whatever the rows, the blocks, the
     bits and the accuracy that is asked for. What is read and given in halves, and what scales the
-    weights, is there as numbers too."""
+    weights, is there as numbers too. Each thread that multiplies has a panel on its stack."""
     rows, given = shaped.input(0), shaped.output(0)
     halves = 0
     if shaped.type(0) == TensorProto.FLOAT16:
         halves = prod(rows) + prod(given) + prod(shaped.input(2))
-    return floats(beside=rows[-1] * given[-1] + halves)
+    return floats(beside=rows[-1] * given[-1] + halves + THREADS * _PANEL)
 
 
 def _few_bits_of_a_table(shaped: Shaped) -> Workspace:

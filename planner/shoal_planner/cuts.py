@@ -64,7 +64,8 @@ class CutRequest:
     (then as few fragments as possible), or tensors that are to be the last of a fragment each.
     `fragments` with `max_bytes` asks for that many, none over the limit. Nothing: one fragment.
     `one_device` has all of them: items enter and leave the model while it runs any of them.
-    `nearest`: what no cut parts may be over the limit.
+    `nearest`: what no cut parts may be over the limit. `kept_bytes`: a limit that some cut keeps,
+    where that is known: to find out takes longer than a search.
     """
 
     fragments: int | None = None
@@ -72,6 +73,7 @@ class CutRequest:
     one_device: bool = False
     nearest: bool = False
     tensors: tuple[str, ...] = ()
+    kept_bytes: int | None = None
 
     def __post_init__(self) -> None:
         assert not self.tensors or (self.fragments, self.max_bytes) == (None, None)
@@ -116,7 +118,9 @@ class _Found:
 
 def _search(layout: Layout, request: CutRequest) -> _Found | Refusal:
     limit = request.max_bytes
-    if limit is not None and not request.nearest and is_hopeless(layout, limit):
+    is_kept = request.kept_bytes is not None and request.kept_bytes <= (limit or 0)
+    asks = limit is not None and not (request.nearest or is_kept)
+    if limit is not None and asks and is_hopeless(layout, limit):
         return _too_large(layout, limit, smallest_limit(layout))
     over = _over(layout, request)
     excused = over | _within(layout, request)
@@ -130,7 +134,7 @@ def _search(layout: Layout, request: CutRequest) -> _Found | Refusal:
         if found is not None and (is_finest or not _is_coarse(found, request)):
             return found
         least = None
-        if found is None and not (is_finest or request.nearest or limit is None):
+        if found is None and asks and not is_finest:
             least = smallest_limit(layout)  # found sooner than by trying every position
         if is_finest or (least or 0) > (limit or 0):
             return _over_limit(layout, table, request, least)

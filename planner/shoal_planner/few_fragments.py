@@ -10,6 +10,7 @@ fragment takes, and each bit of it holds many nodes.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from shoal_planner.cuts import (
@@ -89,6 +90,8 @@ def _cut_for(profile: Profile, budget: int, *, one_device: bool) -> tuple[int, .
         return cuts
     if isinstance(cuts, Refusal) and cuts.need_bytes is not None and cuts.need_bytes > budget:
         return refused_too(profile, full, cuts.need_bytes)
+    if isinstance(cuts, Refusal):
+        full = replace(full, kept_bytes=cuts.need_bytes)
     fewer = choose_cuts(profile, full)
     if isinstance(cuts, Refusal) or isinstance(fewer, Refusal):
         return fewer

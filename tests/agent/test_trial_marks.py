@@ -129,10 +129,24 @@ def test_what_has_ended_an_agent_in_a_trial_is_refused_or_runs_in_blocks(
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL, "for good"
 
 
+def as_work_ends(folder: Path, digest: str) -> list[str]:
+    return [sys.executable, str(PROBE), str(folder), digest, "as-work"]
+
+
 def test_items_of_what_has_ended_an_agent_as_work_runs_are_bounded(tmp_path: Path) -> None:
     model, largest = dense_model([512] * 17), {"x": (1, 512)}
     made = write_fragment(tmp_path, model, 20 * MIB, largest=largest)
-    command = [sys.executable, str(PROBE), str(tmp_path), made.digest, "as-work"]
+    command = as_work_ends(tmp_path, made.digest)
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert subprocess.check_output(command, text=True) == "bounded\n"
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL, "for good"
+
+
+def test_what_ends_an_agent_bounded_as_well_is_refused(tmp_path: Path) -> None:
+    model, largest = dense_model([512] * 17), {"x": (1, 512)}
+    made = write_fragment(tmp_path, model, 20 * MIB, largest=largest)
+    as_work = as_work_ends(tmp_path, made.digest)
+    always = as_work[:-1]
+    for command in (as_work, always):
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert subprocess.check_output(always, text=True).startswith("needs ")

@@ -276,10 +276,9 @@ class Opening:
     def _try_marked(
         self, mark: MarkedTrial, *arguments: *_Trying
     ) -> tuple[tuple[Point, ...], Tried]:
-        if self._marks.ended_its_process(mark._replace(as_work=True)):
-            return self._runtime.open_and_try(*arguments, goes_on=None)
+        ended = self._marks.ended_its_process(mark._replace(as_work=True))
         with self._marks.running(mark) as goes_on:
-            return self._runtime.open_and_try(*arguments, goes_on=goes_on)
+            return self._runtime.open_and_try(*arguments, goes_on=None if ended else goes_on)
 
     def _note(self, key: _Key, tried: Tried, left: Bytes) -> Trial | None:
         """What the trial says. Activations that `left` memory meanwhile made room for the fragment,

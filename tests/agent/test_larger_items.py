@@ -308,7 +308,7 @@ def test_a_trial_takes_no_more_than_is_left_beside_what_is_in_memory(
     assert found["peak"] <= BUDGET
 
 
-@pytest.mark.parametrize(("rows_mib", "runs"), [(2, True), (4, False)])
+@pytest.mark.parametrize(("rows_mib", "runs"), [(2, True), (3, False)])
 @pytest.mark.parametrize("how", [(), ("untried",)])
 def test_what_a_node_takes_outside_of_the_arena_is_part_of_what_a_run_takes(
     tmp_path: Path, rows_mib: int, how: tuple[str, ...], *, runs: bool

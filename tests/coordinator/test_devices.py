@@ -222,10 +222,13 @@ async def test_a_stream_that_is_no_frames_is_hung_up(world: World) -> None:
 
 async def test_a_message_beyond_the_limit_is_not_received(world: World) -> None:
     unlimited = [("grpc.max_send_message_length", -1)]
-    device = world.device("a")
-    async with connected(device), grpc.aio.insecure_channel(world.target, unlimited) as channel:
-        call = SessionClient(channel).exchange("a")
-        await call.write(bytes(5 << 20))
+    async with grpc.aio.insecure_channel(world.target, unlimited) as channel:
+        client = SessionClient(channel)
+        control = client.connect()
+        await control.write(pb.AgentMessage(hello=world.device("a").hello))
+        assert isinstance(await control.read(), pb.CoordinatorMessage)
+        call = client.exchange("a")
+        await call.write(b"no frame" * (5 << 17))
         code, _ = await refusal(call.read())
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
 

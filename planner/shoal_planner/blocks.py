@@ -34,7 +34,7 @@ from typing import Final
 
 from shoal_planner.arena import Arena, Tensors, arena_bytes
 from shoal_planner.counting import Counting
-from shoal_planner.cuts import crossing_bytes, thinned
+from shoal_planner.cuts import thinned
 from shoal_planner.pieces import Piece
 from shoal_planner.segments import Growing, Layout
 from shoal_planner.shares import share
@@ -150,7 +150,7 @@ def _best(
 def estimates(layout: Layout, positions: Sequence[int]) -> Table:
     """What every block that could be takes, by itself among the tensors that cross: those are there
     until it has run, whether it takes them or they only pass by."""
-    crossing = crossing_bytes(layout)
+    crossing = layout.crossing_bytes
     return [
         list(_blocks_from(layout, positions, start, crossing[position]))
         for start, position in enumerate(positions[:-1])

@@ -26,7 +26,6 @@ limit is then so low that each search ends after a small part of the model.
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Final, TypeVar
 
 from shoal_planner.borders import frames_beside
@@ -38,8 +37,7 @@ from shoal_planner.chains import (
     starts_of,
 )
 from shoal_planner.counting import Counting
-from shoal_planner.indexes import Index
-from shoal_planner.least_limit import finest_needs, is_hopeless, smallest_limit
+from shoal_planner.least_limit import smallest_limit
 from shoal_planner.limited import Limited
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Growing, Layout
@@ -64,8 +62,7 @@ class CutRequest:
     (then as few fragments as possible), or tensors that are to be the last of a fragment each.
     `fragments` with `max_bytes` asks for that many, none over the limit. Nothing: one fragment.
     `one_device` has all of them: items enter and leave the model while it runs any of them.
-    `nearest`: what no cut parts may be over the limit. `kept_bytes`: a limit that some cut keeps,
-    where that is known: to find out takes longer than a search.
+    `nearest`: what no cut parts may be over the limit.
     """
 
     fragments: int | None = None
@@ -73,7 +70,6 @@ class CutRequest:
     one_device: bool = False
     nearest: bool = False
     tensors: tuple[str, ...] = ()
-    kept_bytes: int | None = None
 
     def __post_init__(self) -> None:
         assert not self.tensors or (self.fragments, self.max_bytes) == (None, None)
@@ -91,7 +87,12 @@ class Refusal:
 
 def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refusal:
     """The positions of `profile.nodes` to cut at, in order; () leaves the model whole."""
-    layout = laid_out(profile, request)
+    return choose_in(laid_out(profile, request), request)
+
+
+def choose_in(layout: Layout, request: CutRequest) -> tuple[int, ...] | Refusal:
+    """The same, where it is `laid_out` already: several limits have what is known of it in
+    common."""
     if request.tensors:
         return _named(layout, request.tensors)
     if request.max_bytes is None and request.fragments in (None, 1):
@@ -118,10 +119,8 @@ class _Found:
 
 def _search(layout: Layout, request: CutRequest) -> _Found | Refusal:
     limit = request.max_bytes
-    is_kept = request.kept_bytes is not None and request.kept_bytes <= (limit or 0)
-    asks = limit is not None and not (request.nearest or is_kept)
-    if limit is not None and asks and is_hopeless(layout, limit):
-        return _too_large(layout, limit, smallest_limit(layout))
+    if limit is not None and not request.nearest and (need := _need(layout, limit)) > limit:
+        return refuse(layout, limit, need)
     over = _over(layout, request)
     excused = over | _within(layout, request)
     tried = len(layout.legal) if over else _first_tried(layout, request)
@@ -133,12 +132,16 @@ def _search(layout: Layout, request: CutRequest) -> _Found | Refusal:
         found = _shortest(positions, table, request.fragments)
         if found is not None and (is_finest or not _is_coarse(found, request)):
             return found
-        least = None
-        if found is None and asks and not is_finest:
-            least = smallest_limit(layout)  # found sooner than by trying every position
-        if is_finest or (least or 0) > (limit or 0):
-            return _over_limit(layout, table, request, least)
+        if is_finest:
+            return _over_limit(layout, table, request)
         tried *= 8
+
+
+def _need(layout: Layout, limit: int) -> int:
+    """A limit that some cut keeps, the smallest one unless that is within this limit. It takes a
+    small part of a search to know it."""
+    finest = max(layout.finest_needs)
+    return finest if finest <= limit else smallest_limit(layout)
 
 
 def _shortest(positions: tuple[int, ...], table: Table, fragments: int | None) -> _Found | None:
@@ -232,7 +235,7 @@ def thinned(growing: G, cost: Callable[[G], int], most: int) -> tuple[int, ...]:
     layout, costs = growing.layout, dict[int, int]()
     if len(layout.legal) <= most:
         return layout.legal
-    crossing = crossing_bytes(layout)
+    crossing = layout.crossing_bytes
     for position in (*layout.legal, len(layout.profile.nodes)):
         costs[position] = cost(growing.grow_to(position))
     total = max(1, cost(growing))
@@ -242,18 +245,6 @@ def thinned(growing: G, cost: Callable[[G], int], most: int) -> tuple[int, ...]:
         if part not in kept or crossing[position] < crossing[kept[part]]:
             kept[part] = position
     return tuple(sorted(kept.values()))
-
-
-def crossing_bytes(layout: Index) -> list[int]:
-    """For each position, bytes of the tensors that are made before it and needed from there on, but
-    for what depends on no input."""
-    changes = [0] * (len(layout.profile.nodes) + 2)
-    for position, node in enumerate(layout.profile.nodes):
-        for name in node.outputs if node.role is not Role.CONSTANT else ():
-            size = layout.profile.tensors[name].bytes or 1
-            changes[position + 1] += size
-            changes[max(position, layout.last_uses.get(name, 0)) + 1] -= size
-    return list(accumulate(changes))
 
 
 def _table(
@@ -276,9 +267,8 @@ def _over(layout: Layout, request: CutRequest) -> frozenset[tuple[int, int]]:
     """From where to where no cut parts what is over the limit, where that may be."""
     if not request.nearest or request.max_bytes is None:
         return frozenset()
-    pieces = pairwise((0, *layout.legal, len(layout.profile.nodes)))
-    limit = request.max_bytes
-    return frozenset(each for each in pieces if layout.segment(*each).resident_bytes > limit)
+    found = zip(layout.finest, layout.finest_needs, strict=True)
+    return frozenset(each for each, need in found if need > request.max_bytes)
 
 
 def _within(layout: Layout, request: CutRequest) -> frozenset[tuple[int, int]]:
@@ -286,8 +276,7 @@ def _within(layout: Layout, request: CutRequest) -> frozenset[tuple[int, int]]:
     `smallest_limit` knows them, too."""
     if request.max_bytes is None or not layout.has_halves:
         return frozenset()
-    positions = (0, *layout.legal, len(layout.profile.nodes))
-    found = zip(pairwise(positions), finest_needs(layout), strict=True)
+    found = zip(layout.finest, layout.finest_needs, strict=True)
     return frozenset(each for each, need in found if need <= request.max_bytes)
 
 
@@ -330,14 +319,11 @@ def _too_many(layout: Layout, fragments: int) -> Refusal:
     return Refusal(reason=reason)
 
 
-def _over_limit(layout: Layout, table: Table, request: CutRequest, least: int | None) -> Refusal:
-    """No cut keeps the limit, or not with the number of fragments asked for: say what would.
-    `least`: the smallest limit that some cut keeps, where that is known."""
+def _over_limit(layout: Layout, table: Table, request: CutRequest) -> Refusal:
+    """No cut keeps the limit with the number of fragments asked for: say what would."""
     assert request.max_bytes is not None
+    assert request.fragments is not None, "some cut keeps the limit, so it was to be found"
     fewest = least_to_end(table)[0]
-    if fewest is None:
-        return _too_large(layout, request.max_bytes, least or smallest_limit(layout))
-    assert request.fragments is not None
     need = smallest_limit_of(layout, request.fragments)
     return Refusal(
         reason=(
@@ -362,26 +348,12 @@ def smallest_limit_of(layout: Layout, fragments: int) -> int:
     return need if least is None else least
 
 
-def is_refused(profile: Profile, request: CutRequest) -> bool:
-    """Whether it is known without a search that no cut keeps the limit."""
-    assert request.max_bytes is not None
-    return is_hopeless(laid_out(profile, request), request.max_bytes)
-
-
-def refused_too(profile: Profile, request: CutRequest, need_bytes: int) -> Refusal:
-    """As another limit was refused that no cut keeps either: `need_bytes` is the smallest that one
-    keeps."""
-    assert request.max_bytes is not None
-    return _too_large(laid_out(profile, request), request.max_bytes, need_bytes)
-
-
-def _too_large(layout: Layout, limit: int, need: int) -> Refusal:
+def refuse(layout: Layout, limit: int, need: int) -> Refusal:
     """No cut keeps the limit, but `need`, the smallest that one keeps: say which node is the
     heaviest."""
-    assert need > limit, "some cut keeps the limit, so it was to be found"
-    positions = (0, *layout.legal, len(layout.profile.nodes))
-    finest = [layout.segment(start, end) for start, end in pairwise(positions)]
-    worst = max(finest, key=lambda each: each.resident_bytes)
+    needs = layout.finest_needs
+    place = max(range(len(needs)), key=needs.__getitem__)
+    worst = layout.segment(*layout.finest[place])
     node = _heaviest(layout, worst.start, worst.end)
     between = [each for each in layout.obstacles if worst.start < each < worst.end]
     why = f"; it cannot be parted ({layout.obstacles[between[0]]})" if between else " by itself"

@@ -10,22 +10,22 @@ fragment takes, and each bit of it holds many nodes.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from shoal_planner.cuts import (
     CutRequest,
     Refusal,
     choose_cuts,
-    is_refused,
+    choose_in,
     laid_out,
-    refused_too,
+    refuse,
     smallest_limit_of,
 )
 from shoal_planner.devices import LOADING_NANOSECONDS
 from shoal_planner.loads import TRYING_NANOSECONDS
 from shoal_planner.outcome import duration
 from shoal_planner.profile import Profile
+from shoal_planner.segments import Layout
 from shoal_protocol.units import format_upwards
 
 _NOISE: Final = 64
@@ -48,27 +48,27 @@ def cut_for_budgets(
     so that one of these has them all."""
     known = sorted(set(budgets))
     assert known, "there is no budget"
-    if one_device or not is_refused(profile, CutRequest(max_bytes=known[-1])):
-        cuts = _cut_for_first(profile, known, one_device=one_device)
-        if one_device or not isinstance(cuts, Refusal):
-            return cuts
-    return _cut_for_first(profile, known[-1:], one_device=True)
+    cuts = _cut_for_first(_laid_out(profile, one_device=one_device), known)
+    if one_device or not isinstance(cuts, Refusal):
+        return cuts
+    return _cut_for_first(_laid_out(profile, one_device=True), known[-1:])
 
 
-def _cut_for_first(
-    profile: Profile, budgets: Sequence[int], *, one_device: bool
-) -> tuple[int, ...] | Refusal:
+def _laid_out(profile: Profile, *, one_device: bool) -> Layout:
+    return laid_out(profile, CutRequest(max_bytes=1, one_device=one_device))
+
+
+def _cut_for_first(layout: Layout, budgets: Sequence[int]) -> tuple[int, ...] | Refusal:
     """For the first of these budgets, in order, that some cut keeps. What the first refusal says
-    is needed holds for all of them: to find it takes longer than a search."""
-    cuts = _cut_for(profile, budgets[0], one_device=one_device)
+    is needed holds for all of them."""
+    cuts = _cut_for(layout, budgets[0])
     if not isinstance(cuts, Refusal):
         return cuts
     assert cuts.need_bytes is not None
     enough = next((each for each in budgets if each >= cuts.need_bytes), None)
     if enough is not None:
-        return _cut_for(profile, enough, one_device=one_device)
-    request = CutRequest(max_bytes=budgets[-1], one_device=one_device)
-    return refused_too(profile, request, cuts.need_bytes)
+        return _cut_for(layout, enough)
+    return refuse(layout, budgets[-1], cuts.need_bytes)
 
 
 def cut_within(profile: Profile, limit: int) -> tuple[int, ...] | Refusal:
@@ -80,19 +80,13 @@ def cut_within(profile: Profile, limit: int) -> tuple[int, ...] | Refusal:
     return choose_cuts(profile, alone) if isinstance(cuts, Refusal) else cuts
 
 
-def _cut_for(profile: Profile, budget: int, *, one_device: bool) -> tuple[int, ...] | Refusal:
-    with_room, full = (
-        CutRequest(max_bytes=limit, one_device=one_device)
-        for limit in (comfortable(budget), budget)
-    )
-    cuts = choose_cuts(profile, with_room)
+def _cut_for(layout: Layout, budget: int) -> tuple[int, ...] | Refusal:
+    cuts = choose_in(layout, CutRequest(max_bytes=comfortable(budget)))
     if not isinstance(cuts, Refusal) and len(cuts) < FEW:
         return cuts
     if isinstance(cuts, Refusal) and cuts.need_bytes is not None and cuts.need_bytes > budget:
-        return refused_too(profile, full, cuts.need_bytes)
-    if isinstance(cuts, Refusal):
-        full = replace(full, kept_bytes=cuts.need_bytes)
-    fewer = choose_cuts(profile, full)
+        return refuse(layout, budget, cuts.need_bytes)
+    fewer = choose_in(layout, CutRequest(max_bytes=budget))
     if isinstance(cuts, Refusal) or isinstance(fewer, Refusal):
         return fewer
     return fewer if 2 * (len(fewer) + 1) <= len(cuts) + 1 else cuts
@@ -103,7 +97,7 @@ def many_in_words(profile: Profile, fragments: int, *, one_device: bool) -> str:
     it has not."""
     if fragments <= MANY:
         return ""
-    layout = laid_out(profile, CutRequest(max_bytes=1, one_device=one_device))
+    layout = _laid_out(profile, one_device=one_device)
     enough = smallest_limit_of(layout, FEW)
     cuts = cut_for_budgets(profile, [enough], one_device=one_device)
     assert not isinstance(cuts, Refusal), "some cut keeps this limit"

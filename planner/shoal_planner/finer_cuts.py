@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
-from shoal_planner.cuts import Refusal, crossing_bytes
+from shoal_planner.cuts import Refusal
 from shoal_planner.parts import Parts
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Layout
@@ -91,7 +91,7 @@ def divide(
     """The positions to cut at where a cut's fragments are divided, one after the other. The last of
     them must be: `to_divide` begins with those that have not run."""
     layout = Layout(profile)
-    crossing = crossing_bytes(layout)
+    crossing = layout.crossing_bytes
     times = [1] * (len(cuts) + 1)  # that each fragment is to be halved
     for number, each in enumerate(outgrown, 1):
         borders = list(pairwise((0, *cuts, len(profile.nodes))))

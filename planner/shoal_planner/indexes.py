@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 from shoal_planner.pieces import blocked_positions
 from shoal_planner.profile import Halves, Profile, Role
@@ -83,6 +84,18 @@ class Index:
             if (maker := self.makers.get(each.name)) is None
             or self.profile.nodes[maker].role is Role.CONSTANT
         )
+
+    @cached_property
+    def crossing_bytes(self) -> tuple[int, ...]:
+        """For each position, bytes of the tensors that are made before it and needed from there on,
+        but for what depends on no input."""
+        changes = [0] * (len(self.profile.nodes) + 2)
+        for position, node in enumerate(self.profile.nodes):
+            for name in node.outputs if node.role is not Role.CONSTANT else ():
+                size = self.profile.tensors[name].bytes or 1
+                changes[position + 1] += size
+                changes[max(position, self.last_uses.get(name, 0)) + 1] -= size
+        return tuple(accumulate(changes))
 
     @cached_property
     def positions(self) -> tuple[int, ...]:

@@ -1,22 +1,24 @@
 """The smallest limit of resident bytes that some cut of a model keeps. Pure.
 
 The finest cut does not show it. What a fragment sends counts besides the arena, so a node by itself
-may need more than a longer fragment that uses its outputs and sends less. So every fragment that
-could matter is tried, as in the search for a shortest path, with the maximum in place of the sum.
+may need more than a longer fragment that uses its outputs and sends less. But that is worth it only
+for the pieces of the finest cut that need the most: of the fragments around such a piece, one of
+which is in every cut, that one is sought which needs the least. Then around the next one that is in
+none of those found, until no other piece needs more. Where these fragments do not overlap, they and
+the other pieces are a cut, and no cut needs less.
 
-Two bounds keep that short. Above is the best cut known so far, at first the finest: estimates grow
-with the fragment, so none is followed beyond it. Below is what a node needs in any fragment, with
-the nodes and weights before it in the same one; and what the fragment needs that has the neediest
-of them, whichever that is. A start is passed over if every end within these bounds is reached
-already in a way that cannot limit the result, and left as soon as that holds of all ends that are
-still to come.
+Where they do, every fragment that could matter is tried, as in the search for a shortest path, with
+the maximum in place of the sum. Two bounds keep that short. Above is the best cut known so far:
+estimates grow with the fragment, so none is followed beyond it. Below is what was found around the
+pieces. A start is passed over if every end within these bounds is reached already in a way that
+cannot limit the result, and left as soon as that holds of all ends that are still to come.
 """
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
-from itertools import accumulate, pairwise
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
 
 from shoal_planner.arena import ARENA_MARGIN, arena_bytes
 from shoal_planner.profile import Halves, Role
@@ -24,8 +26,13 @@ from shoal_planner.segments import FIXED_BYTES, LARGER_BYTES, LITTLE_BYTES, Grow
 from shoal_planner.steps import NODE_BYTES, Step, has_known_shape
 from shoal_protocol.frame_sizes import frame_bytes
 
+NEAR: Final = 32
+FAR: Final = 8
+"""Of positions whose distance differs by less than one part in so many, one is tried."""
+_CONVERSIONS: Final = (Halves.WIDENED, Halves.NARROWED)
 
-class _Around(NamedTuple):
+
+class _Fragment(NamedTuple):
     """What a fragment needs, and between which positions it is, by their indices."""
 
     need_bytes: int
@@ -35,17 +42,44 @@ class _Around(NamedTuple):
 
 def smallest_limit(layout: Layout) -> int:
     """Resident bytes of the largest fragment, in the cut where that is the smallest."""
-    nodes = len(layout.profile.nodes)
-    positions = (0, *layout.legal, nodes)
-    finest = finest_needs(layout)
-    rest = [*reversed(list(accumulate(reversed(finest), max))), 0]
-    best = list(accumulate(finest, max, initial=0))  # before each position
+    pieces, around, lower = _pieces(layout), list[_Fragment](), 0
+    for piece in sorted(pieces, reverse=True):
+        if piece.need_bytes <= lower:
+            break
+        if not _is_in(piece, around):
+            around.append(_around(layout, piece, lower))
+            lower = max(lower, around[-1].need_bytes)
+    return _search(layout, sorted([*pieces, *around], key=_start), lower)
+
+
+def _ends(layout: Layout) -> tuple[int, ...]:
+    return (0, *layout.legal, len(layout.profile.nodes))
+
+
+def _pieces(layout: Layout) -> list[_Fragment]:
+    needs = enumerate(layout.finest_needs)
+    return [_Fragment(need, start, start + 1) for start, need in needs]
+
+
+def _start(fragment: _Fragment) -> int:
+    return fragment.start
+
+
+def _is_in(piece: _Fragment, found: Iterable[_Fragment]) -> bool:
+    return any(each.start <= piece.start < each.end for each in found)
+
+
+def _search(layout: Layout, known: Sequence[_Fragment], lower: int) -> int:
+    """What `smallest_limit` asks for, where that is `lower` at least and these fragments are known,
+    by their starts."""
+    positions, nodes = _ends(layout), len(layout.profile.nodes)
+    best, rest = _best_before(known), _best_behind(known)
     smallest = best[-1]
+    if smallest == lower:
+        return smallest
     needs = tuple(least_needs(layout))
     before = tuple(accumulate(added_bytes(layout), initial=0))
-    lower, first, last = _around_neediest(layout)
     for index, start in enumerate(positions[:-1]):
-        smallest = min(smallest, max(best[first], lower, rest[last]))
         if smallest == lower:
             break
         if best[index] >= smallest:
@@ -68,44 +102,80 @@ def smallest_limit(layout: Layout) -> int:
     return smallest
 
 
-def is_hopeless(layout: Layout, limit: int) -> bool:
-    """Whether every fragment that has the neediest node is over the limit: it takes a small part of
-    a search to find out that no cut keeps it."""
-    return _around_neediest(layout, limit).need_bytes > limit
+def _best_before(known: Sequence[_Fragment]) -> list[int]:
+    """For each position, the least that the largest of the fragments before it can need."""
+    return _best(0, ((need, start, end) for need, start, end in known))
 
 
-def finest_needs(layout: Layout) -> list[int]:
-    """Resident bytes of each fragment in the finest cut: a quick upper bound."""
-    positions = (0, *layout.legal, len(layout.profile.nodes))
-    return [layout.segment(start, end).resident_bytes for start, end in pairwise(positions)]
+def _best_behind(known: Sequence[_Fragment]) -> list[int]:
+    """For each position, the same of those from there to the end."""
+    last = max(each.end for each in known)
+    return _best(last, ((need, end, start) for need, start, end in reversed(known)))
 
 
-def _around_neediest(layout: Layout, limit: int | None = None) -> _Around:
-    """Of the fragments that have the neediest node, one of which is in every cut, that which needs
-    the least; with a limit, any that keeps it, else one that does not."""
-    needs = tuple(least_needs(layout))
-    if not needs:  # what is handed through needs room as well
-        return _Around(layout.segment(0, 0).resident_bytes, 0, 1)
-    node = needs.index(max(needs))
-    before = tuple(accumulate(added_bytes(layout), initial=0))
-    positions = (0, *layout.legal, len(needs))
-    after = bisect_right(positions, node)
-    alone = layout.segment(*positions[after - 1 : after + 1]).resident_bytes
-    found = _Around(alone, after - 1, after)
-    given = tuple(_given_bytes(layout, node))
-    need = needs[node] + before[node] + min(given[each - node - 1] for each in positions[after:])
-    for start in reversed(range(after)):
-        most = found.need_bytes if limit is None else min(found.need_bytes, limit + 1)
-        if most <= (limit or 0) or need - before[positions[start]] >= most:
+def _best(first: int, known: Iterable[tuple[int, int, int]]) -> list[int]:
+    best = {first: 0}
+    for need, near, far in known:
+        through = max(best[near], need)
+        best[far] = min(best.get(far, through), through)
+    return [best[each] for each in sorted(best)]
+
+
+def _around(layout: Layout, piece: _Fragment, enough: int) -> _Fragment:
+    """Of the fragments that have this piece, that which needs the least, or one that needs no more
+    than is `enough`."""
+    positions, found = _ends(layout), piece
+    own = range(positions[piece.start], positions[piece.end])
+    if not own:  # what is handed through needs room as well
+        return piece
+    least = least_around(layout, own)
+    for start in _starts(layout, piece):
+        if found.need_bytes <= enough or least[positions[start]] >= found.need_bytes:
             break
         growing = Growing(layout, positions[start])
         for end in range(start + 1, len(positions)):
-            if growing.grow_to(positions[end]).least_bytes >= most:
+            if growing.grow_to(positions[end]).least_bytes >= found.need_bytes:
                 break
-            if end >= after and (resident := growing.resident_bytes) < found.need_bytes:
-                found = _Around(resident, start, end)
-                most = min(most, resident)
+            if end >= piece.end and (need := growing.resident_bytes) < found.need_bytes:
+                found = _Fragment(need, start, end)
     return found
+
+
+def _starts(layout: Layout, piece: _Fragment) -> Iterator[int]:
+    """Where a fragment may begin that has this piece: everywhere nearby. Farther away where the
+    fewest bytes cross, of positions that are about as far: what else it has changes little."""
+    crossing = [layout.crossing_bytes[each] for each in _ends(layout)]
+    near = max(0, piece.start - NEAR)
+    yield from reversed(range(near, piece.end))
+    while near:
+        far = max(0, near - max(1, (piece.start - near) // FAR))
+        yield min(range(far, near), key=crossing.__getitem__)
+        near = far
+
+
+def least_around(layout: Layout, own: range) -> Sequence[int]:
+    """For each position up to these nodes, a lower bound of what a fragment needs that begins there
+    or before, and has them."""
+    needs = tuple(least_needs(layout))
+    node = max(own, key=needs.__getitem__)
+    given = tuple(_given_bytes(layout, node))
+    need = needs[node] + min(given[each - node - 1] for each in _ends(layout) if each > node)
+    more = map(sum, zip(added_bytes(layout), _kept_bytes(layout, node), strict=False))
+    before = tuple(accumulate(more, initial=0))
+    return [need + before[-1] - each for each in before]
+
+
+def _kept_bytes(layout: Layout, node: int) -> Iterator[int]:
+    """For each node before this one, what it makes that is there while this one runs, and is no
+    input of it. Of halves that are there as single precision, too, one of both."""
+    inputs = layout.profile.nodes[node].inputs
+    for step in layout.steps[:node]:
+        made = step.node.outputs if step.node.role is Role.COMPUTE else ()
+        if layout.has_halves and (step.node.is_view or step.node.halves in _CONVERSIONS):
+            made = ()  # it may be the same as another tensor
+        kept = [each for each in made if layout.last_uses.get(each, 0) > node]
+        tensors = [layout.profile.tensors[each] for each in kept if each not in inputs]
+        yield sum(each.model_bytes or 0 for each in tensors)
 
 
 def _given_bytes(layout: Layout, node: int) -> Iterator[int]:

@@ -27,6 +27,7 @@ size is unknown counts nothing, and makes `activation_bytes` None: then this is 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Final
 
 from shoal_planner.arena import TABLE_BYTES, Arena, Tensors, arena_bytes, more_of_table_bytes
@@ -88,6 +89,16 @@ class Layout(Index):
         return lru_cache(MOST_KNOWN)(
             lambda start, end: Growing(self, start, asked_once=True).grow_to(end).segment()
         )
+
+    @cached_property
+    def finest(self) -> tuple[tuple[int, int], ...]:
+        """The pieces that no cut parts: where they start and end."""
+        return tuple(pairwise((0, *self.legal, len(self.profile.nodes))))
+
+    @cached_property
+    def finest_needs(self) -> tuple[int, ...]:
+        """The resident bytes of each of them."""
+        return tuple(self.segment(start, end).resident_bytes for start, end in self.finest)
 
     def pieces(self, cuts: tuple[int, ...]) -> tuple[Piece, ...]:
         """The fragments that cuts make."""

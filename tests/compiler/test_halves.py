@@ -4,6 +4,7 @@ ONNX Runtime takes and does."""
 import random
 import subprocess
 import sys
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from shoal_compiler.profile import profile_model
 from shoal_planner.arena import Arena
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.halves import HalfTensors
-from shoal_planner.least_limit import least_needs
+from shoal_planner.least_limit import least_around, least_needs
 from shoal_planner.profile import Halves
 from shoal_planner.segments import Growing, Layout
 
@@ -317,16 +318,20 @@ def test_a_limit_that_a_constant_of_half_precision_keeps_by_itself_is_found(
 
 
 @pytest.mark.parametrize("name", ["a U-Net", "islands of single precision", "a table"])
-def test_no_fragment_of_halves_needs_less_than_the_bound_of_a_node_in_it(
+def test_no_fragment_of_halves_needs_less_than_the_bounds_of_what_is_in_it(
     name: str, tmp_path: Path
 ) -> None:
     onnx.save(FAMILIES[name]().model, tmp_path / "model.onnx")
     layout = Layout(profile_model(tmp_path / "model.onnx"))
     bounds = list(least_needs(layout))
-    ends = (*layout.legal, len(layout.profile.nodes))
-    for start in (0, *layout.legal):
-        for end in (each for each in ends if each > start):
-            assert max(bounds[start:end]) <= layout.segment(start, end).resident_bytes
+    positions = (0, *layout.legal, len(layout.profile.nodes))
+    around = {piece: least_around(layout, range(*piece)) for piece in pairwise(positions)}
+    for start, end in combinations(positions, 2):
+        need = layout.segment(start, end).resident_bytes
+        assert max(bounds[start:end]) <= need
+        for piece, least in around.items():
+            if start <= piece[0] < end:
+                assert max(least[each] for each in positions if start <= each <= piece[0]) <= need
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -4,11 +4,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from random_profiles import chain, profiles
-from shoal_planner import cuts
+from random_profiles import chain
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.few_fragments import (
     FEW,
@@ -18,7 +15,6 @@ from shoal_planner.few_fragments import (
     cut_within,
     many_in_words,
 )
-from shoal_planner.least_limit import smallest_limit
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Growing, Layout
 
@@ -138,32 +134,3 @@ def test_many_fragments_are_told_with_a_budget_that_takes_as_few_as_it_says(
 
 def test_few_fragments_are_not_worth_a_word() -> None:
     assert many_in_words(SMALL_LAYERS, MANY, one_device=True) == ""
-
-
-def test_what_some_cut_keeps_is_searched_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the least budget, which is refused with some of it left free, and then taken."""
-    profile, proven = chain(*[(1 + number % 3) * KIB for number in range(750)]), list[int]()
-    refused = choose_cuts(profile, CutRequest(max_bytes=KIB, one_device=True))
-    assert isinstance(refused, Refusal)
-    assert refused.need_bytes is not None
-    full = choose_cuts(profile, CutRequest(max_bytes=refused.need_bytes, one_device=True))
-
-    def search(layout: Layout) -> int:
-        proven.append(smallest_limit(layout))
-        return proven[-1]
-
-    monkeypatch.setattr(cuts, "smallest_limit", search)
-    assert cut_for_budgets(profile, [refused.need_bytes], one_device=True) == full
-    assert proven == [refused.need_bytes]
-
-
-@given(profile=profiles(), more=st.integers(0, 2_000))
-def test_a_limit_that_is_known_to_be_kept_is_cut_for_as_any_other(
-    profile: Profile, more: int
-) -> None:
-    refused = choose_cuts(profile, CutRequest(max_bytes=1))
-    assert isinstance(refused, Refusal)
-    assert refused.need_bytes is not None
-    request = CutRequest(max_bytes=refused.need_bytes + more)
-    known = replace(request, kept_bytes=refused.need_bytes)
-    assert choose_cuts(profile, known) == choose_cuts(profile, request)

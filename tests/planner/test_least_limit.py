@@ -1,13 +1,16 @@
 """The smallest limit that a cut keeps, against every cut there is."""
 
 from dataclasses import replace
+from itertools import accumulate, pairwise
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from random_profiles import chain, every_cut, profiles
+from shoal_planner import least_limit
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
-from shoal_planner.least_limit import is_hopeless, least_needs, smallest_limit
+from shoal_planner.least_limit import least_around, least_needs, smallest_limit
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
 from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
@@ -44,21 +47,30 @@ def test_no_fragment_needs_less_than_the_bound_of_a_node_in_it(layout: Layout) -
 
 
 @settings(max_examples=100, deadline=None)
-@given(layout=layouts(), share=st.integers(50, 150))
-def test_what_is_found_hopeless_is_what_no_fragment_around_a_node_keeps(
-    layout: Layout, share: int
+@given(layout=layouts())
+def test_no_fragment_around_a_piece_needs_less_than_the_bound_of_its_start(layout: Layout) -> None:
+    positions = (0, *layout.legal, len(layout.profile.nodes))
+    for piece in pairwise(positions):
+        bounds = least_around(layout, range(*piece))
+        needs = [
+            min(layout.segment(start, end).resident_bytes for end in positions if end >= piece[1])
+            for start in positions
+            if start <= piece[0]
+        ]
+        for start, need in zip(positions, accumulate(needs, min), strict=False):
+            assert bounds[start] <= need
+
+
+@settings(max_examples=75, deadline=None)
+@given(profile=profiles(), near=st.integers(0, 2), far=st.integers(1, 3))
+def test_a_limit_that_is_found_with_few_starts_is_kept_by_some_cut(
+    profile: Profile, near: int, far: int
 ) -> None:
-    bounds = list(least_needs(layout))
-    neediest = bounds.index(max(bounds))
-    positions = (0, *layout.legal, len(bounds))
-    around = [
-        layout.segment(start, end).resident_bytes
-        for start in positions
-        for end in positions
-        if start <= neediest < end
-    ]
-    for limit in (min(around) - 1, min(around), min(around) * share // 100):
-        assert is_hopeless(layout, limit) == (min(around) > limit)
+    layout = Layout(profile, moving=True)
+    with mock.patch.multiple(least_limit, NEAR=near, FAR=far):
+        found = smallest_limit(layout)
+    assert found >= smallest_limit(layout)
+    assert isinstance(choose_cuts(profile, CutRequest(max_bytes=found)), tuple)
 
 
 @settings(max_examples=75, deadline=None)

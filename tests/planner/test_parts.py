@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from random_profiles import chain, every_cut, profiles
-from shoal_planner.cuts import crossing_bytes
 from shoal_planner.parts import LESS, NEAR, Parts
 from shoal_planner.pieces import Segment
 from shoal_planner.profile import Profile
@@ -18,7 +17,7 @@ MIB = 1 << 20
 
 def divided(layout: Layout, need: int) -> tuple[int, ...]:
     whole = (0, len(layout.profile.nodes))
-    return Parts(layout, crossing_bytes(layout), *whole, need).divide(1)
+    return Parts(layout, layout.crossing_bytes, *whole, need).divide(1)
 
 
 @settings(max_examples=200, deadline=None)

@@ -22,7 +22,7 @@ from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.devices import PoolDevice
 from shoal_planner.few_fragments import cut_for_budgets, cut_within, many_in_words
 from shoal_planner.finer_cuts import divide
-from shoal_planner.least_limit import finest_needs, least_needs
+from shoal_planner.least_limit import least_needs
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan_without_alternatives
 from shoal_planner.planned_cuts import choose_cut, cut_order, rejected_cut
@@ -369,7 +369,7 @@ def _as_fine(order: CutOrder, model: "Source", shapes: Shapes) -> "list[Source]"
     tried: list[tuple[int, Source]] = []
     for sliced in model.slicings():
         layout = Layout(sliced.profile(shapes, order.seen), moving=True)
-        tried.append((max(finest_needs(layout)), sliced))
+        tried.append((max(layout.finest_needs), sliced))
         if tried[-1][0] <= limit:
             return [sliced]
     enough = min(need for need, _ in tried) * (1 + _SMALL_SHARE)

@@ -18,6 +18,9 @@ COPYING_OPTIMIZERS: Final = (
 )
 """They fold or fuse weights into copies, and are switched off; the last makes all rows that are
 gathered of a tensor by constants at once, where one after the other was reckoned with."""
+UNSOUND_OPTIMIZERS: Final = ("TransposeOptimizer_CPUExecutionProvider",)
+"""It moves transpositions behind a Resize, and some cubic ones have no kernel for what comes then.
+A whole model may have folded that away, a fragment may not."""
 FUSES_DEQUANTISED: Final = "QDQSelectorActionTransformer"
 """It makes layers of floats into quantised ones, where their weights are: those are copied, in
 another order."""

@@ -11,6 +11,7 @@ from shoal_protocol.session_options import (
     FUSES_DEQUANTISED,
     LEVEL,
     UNPACKED,
+    UNSOUND_OPTIMIZERS,
 )
 
 
@@ -34,11 +35,13 @@ class Recipe:
         return options
 
 
-AS_IT_IS: Final = Recipe(LEVEL, packs=False, disabled=COPYING_OPTIMIZERS)
+_OFF: Final = (*UNSOUND_OPTIMIZERS, *COPYING_OPTIMIZERS)
+
+AS_IT_IS: Final = Recipe(LEVEL, packs=False, disabled=_OFF)
 """A model that is not prepared: whatever copies weights is off."""
-DEQUANTISING: Final = Recipe(LEVEL, packs=False, disabled=(*COPYING_OPTIMIZERS, FUSES_DEQUANTISED))
+DEQUANTISING: Final = Recipe(LEVEL, packs=False, disabled=(*_OFF, FUSES_DEQUANTISED))
 """The same, of a block in which weights alone are quantised."""
-SAVING: Final = Recipe("ORT_ENABLE_ALL", packs=True)
+SAVING: Final = Recipe("ORT_ENABLE_ALL", packs=True, disabled=UNSOUND_OPTIMIZERS)
 """To prepare a model, in a child process."""
 PREPARED: Final = Recipe("ORT_DISABLE_ALL", packs=True)
 """A prepared model: packed weights are found among its external data, and mapped."""

@@ -22,11 +22,18 @@ import numpy.typing as npt
 import onnxruntime
 from onnx import TensorProto, helper
 
-from shoal_protocol.session_options import COPYING_OPTIMIZERS, EXACT_PRODUCTS, LEVEL, UNPACKED
+from shoal_protocol.session_options import (
+    COPYING_OPTIMIZERS,
+    EXACT_PRODUCTS,
+    LEVEL,
+    UNPACKED,
+    UNSOUND_OPTIMIZERS,
+)
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 
+_OFF: Final = [*UNSOUND_OPTIMIZERS, *COPYING_OPTIMIZERS]
 _PROVIDERS: Final = ["CPUExecutionProvider"]
 _CLEAR: Final = Path("/proc/self/clear_refs")
 _RESET_MARK: Final = "5"
@@ -65,7 +72,7 @@ class WholeModel:
                     named,
                     _options(way, threads),
                     providers=_PROVIDERS,
-                    disabled_optimizers=list(COPYING_OPTIMIZERS) if way is Way.AGENTS else None,
+                    disabled_optimizers=_OFF if way is Way.AGENTS else None,
                 )
         except Exception as error:  # ONNX Runtime's own classes share no base
             raise ModelUnusable(str(error)) from error

@@ -218,3 +218,25 @@ def test_a_result_of_as_many_threads_as_an_agent_has_is_the_models_own(
     monkeypatch.setattr(whole_model, "WholeModel", DependsOnThreads)
     assert not with_fault(request, 0).passed
     assert with_fault(replace(request, threads=2), 0).passed
+
+
+def test_options_with_which_the_whole_model_does_not_run_say_nothing_of_its_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class RunsAsItIs(WholeModel):
+        """As a model of which a kernel is missing unless the runtime has folded its node."""
+
+        def __init__(self, path: Path, way: Way = Way.DEFAULT, *, threads: int | None = None):
+            super().__init__(path, way, threads=threads)
+            self._way = way
+
+        def run(self, *arguments: Any) -> dict[str, Any]:
+            if self._way is not Way.DEFAULT:
+                raise whole_model.ModelUnusable("no kernel")
+            return super().run(*arguments)
+
+    request = replace(of_sensitive_model(tmp_path), tolerance=10 * SWING)
+    monkeypatch.setattr(whole_model, "WholeModel", RunsAsItIs)
+    found = with_fault(request, 0)
+    assert found.passed
+    assert (found.items, found.reference_items) == (ITEMS, 0)

@@ -1,11 +1,13 @@
 """Items that are larger than planned, and trials of more than there is: what they get of the arena
 leaves room for what is in memory already."""
 
+import asyncio
 import json
 import mmap
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +16,7 @@ import onnx
 import pytest
 
 from agent.fragment_making import InBlocks, MadeFragment, write_fragment
-from agent.larger_item_probe import ARENA_BYTES
+from agent.larger_item_probe import ARENA_BYTES, in_memory
 from agent.own_process import in_own_process
 from made_models import Made, weight
 from shoal_agent.runtime import guard
@@ -22,6 +24,7 @@ from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.prepared import NOTHING_PREPARED
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.processor import Processor
 from shoal_agent.runtime.unplanned_runs import Scratch
 from shoal_protocol.tensors import Array
 
@@ -29,6 +32,8 @@ PROBE = Path(__file__).with_name("larger_item_probe.py")
 TRIAL = Path(__file__).with_name("trial_probe.py")
 MIB = 1 << 20
 BUDGET = 24 * MIB
+SEVERAL = 236 * MIB
+"""More than the first large region of the arena."""
 LIMIT = BUDGET - BUDGET // 8
 """What such an item may take: see `limit_of_larger`."""
 GROWING = Made(
@@ -41,6 +46,16 @@ GROWING = Made(
     shapes={},
 )
 """As many rows as its input says, 4 KiB each, and then 4 MiB of weights."""
+SCALED: Final = Made(
+    text="""g (float[rows,1024] x) => (float[1,1024] y) {
+        few = Slice(x, b0, b1)
+        row = ReduceMax<axes = [0], keepdims = 1>(few)
+        large = Mul(x, row)
+        y = ReduceMax<axes = [0], keepdims = 1>(large) }""",
+    weights={"b0": np.array([0]), "b1": np.array([256])},
+    shapes={},
+)
+"""1 MiB of the rows that it takes, and then as many as those."""
 _TURNS: Final = 8
 
 
@@ -363,3 +378,47 @@ def tried(made: MadeFragment, limit: int, began: int) -> dict[str, Any]:
     command = [sys.executable, TRIAL, made.folder, limit, began]
     found: dict[str, Any] = json.loads(subprocess.check_output(list(map(str, command)), text=True))
     return found
+
+
+def peaks_in_several_regions(folder: Path) -> list[int]:
+    """Of items that are tried, and of which some fit into the first large region of the arena."""
+    with ThreadPoolExecutor(1) as thread:
+        meter = thread.submit(MemoryMeter).result()
+        runtime = thread.submit(Runtime, meter, threads=1, limit_bytes=SEVERAL).result()
+        thread.submit(runtime.rehearse).result()
+        thread.submit(meter.settle).result()
+        _, tried = thread.submit(
+            runtime.open_and_try, "f", folder, SEVERAL, NOTHING_PREPARED, SEVERAL
+        ).result()
+        assert 200 * MIB < (tried.taken_bytes or 0) < SEVERAL
+        processor = Processor(runtime, thread)
+
+        async def peaks() -> list[int]:
+            found = []
+            for rows_mib in (100, 90, 100, 60, 90, 100):
+                item = in_memory(rows_mib * 256)
+                result = await processor.run(
+                    "f",
+                    item,
+                    SEVERAL,
+                    measured=True,
+                    is_known=True,
+                    is_tried=True,
+                    is_larger=False,
+                    planned_bytes=SEVERAL,
+                )
+                found.append(result.peak_bytes)
+                del item, result
+            return found
+
+        return asyncio.run(peaks())
+
+
+def test_items_that_take_other_regions_of_the_arena_find_nothing_there_of_those_before(
+    tmp_path: Path,
+) -> None:
+    """Each once more in the arena: 100 MiB in a region of its own, beside up to 90 in the first."""
+    model = onnx.load(SCALED.save(tmp_path))
+    made = write_fragment(tmp_path, model, SEVERAL, largest={"x": (100 * 256, 1024)})
+    peaks = in_own_process(peaks_in_several_regions, made.folder)
+    assert max(peaks) <= SEVERAL

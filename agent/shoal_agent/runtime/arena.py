@@ -35,10 +35,12 @@ _GRANULE: Final = 256
 
 def register_arena(budget_bytes: int) -> int:
     """Have all sessions of this process take their activations from one arena. Returns what it may
-    take, which is more than the budget where that is little."""
+    take, which is more than the budget: where a budget is larger than the first region, a tensor as
+    large as that has room in those after it."""
+    first_bytes = region_bytes(budget_bytes)
+    others_bytes = _with_more(budget_bytes) if budget_bytes > first_bytes else 0
     # What sessions take for as long as they are open counts too, and would cut the region short.
-    size_bytes = max(budget_bytes, _LEAST_REGION_BYTES + region_bytes(budget_bytes))
-    size_bytes -= size_bytes % (2 * _GRANULE)
+    size_bytes = first_bytes + max(_LEAST_REGION_BYTES, others_bytes)
     configuration = {
         "max_mem": size_bytes,
         "arena_extend_strategy": _GROW_BY_DOUBLING,
@@ -55,8 +57,12 @@ def region_bytes(budget_bytes: int) -> int:
     lie as they would in a region without an end, but for rare cases. The arena takes the smallest
     piece that suffices, and near its end what is left there would be smaller than pieces that are
     free before."""
-    size = budget_bytes + budget_bytes // MORE_THAN_BUDGET
-    return max(_LEAST_REGION_BYTES, min(size - size % (2 * _GRANULE), REGION_BYTES))
+    return max(_LEAST_REGION_BYTES, min(_with_more(budget_bytes), REGION_BYTES))
+
+
+def _with_more(size_bytes: int) -> int:
+    size_bytes += size_bytes // MORE_THAN_BUDGET
+    return size_bytes - size_bytes % (2 * _GRANULE)
 
 
 def reserved(size_bytes: int) -> onnxruntime.OrtValue | None:

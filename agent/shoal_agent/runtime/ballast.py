@@ -2,9 +2,9 @@
 
 The arena's own limit is fixed when the process starts, and allows more than the budget, whatever
 else is in memory. So what a run must not take is taken before it: values that nobody reads or
-writes, so that only the arena reckons with them. They are of other regions than the first, as far
-as those go, so that what is left is in one piece. A node that asks for more than that fails before
-it has touched it, which no watching from outside can see to.
+writes, so that only the arena reckons with them. What is left is in one piece: of the first region,
+where that is enough, else of those after it. A node that asks for more than that fails before it
+has touched it, which no watching from outside can see to.
 
 The arena keeps a table for each of its regions, which is in memory: one byte for 32. Those of what
 is held are the agent's own, and no use of the fragment that runs. An agent whose budget has become
@@ -86,8 +86,8 @@ class Ballast:
         before = self._meter.used_bytes()
         self._take()
         tables = self._meter.used_bytes() - before
-        # That of the first region is one which the run needs anyway.
-        self._meter.set_apart(max(0, tables - self._region_bytes // TABLE_SHARE))
+        # One that the run needs anyway is its own.
+        self._meter.set_apart(max(0, tables - self._table_bytes(self._arena_bytes - size_bytes)))
         try:
             yield
         finally:
@@ -135,7 +135,8 @@ class Ballast:
     def _left(self, room: Room, size_bytes: int) -> int:
         """For the arena, of so many bytes."""
         left_bytes = size_bytes - room.used_bytes - room.coming_bytes - OTHERS_BYTES
-        left_bytes = max(0, left_bytes - self._region_bytes // TABLE_SHARE)
+        least_bytes = min(left_bytes - self._region_bytes // TABLE_SHARE, self._region_bytes)
+        left_bytes = max(0, least_bytes, left_bytes - self._table_bytes(left_bytes))
         return max(0, left_bytes - max(room.beside_bytes, left_bytes // SCRATCH_SHARE))
 
     def _peak_within(
@@ -169,10 +170,27 @@ class Ballast:
         finally:
             self._take()
 
+    def _table_bytes(self, left_bytes: int) -> int:
+        """What the table takes of a region that work would have where so much is left."""
+        is_beyond = left_bytes > self._region_bytes
+        size_bytes = min(2 * self._region_bytes, self._others_bytes) if is_beyond else 0
+        return max(size_bytes, self._region_bytes) // TABLE_SHARE
+
+    @property
+    def _others_bytes(self) -> int:
+        return self._arena_bytes - self._region_bytes - SMALL_REGION_BYTES
+
     def _take(self) -> None:
-        region = reserved(self._region_bytes) if self._size_bytes else None
-        others = self._arena_bytes - self._region_bytes - SMALL_REGION_BYTES
-        beyond = self._take_pieces(min(self._size_bytes, others))
+        if not self._size_bytes:
+            return
+        region, left_bytes = reserved(self._region_bytes), self._arena_bytes - self._size_bytes
+        if region is not None and left_bytes > self._region_bytes:
+            self._held.append(region)
+            left = reserved(left_bytes)
+            self._take_pieces(self._size_bytes - self._region_bytes)
+            del left
+            return
+        beyond = self._take_pieces(min(self._size_bytes, self._others_bytes))
         del region
         self._take_pieces(self._size_bytes - beyond)
 

@@ -81,9 +81,8 @@ class Runtime:
         free: Callable[[], int] | None = None,
         held: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`limit_bytes` is the largest budget there will be before `enlarge`; `free` says what of
-        the present one nobody was granted; None: what is not in use; `held` what is in memory for
-        work and is no fragment."""
+        """`limit_bytes` is the largest budget before `enlarge`; `free` says what of the present one
+        nobody was granted; None: what is not in use; `held` what work has besides fragments."""
         self._meter = meter
         self.threads = threads
         self._processor_clock = thread_time if threads == 1 else process_time
@@ -115,7 +114,7 @@ class Runtime:
     def rehearse(self) -> None:
         """Run a model of what most models are made of, as whole and as blocks, and let it go;
         raises `RuntimeFailed`."""
-        session = self._session(rehearsal_model.model())
+        session = open_session(rehearsal_model.model(), options_of(AS_IT_IS, self.threads))
         run_both_ways(session, rehearsal_model.feed())
         del session
         gc.collect()
@@ -365,8 +364,8 @@ class Runtime:
             ran = self._runs.run_guarded(
                 fragment, each, stopper, limit_bytes, planned_bytes=planned_bytes
             )
-            ran.outputs.clear()  # nothing of them beside the next one
             results.append(ran)
+            ran.outputs.clear()  # nothing of them beside the next one
         return max(results, key=attrgetter("peak_bytes"))
 
     def run_in_passing(self, digest: str, items: Sequence[Mapping[str, Array]]) -> Passed | None:
@@ -387,6 +386,12 @@ class Runtime:
         """The peak after runs of a fragment in passing: since the last run of the other kind, and
         not always the newest."""
         return self._passing.peak_bytes(self.weight_bytes(digest))
+
+    def has_room_for(self, peak_bytes: int, limit_bytes: int) -> bool:
+        """Whether a run that takes so much in an empty arena keeps the limit in this one, where it
+        may take other regions than runs before, which are in memory still."""
+        used_bytes = self._meter.used_at_most_bytes() if self._arena.has_several_regions else 0
+        return used_bytes + peak_bytes <= limit_bytes
 
     def _opened(self, digest: str) -> OpenFragment:
         """A fragment that is to run now."""
@@ -436,13 +441,10 @@ class Runtime:
 
     def drop_weights(self, digest: str) -> None:
         """Let a fragment's mapped weights go: rows of a table have gathered in memory. The next run
-        reads again what it needs, mostly from the page cache: 20 MB in under a millisecond."""
+        reads what it needs again, mostly from the page cache: 20 MB in under a millisecond."""
         if (fragment := self._open.get(digest)) is not None:
             drop(fragment.weight_pages())
 
     def shrink(self) -> None:
         """Give back what neither fragments nor activations hold."""
         self._arena.region.empty()
-
-    def _session(self, model: bytes) -> onnxruntime.InferenceSession:
-        return open_session(model, options_of(AS_IT_IS, self.threads))

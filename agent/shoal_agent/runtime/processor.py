@@ -36,6 +36,16 @@ class _Short(NamedTuple):
         return self.seconds <= _LIGHT_SECONDS
 
 
+class _Largest(NamedTuple):
+    """The largest item of a fragment so far, and what a run on it took."""
+
+    size_bytes: int = -1
+    peak_bytes: int = 0
+
+
+_NONE: Final = _Largest()
+
+
 class Processor:
     """Everything that touches ONNX Runtime runs here, one after the other."""
 
@@ -56,7 +66,8 @@ class Processor:
         self._waiting = 0
         self._short: dict[tuple[str, int], _Short] = {}
         self._rests_since = clock()
-        self._largest: dict[tuple[str, int], int] = {}
+        self._largest: dict[tuple[str, int], _Largest] = {}
+        self._last: object = None
         self._ways: dict[str, object] = {}
 
     async def call(self, function: Callable[..., Result], *arguments: object) -> Result:
@@ -100,6 +111,7 @@ class Processor:
         the first one: what was made up for its trial may have computed less; so is every item,
         unless it `is_known` that what a run takes follows from the sizes of its inputs. One that
         `is_larger` than in its trial always is: less may have been beside it when it ran before.
+        One of other shapes than the last is, where both may not have room in the arena.
         `measured`: what the fragment takes is known, so that it may run here the next time;
         `is_tried`: it was tried, `is_larger`: with smaller inputs. `planned_bytes` are reckoned
         with for all that this process has. `items`: so many at once, of which the first ones are
@@ -113,15 +125,16 @@ class Processor:
             if passed is not None:
                 return self._result(digest, passed, limit_bytes, items)
         self._stopper = Stopper()
-        is_safe, way = may_be_safe and size <= self._largest.get(key, -1), self.way(digest)
-        guarded = None if is_safe else limit_bytes
+        largest, way = self._largest.get(key, _NONE), self.way(digest)
+        has_room = self._has_room(key, tensors, limit_bytes)
+        guarded = None if may_be_safe and size <= largest.size_bytes and has_room else limit_bytes
         run = partial(self._runtime.run, digest, tensors, self._stopper, guarded)
         known = partial(run, is_known=is_known, is_tried=is_tried, is_larger=is_larger)
         result = await self._in_thread(partial(known, planned_bytes=planned_bytes))
         self._handling.ran(items, result.compute_seconds, result.processor_seconds)
         shows_others = self.way(digest) is way and not is_larger
-        if shows_others and not result.squeezed:
-            self._largest[key] = max(size, self._largest.get(key, 0))
+        if guarded is not None and shows_others and not result.squeezed:
+            self._largest[key] = max(_Largest(size, result.peak_bytes), largest)
         self._rests_since = self._clock()
         short, seconds = self._short.get(key, _Short(0, 0.0)), result.compute_seconds
         # What is streamed may come from a disk, which takes its time.
@@ -139,6 +152,14 @@ class Processor:
                 result.granted_bytes,
             )
         return result
+
+    def _has_room(
+        self, key: tuple[str, int], tensors: Mapping[str, Array], limit_bytes: int
+    ) -> bool:
+        """Whether an item has room, if no larger than others were, beside what is in the arena."""
+        last, self._last = self._last, (key, [tensor.shape for tensor in tensors.values()])
+        peak_bytes = self._largest.get(key, _NONE).peak_bytes
+        return last == self._last or self._runtime.has_room_for(peak_bytes, limit_bytes)
 
     def runs_here(self, digest: str, size: int, items: int = 1) -> bool:
         """Whether a run on items of so many bytes together is to be made in passing now."""

@@ -27,6 +27,11 @@ class WorkingArena:
             limit_bytes, ballast.empty_arena, lambda: ballast.holds or widening.under_way
         )
 
+    @property
+    def has_several_regions(self) -> bool:
+        """Whether more than one large region may be in use."""
+        return self.size_bytes > 2 * self.region.size_bytes
+
     def enlarged(self, limit_bytes: int) -> "WorkingArena":
         """One for a larger budget in the place of this, while no other session is open: a session
         stays with the arena that it was opened with. This one where there can be no other."""

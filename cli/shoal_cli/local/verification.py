@@ -21,7 +21,7 @@ what two of their units make of a difference is no difference (`rounding`).
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -192,7 +192,7 @@ def compare(request: VerificationRequest, on_progress: Progress) -> Verification
     and results raises."""
     # Loaded in this process alone: the runner has no use for ONNX Runtime.
     from shoal_cli.local.rounding import apart_by_rounding  # noqa: PLC0415
-    from shoal_cli.local.whole_model import ModelUnusable, Way, WholeModel  # noqa: PLC0415
+    from shoal_cli.local.whole_model import ModelUnusable, WholeModel  # noqa: PLC0415
     from shoal_compiler.errors import ModelRefused  # noqa: PLC0415
 
     document = document_from_json(request.partition.read_bytes())
@@ -215,21 +215,14 @@ def compare(request: VerificationRequest, on_progress: Progress) -> Verification
         rounded = comparison.forgive(apart)
         different = {compared[number] for number in comparison.different}
         sample = _reference_items(compared, comparison)
-        by_default = [whole.run(names, inputs.read(item)) for item in sample]
+        by_default = {item: whole.run(names, inputs.read(item)) for item in sample}
         del whole  # two whole models at once may be more than the machine has
-        for way in map(Way, _REFERENCES):
-            threads = request.threads if way is Way.AGENTS else None
-            # A kernel may be missing for what other options make of a model.
-            with contextlib.suppress(ModelUnusable):
-                other = WholeModel(request.model, way, threads=threads)
-                for item, expected in zip(sample, by_default, strict=True):
-                    outputs = other.run(names, inputs.read(item))
-                    reference.add(inputs.place(item), expected, outputs)
-                    if item in different:
-                        found = differences(outputs, results.read(item, outputs))
-                        if found is not None and found[1] <= request.tolerance:
-                            matched.add(item)
-                del other
+        for item, outputs in _by_other_ways(request, names, inputs, sample):
+            reference.add(inputs.place(item), by_default[item], outputs)
+            if item in different:
+                found = differences(outputs, results.read(item, outputs))
+                if found is not None and found[1] <= request.tolerance:
+                    matched.add(item)
     except (ModelUnusable, ModelRefused) as error:
         raise VerificationRefused(f"the whole model does not run: {error}") from error
     results.close()
@@ -248,6 +241,22 @@ def compare(request: VerificationRequest, on_progress: Progress) -> Verification
         peak_bytes=peak_bytes,
         seconds=time.monotonic() - started,
     )
+
+
+def _by_other_ways(
+    request: VerificationRequest, names: Sequence[str], inputs: InputSet, items: Sequence[int]
+) -> Iterator[tuple[int, Arrays]]:
+    """What the whole model gives for these items with other options; nothing with those with which
+    it does not run: a kernel may be missing for what they make of it."""
+    from shoal_cli.local.whole_model import ModelUnusable, Way, WholeModel  # noqa: PLC0415
+
+    for way in map(Way, _REFERENCES):
+        threads = request.threads if way is Way.AGENTS else None
+        with contextlib.suppress(ModelUnusable):
+            other = WholeModel(request.model, way, threads=threads)
+            for item in items:
+                yield item, other.run(names, inputs.read(item))
+            del other
 
 
 def _spread(items: Sequence[int], most: int) -> list[int]:

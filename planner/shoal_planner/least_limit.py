@@ -27,6 +27,7 @@ from shoal_planner.steps import NODE_BYTES, Step, has_known_shape
 from shoal_protocol.frame_sizes import frame_bytes
 
 NEAR: Final = 32
+"""At so many positions before a piece a fragment around it is tried, wherever they are."""
 FAR: Final = 8
 """Of positions whose distance differs by less than one part in so many, one is tried."""
 _CONVERSIONS: Final = (Halves.WIDENED, Halves.NARROWED)

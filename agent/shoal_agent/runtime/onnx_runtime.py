@@ -390,7 +390,7 @@ class Runtime:
     def has_room_for(self, peak_bytes: int, limit_bytes: int) -> bool:
         """Whether a run that takes so much in an empty arena keeps the limit in this one, where it
         may take other regions than runs before, which are in memory still."""
-        used_bytes = self._meter.used_at_most_bytes() if self._arena.has_several_regions else 0
+        used_bytes = self._meter.used_at_most_bytes() if self._arena.spreads(peak_bytes) else 0
         return used_bytes + peak_bytes <= limit_bytes
 
     def _opened(self, digest: str) -> OpenFragment:

@@ -27,10 +27,10 @@ class WorkingArena:
             limit_bytes, ballast.empty_arena, lambda: ballast.holds or widening.under_way
         )
 
-    @property
-    def has_several_regions(self) -> bool:
-        """Whether more than one large region may be in use."""
-        return self.size_bytes > 2 * self.region.size_bytes
+    def spreads(self, peak_bytes: int) -> bool:
+        """Whether a run that takes so much in all may work in several large regions."""
+        first_bytes = self.region.size_bytes
+        return self.size_bytes > 2 * first_bytes and peak_bytes > first_bytes
 
     def enlarged(self, limit_bytes: int) -> "WorkingArena":
         """One for a larger budget in the place of this, while no other session is open: a session

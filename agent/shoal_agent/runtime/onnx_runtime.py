@@ -364,8 +364,8 @@ class Runtime:
             ran = self._runs.run_guarded(
                 fragment, each, stopper, limit_bytes, planned_bytes=planned_bytes
             )
-            results.append(ran)
             ran.outputs.clear()  # nothing of them beside the next one
+            results.append(ran)
         return max(results, key=attrgetter("peak_bytes"))
 
     def run_in_passing(self, digest: str, items: Sequence[Mapping[str, Array]]) -> Passed | None:
@@ -390,8 +390,8 @@ class Runtime:
     def has_room_for(self, peak_bytes: int, limit_bytes: int) -> bool:
         """Whether a run that takes so much in an empty arena keeps the limit in this one, where it
         may take other regions than runs before, which are in memory still."""
-        used_bytes = self._meter.used_at_most_bytes() if self._arena.spreads(peak_bytes) else 0
-        return used_bytes + peak_bytes <= limit_bytes
+        spreads = self._arena.spreads(peak_bytes)
+        return not spreads or self._meter.used_at_most_bytes() + peak_bytes <= limit_bytes
 
     def _opened(self, digest: str) -> OpenFragment:
         """A fragment that is to run now."""
@@ -441,7 +441,7 @@ class Runtime:
 
     def drop_weights(self, digest: str) -> None:
         """Let a fragment's mapped weights go: rows of a table have gathered in memory. The next run
-        reads what it needs again, mostly from the page cache: 20 MB in under a millisecond."""
+        reads again what it needs, mostly from the page cache: 20 MB in under a millisecond."""
         if (fragment := self._open.get(digest)) is not None:
             drop(fragment.weight_pages())
 

@@ -234,7 +234,7 @@ def compare(request: VerificationRequest, on_progress: Progress) -> Verification
         different_items=len(different),
         rounded_items=rounded,
         matched_items=len(matched),
-        reference_items=len(sample) if reference.items else 0,
+        reference_items=min(len(sample), reference.items),
         reference_abs_diff=reference.max_abs_diff,
         reference_rel_diff=reference.max_rel_diff,
         floor_bytes=floor_bytes,

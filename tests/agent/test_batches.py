@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,29 @@ async def test_the_memory_of_a_batch_is_not_given_back_while_its_outputs_lie_the
     fragments.batches.settled()
     await fragments.batches.give_back()
     assert fragments.ledger.moving == 0
+
+
+async def test_the_memory_of_a_batch_comes_back_also_where_a_load_that_waits_for_it_is_cancelled(
+    make: Make, tmp_path: Path
+) -> None:
+    made = write_fragment(tmp_path, dense_model([64, 64]), 4 * MIB, batched=True)
+    other = write_fragment(tmp_path, dense_model([64, 32]), 24 * MIB)
+    fragments, items = make(32 * MIB), inputs(8, 1, 64)
+    await fragments.load(made.digest, 4 * MIB, [])
+    await alone(fragments, made, items[0])
+    await together(fragments, made, items)
+    assert fragments.ledger.moving > 0
+    running = Event()  # an item has the processor
+    processing = asyncio.create_task(fragments.processor.call(running.wait))
+    loading = asyncio.create_task(fragments.load(other.digest, 24 * MIB, []))
+    await asyncio.sleep(0)
+    loading.cancel()  # as Cancel does, and the end of a session
+    await asyncio.sleep(0)
+    running.set()
+    await asyncio.wait((processing, loading))
+    assert loading.cancelled()
+    assert fragments.ledger.moving == 0
+    await asyncio.wait_for(fragments.load(other.digest, 24 * MIB, []), PATIENCE_SECONDS)
 
 
 async def test_a_batch_that_takes_more_than_there_is_is_stopped_and_the_next_is_smaller(

@@ -197,8 +197,10 @@ class Batches:
             await self._unused.wait()
         granted, self._granted = self._granted, 0
         if granted:
-            await self._processor.call(self._runtime.shrink)
-            self._end_move(granted)
+            try:
+                await self._processor.call(self._runtime.shrink)
+            finally:  # it is done also where whoever waits for it was cancelled meanwhile
+                self._end_move(granted)
 
     # ---- inside ------------------------------------------------------------------------------
 

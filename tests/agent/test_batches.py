@@ -1,6 +1,7 @@
 """Several items in one run: which, within what memory, and what becomes of a run that fails."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from threading import Event
@@ -189,6 +190,25 @@ async def test_the_memory_of_a_batch_is_not_given_back_while_its_outputs_lie_the
     assert fragments.ledger.moving == 0
 
 
+async def test_items_run_one_by_one_until_whoever_wants_the_memory_of_batches_has_it(
+    make: Make, tmp_path: Path
+) -> None:
+    made = write_fragment(tmp_path, dense_model([64, 64]), 4 * MIB, batched=True)
+    fragments, items = make(), inputs(2, 1, 64)
+    await fragments.load(made.digest, 4 * MIB, [])
+    await alone(fragments, made, items[0])
+    batches = fragments.batches
+    assert batches.choose(made.digest, [*items]) == [0, 1]
+    returning = asyncio.create_task(batches.give_back())
+    await asyncio.sleep(0)
+    assert batches.choose(made.digest, [*items]) == [0], "else the first batch is never the last"
+    batches.settled(2)
+    await returning
+    assert fragments.ledger.moving == 0
+    assert batches.choose(made.digest, [*items]) == [0, 1]
+    batches.settled(2)
+
+
 async def test_the_memory_of_a_batch_comes_back_also_where_a_load_that_waits_for_it_is_cancelled(
     make: Make, tmp_path: Path
 ) -> None:
@@ -325,3 +345,36 @@ async def test_items_that_wait_run_at_once_within_the_budget_and_a_cancelled_one
         got, wanted = result(replies[number]), result(single)
         assert got.key == edge(0, -1, number)
         np.testing.assert_allclose(got.tensors["y"], wanted.tensors["y"], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.real
+async def test_a_fragment_is_loaded_beside_one_that_always_has_items_to_run_at_once(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    busy = write_fragment(
+        coordinator.store, dense_model([64, 2048, 2048, 64]), 26 * MIB, batched=True
+    )
+    other = write_fragment(coordinator.store, dense_model([64, 1024, 64]), 20 * MIB)
+    device = (await join(budget="64Mi")).device
+    await device.load(busy.digest, 26 * MIB)
+    (item,), numbers, ended = inputs(1, 16, 64), itertools.count(), asyncio.Event()
+    has_run_at_once = asyncio.Event()
+
+    async def run_one_after_the_other() -> None:
+        while not ended.is_set():
+            number = next(numbers)
+            (frame,) = encode_activation(edge(-1, 0, number), "pi-4", item, transfer=0)
+            order = execute(busy, number, input_frame=frame, reply_bytes=64 << 10, batch=8)
+            reply = await device.ask("execute", order)
+            if reply.executed.batch > 1:
+                has_run_at_once.set()
+
+    lanes = [asyncio.create_task(run_one_after_the_other()) for _ in range(18)]
+    try:
+        await asyncio.wait_for(has_run_at_once.wait(), PATIENCE_SECONDS)
+        load = pb.Load(digest=other.digest, resident_bytes=20 * MIB)
+        reply = await asyncio.wait_for(device.begin("load", load), PATIENCE_SECONDS / 2)
+        assert reply.HasField("loaded"), reply
+    finally:
+        ended.set()
+        await asyncio.gather(*lanes)

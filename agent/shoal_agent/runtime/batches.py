@@ -10,7 +10,9 @@ Memory: each item more takes at most what a run takes beside weights, and joined
 lie beside those of the items. That is granted by the ledger as moving bytes before a batch begins;
 where it grants less, fewer items join. What was granted stays so while the runtime's arena keeps
 what the batch left there. It is given back when somebody else needs it (`take_back`), when the
-agent rests, and before a run that is measured.
+agent rests, and before a run that is measured. Until then items run one by one: where there is
+always work the next batch begins before the last one is settled, and the memory would never be
+unused.
 """
 
 import asyncio
@@ -84,6 +86,7 @@ class Batches:
         self._granted = 0
         self._in_use = 0
         self._unused = asyncio.Event()
+        self._giving_back = asyncio.Lock()
         self._returning: asyncio.Task[None] | None = None
 
     def opened(self, digest: str, manifest: Mapping[str, object]) -> None:
@@ -107,10 +110,11 @@ class Batches:
 
     def choose(self, digest: str, items: Sequence[Mapping[str, Array] | None]) -> list[int]:
         """Which of these items are to run at once: the first, and those like it, as many as there
-        is memory for. Where that are several, each must be `settled`; None is an item that is gone.
+        is memory for, unless somebody wants that back. Where that are several, each must be
+        `settled`; None is an item that is gone.
         """
         fragment, first = self._fragments.get(digest), items[0]
-        if fragment is None or first is None:
+        if fragment is None or first is None or self._giving_back.locked():
             return [0]
         like = likeness(first, fragment.counted)
         if (alone := fragment.alone.get(like)) is None:
@@ -193,14 +197,15 @@ class Batches:
 
     async def give_back(self) -> None:
         """Return the memory of batches to the ledger, when nothing of one lies in it."""
-        while self._in_use:
-            await self._unused.wait()
-        granted, self._granted = self._granted, 0
-        if granted:
-            try:
-                await self._processor.call(self._runtime.shrink)
-            finally:  # it is done also where whoever waits for it was cancelled meanwhile
-                self._end_move(granted)
+        async with self._giving_back:
+            while self._in_use:
+                await self._unused.wait()
+            granted, self._granted = self._granted, 0
+            if granted:
+                try:
+                    await self._processor.call(self._runtime.shrink)
+                finally:  # it is done also where whoever waits for it was cancelled meanwhile
+                    self._end_move(granted)
 
     # ---- inside ------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,9 +13,10 @@ from typing import Final
 from shoal_agent.cache.owning import CacheInUse, owned
 from shoal_agent.installation import install
 from shoal_agent.runtime import huge_pages
-from shoal_agent.runtime.process_memory import exit_with_parent, tune_allocator
+from shoal_agent.runtime.process_memory import tune_allocator
 from shoal_agent.settings import Settings, parse
 from shoal_protocol.channels import AddressRefused
+from shoal_protocol.parents import end_with_parent, told_parent
 
 _UNUSABLE: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -26,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return install(given[1:])
     settings = parse(given)
     if settings.exit_with_parent:
-        exit_with_parent()
+        end_with_parent(signal.SIGKILL, told_parent())
     huge_pages.refuse_unasked()
     tune_allocator(settings.budget)
     # numpy's linear algebra is not used: no threads for it.

@@ -353,7 +353,8 @@ def _add_rest(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--exit-with-parent",
         action="store_true",
-        help="be killed when the process that started this one ends (Linux)",
+        help="be killed when the process that started this one ends (Linux); SHOAL_PARENT may say "
+        "its process id, for where it has ended already",
     )
     group.add_argument(
         "--log-level",

@@ -112,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--exit-with-parent",
         action="store_true",
-        help="end when the process that started this one ends (Linux)",
+        help="end when the process that started this one ends (Linux); SHOAL_PARENT may say its "
+        "process id, for where it has ended already",
     )
     add_log_level(group, default="warning")
     return parser

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
 import threading
 import time
@@ -25,8 +26,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal_agent.runtime.process_memory import exit_with_parent, trim
+from shoal_agent.runtime.process_memory import trim
 from shoal_protocol.manifest import MODEL, WEIGHTS, weight_files
+from shoal_protocol.parents import end_with_parent
 
 if TYPE_CHECKING:
     from shoal_agent.runtime.recipes import Recipe
@@ -69,7 +71,7 @@ class Order:
 def main(argument: str) -> int:
     """Carry an order out; the exit status."""
     order = Order(**json.loads(argument))
-    exit_with_parent(order.parent)
+    end_with_parent(signal.SIGKILL, order.parent)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -26,7 +26,6 @@ import ctypes
 import gc
 import os
 import re
-import signal
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -46,7 +45,6 @@ _ATTEMPTS: Final = 10
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
-_PR_SET_PDEATHSIG: Final = 1
 _MALLOC_TRIM: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """Looked up once: to open a library takes longer than to call it."""
 _MAPPING: Final = re.compile(
@@ -376,14 +374,3 @@ def _clean_mappings() -> Iterator[_Mapping]:
                     yield mapping
                 case _:
                     pass
-
-
-def exit_with_parent(parent: int | None = None) -> None:
-    """Ask the kernel to kill this process when its parent ends, however that ends.
-
-    `parent` is its process id, where this process received it; else that is what it is now.
-    """
-    expected = os.getppid() if parent is None else parent
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != expected or (parent is None and expected == 1):
-        raise SystemExit("the parent is gone already")

@@ -8,7 +8,8 @@ ends the run: `ProcessHopeless`, with the end of its log. (A wrong setting, a mo
 runtime or a limit of the kernel would end it again. Results remain, and the next run resumes.)
 
 Stopping is TERM, then KILL after a grace period, for the child's whole session. Children also ask
-the kernel to end them when the runner dies (`--exit-with-parent`), also by `kill -9`.
+the kernel to end them when the runner dies (`--exit-with-parent`), also by `kill -9`; they are told
+which process that is, as it may have died before they asked.
 
 A child opens files and sockets of the run only, so it inherits what finds its programs, temporary
 files and language, and what tunes its runtimes. All else stays here: credentials of clouds and
@@ -25,6 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from shoal_protocol.parents import PARENT
 
 FIRST_DELAY_SECONDS: Final = 0.2
 LONGEST_DELAY_SECONDS: Final = 5.0
@@ -199,7 +202,7 @@ async def _spawn(spec: ProcessSpec) -> asyncio.subprocess.Process:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=child_environment(),
+            env=child_environment() | {PARENT: str(os.getpid())},
             start_new_session=True,
         )
 

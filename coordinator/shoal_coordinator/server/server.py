@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import logging
-import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -52,6 +50,7 @@ from shoal_protocol.limits import (
     end_stalled,
 )
 from shoal_protocol.listener import Listener
+from shoal_protocol.parents import end_with_parent, told_parent
 from shoal_protocol.services import (
     ConnectContext,
     FileContext,
@@ -84,7 +83,6 @@ FETCHES_EACH: Final = 8
 """Of them for one device, which may have 64 calls open altogether."""
 CONNECTIONS: Final = 2048
 """A device has one or two."""
-_PR_SET_PDEATHSIG: Final = 1
 _NEW_OBJECTS: Final = 20_000
 
 
@@ -126,7 +124,7 @@ def run_coordinator(settings: CoordinatorSettings) -> int:
     `TracesUnavailable`.
     """
     if settings.exit_with_parent:
-        _exit_with_parent()
+        end_with_parent(signal.SIGTERM, told_parent())
     collect_rarely()
     return asyncio.run(_serve_until_signalled(settings))
 
@@ -367,11 +365,3 @@ def collect_rarely() -> None:
     """
     _, *older = gc.get_threshold()
     gc.set_threshold(_NEW_OBJECTS, *older)
-
-
-def _exit_with_parent() -> None:
-    """Have the kernel end this process when the one that started it dies."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)

@@ -26,6 +26,39 @@ STUBBORN = (
     "time.sleep(600)\n"
 )
 
+KILLED = """
+import asyncio, os, pathlib, signal, sys
+from shoal_cli.local.supervisor import ProcessSpec, Supervisor
+
+async def main():
+    supervisor = Supervisor(lambda death: None)
+    command, log = tuple(sys.argv[2:]), pathlib.Path(sys.argv[1])
+    await supervisor.start(ProcessSpec(name="c", title="c", command=command, log=log))
+    print(supervisor.process_id("c"), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+"""Starts a child and is killed at once."""
+
+ADOPTING = """
+import ctypes, os, signal, subprocess, sys, time
+
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+child = int(subprocess.run(sys.argv[1:], stdout=subprocess.PIPE).stdout)
+until = time.monotonic() + 60
+while time.monotonic() < until:
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        print("ended", os.waitstatus_to_exitcode(status))
+        sys.exit()
+    time.sleep(0.01)
+os.kill(child, signal.SIGKILL)
+print("lives")
+"""
+"""Runs a process, and takes the child that it leaves behind, as systemd and some shells do."""
+
 
 def spec(name: str, folder: Path, *code: str) -> ProcessSpec:
     command = (sys.executable, "-c", *code)
@@ -63,6 +96,25 @@ async def test_a_killed_child_is_started_again_and_counted(tmp_path: Path) -> No
     await supervisor.stop()
     assert is_gone(second)
     assert supervisor.restarts("agent") == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["shoal_coordinator --store {0}/store --listen", "shoal_agent --budget 8Mi --coordinator"],
+)
+async def test_a_child_ends_also_where_the_runner_is_killed_while_the_child_starts(
+    tmp_path: Path, program: str
+) -> None:
+    """Its parent is then whoever takes orphans, and not always the process 1."""
+    command = [*program.format(tmp_path).split(), f"unix:{tmp_path}/s", "--exit-with-parent"]
+    adopting = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ADOPTING, sys.executable, "-c", KILLED, tmp_path / "log"),
+        *(sys.executable, "-m", *command),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    told, _ = await asyncio.wait_for(adopting.communicate(), 120)
+    assert told.decode().split() == ["ended", "1"]
+    assert "the process that started this one has ended already" in (tmp_path / "log").read_text()
 
 
 async def test_a_child_that_ignores_term_is_killed_after_the_grace(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ BUDGET teaches by how much a fragment exceeds its grant on a device: it is tried
 blocks, down to the least that it needs. A full disk keeps the device from fetching for a while.
 Every other failure is tried again later, on each device at most `load_tries` times in a row. When
 no device is left to try, the job fails with the last reason.
+
+What no job has a use for any more is cancelled on its way: a device loads one fragment at a time,
+over what may be a slow link.
 """
 
 from collections import Counter
@@ -200,9 +203,11 @@ def cached(state: State, prefetching: Prefetching, event: FragmentCached) -> Non
 
 
 def prefetch_failed(state: State, prefetching: Prefetching) -> None:
-    """It was only a favour: leave the device alone for a while."""
+    """It was only a favour: leave the device alone for a while, unless it was cancelled."""
     disk = prefetching.device.disk
     disk.prefetching = None
+    if prefetching.void:
+        return
     disk.prefetch_after = Nanoseconds(state.now + state.limits.retry_delay_most)
 
 
@@ -217,6 +222,13 @@ def unload_failed(state: State, unloading: Unloading, failure: Failure) -> None:
     if service is not None:
         record_failure(state, device, service.digest, failure)
     review(state, device)
+
+
+def load_cancelled(state: State, loading: Loading) -> None:
+    """No job had a use for it, and that is no failure; one that came meanwhile has it loaded."""
+    end_load(state, loading.device)
+    for service in state.by_digest.get(loading.digest, ()):
+        request_provisioning(state, service)
 
 
 def load_failed(state: State, loading: Loading, failure: Failure) -> None:

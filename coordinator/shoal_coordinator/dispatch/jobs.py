@@ -25,7 +25,12 @@ from shoal_coordinator.dispatch.item_sets import ItemSet
 from shoal_coordinator.dispatch.ranking import refresh
 from shoal_coordinator.dispatch.readiness import drop_copies, ends, open_barrier, release
 from shoal_coordinator.dispatch.servers import unreserve
-from shoal_coordinator.dispatch.services import begin_service, impossible, retire_service
+from shoal_coordinator.dispatch.services import (
+    begin_service,
+    cancel_unused,
+    impossible,
+    retire_service,
+)
 from shoal_coordinator.dispatch.state import (
     FINISHED,
     READY,
@@ -163,6 +168,7 @@ def _replan(state: State, job: Job, spec: ev.JobSpec) -> None:
     _begin_services(state, job)
     for queue in queues:
         retire_service(state, queue)
+    cancel_unused(state)
     job.routes = ()
 
 
@@ -405,6 +411,7 @@ def end_job(state: State, job: Job, failure: ev.Failure | None) -> None:
         device.work.served.pop(job, None)
     for queue in job.queues:
         retire_service(state, queue)
+    cancel_unused(state)
     del state.jobs[job.spec.name]
     state.ended[job.spec.name] = job
     while len(state.ended) > state.limits.ended_jobs:

@@ -187,6 +187,8 @@ def _apply_failure(state: State, pending: Pending, failure: ev.Failure) -> None:
             tasks.failed(state, pending, failure)
         case Forwarding():
             tasks.forward_failed(state, pending, failure)
+        case Loading(void=True) if failure.kind is ev.FailureKind.CANCELLED:
+            fragments.load_cancelled(state, pending)
         case Loading():
             fragments.load_failed(state, pending, failure)
         case Unloading():

@@ -10,8 +10,16 @@ from dataclasses import replace
 
 from shoal_coordinator.dispatch.device import Backoff, Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind
+from shoal_coordinator.dispatch.instructions import Cancel
 from shoal_coordinator.dispatch.servers import review
-from shoal_coordinator.dispatch.state import Job, Service, StageQueue, State
+from shoal_coordinator.dispatch.state import (
+    Job,
+    Loading,
+    Prefetching,
+    Service,
+    StageQueue,
+    State,
+)
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import Outgrown
 from shoal_protocol.units import Bytes, Nanoseconds, format_downwards, format_need
@@ -57,6 +65,16 @@ def retire_service(state: State, queue: StageQueue) -> None:
     if not users:
         del state.by_digest[service.digest]
         state.crashes.pop(service.digest, None)
+
+
+def cancel_unused(state: State) -> None:
+    """Nobody waits any more for what is being brought to devices: others have a use for these."""
+    for number, pending in state.pending.items():
+        if not isinstance(pending, Loading | Prefetching) or pending.void:
+            continue
+        if pending.digest not in state.by_digest:
+            pending.void = True
+            state.out.append(Cancel(device=pending.device.name, cancelled=number))
 
 
 def want(state: State, queue: StageQueue) -> None:

@@ -288,7 +288,8 @@ class Running:
 
 @dataclass(slots=True, eq=False)
 class Loading:
-    """Load. `granted` is what the fragment gets, `size` what is reckoned for it."""
+    """Load. `granted` is what the fragment gets, `size` what is reckoned for it. `void`: it was
+    cancelled, as no job had a use for it."""
 
     device: Device
     digest: Digest
@@ -296,6 +297,7 @@ class Loading:
     size: Bytes
     tier: Tier
     since: Nanoseconds
+    void: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -307,9 +309,12 @@ class Unloading:
 
 @dataclass(slots=True, eq=False)
 class Prefetching:
+    """Prefetch; `void` as with `Loading`."""
+
     device: Device
     digest: Digest
     since: Nanoseconds
+    void: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -48,7 +48,7 @@ class Agent(ItemLink):
             case give.Release(job=job, epoch=epoch, item=item, stage=stage):
                 self._carry_out(self.queue.release([execution.Made(job, epoch, item, stage)]))
             case give.Cancel(cancelled=number):
-                self._carry_out(self.queue.cancel(number))
+                self._cancel(session, number)
             case give.Plan():
                 self._plan(session, instruction)
             case give.ForgetJob(job=job, epoch=epoch):
@@ -61,6 +61,15 @@ class Agent(ItemLink):
                 self._send_up(ProbeAnswered(at=Nanoseconds(0), device=self.name, session=session))
             case _:
                 raise self.world.wrong(f"{instruction} is not for a device")
+
+    def _cancel(self, session: int, number: int) -> None:
+        digest = self._moves.pop(number, None)
+        if digest is None:
+            self._carry_out(self.queue.cancel(number))
+            return
+        if digest not in self.ledger.resident:
+            self.ledger.fail_load(digest)
+        self._fail(session, number, FailureKind.CANCELLED, "cancelled")
 
     def _load(self, session: int, load: give.Load) -> None:
         world, digest = self.world, load.digest
@@ -79,8 +88,10 @@ class Agent(ItemLink):
         kinds = (FailureKind.UNAVAILABLE, FailureKind.CORRUPT, FailureKind.DISK_FULL)
         kind = world.chance.choice(kinds) if world.unlucky(world.trouble.load) else None
 
+        self._moves[load.instruction] = digest
+
         def loaded() -> None:
-            if not self._is_in(session):
+            if not self._is_in(session) or self._moves.pop(load.instruction, None) is None:
                 return
             if kind is None:
                 self.cached.add(digest)
@@ -157,8 +168,10 @@ class Agent(ItemLink):
     def _prefetch(self, session: int, prefetch: give.Prefetch) -> None:
         failed = self.world.unlucky(self.world.trouble.load)
 
+        self._moves[prefetch.instruction] = prefetch.digest
+
         def fetched() -> None:
-            if not self._is_in(session):
+            if not self._is_in(session) or self._moves.pop(prefetch.instruction, None) is None:
                 return
             if failed:
                 kind = FailureKind.UNAVAILABLE

@@ -77,6 +77,8 @@ class Link:
         self.hung = False
         self._sent_until = self._received_until = 0
         self._executes: dict[int, give.Execute] = {}
+        self._moves: dict[int, Digest] = {}
+        """Of loads and prefetches that are under way, by instruction: the fragment."""
         self._tickets: dict[int, dict[str, int]] = {}
         """By instruction: the sessions that other devices had when it was given. They take nothing
         in another."""
@@ -101,6 +103,7 @@ class Link:
         self.queue = TaskQueue()
         self.reset_items()
         self._executes.clear()
+        self._moves.clear()
         self._measure(self.session)
         self.world.feed(
             DeviceJoined(

@@ -17,8 +17,16 @@ from coordinator.dispatch.driving import (
 )
 from shoal_coordinator.dispatch import services
 from shoal_coordinator.dispatch.device import Device
-from shoal_coordinator.dispatch.events import FailureKind, Telemetry
-from shoal_coordinator.dispatch.instructions import Execute, FinishJob, Load, Prefetch, Tier, Unload
+from shoal_coordinator.dispatch.events import FailureKind, JobCancelled, Telemetry
+from shoal_coordinator.dispatch.instructions import (
+    Cancel,
+    Execute,
+    FinishJob,
+    Load,
+    Prefetch,
+    Tier,
+    Unload,
+)
 from shoal_coordinator.dispatch.machine import Limits
 from shoal_coordinator.dispatch.state import Service
 from shoal_protocol.units import Nanoseconds, nanoseconds
@@ -360,6 +368,51 @@ def test_a_second_copy_of_a_fragment_is_kept_on_another_disk() -> None:
     table.submit(job(chain("a", homes={"a": ("d1",)}), 1))
     prefetch = only(table.wait(250), Prefetch)
     assert (prefetch.device, prefetch.digest, prefetch.peers) == ("d2", digest("a"), ("d1",))
+
+
+def test_what_was_on_its_way_for_a_cancelled_job_makes_way_for_the_next_one() -> None:
+    table = Table()
+    table.join("d1", 12, cached=("b",))
+    load = only(table.submit(job(chain("a"))), Load)
+    assert some(table.submit(job(chain("b"), name="other")), Load) == []
+    given = table.feed(JobCancelled(at=table.at(), job="job", reason=""))
+    assert only(given, Cancel).cancelled == load.instruction
+    given = table.fail(load, FailureKind.CANCELLED)
+    assert brief(given) == ["d1 loads b (tier 2)"]
+
+
+def test_what_was_on_its_way_for_two_jobs_goes_on_for_the_one_that_is_left() -> None:
+    table = Table()
+    table.join("d1")
+    table.submit(job(chain("a")))
+    table.submit(job(chain("a"), name="other"))
+    for name, cancelled in (("job", 0), ("other", 1)):
+        given = table.feed(JobCancelled(at=table.at(), job=name, reason=""))
+        assert len(some(given, Cancel)) == cancelled
+
+
+def test_a_cancelled_load_is_no_failure_and_begins_anew_for_a_job_that_came_meanwhile() -> None:
+    table = Table()
+    table.join("d1")
+    load = only(table.submit(job(chain("a"))), Load)
+    table.feed(JobCancelled(at=table.at(), job="job", reason=""))
+    assert some(table.submit(job(chain("a"), name="again")), Load) == []
+    given = table.fail(load, FailureKind.CANCELLED)
+    assert brief(given) == ["d1 loads a (tier 3)"]
+    assert table.state.devices["d1"].health.backoffs == {}
+
+
+def test_a_prefetch_that_nobody_needs_any_more_is_cancelled_and_the_next_one_not_delayed() -> None:
+    table = Table()
+    table.join("d1", 12, resident=("a",))
+    table.join("d2", 12, resident=("x",))
+    table.submit(job(chain("a", homes={"a": ("d1",)}), 1))
+    prefetch = only(table.wait(250), Prefetch)
+    given = table.feed(JobCancelled(at=table.at(), job="job", reason=""))
+    assert prefetch.instruction in [each.cancelled for each in some(given, Cancel)]
+    table.fail(prefetch, FailureKind.CANCELLED)
+    table.submit(job(chain("a", homes={"a": ("d1",)}), 1, name="again"))
+    assert only(table.wait(250), Prefetch).device == "d2"
 
 
 def test_jobs_with_the_same_fragments_share_what_is_resident() -> None:

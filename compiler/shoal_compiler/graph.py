@@ -196,12 +196,17 @@ def _without_copies(
     given.update(
         each.name for node in all_nodes(nodes) for inner in subgraphs(node) for each in inner.output
     )
+    # An initializer may be listed as an input, too. Where another graph has one of the names for
+    # something else, what reads the copy there would read that.
+    listed = {each.name for each in graph.input} & {each.name for each in graph.initializer}
+    once = {name for name, times in definitions.items() if times == 1 + (name in listed)}
     names: dict[str, str] = {}
     kept = []
     for node in nodes:
         copies = is_standard(node, "Identity") and len(node.input) == len(node.output) == 1
         source = names.get(node.input[0], node.input[0]) if copies else ""
-        if source in weights and node.output[0] not in given and definitions[node.output[0]] == 1:
+        is_plain = source in weights and node.output[0] not in given
+        if is_plain and once.issuperset((source, node.output[0])):
             names[node.output[0]] = source
         else:
             kept.append(node)

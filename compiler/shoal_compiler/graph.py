@@ -9,16 +9,16 @@ output needs is left out.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 import onnx
-from onnx import inliner, numpy_helper
+from onnx import numpy_helper
 
 from shoal_compiler.errors import ModelRefused
+from shoal_compiler.functions import written_out
 from shoal_compiler.safety import (
     CheckedModel,
     Range,
@@ -29,7 +29,6 @@ from shoal_compiler.safety import (
     subgraphs,
     tensors_of,
 )
-from shoal_compiler.trees import check_trees
 from shoal_compiler.wire import LARGE
 
 MIN_IR_VERSION: Final = 4
@@ -145,7 +144,7 @@ def read_range(place: Range) -> bytes:
 
 def normalise(model: CheckedModel) -> Graph:
     """Bring a checked model into the normal form. Raises `ModelRefused`."""
-    proto = _without_functions(model.proto)
+    proto = written_out(model.proto)
     graph = proto.graph
     weights = {each.name: Weight(each, model.contents(each)) for each in graph.initializer}
     sparse = {each.values.name: each for each in graph.sparse_initializer}
@@ -197,12 +196,17 @@ def _without_copies(
     given.update(
         each.name for node in all_nodes(nodes) for inner in subgraphs(node) for each in inner.output
     )
+    # An initializer may be listed as an input, too. Where another graph has one of the names for
+    # something else, what reads the copy there would read that.
+    listed = {each.name for each in graph.input} & {each.name for each in graph.initializer}
+    once = {name for name, times in definitions.items() if times == 1 + (name in listed)}
     names: dict[str, str] = {}
     kept = []
     for node in nodes:
         copies = is_standard(node, "Identity") and len(node.input) == len(node.output) == 1
         source = names.get(node.input[0], node.input[0]) if copies else ""
-        if source in weights and node.output[0] not in given and definitions[node.output[0]] == 1:
+        is_plain = source in weights and node.output[0] not in given
+        if is_plain and once.issuperset((source, node.output[0])):
             names[node.output[0]] = source
         else:
             kept.append(node)
@@ -215,19 +219,6 @@ def _write_out(node: onnx.NodeProto) -> None:
     runtime, where it is not said: that an STFT gives one side."""
     if is_standard(node, "STFT") and all(each.name != "onesided" for each in node.attribute):
         node.attribute.append(onnx.helper.make_attribute("onesided", 1))
-
-
-def _without_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
-    if not proto.functions:
-        return deepcopy(proto)
-    try:
-        written_out = inliner.inline_local_functions(proto)
-    except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
-        raise ModelRefused(f"has functions that cannot be written out: {error}") from error
-    # A function's caller may have given it the attributes that make a tree.
-    for index, node in enumerate(all_nodes(written_out.graph.node)):
-        check_trees(node, node_label(node, index))
-    return written_out
 
 
 def _definitions(graph: onnx.GraphProto) -> Counter[str]:

@@ -21,6 +21,7 @@ from onnx import helper, numpy_helper
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph
 from shoal_compiler.own_operators import outputs_of
+from shoal_compiler.runtime_sizes import sizes_as_run, values_as_run
 from shoal_compiler.safety import integer_of, subgraphs
 from shoal_compiler.wire import LARGE
 from shoal_planner.profile import Role
@@ -114,10 +115,12 @@ def infer(
         concrete.node(index)
     types = _symbolic(graph, order)
     _go_on(graph, order, roles, types)
-    for name, kind in concrete.types.items():
-        types.setdefault(name, _without_sizes(kind))
-    for name, kind in graph.declared.items():
-        types.setdefault(name, _without_sizes(kind))
+    for others in (concrete.types, graph.declared):
+        for name, kind in others.items():
+            if name in types:
+                _drop_disputed(types[name], kind)
+            else:
+                types[name] = _without_sizes(kind)
     return Shapes(types=types, sizes=concrete.sizes, values=concrete.values)
 
 
@@ -189,6 +192,17 @@ def _without_sizes(kind: onnx.TypeProto) -> onnx.TypeProto:
         for dimension in plain.tensor_type.shape.dim:
             dimension.Clear()
     return plain
+
+
+def _drop_disputed(kind: onnx.TypeProto, other: onnx.TypeProto) -> None:
+    """Take out of a type the sizes that another one of the same tensor has otherwise: not both are
+    right, and devices refuse a tensor that is not as is said."""
+    known, said = axes_of(kind), axes_of(other)
+    if known is None or said is None or len(known) != len(said):
+        return
+    for dimension, axis, size in zip(kind.tensor_type.shape.dim, known, said, strict=True):
+        if isinstance(axis, int) and isinstance(size, int) and axis != size:
+            dimension.Clear()
 
 
 def _concrete_inputs(
@@ -292,7 +306,7 @@ class _Concrete:
             alike, version = _as_standard(node), onnx.defs.onnx_opset_version()
             first = types[node.input[0]].tensor_type.elem_type
             types = {name: _typed(types[name], first) for name in alike.input if name}
-        found = self._as_onnx_says(alike, types, version)
+        found = self._as_run(alike, types, self._as_onnx_says(alike, types, version))
         if found or onnx.defs.has(node.op_type, node.domain):
             return found
         return outputs_of(node, [self.types.get(name) for name in node.input])
@@ -319,6 +333,23 @@ class _Concrete:
         except INFERENCE_FAILS:
             return {}  # it stays unknown
 
+    def _as_run(
+        self,
+        node: onnx.NodeProto,
+        types: Mapping[str, onnx.TypeProto],
+        found: Mapping[str, onnx.TypeProto],
+    ) -> Mapping[str, onnx.TypeProto]:
+        """What onnx says a node gives, with the sizes that the runtime gives it."""
+        axes = axes_of(types[node.input[0]]) if node.input and node.input[0] else None
+        if axes is None or not found:
+            return found
+        sizes = sizes_as_run(node, axes, self.values)
+        for kind in found.values():
+            dims = kind.tensor_type.shape.dim
+            for axis, size in sizes.items() if len(dims) == len(axes) else ():
+                dims[axis].dim_value = size
+        return found
+
     def _evaluate(self, node: onnx.NodeProto) -> None:
         """The node's values, if all it needs is known and small."""
         if node.op_type == "Shape" and node.input[0] in self.sizes:
@@ -331,15 +362,16 @@ class _Concrete:
             name not in self.sizes or prod(self.sizes[name]) > MAX_EVALUATED for name in outputs
         ):
             return
-        feeds = {name: self.values[name] for name in node.input if name}
+        read = {name: self.values[name] for name in node.input if name}
         # Not every model asks for it, and importing it lists every version of every operator.
         from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
 
         # A graph: of a node by itself, the evaluator takes the newest operator there is.
         graph = onnx.GraphProto(name="node", node=[node])
-        graph.input.extend(onnx.ValueInfoProto(name=name) for name in feeds)
+        graph.input.extend(onnx.ValueInfoProto(name=name) for name in read)
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         try:
+            feeds = values_as_run(node, read)
             results = ReferenceEvaluator(graph, opsets=dict(self.graph.opsets)).run(None, feeds)
         except Exception:  # the reference operators raise whatever they like; it stays unknown
             return

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaining import manifest, run_chained, run_whole
+from compiler.cut_everywhere import assert_same_as_whole
 from made_models import Made, tied_encoder, weight
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
@@ -79,6 +80,27 @@ def test_a_weight_of_several_names_is_one(tmp_path: Path) -> None:
         want, got = run_whole(tmp_path / "model.onnx", feeds), run_chained(store, document, feeds)
         for name, value in want.items():
             np.testing.assert_allclose(got[name].astype(float), value.astype(float), 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_weight_keeps_its_other_name_where_a_body_has_the_first_for_something_else(
+    is_listed: bool, tmp_path: Path
+) -> None:
+    given = ", float[16, 16] W" if is_listed else ""
+    made = Made(
+        text=f"""agraph (float[16, 16] x{given}) => (float[16, 16] y) {{
+            W1 = Identity (W)
+            a = Relu (x)
+            n = Constant <value_int = 2> ()
+            go = Constant <value = bool {{1}}> ()
+            b = Loop (n, go, a) <body = step (int64 i, bool c, float[16, 16] W)
+                => (bool c2, float[16, 16] d) {{ c2 = Identity (c) d = MatMul (W, W1) }}>
+            y = Tanh (b)
+        }}""",
+        weights={"W": weight(16, 16)},
+        shapes={"x": (16, 16)},
+    )
+    assert_same_as_whole(made.save(tmp_path), made.inputs())
 
 
 def test_what_all_layers_use_is_stored_once(tmp_path: Path) -> None:

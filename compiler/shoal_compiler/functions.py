@@ -1,0 +1,67 @@
+"""A model's functions, written out where they are called."""
+
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+
+import onnx
+from onnx import inliner
+
+from shoal_compiler.errors import ModelRefused
+from shoal_compiler.safety import all_nodes, node_label
+from shoal_compiler.trees import check_trees
+
+_Name = tuple[str, str]
+
+
+def written_out(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model without functions. Raises `ModelRefused`."""
+    made = deepcopy(proto)
+    while made.functions:
+        made = _without_outermost(made)
+    # A function's caller may have given it the attributes that make a tree.
+    for index, node in enumerate(all_nodes(made.graph.node) if proto.functions else ()):
+        check_trees(node, node_label(node, index))
+    return made
+
+
+def _without_outermost(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without those functions that no other calls; where none has an attribute with a
+    default, without any. A default counts where the call leaves the attribute out, and a call in a
+    function may leave out what that function's own caller has not given: so from the outside in."""
+    try:
+        if not any(each.attribute_proto for each in proto.functions):
+            made = inliner.inline_local_functions(proto)
+            del made.functions[:]
+            return made
+        _give_defaults(proto)
+        outermost = _outermost(proto.functions)
+        made = inliner.inline_selected_functions(proto, outermost)
+    except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+        raise ModelRefused(f"has functions that cannot be written out: {error}") from error
+    kept = [each for each in made.functions if (each.domain, each.name) not in outermost]
+    del made.functions[:]
+    made.functions.extend(kept)
+    return made
+
+
+def _outermost(functions: Iterable[onnx.FunctionProto]) -> list[_Name]:
+    """The functions that no other calls."""
+    calls = {(each.domain, each.name): set(_called(each)) for each in functions}
+    called = {name for own, names in calls.items() for name in names - {own}}
+    return [name for name in calls if name not in called]
+
+
+def _called(function: onnx.FunctionProto) -> Iterator[_Name]:
+    yield from ((node.domain, node.op_type) for node in all_nodes(function.node))
+
+
+def _give_defaults(proto: onnx.ModelProto) -> None:
+    """Write the defaults of attributes, which onnx's inliner does not know of, into the calls in
+    the graph that leave them out."""
+    functions = {(each.domain, each.name): each for each in proto.functions}
+    for node in all_nodes(proto.graph.node):
+        if (function := functions.get((node.domain, node.op_type))) is not None:
+            given = {each.name for each in node.attribute}
+            node.attribute.extend(
+                each for each in function.attribute_proto if each.name not in given
+            )

@@ -333,10 +333,7 @@ class JobRun(Run):
         stored = self._results.completed()
         return ItemList(
             total=len(self.inputs),
-            files=tuple(
-                ListedFile(file.name, file.first, file.contents.stacked is not None)
-                for file in self.inputs.files
-            ),
+            files=_listed_files(self.inputs),
             stored=stored,
             failed=self._results.failed(),
             tries={item: tries for item, tries in self._tries.copy().items() if item in stored},
@@ -354,6 +351,13 @@ class JobRun(Run):
         await loop.run_in_executor(self._reader, self.inputs.close)
         self._writer.shutdown(wait=False)
         self._reader.shutdown(wait=False)
+
+
+def _listed_files(inputs: InputSet) -> tuple[ListedFile, ...]:
+    return tuple(
+        ListedFile(file.name, file.first, file.contents.stacked is not None)
+        for file in inputs.files
+    )
 
 
 def open_run(
@@ -374,16 +378,17 @@ def open_run(
         results = open_results(target, inputs, document, job=request.name, lossy=request.lossy)
         with ExitStack() as undo:
             undo.callback(results.close)
-            _give_up_others(results, frozenset(request.retry.items))
+            _give_up_others(results, inputs, frozenset(request.retry.items))
             undo.pop_all()
     inputs.inflate_into(target / ".shoal" / request.name)
     return JobRun(request, document, epoch, inputs, results, crashes)
 
 
-def _give_up_others(results: ResultStore, retried: Set[int]) -> None:
-    """Of the items that failed before, those that are not tried again stay failed. Raises
-    `OSError`."""
+def _give_up_others(results: ResultStore, inputs: InputSet, retried: Set[int]) -> None:
+    """Of the items that failed before, those that are not tried again stay failed. Where files came
+    or went since, the numbers are those of other items, and all are tried again. Raises `OSError`.
+    """
     before = read_items(results.folder) if retried else None
-    if before is not None:
+    if before is not None and before.files == _listed_files(inputs):
         left = before.failed.keys() - retried - results.completed()
         results.fail(before.failed[item] for item in sorted(left))

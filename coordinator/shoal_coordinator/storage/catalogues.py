@@ -5,8 +5,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from shoal_coordinator.storage.file_tables import FileTable
 from shoal_coordinator.storage.folders import Folder
+from shoal_coordinator.storage.identity import Origins
 from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.journal import Journal, Line
+from shoal_coordinator.storage.kept_results import JOURNAL, noted_sizes
 from shoal_coordinator.storage.parts import ResultFile
 
 
@@ -19,6 +21,12 @@ class Catalogue(ABC):
     `CatalogueFailed`, or another `OSError`."""
 
     files: FileTable[ResultFile]
+    origins: Origins | None = None
+    """What the results depend on, where all files are known when the job begins."""
+
+    def number(self, numbers: Sequence[int]) -> None:
+        """Have the files have these numbers, in their order; before `open`."""
+        self.files = FileTable(self.files.files, numbers)
 
     @abstractmethod
     def open(self, folder: Folder) -> Mapping[int, int]:
@@ -59,19 +67,15 @@ class FixedFiles(Catalogue):
     """Files that are all known when the job begins: a journal has a line for each that is made.
     Items that failed are tried again by the next run."""
 
-    def __init__(self, files: Iterable[ResultFile]) -> None:
+    def __init__(self, files: Iterable[ResultFile], origins: Origins | None = None) -> None:
         self.files = FileTable(files)
+        self.origins = origins
         self._failed: dict[int, FailedItem] = {}
 
     def open(self, folder: Folder) -> Mapping[int, int]:
-        self._journal = Journal(folder, "journal.jsonl")
-        self._noted: dict[int, int] = {}
-        for line in self._journal.lines:
-            match line:
-                case {"file": int(number), "bytes": int(size)} if number in self.files:
-                    self._noted[number] = size
-                case _:
-                    pass
+        self._journal = Journal(folder, JOURNAL)
+        noted = noted_sizes(self._journal)
+        self._noted = {number: size for number, size in noted.items() if number in self.files}
         return self._noted
 
     def note(self, sizes: Mapping[int, int]) -> None:

@@ -26,6 +26,11 @@ def is_unreachable(error: OSError) -> bool:
     return error.errno in _UNREACHABLE
 
 
+def result_name(name: str) -> str:
+    """What the result of an input file of this name is called."""
+    return f"{name.rpartition('.')[0]}.npz"
+
+
 def encodable(text: str) -> str:
     """A text about a file as UTF-8 can carry it: bytes of its name that are none are shown."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,7 +1,9 @@
 """The files of a job by number, and by the items that they hold."""
 
+from array import array as packed
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import count, pairwise
 from threading import Lock
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -19,18 +21,24 @@ File = TypeVar("File", bound=ItemFile)
 
 
 class _Index(NamedTuple, Generic[File]):
+    """The files in their order, with their numbers and first items. `ordered` are the numbers from
+    the smallest on, and `places` where the file of each stands."""
+
     numbers: tuple[int, ...]
     firsts: tuple[int, ...]
     files: tuple[File, ...]
+    ordered: Sequence[int]
+    places: Sequence[int]
 
 
 class FileTable(Generic[File]):
     """Files in the order of their items. One thread may change the table while others read it:
     each change puts another index in the place of the last one."""
 
-    def __init__(self, files: Iterable[File] = ()) -> None:
+    def __init__(self, files: Iterable[File] = (), numbers: Iterable[int] | None = None) -> None:
+        """Without `numbers` the files are counted from 0."""
         self._lock = Lock()
-        self._index = _index(enumerate(files))
+        self._index = _index(zip(count() if numbers is None else numbers, files, strict=False))
 
     def __len__(self) -> int:
         return len(self._index.numbers)
@@ -72,14 +80,23 @@ class FileTable(Generic[File]):
 
     @staticmethod
     def _find(index: _Index[File], number: int) -> int | None:
-        at = bisect_left(index.numbers, number)
-        return at if at < len(index.numbers) and index.numbers[at] == number else None
+        at = bisect_left(index.ordered, number)
+        found = at < len(index.ordered) and index.ordered[at] == number
+        return index.places[at] if found else None
 
 
 def _index(files: Iterable[tuple[int, File]]) -> _Index[File]:
     listed = tuple(files)
+    numbers = tuple(number for number, _ in listed)
+    places: Sequence[int] = range(len(numbers))
+    ordered: Sequence[int] = numbers
+    if any(first > second for first, second in pairwise(numbers)):
+        places = packed("q", sorted(places, key=numbers.__getitem__))
+        ordered = packed("q", map(numbers.__getitem__, places))
     return _Index(
-        tuple(number for number, _ in listed),
+        numbers,
         tuple(file.first for _, file in listed),
         tuple(file for _, file in listed),
+        ordered,
+        places,
     )

@@ -27,12 +27,12 @@ from typing import Any, Final
 from shoal_coordinator.dispatch.item_sets import ItemSet
 from shoal_coordinator.storage.catalogues import Catalogue, CatalogueFailed
 from shoal_coordinator.storage.contents import FileContents
-from shoal_coordinator.storage.file_names import encodable
+from shoal_coordinator.storage.file_names import encodable, result_name
 from shoal_coordinator.storage.file_tables import FileTable
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.inputs import InputFile
 from shoal_coordinator.storage.item_list import FailedItem
-from shoal_coordinator.storage.job_files import result_file, result_name
+from shoal_coordinator.storage.job_files import result_file
 
 NAME: Final = "followed.sqlite"
 LISTED_FAILURES: Final = 100_000

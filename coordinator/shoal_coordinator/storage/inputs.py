@@ -40,6 +40,8 @@ _OPEN_FILES: Final = 4
 """More than one, because a model's input that is used late is read again when the item gets
 there."""
 _WHOLE_DIGEST_BYTES: Final = 1024 * 1024
+_FINGERPRINT_BYTES: Final = 16
+"""Of a digest: there may be 200,000 of them in memory."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 """By the names of the model's inputs."""
@@ -66,12 +68,13 @@ class FolderLimits:
 @dataclass(frozen=True, slots=True)
 class InputFile:
     """One file of a job; its items are numbered from `first`. `version` is the one that was scanned
-    (`ArrayFile.version`), if that is known."""
+    (`ArrayFile.version`), if that is known. `fingerprint` changes when it holds something else."""
 
     name: str
     first: int
     contents: FileContents
     version: int | tuple[int, int] | None = None
+    fingerprint: bytes = b""
 
     @property
     def items(self) -> int:
@@ -248,12 +251,14 @@ def scan_inputs(
         version = None
         try:
             with ArrayFile(prefix + name, limits=limits.arrays) as arrays:
-                digest.update(_fingerprint(name, arrays))
+                content = _content(name, arrays)
                 contents, version = classify(kinds_of(arrays.headers)), arrays.version
         except UnreadableArrays as e:
             contents = FileContents(1, problem=str(e))
-            digest.update(os.fsencode(f"{name}\0unreadable\0"))
-        files.append(InputFile(name, first, contents, version))
+            content = os.fsencode(f"{name}\0unreadable\0")
+        digest.update(content)
+        fingerprint = hashlib.sha256(content).digest()[:_FINGERPRINT_BYTES]
+        files.append(InputFile(name, first, contents, version, fingerprint))
         first += contents.items
         if first > limits.items:
             raise InputsRefused(
@@ -295,7 +300,7 @@ def _names(folder: Path, limits: FolderLimits) -> list[str]:
     return names
 
 
-def _fingerprint(name: str, arrays: ArrayFile) -> bytes:
+def _content(name: str, arrays: ArrayFile) -> bytes:
     """What distinguishes a file from another of the same name: an archive has checksums of its
     members; a small `.npy` is read; of a large one, the time of its last change must do. Raises
     `UnreadableArrays`."""

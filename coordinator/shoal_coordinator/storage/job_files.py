@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 
 from shoal_coordinator.storage.catalogues import Catalogue, FixedFiles
+from shoal_coordinator.storage.file_names import result_name
+from shoal_coordinator.storage.identity import Origin, Origins
 from shoal_coordinator.storage.inputs import InputFile, InputSet, InputsRefused, scan_inputs
 from shoal_coordinator.storage.parts import ResultFile
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
@@ -17,7 +19,12 @@ def open_results(
     outputs: Path, inputs: InputSet, document: PartitionDocument, *, job: str, lossy: bool
 ) -> ResultStore:
     """Take possession of a job's results. Raises `OutputsRefused`."""
-    catalogue = FixedFiles(map(result_file, inputs.files))
+    origins = Origins(
+        model=document.model_digest,
+        lossy=lossy,
+        files=[Origin(file.name, file.fingerprint.hex()) for file in inputs.files],
+    )
+    catalogue = FixedFiles(map(result_file, inputs.files), origins)
     return _open(outputs, catalogue, inputs.digest, document, job, lossy=lossy)
 
 
@@ -74,11 +81,6 @@ def finished_items(
         return len(inputs) if results.is_complete() else None
     finally:
         results.close()
-
-
-def result_name(name: str) -> str:
-    """What is made of an input file of this name."""
-    return f"{name.rpartition('.')[0]}.npz"
 
 
 def result_file(file: InputFile) -> ResultFile:

@@ -172,7 +172,7 @@ class Group:
 
     def __init__(self, folder: Folder, sequence: int) -> None:
         self._folder = folder
-        self.name = f"{sequence}{_SUFFIX}"
+        self.name = log_name(sequence)
         self._end = 0
         self.sequence = sequence
         self.sizes: dict[int, int] = {}
@@ -203,6 +203,10 @@ class Group:
 
     def remove(self) -> None:
         self._folder.remove(self.name)
+
+
+def log_name(sequence: int) -> str:
+    return f"{sequence}{_SUFFIX}"
 
 
 def log_sequences(folder: Folder) -> list[int]:

@@ -3,7 +3,7 @@
 ```
 OUTPUTS/lines.npz                one file per input file, of the same stem
         failures.json            what failed and why, while there is any
-        .shoal/JOB/job.json      whose results these are
+        .shoal/JOB/job.json      whose results these are, and of which inputs (`identity`)
                    journal.jsonl {"file": 3, "bytes": 8192, ...} is made
                    3.part        results of the items of file 3, until the file is made
                    7.log         small files of one item each, until they are made
@@ -41,14 +41,13 @@ from shoal_coordinator.dispatch.item_sets import ItemSet
 from shoal_coordinator.storage.arrays import Array
 from shoal_coordinator.storage.catalogues import Catalogue
 from shoal_coordinator.storage.folders import Folder
+from shoal_coordinator.storage.identity import Conflict, claim
 from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.made_files import content_of, make_file
 from shoal_coordinator.storage.parts import Part, ResultFile
 from shoal_coordinator.storage.result_log import LARGEST_BYTES, ResultLog
 from shoal_protocol.durable_files import is_transient, is_unwritable, remedy
 
-_VERSION: Final = 2
-_MOST_IDENTITY_BYTES: Final = 1 << 20
 _LISTED_FAILURES: Final = 100_000
 _MAKERS: Final = 4
 """Files that are made at once."""
@@ -81,11 +80,11 @@ class ResultStore:
         catalogue: Catalogue,
         names: Sequence[str],
     ) -> None:
-        """Open or begin. `identity` says what the results depend on, `names` are the model's
-        outputs in order. Raises `OutputsRefused`."""
+        """Open or begin. `identity` says what the results depend on, for catalogues without
+        `origins`; `names` are the model's outputs in order. Raises `OutputsRefused`."""
         self._path = outputs
         self._job = job
-        self._catalogue, self._files = catalogue, catalogue.files
+        self._catalogue = catalogue
         self._names = tuple(names)
         self._made: dict[int, int] = {}
         self._made_in_part: set[int] = set()
@@ -109,7 +108,7 @@ class ResultStore:
                 self._outputs = Folder(outputs)
                 undo.callback(self._outputs.close)
                 self.folder = self._own_folder(undo)
-                self._identify(identity)
+                self._claim(identity)
                 noted = catalogue.open(self.folder)
                 undo.callback(catalogue.close)
                 self._log = ResultLog(self.folder, self._outputs, self._small, self._note_made)
@@ -407,23 +406,16 @@ class ResultStore:
                     f"or delete {state.path}",
                 )
 
-    def _identify(self, identity: str) -> None:
-        mine = {"version": _VERSION, "job": self._job, "identity": identity}
-        if self.folder.size("job.json") is None:
-            self.folder.replace("job.json", json.dumps(mine).encode())
-            return
+    def _claim(self, identity: str) -> None:
+        """Have the files get the numbers that they have on the disk."""
+        origins = self._catalogue.origins
         try:
-            with open(self.folder.open("job.json", os.O_RDONLY), "rb") as file:
-                known = json.loads(file.read(_MOST_IDENTITY_BYTES))
-        except (ValueError, RecursionError) as e:
-            damaged = self.folder.path / "job.json"
-            raise OutputsRefused(self._path, f"hold a damaged {damaged}; delete it") from e
-        if known != mine:
-            raise OutputsRefused(
-                self._path,
-                f"hold results of another {self._job!r}, of another model or other inputs; "
-                f"choose another folder, or delete {self.folder.path.parent}",
-            )
+            numbers = claim(self.folder, self._outputs, self._job, identity, origins)
+        except Conflict as e:
+            raise OutputsRefused(self._path, str(e)) from e
+        if numbers is not None:
+            self._catalogue.number(numbers)
+        self._files = self._catalogue.files
 
     def _recover(self, noted: Mapping[int, int]) -> None:
         """Take over what is noted and what the parts say, as far as the files confirm it."""

@@ -170,6 +170,16 @@ def test_what_is_missing_or_wanted_otherwise_is_done(
     assert len(list(finished.outputs.glob("*.npz"))) == len(list(finished.inputs.glob("*.npz")))
 
 
+def test_an_input_that_was_added_runs_alone(finished: Workbench) -> None:
+    shutil.copy(finished.inputs / "00.npz", finished.inputs / "00-again.npz")
+    again = run(finished)
+    assert again.status == 0, again.err
+    job = job_of(again)
+    assert job["resumed"] == 10
+    assert job["items"] == job["succeeded"] > 10
+    assert_results_are_the_whole_models(finished)
+
+
 def change_an_input(bench: Workbench) -> None:
     path = bench.inputs / "01.npz"
     with np.load(path) as arrays:
@@ -184,14 +194,20 @@ def change_the_model(bench: Workbench) -> None:
     onnx.save(model, bench.model)
 
 
-@pytest.mark.parametrize("change", [change_an_input, change_the_model])
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (change_an_input, "hold results of inputs that have changed since (01.npz)"),
+        (change_the_model, "hold results of another 'job', of another model"),
+    ],
+)
 def test_results_of_what_has_changed_since_are_refused(
-    finished: Workbench, change: Callable[[Workbench], None]
+    finished: Workbench, change: Callable[[Workbench], None], why: str
 ) -> None:
     change(finished)
     again = run_again(finished)
     assert again.status == 2
-    assert "of another model or other inputs" in said(again)
+    assert why in said(again)
 
 
 @pytest.mark.minutes

@@ -16,6 +16,8 @@ _Name = tuple[str, str]
 def written_out(proto: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of a model without functions. Raises `ModelRefused`."""
     made = deepcopy(proto)
+    if made.functions:
+        _raise_opsets(made)
     while made.functions:
         made = _without_outermost(made)
     # A function's caller may have given it the attributes that make a tree.
@@ -29,19 +31,68 @@ def _without_outermost(proto: onnx.ModelProto) -> onnx.ModelProto:
     default, without any. A default counts where the call leaves the attribute out, and a call in a
     function may leave out what that function's own caller has not given: so from the outside in."""
     try:
-        if not any(each.attribute_proto for each in proto.functions):
+        if any(each.attribute_proto for each in proto.functions):
+            _give_defaults(proto)
+            outermost = _outermost(proto.functions)
+            made = inliner.inline_selected_functions(proto, outermost)
+        else:
+            outermost = [(each.domain, each.name) for each in proto.functions]
             made = inliner.inline_local_functions(proto)
-            del made.functions[:]
-            return made
-        _give_defaults(proto)
-        outermost = _outermost(proto.functions)
-        made = inliner.inline_selected_functions(proto, outermost)
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         raise ModelRefused(f"has functions that cannot be written out: {error}") from error
+    _check_written_out(made, outermost)
     kept = [each for each in made.functions if (each.domain, each.name) not in outermost]
     del made.functions[:]
     made.functions.extend(kept)
     return made
+
+
+def _raise_opsets(proto: onnx.ModelProto) -> None:
+    """Give functions the model's operator sets, where all their operators are the same in both: the
+    inliner writes out no function of others."""
+    versions = _versions(proto.opset_import)
+    for function in proto.functions:
+        nodes = list(all_nodes(function.node))
+        for imported in function.opset_import:
+            version = versions.setdefault(_named(imported), imported.version)
+            own = [each for each in nodes if (each.domain or "ai.onnx") == _named(imported)]
+            if all(_since(each, version) == _since(each, imported.version) for each in own):
+                imported.version = version
+
+
+def _since(node: onnx.NodeProto, version: int) -> int:
+    """With which version of its set the operator became what it is; 0: it is none of onnx."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    try:
+        return onnx.defs.get_schema(node.op_type, version, domain).since_version
+    except onnx.defs.SchemaError:
+        return 0
+
+
+def _check_written_out(proto: onnx.ModelProto, names: Iterable[_Name]) -> None:
+    """No call to one of these functions is left. Raises `ModelRefused`."""
+    left = {(node.domain, node.op_type) for node in all_nodes(proto.graph.node)}
+    versions = _versions(proto.opset_import)
+    for function in proto.functions:
+        if (function.domain, function.name) not in left.intersection(names):
+            continue
+        sets = "; ".join(
+            f"{domain} {version}, the model {versions[domain]}"
+            for domain, version in _versions(function.opset_import).items()
+            if versions.get(domain, version) != version
+        )
+        raise ModelRefused(
+            f"has a function {function.name} that cannot be written out: its operators are not "
+            f"those of the model's operator sets (it imports {sets}); export both for one opset"
+        )
+
+
+def _versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    return {_named(each): each.version for each in imports}
+
+
+def _named(imported: onnx.OperatorSetIdProto) -> str:
+    return imported.domain or "ai.onnx"
 
 
 def _outermost(functions: Iterable[onnx.FunctionProto]) -> list[_Name]:

@@ -1,5 +1,6 @@
 """A model's functions, written out where they are called."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 
@@ -7,7 +8,7 @@ import onnx
 from onnx import inliner
 
 from shoal_compiler.errors import ModelRefused
-from shoal_compiler.safety import all_nodes, node_label
+from shoal_compiler.safety import all_nodes, called_by, function_of, node_label
 from shoal_compiler.trees import check_trees
 
 _Name = tuple[str, str]
@@ -97,9 +98,12 @@ def _named(imported: onnx.OperatorSetIdProto) -> str:
 
 def _outermost(functions: Iterable[onnx.FunctionProto]) -> list[_Name]:
     """The functions that no other calls."""
-    calls = {(each.domain, each.name): set(_called(each)) for each in functions}
+    calls: dict[_Name, set[_Name]] = defaultdict(set)
+    for each in functions:
+        calls[each.domain, each.name].update(_called(each))
     called = {name for own, names in calls.items() for name in names - {own}}
-    return [name for name in calls if name not in called]
+    # Functions that call overloads of one another in a circle are written out together.
+    return [name for name in calls if name not in called] or list(calls)
 
 
 def _called(function: onnx.FunctionProto) -> Iterator[_Name]:
@@ -109,9 +113,9 @@ def _called(function: onnx.FunctionProto) -> Iterator[_Name]:
 def _give_defaults(proto: onnx.ModelProto) -> None:
     """Write the defaults of attributes, which onnx's inliner does not know of, into the calls in
     the graph that leave them out."""
-    functions = {(each.domain, each.name): each for each in proto.functions}
+    functions = {function_of(each): each for each in proto.functions}
     for node in all_nodes(proto.graph.node):
-        if (function := functions.get((node.domain, node.op_type))) is not None:
+        if (function := functions.get(called_by(node))) is not None:
             given = {each.name for each in node.attribute}
             node.attribute.extend(
                 each for each in function.attribute_proto if each.name not in given

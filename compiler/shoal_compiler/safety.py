@@ -9,6 +9,7 @@ files that lie inside the model's folder and are no links. Nothing that follows 
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -28,6 +29,9 @@ MAX_ARITY: Final = 4096
 MAX_RANK: Final = 64
 MAX_GRAPH_DEPTH: Final = 16
 MAX_ELEMENTS: Final = 2**58  # of 16 bytes at most
+
+FunctionName = tuple[str, str, str]
+"""Domain, name and overload."""
 
 _TYPE = onnx.TensorProto
 _BITS: Final[dict[int, int]] = {
@@ -114,9 +118,10 @@ def open_model(path: Path) -> CheckedModel:
     _check_opsets(proto)
     _check_functions(proto)
     check = _Check(folder=path.parent, inline_bytes=path.stat().st_size, external={})
-    check.graph(proto.graph, {(each.domain, each.name) for each in proto.functions}, 0)
+    functions = set(map(function_of, proto.functions))
+    check.graph(proto.graph, functions, 0)
     for function in proto.functions:
-        check.nodes(function.node, {(each.domain, each.name) for each in proto.functions}, 1)
+        check.nodes(function.node, functions, 1)
     return CheckedModel(path=path, proto=proto, external=check.external)
 
 
@@ -179,16 +184,15 @@ def _check_opsets(proto: onnx.ModelProto) -> None:
 
 def _check_functions(proto: onnx.ModelProto) -> None:
     """Functions do not call themselves, and all of them written out are not too many nodes."""
-    bodies = {(each.domain, each.name): each for each in proto.functions}
-    if len(bodies) != len(proto.functions):
-        raise ModelRefused("defines a function twice")
-    sizes: dict[tuple[str, str], int] = {}
-    open_calls: set[tuple[str, str]] = set()
+    bodies = {function_of(each): each for each in proto.functions}
+    _check_defined_once(map(function_of, proto.functions))
+    sizes: dict[FunctionName, int] = {}
+    open_calls: set[FunctionName] = set()
 
     def written_out(nodes: Iterable[onnx.NodeProto], where: str) -> int:
         total = 0
         for node in nodes:
-            key = (node.domain, node.op_type)
+            key = called_by(node)
             total += size_of(key) if key in bodies else 1
             if total > MAX_NODES:
                 raise ModelRefused(
@@ -196,20 +200,41 @@ def _check_functions(proto: onnx.ModelProto) -> None:
                 )
         return total
 
-    def size_of(key: tuple[str, str]) -> int:
+    def size_of(key: FunctionName) -> int:
         if key in open_calls:
-            raise ModelRefused(f"function {key[1]} calls itself")
+            raise ModelRefused(f"function {_shown(key)} calls itself")
         if len(open_calls) >= MAX_GRAPH_DEPTH:
             raise ModelRefused(f"functions call one another more than {MAX_GRAPH_DEPTH} deep")
         if key not in sizes:
             open_calls.add(key)
-            sizes[key] = written_out(all_nodes(bodies[key].node), f"function {key[1]}")
+            sizes[key] = written_out(all_nodes(bodies[key].node), f"function {_shown(key)}")
             open_calls.discard(key)
         return sizes[key]
 
     for key in bodies:
         size_of(key)
     written_out(all_nodes(proto.graph.node), "the graph")
+
+
+def _check_defined_once(keys: Iterable[FunctionName]) -> None:
+    for key, times in Counter(keys).items():
+        if times > 1:
+            raise ModelRefused(f"defines function {_shown(key)} twice")
+
+
+def function_of(function: onnx.FunctionProto) -> FunctionName:
+    """What a function is called by."""
+    return function.domain, function.name, function.overload
+
+
+def called_by(node: onnx.NodeProto) -> FunctionName:
+    """The function that a node calls, if the model has one of that name."""
+    return node.domain, node.op_type, node.overload
+
+
+def _shown(key: FunctionName) -> str:
+    domain, name, overload = key
+    return f"{domain}.{name}" + (f":{overload}" if overload else "")
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -234,7 +259,7 @@ class _Check:
     inline_bytes: int
     external: dict[str, Path]
 
-    def graph(self, graph: onnx.GraphProto, functions: set[tuple[str, str]], depth: int) -> None:
+    def graph(self, graph: onnx.GraphProto, functions: set[FunctionName], depth: int) -> None:
         if depth > MAX_GRAPH_DEPTH:
             raise ModelRefused(f"graphs are nested more than {MAX_GRAPH_DEPTH} deep")
         if len(graph.initializer) + len(graph.sparse_initializer) > MAX_INITIALIZERS:
@@ -248,13 +273,11 @@ class _Check:
         self.nodes(graph.node, functions, depth)
 
     def nodes(
-        self, nodes: Iterable[onnx.NodeProto], functions: set[tuple[str, str]], depth: int
+        self, nodes: Iterable[onnx.NodeProto], functions: set[FunctionName], depth: int
     ) -> None:
         for index, node in enumerate(nodes):
             label = node_label(node, index)
-            if (node.domain, node.op_type) not in functions and (
-                (node.domain or "ai.onnx") not in DOMAINS
-            ):
+            if called_by(node) not in functions and ((node.domain or "ai.onnx") not in DOMAINS):
                 raise ModelRefused(
                     f"uses operator {node.op_type} of domain {node.domain!r}; known are "
                     f"{', '.join(DOMAINS)} and functions that the model itself defines",

@@ -68,3 +68,34 @@ def test_a_function_that_nothing_calls_may_be_of_any_opset(tmp_path: Path) -> No
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
     assert_same_as_whole(path, made.inputs())
+
+
+OVERLOADS = """
+    <domain: "local", opset_import: ["": 20], overload: "one"> f (v) => (r) { r = Relu(v) }
+    <domain: "local", opset_import: ["": 20], overload: "two"> f (v) => (r) { r = Tanh(v) }"""
+
+
+def overloaded() -> Made:
+    return Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            a = local.f:one(x) b = MatMul(a, W) y = local.f:two(b) }""",
+        functions=OVERLOADS,
+        weights={"W": W},
+        shapes=X,
+        opset=20,
+        ir_version=10,
+    )
+
+
+def test_overloads_of_a_function_are_functions_of_their_own(tmp_path: Path) -> None:
+    made = overloaded()
+    assert_same_as_whole(made.save(tmp_path), made.inputs())
+
+
+def test_a_function_that_is_defined_twice_is_named(tmp_path: Path) -> None:
+    model = overloaded().proto()
+    model.functions.append(model.functions[0])
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelRefused, match=r"defines function local\.f:one twice"):
+        profile_model(path)

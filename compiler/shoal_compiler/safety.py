@@ -12,6 +12,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -50,6 +51,8 @@ _BITS: Final[dict[int, int]] = {
     **dict.fromkeys((_TYPE.DOUBLE, _TYPE.INT64, _TYPE.UINT64, _TYPE.COMPLEX64), 64),
     _TYPE.COMPLEX128: 128,
 }
+_NOT_TAKEN: Final = "\0\\:"
+"""In paths of external data: on some system or other they lead elsewhere."""
 _DECIMAL = re.compile(r"[0-9]{1,18}")
 
 
@@ -100,7 +103,7 @@ class CheckedModel:
         return Range(
             self.path if location == INLINE else self.external[location],
             int(place.get("offset", "0")),
-            int(place.get("length", str(byte_size(tensor)))),
+            int(place.get("length", "0")) or byte_size(tensor),
         )
 
 
@@ -344,7 +347,8 @@ class _Check:
         for key in ("offset", "length"):
             if not _DECIMAL.fullmatch(place.get(key, "0")):
                 raise ModelRefused(f"has {key} {place[key]!r}", tensor=tensor.name)
-        offset, length = int(place.get("offset", "0")), int(place.get("length", str(wanted)))
+        # A length of 0 says nothing, as for the runtime.
+        offset, length = int(place.get("offset", "0")), int(place.get("length", "0")) or wanted
         if length != wanted:
             raise ModelRefused(
                 f"has {length} bytes of data, its shape {list(tensor.dims)} calls for {wanted}",
@@ -398,21 +402,25 @@ def _own_bytes(tensor: onnx.TensorProto) -> int:
     return len(tensor.int32_data) * max(bits, 8) // 8
 
 
-def leads_outside(location: str) -> bool:
-    """Whether a location of external data is no plain path below the model's folder."""
-    parts = PurePosixPath(location).parts
-    return (
-        not parts
-        or location.startswith("/")
-        or ".." in parts
-        or any(mark in location for mark in "\0\\:")
-    )
+def misplaced(location: str) -> str | None:
+    """Why a location of external data is not taken; None: it is a plain path below the model's
+    folder."""
+    parts, shown = PurePosixPath(location).parts, repr(location[:80])
+    depths = accumulate(-1 if part == ".." else 1 for part in parts)
+    if location.startswith("/") or min(depths, default=-1) < 0:
+        return f"has external data outside of the folder ({shown})"
+    marks = [repr(mark) for mark in _NOT_TAKEN if mark in location]
+    if ".." in parts:
+        marks.append("'..'")
+    if marks:
+        return f"has external data in {shown}: no path with {marks[0]} is taken, rename it"
+    return None
 
 
 def _inside(folder: Path, location: str, tensor: str) -> Path:
     """The file of external data, if it lies in the model's folder and is no link."""
-    if leads_outside(location):
-        raise ModelRefused(f"has external data outside of the folder ({location!r})", tensor=tensor)
+    if (reason := misplaced(location)) is not None:
+        raise ModelRefused(reason, tensor=tensor)
     path = folder
     for part in PurePosixPath(location).parts:
         path = path / part

@@ -111,7 +111,8 @@ class _Closing:
     def _leave_out(self, body: onnx.GraphProto, spec: TensorSpec) -> None:
         """Give an empty tensor; of one without axes, zero."""
         absent = unlike(f"{spec.name}/absent", self.taken)
-        dims = [axis if isinstance(axis, int) else 0 for axis in spec.shape or ()]
+        axes = (None,) if spec.shape is None else spec.shape
+        dims = [axis if isinstance(axis, int) else 0 for axis in axes]
         data_type = _data_type(spec)
         tensor = onnx.TensorProto(data_type=data_type, dims=dims)
         if data_type == onnx.TensorProto.STRING:

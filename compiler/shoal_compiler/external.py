@@ -11,7 +11,7 @@ import onnx
 from google.protobuf.message import DecodeError, Message
 
 from shoal_compiler.errors import ModelRefused
-from shoal_compiler.safety import leads_outside
+from shoal_compiler.safety import misplaced
 from shoal_compiler.wire import INLINE, read_skeleton
 
 _MOST_FILES: Final = 4096
@@ -31,10 +31,8 @@ def external_locations(path: Path) -> tuple[str, ...]:
     if len(found) > _MOST_FILES:
         raise ModelRefused(f"names {len(found)} files of external data", path=path)
     for location in found:
-        if leads_outside(location):
-            raise ModelRefused(
-                f"has external data outside of the folder ({location[:80]!r})", path=path
-            )
+        if (reason := misplaced(location)) is not None:
+            raise ModelRefused(reason, path=path)
     return tuple(sorted(found))
 
 

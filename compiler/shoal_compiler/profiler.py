@@ -31,8 +31,9 @@ from shoal_compiler.safety import (
     element_count,
 )
 from shoal_compiler.shaped import Shaped
-from shoal_compiler.shapes import MADE_UP_AXIS, Axes, Shapes, axes_of, infer
+from shoal_compiler.shapes import Shapes, infer
 from shoal_compiler.single_precision import with_single
+from shoal_compiler.tensor_types import MADE_UP_AXIS, Axes, axes_of
 from shoal_compiler.work import Setting, works
 from shoal_compiler.workspaces import workspace
 from shoal_planner.profile import Halves, NodeProfile, Profile, Role, TensorProfile

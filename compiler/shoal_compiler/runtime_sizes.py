@@ -5,7 +5,7 @@ A rule gives the sizes of axes of the first output, as far as they follow from t
 input and from values that are known.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,8 +14,11 @@ import numpy.typing as npt
 import onnx
 
 from shoal_compiler.safety import MAX_ELEMENTS, integer_of
+from shoal_compiler.tensor_types import Axes, axes_of
 
-Axes = Sequence[int | str | None]
+_SHAPES: Final = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1}
+"""Which input of a node is a shape of what it gives."""
+
 Values = Mapping[str, npt.NDArray[np.generic]]
 
 # The inputs of a Slice that say where it ends, and in what steps.
@@ -50,6 +53,19 @@ def values_as_run(node: onnx.NodeProto, values: Values) -> dict[str, npt.NDArray
     to_the_end = backwards & np.isin(ends, _TO_THE_END)
     read[node.input[_ENDS]] = np.where(to_the_end, np.iinfo(np.int64).min, ends)
     return read
+
+
+def rank_by_length(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> int | None:
+    """The rank of what is made in a shape that is computed: as long as the shape is."""
+    place = _SHAPES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    if place is None:
+        return None
+    shape, data = (_axes(types, _input(node, at)) for at in (place, 0))
+    if shape is None or len(shape) != 1 or not isinstance(length := shape[0], int):
+        return None
+    if node.op_type != "Expand":
+        return length
+    return None if data is None else max(length, len(data))
 
 
 def _scaled(node: onnx.NodeProto, axes: Axes, values: Values) -> Mapping[int, int]:
@@ -135,6 +151,10 @@ def _sliced(node: onnx.NodeProto, axes: Axes, values: Values) -> Mapping[int, in
 
 def _input(node: onnx.NodeProto, place: int) -> str:
     return node.input[place] if place < len(node.input) else ""
+
+
+def _axes(types: Mapping[str, onnx.TypeProto], name: str) -> Axes | None:
+    return axes_of(types[name]) if name in types else None
 
 
 def _attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto:

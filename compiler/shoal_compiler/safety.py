@@ -9,8 +9,10 @@ files that lie inside the model's folder and are no links. Nothing that follows 
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -29,6 +31,9 @@ MAX_RANK: Final = 64
 MAX_GRAPH_DEPTH: Final = 16
 MAX_ELEMENTS: Final = 2**58  # of 16 bytes at most
 
+FunctionName = tuple[str, str, str]
+"""Domain, name and overload."""
+
 _TYPE = onnx.TensorProto
 _BITS: Final[dict[int, int]] = {
     _TYPE.FLOAT6E2M3: 6,
@@ -46,6 +51,8 @@ _BITS: Final[dict[int, int]] = {
     **dict.fromkeys((_TYPE.DOUBLE, _TYPE.INT64, _TYPE.UINT64, _TYPE.COMPLEX64), 64),
     _TYPE.COMPLEX128: 128,
 }
+_NOT_TAKEN: Final = "\0\\:"
+"""In paths of external data: on some system or other they lead elsewhere."""
 _DECIMAL = re.compile(r"[0-9]{1,18}")
 
 
@@ -96,7 +103,7 @@ class CheckedModel:
         return Range(
             self.path if location == INLINE else self.external[location],
             int(place.get("offset", "0")),
-            int(place.get("length", str(byte_size(tensor)))),
+            int(place.get("length", "0")) or byte_size(tensor),
         )
 
 
@@ -114,9 +121,10 @@ def open_model(path: Path) -> CheckedModel:
     _check_opsets(proto)
     _check_functions(proto)
     check = _Check(folder=path.parent, inline_bytes=path.stat().st_size, external={})
-    check.graph(proto.graph, {(each.domain, each.name) for each in proto.functions}, 0)
+    functions = set(map(function_of, proto.functions))
+    check.graph(proto.graph, functions, 0)
     for function in proto.functions:
-        check.nodes(function.node, {(each.domain, each.name) for each in proto.functions}, 1)
+        check.nodes(function.node, functions, 1)
     return CheckedModel(path=path, proto=proto, external=check.external)
 
 
@@ -179,16 +187,15 @@ def _check_opsets(proto: onnx.ModelProto) -> None:
 
 def _check_functions(proto: onnx.ModelProto) -> None:
     """Functions do not call themselves, and all of them written out are not too many nodes."""
-    bodies = {(each.domain, each.name): each for each in proto.functions}
-    if len(bodies) != len(proto.functions):
-        raise ModelRefused("defines a function twice")
-    sizes: dict[tuple[str, str], int] = {}
-    open_calls: set[tuple[str, str]] = set()
+    bodies = {function_of(each): each for each in proto.functions}
+    _check_defined_once(map(function_of, proto.functions))
+    sizes: dict[FunctionName, int] = {}
+    open_calls: set[FunctionName] = set()
 
     def written_out(nodes: Iterable[onnx.NodeProto], where: str) -> int:
         total = 0
         for node in nodes:
-            key = (node.domain, node.op_type)
+            key = called_by(node)
             total += size_of(key) if key in bodies else 1
             if total > MAX_NODES:
                 raise ModelRefused(
@@ -196,20 +203,41 @@ def _check_functions(proto: onnx.ModelProto) -> None:
                 )
         return total
 
-    def size_of(key: tuple[str, str]) -> int:
+    def size_of(key: FunctionName) -> int:
         if key in open_calls:
-            raise ModelRefused(f"function {key[1]} calls itself")
+            raise ModelRefused(f"function {_shown(key)} calls itself")
         if len(open_calls) >= MAX_GRAPH_DEPTH:
             raise ModelRefused(f"functions call one another more than {MAX_GRAPH_DEPTH} deep")
         if key not in sizes:
             open_calls.add(key)
-            sizes[key] = written_out(all_nodes(bodies[key].node), f"function {key[1]}")
+            sizes[key] = written_out(all_nodes(bodies[key].node), f"function {_shown(key)}")
             open_calls.discard(key)
         return sizes[key]
 
     for key in bodies:
         size_of(key)
     written_out(all_nodes(proto.graph.node), "the graph")
+
+
+def _check_defined_once(keys: Iterable[FunctionName]) -> None:
+    for key, times in Counter(keys).items():
+        if times > 1:
+            raise ModelRefused(f"defines function {_shown(key)} twice")
+
+
+def function_of(function: onnx.FunctionProto) -> FunctionName:
+    """What a function is called by."""
+    return function.domain, function.name, function.overload
+
+
+def called_by(node: onnx.NodeProto) -> FunctionName:
+    """The function that a node calls, if the model has one of that name."""
+    return node.domain, node.op_type, node.overload
+
+
+def _shown(key: FunctionName) -> str:
+    domain, name, overload = key
+    return f"{domain}.{name}" + (f":{overload}" if overload else "")
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -234,7 +262,7 @@ class _Check:
     inline_bytes: int
     external: dict[str, Path]
 
-    def graph(self, graph: onnx.GraphProto, functions: set[tuple[str, str]], depth: int) -> None:
+    def graph(self, graph: onnx.GraphProto, functions: set[FunctionName], depth: int) -> None:
         if depth > MAX_GRAPH_DEPTH:
             raise ModelRefused(f"graphs are nested more than {MAX_GRAPH_DEPTH} deep")
         if len(graph.initializer) + len(graph.sparse_initializer) > MAX_INITIALIZERS:
@@ -248,13 +276,11 @@ class _Check:
         self.nodes(graph.node, functions, depth)
 
     def nodes(
-        self, nodes: Iterable[onnx.NodeProto], functions: set[tuple[str, str]], depth: int
+        self, nodes: Iterable[onnx.NodeProto], functions: set[FunctionName], depth: int
     ) -> None:
         for index, node in enumerate(nodes):
             label = node_label(node, index)
-            if (node.domain, node.op_type) not in functions and (
-                (node.domain or "ai.onnx") not in DOMAINS
-            ):
+            if called_by(node) not in functions and ((node.domain or "ai.onnx") not in DOMAINS):
                 raise ModelRefused(
                     f"uses operator {node.op_type} of domain {node.domain!r}; known are "
                     f"{', '.join(DOMAINS)} and functions that the model itself defines",
@@ -321,7 +347,8 @@ class _Check:
         for key in ("offset", "length"):
             if not _DECIMAL.fullmatch(place.get(key, "0")):
                 raise ModelRefused(f"has {key} {place[key]!r}", tensor=tensor.name)
-        offset, length = int(place.get("offset", "0")), int(place.get("length", str(wanted)))
+        # A length of 0 says nothing, as for the runtime.
+        offset, length = int(place.get("offset", "0")), int(place.get("length", "0")) or wanted
         if length != wanted:
             raise ModelRefused(
                 f"has {length} bytes of data, its shape {list(tensor.dims)} calls for {wanted}",
@@ -375,21 +402,25 @@ def _own_bytes(tensor: onnx.TensorProto) -> int:
     return len(tensor.int32_data) * max(bits, 8) // 8
 
 
-def leads_outside(location: str) -> bool:
-    """Whether a location of external data is no plain path below the model's folder."""
-    parts = PurePosixPath(location).parts
-    return (
-        not parts
-        or location.startswith("/")
-        or ".." in parts
-        or any(mark in location for mark in "\0\\:")
-    )
+def misplaced(location: str) -> str | None:
+    """Why a location of external data is not taken; None: it is a plain path below the model's
+    folder."""
+    parts, shown = PurePosixPath(location).parts, repr(location[:80])
+    depths = accumulate(-1 if part == ".." else 1 for part in parts)
+    if location.startswith("/") or min(depths, default=-1) < 0:
+        return f"has external data outside of the folder ({shown})"
+    marks = [repr(mark) for mark in _NOT_TAKEN if mark in location]
+    if ".." in parts:
+        marks.append("'..'")
+    if marks:
+        return f"has external data in {shown}: no path with {marks[0]} is taken, rename it"
+    return None
 
 
 def _inside(folder: Path, location: str, tensor: str) -> Path:
     """The file of external data, if it lies in the model's folder and is no link."""
-    if leads_outside(location):
-        raise ModelRefused(f"has external data outside of the folder ({location!r})", tensor=tensor)
+    if (reason := misplaced(location)) is not None:
+        raise ModelRefused(reason, tensor=tensor)
     path = folder
     for part in PurePosixPath(location).parts:
         path = path / part

@@ -21,13 +21,20 @@ from onnx import helper, numpy_helper
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph
 from shoal_compiler.own_operators import outputs_of
-from shoal_compiler.runtime_sizes import sizes_as_run, values_as_run
-from shoal_compiler.safety import integer_of, subgraphs
+from shoal_compiler.runtime_sizes import rank_by_length, sizes_as_run, values_as_run
+from shoal_compiler.safety import integer_of, is_standard, subgraphs
+from shoal_compiler.tensor_types import (
+    Axes,
+    axes_of,
+    drop_disputed,
+    of_rank,
+    says_rank,
+    without_sizes,
+)
 from shoal_compiler.wire import LARGE
 from shoal_planner.profile import Role
 from shoal_protocol.seen_sizes import Sizes
 
-Axes = tuple[int | str | None, ...]
 Dims = tuple[int, ...]
 Values = npt.NDArray[np.generic]
 
@@ -60,10 +67,6 @@ _COMPUTED_AS: Final[dict[str, tuple[str, tuple[int, ...]]]] = {
 }
 
 
-MADE_UP_AXIS: Final = "unk__"
-"""How names of axes begin that onnx gives to sizes which follow from no other."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
     """`types` are symbolic, `sizes` concrete, by tensor; one that is missing is unknown. `values`
@@ -76,22 +79,7 @@ class Shapes:
     def axes(self, name: str) -> Axes | None:
         """A tensor's symbolic shape; None: not even its rank is known."""
         kind = self.types.get(name)
-        if kind is not None and (axes := axes_of(kind)) is not None:
-            return axes
-        return None if name not in self.sizes else (None,) * len(self.sizes[name])
-
-
-def axes_of(kind: onnx.TypeProto) -> Axes | None:
-    """The axes of a tensor type; None: not even its rank is known."""
-    if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
-        return None
-
-    def axis(dimension: onnx.TensorShapeProto.Dimension) -> int | str | None:
-        if dimension.HasField("dim_value"):
-            return dimension.dim_value if dimension.dim_value >= 0 else None
-        return dimension.dim_param if dimension.dim_param not in ("", "?") else None
-
-    return tuple(axis(dimension) for dimension in kind.tensor_type.shape.dim)
+        return None if kind is None else axes_of(kind)
 
 
 def infer(
@@ -115,12 +103,12 @@ def infer(
         concrete.node(index)
     types = _symbolic(graph, order)
     _go_on(graph, order, roles, types)
+    for name, kind in types.items():
+        drop_disputed(kind, concrete.types.get(name), graph.declared.get(name))
+    _add_ranks(concrete, order, types)
     for others in (concrete.types, graph.declared):
         for name, kind in others.items():
-            if name in types:
-                _drop_disputed(types[name], kind)
-            else:
-                types[name] = _without_sizes(kind)
+            types.setdefault(name, without_sizes(kind))
     return Shapes(types=types, sizes=concrete.sizes, values=concrete.values)
 
 
@@ -162,6 +150,51 @@ def _go_on(
                 types[name] = known.types[name] = kind
 
 
+def _add_ranks(
+    concrete: "_Concrete", order: Sequence[int], types: dict[str, onnx.TypeProto]
+) -> None:
+    """Add what the graph alone says no shape of: its type, and its rank where that is the same for
+    inputs of all sizes. How many axes a Squeeze takes away that is not told which, their sizes
+    say: the rank that it gave in the concrete pass is none for others."""
+    graph = concrete.graph
+    unsure = [
+        index
+        for index in order
+        if not all(says_rank(types.get(name)) for name in graph.nodes[index].output if name)
+    ]
+    if not unsure:
+        return
+    known = _Concrete(graph=graph, roles=concrete.roles, seen={})
+    known.types.update(types)
+    for index in unsure:
+        node = graph.nodes[index]
+        found = known.inferred(index)
+        for place, name in enumerate(node.output):
+            kind = types.get(name) or concrete.types.get(name)
+            if kind is None or (name in types and says_rank(kind)):
+                continue
+            # Where nobody knows what a node gives, what the model says of it is all there is.
+            said = found.get(name) or (None if found else graph.declared.get(name))
+            ranks = (_rank_of(said), rank_by_length(node, known.types), _rank_in_loop(node, place))
+            rank = next((each for each in ranks if each is not None), None)
+            is_seen = rank == _rank_of(concrete.types.get(name))
+            types[name] = known.types[name] = of_rank(kind, rank if is_seen else None)
+
+
+def _rank_in_loop(node: onnx.NodeProto, place: int) -> int | None:
+    """The rank that a loop's body says of what it takes and hands on."""
+    if not is_standard(node, "Loop") or place + 2 >= len(node.input):
+        return None
+    body = next(subgraphs(node))
+    ranks = {_rank_of(body.input[place + 2].type), _rank_of(body.output[place + 1].type)} - {None}
+    return ranks.pop() if len(ranks) == 1 else None
+
+
+def _rank_of(kind: onnx.TypeProto | None) -> int | None:
+    axes = None if kind is None else axes_of(kind)
+    return None if axes is None else len(axes)
+
+
 def _imports(graph: Graph) -> list[onnx.OperatorSetIdProto]:
     return [helper.make_opsetid(domain, version) for domain, version in graph.opsets.items()]
 
@@ -173,36 +206,6 @@ def _plain(given: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
         if dimension.dim_value < 0 or dimension.dim_param == "?":
             dimension.Clear()
     return plain
-
-
-def named(kind: onnx.TypeProto) -> onnx.TypeProto:
-    """A tensor's type without the names of axes that inference had to make up: in another graph
-    they are those of others."""
-    plain = deepcopy(kind)
-    for dimension in plain.tensor_type.shape.dim if kind.tensor_type.HasField("shape") else ():
-        if dimension.dim_param.startswith(MADE_UP_AXIS):
-            dimension.Clear()
-    return plain
-
-
-def _without_sizes(kind: onnx.TypeProto) -> onnx.TypeProto:
-    """Type and rank only: sizes seen for one set of inputs, or declared once, may not hold."""
-    plain = deepcopy(kind)
-    if kind.HasField("tensor_type"):
-        for dimension in plain.tensor_type.shape.dim:
-            dimension.Clear()
-    return plain
-
-
-def _drop_disputed(kind: onnx.TypeProto, other: onnx.TypeProto) -> None:
-    """Take out of a type the sizes that another one of the same tensor has otherwise: not both are
-    right, and devices refuse a tensor that is not as is said."""
-    known, said = axes_of(kind), axes_of(other)
-    if known is None or said is None or len(known) != len(said):
-        return
-    for dimension, axis, size in zip(kind.tensor_type.shape.dim, known, said, strict=True):
-        if isinstance(axis, int) and isinstance(size, int) and axis != size:
-            dimension.Clear()
 
 
 def _concrete_inputs(
@@ -279,7 +282,7 @@ class _Concrete:
             self._choose(node)
         for name in node.output:
             if name and name not in self.types and name in self.graph.declared:
-                self.learn(name, _without_sizes(self.graph.declared[name]))
+                self.learn(name, without_sizes(self.graph.declared[name]))
         for name in node.output:
             self.learn_seen(name)
         if self.roles[index] is not Role.COMPUTE:

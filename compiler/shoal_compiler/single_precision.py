@@ -8,6 +8,7 @@ and the fragment has conversions for that, which the runtime leaves out in turn.
 whole model converts only for what is around it (`Halves.SINGLE`) is written in single precision.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -109,28 +110,49 @@ def in_single(
         for position in piece.nodes
         for name in profile.nodes[position].outputs
     }
-    if not sent and all(each.halves is not Halves.SINGLE for each in known.values()):
+    forked = _forked(profile, piece, known)
+    is_plain = all(each.halves is not Halves.SINGLE for each in known.values())
+    if not sent and not forked and is_plain:
         return list(nodes)
     made = {name for node in nodes for name in node.output}
     rounded = {
         name for each in profile.nodes if each.halves is Halves.WIDENED for name in each.inputs
     }
     singles = {name: name for name in sent - made}
-    writer = _Writer(profile, sent, rounded, _names(graph), singles)
+    writer = _Writer(profile, sent, rounded, forked, _names(graph), singles)
     for node in nodes:
         writer.write(node, known.get(next(filter(None, node.output), "")))
     return writer.nodes
+
+
+def _forked(profile: Profile, piece: Piece, known: Mapping[str, NodeProfile]) -> frozenset[str]:
+    """What the model makes single precision of, and the piece gives to others, where something else
+    takes the halves: the whole model has it as it was before it became these."""
+    read = Counter(name for each in piece.nodes for name in profile.nodes[each].inputs)
+    read.update(piece.gives)
+    given = set(piece.gives) - {each.name for each in profile.outputs}
+    return frozenset(
+        name
+        for name in given & known.keys()
+        if (node := known[name]).halves is Halves.WIDENED
+        and any(
+            half in known and known[half].halves.is_converted and read[half] > 1
+            for half in node.inputs
+        )
+    )
 
 
 @dataclass(slots=True)
 class _Writer:
     """Writes nodes one after the other. `halves` are the names of what is `sent` as halves,
     `singles` those of halves in single precision, by the names in the model; `rounded` are halves
-    of which the model itself makes single precision."""
+    of which the model itself makes single precision, `forked` what it makes of them and others
+    take in other fragments."""
 
     profile: Profile
     sent: Collection[str]
     rounded: Collection[str]
+    forked: Collection[str]
     taken: set[str]
     singles: dict[str, str]
     halves: dict[str, str] = field(default_factory=dict)
@@ -153,7 +175,10 @@ class _Writer:
             self.singles[node.output[0]] = node.input[0]
         self.nodes.append(node)
         for place, name in enumerate(node.output):
-            if halves is Halves.SINGLE and self._is_half(name):
+            if name in self.forked:
+                node.output[place] = made = _free(name, self.taken)
+                self.nodes.append(helper.make_node("Max", [made], [name]))  # as `_given`
+            elif halves is Halves.SINGLE and self._is_half(name):
                 node.output[place] = self._given_single(name)
             elif name in self.sent:
                 node.output[place] = self._given(name)

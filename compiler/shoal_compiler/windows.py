@@ -22,7 +22,7 @@ from onnx import helper
 from shoal_compiler.graph import Graph
 from shoal_compiler.parting import KnownShapes, Parting
 from shoal_compiler.safety import integer_of, is_standard
-from shoal_compiler.shapes import named
+from shoal_compiler.tensor_types import named
 
 _WEIGHTS: Final = {"ConvInteger": 1, "QLinearConv": 3}
 _ZERO: Final = 2

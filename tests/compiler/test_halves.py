@@ -192,6 +192,23 @@ def test_what_the_whole_model_keeps_in_single_precision_is_rounded_at_no_cut(
     assert cut > len(seeds)
 
 
+def test_what_is_made_of_halves_that_are_an_output_is_rounded_at_no_cut(tmp_path: Path) -> None:
+    def numbers(*shape: int) -> np.ndarray:
+        return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float16) / 8
+
+    made = Made(
+        text="""g (float16[N,64] x) => (float16[N,64] a, float[N,64] y) {
+            a = MatMul(x, W) b = Cast<to = 1>(a) c = Mul(b, k) y = Tanh(c) }""",
+        weights={"W": numbers(64, 64), "k": np.array(1, np.float32)},
+        feeds={"x": numbers(4, 64)},
+    )
+    path, item = made.save(tmp_path), made.inputs()
+    whole, profile = run_whole(path, item), profile_model(path)
+    for cuts in ((), *((each,) for each in Layout(profile).legal)):
+        document = cut_model(path, profile, cuts, tmp_path / "store")
+        assert_equal(run_chained(tmp_path / "store", document, item), whole)
+
+
 def converted_by_the_runtime(model: onnx.ModelProto, folder: Path) -> tuple[set[str], set[str]]:
     """Of which tensors it makes single precision, and of which halves."""
     options = onnxruntime.SessionOptions()

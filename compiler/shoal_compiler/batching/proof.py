@@ -25,7 +25,8 @@ from onnx import numpy_helper
 
 from shoal_compiler.batching.rules import applied
 from shoal_compiler.batching.values import MAX_ELEMENTS, Application, Element, Mixes, Value, grows
-from shoal_compiler.shapes import INFERENCE_FAILS, axes_of
+from shoal_compiler.shapes import INFERENCE_FAILS
+from shoal_compiler.tensor_types import axes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

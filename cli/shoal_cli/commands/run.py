@@ -285,6 +285,6 @@ def _print(report: "RunReport", folder: Path, show: WhatToShow, *, stays: bool) 
 def _status(report: "RunReport") -> int:
     if report.interrupted:
         return INTERRUPTED
-    if any(job.state == "Failed" and not job.items for job in report.jobs):
-        return 2  # its inputs or outputs were refused: not one item was begun
+    if any(job.refused for job in report.jobs):
+        return 2
     return 0 if report.succeeded else 1

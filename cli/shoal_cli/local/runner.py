@@ -357,8 +357,12 @@ class _Run:
         """Phase 6, one job after another: each has the machine's memory for itself."""
         found = {}
         for order in orders:
-            place = self._places.get(order.name)  # none: it was finished before
-            threads = 1 if place is None else place[0].fewest_threads
+            threads = 1
+            if (place := self._places.get(order.name)) is not None:  # else it was finished before
+                pool, job = place
+                if pool.job_report(job).refused:
+                    continue
+                threads = pool.fewest_threads
             found[order.name] = await verify_job(
                 order, self._workspace, self._options, self._observer, threads
             )

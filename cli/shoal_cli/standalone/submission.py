@@ -222,6 +222,8 @@ class _Run:
         if self.options.verify is None:
             return
         for order in orders:
+            if self._reports[order.name].refused:
+                continue
             found = await verify_job(order, self.workspace, self.options, self.observer)
             self._reports[order.name] = self._reports[order.name].verified(found)
 

@@ -205,9 +205,10 @@ def test_results_of_what_has_changed_since_are_refused(
     finished: Workbench, change: Callable[[Workbench], None], why: str
 ) -> None:
     change(finished)
-    again = run_again(finished)
+    again = run_again(finished, "--verify")
     assert again.status == 2
     assert why in said(again)
+    assert "verifi" not in said(again), "the results are those of another run"
 
 
 @pytest.mark.minutes

@@ -51,7 +51,7 @@ def explain_refusal(answer: Infeasible) -> tuple[Table, ...]:
         (name, format_bytes(budget), format_upwards(max(0, answer.need_bytes - budget)))
         for name, budget in answer.budgets
     )
-    numbers = frozenset(("has", "lacks"))
+    numbers = ("has", "lacks")
     title = f"Fragment {answer.fragment} needs at least {format_upwards(answer.need_bytes)}"
     return (
         Table(title=title, headings=("device", *numbers), rows=rows, numbers=frozenset(numbers)),

@@ -329,6 +329,7 @@ def test_a_fragment_that_fits_nowhere_is_refused_with_needs_budgets_and_advice()
     )
     (missing,) = explain_refusal(answer)
     assert missing.title == "Fragment 1 needs at least 41.2 MiB"
+    assert missing.headings == ("device", "has", "lacks")
     assert missing.rows == (
         ("pi-zero", "24 MiB", "17.2 MiB"),
         ("pi-4", "24 MiB", "17.2 MiB"),

@@ -209,6 +209,9 @@ def test_results_of_what_has_changed_since_are_refused(
     assert again.status == 2
     assert why in said(again)
     assert "verifi" not in said(again), "the results are those of another run"
+    quiet = run_again(finished, "--quiet")
+    assert (quiet.status, quiet.out) == (2, "")
+    assert why in said(quiet)
 
 
 @pytest.mark.minutes

@@ -39,7 +39,13 @@ from shoal_cli.local.runner import (
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_cli.standalone.remote_devices import device_seen
-from shoal_cli.standalone.sent_jobs import Sent, carrier, folder_there, name_there
+from shoal_cli.standalone.sent_jobs import (
+    Sent,
+    carrier,
+    drop_failures,
+    folder_there,
+    name_there,
+)
 from shoal_cli.transfer.coordinators import upload_fragments
 from shoal_cli.transfer.copying import Progress, copy
 from shoal_cli.transfer.feeds import Feeds
@@ -214,8 +220,10 @@ class _Run:
             source = folder_there(self.coordinator, sent.name, "out", client)
             if await source.entries():
                 await copy(source, sent.outputs, _Shown(self.observer, f"fetching {name}"))
-            if not self.keep and self._reports[name].complete:
-                await client.remove(sent.name)
+            if self._reports[name].complete:
+                drop_failures(sent.outputs)
+                if not self.keep:
+                    await client.remove(sent.name)
 
     async def _verify(self, orders: Sequence[JobOrder]) -> None:
         """Phase 5, on this machine."""

@@ -22,6 +22,7 @@ from importlib import metadata
 from typing import Final
 
 from shoal_cli.local.finer_cuts import cut_finer
+from shoal_cli.local.job_folders import check_folders, passed_over_note
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, Orders
 from shoal_cli.local.planning import notes_of, plan_jobs, try_finer
@@ -32,7 +33,6 @@ from shoal_cli.local.run_record import timeline_of
 from shoal_cli.local.runner import (
     ENDING,
     Interrupted,
-    check_folders,
     handling,
     verify_job,
 )
@@ -131,6 +131,8 @@ class _Run:
         """Phases 1 to 4; again for jobs of which a fragment turned out too large."""
         for order in orders:
             check_folders(order)
+            if text := passed_over_note(order):
+                self._note(text)
         jobs: Sequence[Sent] = await self._plan_jobs(orders)
         while jobs:
             await self._run_planned(jobs)

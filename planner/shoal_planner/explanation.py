@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from shoal_planner.costs import Costs, Span
 from shoal_planner.device_costs import Holding
 from shoal_planner.figures import item_shares
 from shoal_planner.outcome import (
@@ -51,8 +52,9 @@ def explain_refusal(answer: Infeasible) -> tuple[Table, ...]:
         (name, format_bytes(budget), format_upwards(max(0, answer.need_bytes - budget)))
         for name, budget in answer.budgets
     )
-    numbers = frozenset(("has", "lacks"))
-    title = f"Fragment {answer.fragment} needs at least {format_upwards(answer.need_bytes)}"
+    numbers = ("has", "lacks")
+    need = format_upwards(answer.need_bytes)
+    title = f"Fragment {answer.fragment} needs at least {need}, with what enters and leaves it"
     return (
         Table(title=title, headings=("device", *numbers), rows=rows, numbers=frozenset(numbers)),
     )
@@ -97,23 +99,28 @@ def _rows(index: int, stage: StagePlan) -> Iterator[tuple[str, ...]]:
 
 
 def _memory(plan: Plan, document: PartitionDocument) -> Table:
-    """What fragments need, and what they get."""
+    """What fragments need, and what they get. What the items take that enter and leave a stage
+    beside the one in work is its own: the least budget has room for both."""
+    numbers = ("fragment", "at least", "resident")
+    costs = Costs(document)
     return Table(
         title="Memory",
-        headings=("fragment", "at least", "resident", "granted"),
-        rows=tuple(
-            (
-                str(index),
-                format_bytes(fragment.least_bytes),
-                format_bytes(fragment.resident_bytes),
-                _granted(fragment, stage),
-            )
-            for stage in plan.stages
-            for index in stage.fragments
-            for fragment in (document.fragments[index],)
-        ),
-        numbers=frozenset({"fragment", "at least", "resident"}),
+        headings=(*numbers, "in and out", "granted"),
+        rows=tuple(row for stage in plan.stages for row in _needs(stage, costs)),
+        numbers=frozenset((*numbers, "in and out")),
     )
+
+
+def _needs(stage: StagePlan, costs: Costs) -> Iterator[tuple[str, ...]]:
+    """One row for each fragment; what is the stage's is in the first."""
+    first, last = stage.fragments[0], stage.fragments[-1]
+    frames = format_bytes(costs.frames(Span(first, last + 1)))
+    for index in stage.fragments:
+        fragment = costs.document.fragments[index]
+        least, resident = fragment.least_bytes, fragment.resident_bytes
+        granted = _granted(fragment, stage)
+        yield str(index), format_bytes(least), format_bytes(resident), frames, granted
+        frames = ""
 
 
 def _granted(fragment: Fragment, stage: StagePlan) -> str:

@@ -12,7 +12,7 @@ from typing import Final, Literal, Self
 
 from shoal.errors import ItemFailed, PoolClosed, PoolFailed
 from shoal.items import Items, own_arrays
-from shoal.loading import load
+from shoal.loading import load, sizes_by_name, whole_number
 from shoal.processes import running, settings
 from shoal.remote import running_there
 from shoal.running import Running
@@ -121,13 +121,16 @@ class AsyncPool:
         `shapes` are the largest of inputs whose sizes the model leaves open, by name. `fragments`:
         how many to cut it into, by default as suits the budgets. `batching`: so many items that
         wait on a device for one fragment may run there at once, where the model computes each by
-        itself; results may differ in the last digits then. Raises `ModelFailed`.
+        itself; results may differ in the last digits then. Raises `ModelFailed`, and `ValueError`
+        for arguments that make no sense.
         """
-        check_batching(batching)
+        batch = whole_number("batching", batching, 1, LARGEST_BATCH)
+        sizes = sizes_by_name({} if shapes is None else shapes)
+        count = None if fragments is None else whole_number("fragments", fragments, 1)
         async with self._cutting:
             run = self._open_run()
-            start = await load(Path(path), run, shapes or {}, fragments)
-            start.batch = batching
+            start = await load(Path(path), run, sizes, count)
+            start.batch = batch
             self._open_run()  # it may have been closed meanwhile
         items = Items(run.open_channel(), run.target, start)
         self._models.append(items)
@@ -180,16 +183,9 @@ def async_pool(
     return AsyncPool(partial(running_there, coordinator, folder))
 
 
-def check_batching(batching: int) -> None:
-    """Raise `ValueError` for a number of items that makes no sense."""
-    if not 1 <= batching <= LARGEST_BATCH:
-        raise ValueError(f"batching={batching}: 1 to {LARGEST_BATCH} items may run at once")
-
-
 def check_map(look_ahead: int, on_error: str) -> None:
     """Raise `ValueError` for arguments of `map` that make no sense."""
-    if look_ahead < 1:
-        raise ValueError(f"look_ahead={look_ahead}: at least 1 item is on its way")
+    whole_number("look_ahead", look_ahead, 1)
     if on_error not in {"raise", "return"}:
         raise ValueError(f"on_error={on_error!r} is neither 'raise' nor 'return'")
 

@@ -2,6 +2,7 @@
 on its devices."""
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from pathlib import Path
 
 from shoal.errors import ModelFailed
@@ -21,8 +22,32 @@ _TRIES = 3
 """Of an item, beyond the first: as for a job that says nothing."""
 
 
+def whole_number(name: str, value: object, least: int, most: int | None = None) -> int:
+    """A number of something, also of NumPy's types. Raises `ValueError`."""
+    try:
+        number = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or number < least or (most is not None and number > most):
+        upward = f"from {least} on" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name}={value!r} is no whole number {upward}")
+    return number
+
+
+def sizes_by_name(shapes: object) -> Mapping[str, tuple[int, ...]]:
+    """The `shapes` of `load`, checked. Raises `ValueError`."""
+    if not isinstance(shapes, Mapping):
+        raise ValueError(f"shapes={shapes!r} is no dictionary such as {{'x': (8, 1024)}}")
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        if not isinstance(shape, Sequence) or isinstance(shape, str):
+            raise ValueError(f"shapes of {name!r}: {shape!r} is no sequence such as (8, 1024)")
+        found[name] = tuple(whole_number(f"shapes of {name!r}: size", size, 0) for size in shape)
+    return found
+
+
 async def load(
-    path: Path, pool: Running, shapes: Mapping[str, Sequence[int]], fragments: int | None
+    path: Path, pool: Running, shapes: Mapping[str, tuple[int, ...]], fragments: int | None
 ) -> pb.SubmitJobRequest:
     """Cut and plan a model, whose fragments are then the coordinator's. Raises `ModelFailed`,
     `PoolFailed`."""
@@ -31,7 +56,7 @@ async def load(
         name=name,
         model=name,
         path=path.absolute(),
-        shapes={each: tuple(shape) for each, shape in shapes.items()},
+        shapes=shapes,
         fragments=fragments,
         devices=pool.devices,
         planned=fragments is None,

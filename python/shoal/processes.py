@@ -21,6 +21,7 @@ from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
 from shoal_cli.local.manifests import ManifestErrors
 from shoal_cli.local.orders import bare_pool, planned_devices
 from shoal_cli.local.pool import AgentsMissing, PoolRun, RunOptions
+from shoal_cli.local.sizes import budget_problem, size_in
 from shoal_cli.local.speeds import machine_speed
 from shoal_cli.local.supervisor import Death, ProcessHopeless, Supervisor
 from shoal_cli.local.workspace import (
@@ -32,7 +33,6 @@ from shoal_cli.local.workspace import (
 from shoal_protocol.channels import open_channel
 from shoal_protocol.digests import Digest
 from shoal_protocol.threads import in_thread
-from shoal_protocol.units import parse_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,10 @@ def settings(
         raise ValueError(f"devices={devices!r} is no number of devices")
     if work is not None and work.exists() and not work.is_dir():
         raise ValueError(f"work={str(work)!r} is no folder")
-    texts = [budget] if isinstance(budget, str | int) else list(budget)
-    sizes = [parse_bytes(str(text)) for text in texts]
+    texts = [budget] if isinstance(budget, str | int) else budget
+    if not isinstance(texts, Sequence):
+        raise ValueError(f"budget={budget!r} is no size such as '64Mi', and no list of them")
+    sizes = [_budget_bytes(text) for text in texts]
     if len(sizes) == 1:
         sizes *= 3 if devices is None else devices
     if not texts:
@@ -69,6 +71,16 @@ def settings(
     if enforce not in list(Enforce):
         raise ValueError(f"enforce={enforce!r} is none of {', '.join(Enforce)}")
     return Settings(tuple(sizes), Enforce(enforce), work)
+
+
+def _budget_bytes(text: str | int) -> int:
+    """Raises `ValueError`."""
+    if not isinstance(text, str | int) or isinstance(text, bool):
+        raise ValueError(f"budget={text!r} is no size such as '64Mi'")
+    size = size_in(str(text))
+    if problem := budget_problem(str(text), size):
+        raise ValueError(f"budget={text!r}: {problem}")
+    return size
 
 
 @contextlib.asynccontextmanager
@@ -143,11 +155,16 @@ def _check_limits(run: PoolRun) -> None:
 
 @contextlib.contextmanager
 def workspace(work: Path | None) -> Iterator[Workspace]:
-    """A folder for a pool; without `work`, one that is removed with it. Raises `WorkspaceBusy`."""
+    """A folder for a pool; without `work`, one that is removed with it. Raises `WorkspaceBusy`, and
+    `PoolFailed` where it cannot be written."""
     run = run_name(next(_numbers))
     root = work or default_work_folder("python", [Path(run)])
     try:
-        with open_workspace(root, run) as opened:
+        with contextlib.ExitStack() as stack:
+            try:
+                opened = stack.enter_context(open_workspace(root, run))
+            except OSError as error:
+                raise PoolFailed(f"work={str(root)!r} cannot be used: {error.strerror}") from error
             yield opened
     finally:
         if work is None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragment_pools import MIB, SECOND, ceil, device, partition, placed, read_again
+from shoal_planner.budgets import with_other_budgets
 from shoal_planner.costs import Costs, Division, Span
 from shoal_planner.device_costs import DeviceCost, Holding, mean_period
 from shoal_planner.devices import (
@@ -15,6 +16,7 @@ from shoal_planner.devices import (
     RELOAD_BYTES_PER_SECOND,
 )
 from shoal_planner.explanation import explain, summary
+from shoal_planner.goal import Goal
 from shoal_planner.loads import paged_bytes, prepared
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
@@ -22,7 +24,7 @@ from shoal_planner.speeds import refined
 from shoal_protocol.choices import Objective
 from shoal_protocol.frame_sizes import received_frame_bytes
 from shoal_protocol.partition import MODEL, Edge
-from shoal_protocol.units import Nanoseconds
+from shoal_protocol.units import Bytes, Nanoseconds, format_bytes
 
 
 @given(st.data())
@@ -225,11 +227,25 @@ def test_the_explanation_says_what_each_fragment_needs_and_what_it_is_granted() 
         ("", "", "b, c", "22.5 MiB of 24 MiB (in blocks)"),
     ]
     assert [row[5].endswith("ms") for row in stages.rows] == [False, True], "weights read again"
-    assert memory.headings == ("fragment", "at least", "resident", "granted")
+    assert memory.headings == ("fragment", "at least", "resident", "in and out", "granted")
     assert memory.rows == (
-        ("0", "6 MiB", "18 MiB", "all on a; 16.5 MiB in blocks on b, c"),
-        ("1", "6 MiB", "18 MiB", "all on a; 6 MiB in blocks on b, c"),
+        ("0", "6 MiB", "18 MiB", "0 B", "all on a; 16.5 MiB in blocks on b, c"),
+        ("1", "6 MiB", "18 MiB", "", "all on a; 6 MiB in blocks on b, c"),
     )
+
+
+def test_what_a_fragment_needs_and_what_enters_and_leaves_are_the_smallest_budget() -> None:
+    document = partition([10**8], [18 * MIB], [3 * MIB, 2 * MIB], least=[6 * MIB])
+    pool = [device("a", budget=36 * MIB)]
+    memory = explain(placed(plan(document, pool, Objective.THROUGHPUT)), document)[1]
+    _, least, _, frames, _ = memory.rows[0]
+    others = with_other_budgets(document, pool, Goal(Objective.THROUGHPUT))
+    smallest = others.smallest_in_turn_bytes
+    assert (least, frames) == ("6 MiB", format_bytes(Bytes(smallest - 6 * MIB)))
+    assert smallest > 6 * MIB
+    tight = plan(document, [device("a", budget=smallest - 1)], Objective.THROUGHPUT)
+    assert isinstance(tight, Infeasible)
+    assert tight.need_bytes == smallest
 
 
 def test_alternatives_that_would_load_fragments_in_turn_say_what_these_need_in_blocks() -> None:

@@ -328,7 +328,9 @@ def test_a_fragment_that_fits_nowhere_is_refused_with_needs_budgets_and_advice()
         "jetson 32 MiB; cut finer (fragments: 5 would need 22.8 MiB) or raise the budget"
     )
     (missing,) = explain_refusal(answer)
-    assert missing.title == "Fragment 1 needs at least 41.2 MiB"
+    title = "Fragment 1 needs at least 41.2 MiB, with what enters and leaves it"
+    assert missing.title == title
+    assert missing.headings == ("device", "has", "lacks")
     assert missing.rows == (
         ("pi-zero", "24 MiB", "17.2 MiB"),
         ("pi-4", "24 MiB", "17.2 MiB"),
@@ -416,7 +418,7 @@ def test_the_explanation_shows_stages_and_why_alternatives_lost() -> None:
     assert sentences(answer)[0] == summary(answer)
     one = "one device: all fragments need 36 MiB together; jetson has 32 MiB"
     assert one in sentences(answer)
-    assert memory.rows[0] == ("0", "14 MiB", "14 MiB", "all on pi-4, pi-zero")
+    assert memory.rows[0] == ("0", "14 MiB", "14 MiB", "3.9 KiB", "all on pi-4, pi-zero")
     for table in (stages, memory, rejected):
         assert table.numbers <= set(table.headings)
         assert all(len(row) == len(table.headings) for row in table.rows)

@@ -41,5 +41,5 @@ def test_a_number_of_items_that_makes_no_sense_is_refused_at_once(
     pool: shoal.Pool, folder: Path
 ) -> None:
     for wrong in (0, 1025):
-        with pytest.raises(ValueError, match=rf"batching={wrong}: 1 to 1024 items may run at once"):
+        with pytest.raises(ValueError, match=f"batching={wrong} is no whole number from 1 to 1024"):
             pool.load(folder / "model.onnx", batching=wrong)

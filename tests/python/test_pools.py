@@ -149,8 +149,39 @@ def test_a_fragment_that_fits_no_device_is_refused_with_need_and_have(folder: Pa
         ({"work": __file__}, "is no folder"),
         ({"budget": []}, "no budgets"),
         ({"enforce": "maybe"}, "maybe"),
+        ({"budget": 64}, r"budget=64: a device has from 1Mi to 16Ti \(did you mean 64Mi\?\)"),
+        ({"budget": 2.5}, "budget=2.5 is no size"),
+        ({"budget": [2.5]}, "budget=2.5 is no size"),
+        ({"budget": "64MB"}, r"'64MB' is no size such as 64Mi, .* \(did you mean 64Mi\?\)"),
     ],
 )
 def test_a_pool_that_makes_no_sense_is_refused(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shoal.pool(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_work_folder_that_cannot_be_made_is_named() -> None:
+    with pytest.raises(shoal.PoolFailed, match="work='/proc/x' cannot be used: No such file"):
+        shoal.pool(devices=1, budget="8Mi", work="/proc/x")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"fragments": 1.5}, "fragments=1.5 is no whole number from 1 on"),
+        ({"fragments": "2"}, "fragments='2' is no"),
+        ({"fragments": 0}, "fragments=0 is no"),
+        ({"fragments": -1}, "fragments=-1 is no"),
+        ({"batching": 1.5}, "batching=1.5 is no whole number from 1 to"),
+        ({"batching": 0}, "batching=0 is no"),
+        ({"shapes": {"x": (2.5, 1024)}}, "shapes of 'x': size=2.5 is no"),
+        ({"shapes": {"x": "12"}}, "shapes of 'x': '12' is no sequence"),
+        ({"shapes": [("x", 2)]}, "is no dictionary such as"),
+    ],
+)
+async def test_arguments_that_make_no_sense_load_no_model(
+    wrong: dict[str, object], message: str
+) -> None:
+    pool = shoal.async_pool(devices=1, budget="8Mi")
+    with pytest.raises(ValueError, match=message):
+        await pool.load("model.onnx", **wrong)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from shoal_cli.local import cgroups
 from shoal_protocol import choices
 from shoal_protocol import partition as partitions
 from shoal_protocol.digests import is_digest
-from shoal_protocol.units import LONGEST_SECONDS, parse_bytes, parse_whole, shortened
+from shoal_protocol.units import LONGEST_SECONDS, parse_whole, shortened
 from shoal_protocol.visible import visible
 
 if TYPE_CHECKING:
@@ -311,18 +311,21 @@ def parse_outgrown(text: str | None) -> tuple[partitions.Outgrown, ...]:
 
 def parse_size(text: str, option: str) -> int:
     """A size such as 64Mi, in bytes."""
+    from shoal_cli.local.sizes import size_in
+
     try:
-        return parse_bytes(text)
+        return size_in(text)
     except ValueError as error:
         raise typer.BadParameter(f"{option}: {error}") from error
 
 
 def parse_budget(text: str, option: str = "--budget") -> int:
     """What a device may have, in bytes."""
+    from shoal_cli.local.sizes import budget_problem
+
     size = parse_size(text, option)
-    if not 1 << 20 <= size <= 16 << 40:
-        meant = f" (did you mean {text}Mi?)" if parse_whole(text, 16 << 20) else ""
-        raise typer.BadParameter(f"{option} {text}: a device has from 1Mi to 16Ti{meant}")
+    if problem := budget_problem(text, size):
+        raise typer.BadParameter(f"{option} {text}: {problem}")
     return size
 
 

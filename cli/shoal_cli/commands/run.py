@@ -266,7 +266,7 @@ def _write(ran: "RunReport", folder: Path, show: WhatToShow) -> None:
 def _print(report: "RunReport", folder: Path, show: WhatToShow, *, stays: bool) -> None:
     """Print what the run did. `stays`: the work folder keeps what it has."""
     from shoal_cli.commands import tables
-    from shoal_cli.commands.tables import interrupted_line, output, over_budget_line
+    from shoal_cli.commands.tables import interrupted_line, output
     from shoal_cli.local.workspace import kept_bytes
 
     if not show.quiet:
@@ -274,10 +274,9 @@ def _print(report: "RunReport", folder: Path, show: WhatToShow, *, stays: bool) 
         with contextlib.suppress(SystemExit):
             tables.print_summary(output(), report, logs_stay=stays)
             tables.print_kept(output(), report.work, kept_bytes(folder) if stays else 0)
-    elif not report.within_budget:
-        for device in report.devices:
-            if not device.within_budget:
-                options.note(over_budget_line(device))
+    else:
+        for line in tables.trouble_lines(report):
+            options.note(line)
     if report.interrupted:
         options.note(interrupted_line(report))
 
@@ -285,6 +284,6 @@ def _print(report: "RunReport", folder: Path, show: WhatToShow, *, stays: bool) 
 def _status(report: "RunReport") -> int:
     if report.interrupted:
         return INTERRUPTED
-    if any(job.state == "Failed" and not job.items for job in report.jobs):
-        return 2  # its inputs or outputs were refused: not one item was begun
+    if any(job.refused for job in report.jobs):
+        return 2
     return 0 if report.succeeded else 1

@@ -132,10 +132,13 @@ def print_kept(console: Console, folder: str, kept_bytes: int) -> None:
 
 def _print_verification(console: Console, job: JobReport, devices: Sequence[DeviceReport]) -> None:
     if job.verification_error:
-        text = f"{job.name}: not verified: {job.verification_error}"
-        console.print(Text(text, style="bold red"))
+        console.print(Text(_not_verified(job), style="bold red"))
     if job.verification is not None:
         console.print(_verification_line(job.verification, devices), highlight=False)
+
+
+def _not_verified(job: JobReport) -> str:
+    return f"{job.name}: not verified: {job.verification_error}"
 
 
 def job_table(jobs: Sequence[JobReport]) -> RenderableType:
@@ -301,6 +304,20 @@ def _failure_lines(job: JobReport) -> list[Text]:
     if job.failed > FAILURES_SHOWN:
         lines.append(Text(f"{job.name}: {job.failed - FAILURES_SHOWN} more in failures.json"))
     return lines
+
+
+def trouble_lines(report: RunReport) -> Iterator[str]:
+    """What is said of a run of which nothing else is shown: nothing where all went well."""
+    for job in report.jobs:
+        if not (job.complete or report.interrupted):
+            yield from (line.plain for line in _failure_lines(job))
+        if job.verification_error:
+            yield _not_verified(job)
+        elif job.verification is not None and not job.verification.passed:
+            yield f"{job.name}: {_verification_line(job.verification, ()).plain}"
+    for device in report.devices:
+        if not device.within_budget:
+            yield over_budget_line(device)
 
 
 def _what_failed(job: JobReport) -> str:

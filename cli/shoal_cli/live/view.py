@@ -329,18 +329,25 @@ def _failure(failure: pb.ItemFailure) -> str:
 
 
 def _item(item: pb.ItemTiming) -> ItemView:
-    """Walks back from the task that ended last to the one that it waited for, and so on."""
-    tasks = sorted(item.tasks, key=lambda task: task.ended_seconds or item.seconds)
-    path: list[pb.TaskTiming] = []
-    for task in reversed(tasks):
+    """Walks back from the task that runs, or else ended last, to the one that it waited for, and so
+    on."""
+    running = [task for task in item.tasks if not task.ended_seconds]
+    ended = sorted(
+        (task for task in item.tasks if task.ended_seconds),
+        key=lambda task: task.ended_seconds,
+        reverse=True,
+    )
+    # Tasks are given before they are ready, too: those wait for the first one that runs.
+    path = [max(running, key=lambda task: task.ready_seconds)] if running else []
+    for task in ended:
         if not path or task.ended_seconds == path[-1].ready_seconds:
             path.append(task)
-    running = [task for task in path if not task.ended_seconds]
     last = path[0].ended_seconds if path and not running else item.seconds
     longest = max(path, key=lambda task: _until(task, item) - task.ready_seconds, default=None)
-    waited = sum(task.given_seconds - task.ready_seconds for task in path)
+    begun = [max(task.given_seconds, task.ready_seconds) for task in path]
+    waited = sum(at - task.ready_seconds for at, task in zip(begun, path, strict=True))
     computed = sum(task.compute_seconds for task in path)
-    there = sum(_until(task, item) - task.given_seconds for task in path)
+    there = sum(_until(task, item) - at for at, task in zip(begun, path, strict=True))
     return ItemView(
         item=item.item,
         input=item.input,
@@ -351,7 +358,7 @@ def _item(item: pb.ItemTiming) -> ItemView:
         stored_seconds=max(0.0, item.seconds - last),
         stage=None if longest is None else longest.stage,
         device="" if longest is None else longest.device,
-        running=tuple(task.device for task in running),
+        running=tuple(task.device for task in path[:1] if running),
         retries=item.retries,
     )
 

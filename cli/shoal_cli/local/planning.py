@@ -16,7 +16,7 @@ from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_cli.local.workspace import Workspace
 from shoal_planner.devices import PoolDevice
 from shoal_planner.outcome import Infeasible, Plan
-from shoal_planner.placement import plan
+from shoal_planner.placement import MAX_REJECTED, plan
 from shoal_planner.sharing import beside, is_at_once, left_over, taken_by
 from shoal_protocol.partition import PartitionDocument
 
@@ -139,10 +139,12 @@ def cut_beside(order: PlanOrder, others: Iterable[Plan]) -> CutOrder:
 
 
 def _with_cuts(found: Plan | Infeasible, prepared: Prepared) -> Plan | Infeasible:
-    """A plan with the other cuts that were weighed among what lost."""
+    """A plan with the other cuts that were weighed among what lost; where there is not room for
+    all, at least half of it is for the plan's own alternatives."""
     if isinstance(found, Infeasible):
         return found
-    return replace(found, rejected=(*found.rejected, *prepared.rejected))
+    own = found.rejected[: max(MAX_REJECTED // 2, MAX_REJECTED - len(prepared.rejected))]
+    return replace(found, rejected=(*own, *prepared.rejected)[:MAX_REJECTED])
 
 
 def plans_beside(order: PlanOrder, known: Iterable[tuple[PlanOrder, Plan]]) -> list[Plan]:

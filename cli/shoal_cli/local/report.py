@@ -246,6 +246,12 @@ class JobReport:
         """Every item succeeded."""
         return self.state == "Complete"
 
+    @property
+    def refused(self) -> bool:
+        """Not one item was begun: what was asked for was refused. Results that may be in its
+        folder are of another run."""
+        return self.state == "Failed" and not self.items
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enforcement:

@@ -31,8 +31,9 @@ from shoal_cli.local.cgroups import (
 )
 from shoal_cli.local.finer_cuts import FinerJob, cut_finer, merged
 from shoal_cli.local.finished import find_finished, remember
+from shoal_cli.local.job_folders import check_folders, passed_over_note
 from shoal_cli.local.observer import Observer, Snapshot
-from shoal_cli.local.orders import JobOrder, JobRefused, Orders
+from shoal_cli.local.orders import JobOrder, Orders
 from shoal_cli.local.planned_jobs import PlannedJob
 from shoal_cli.local.planning import notes_of, plan_jobs, try_finer
 from shoal_cli.local.pool import PoolRun, RunOptions, Target
@@ -51,9 +52,6 @@ from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.verification import VerificationRequest, verify
 from shoal_cli.local.workspace import Workspace
 from shoal_cli.transfer.feeds import Feeds
-from shoal_coordinator.storage.inputs import SUFFIXES
-from shoal_coordinator.storage.job_files import check_outputs
-from shoal_coordinator.storage.results import OutputsRefused
 from shoal_protocol.units import counted
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -86,23 +84,6 @@ async def run_orders(
         return await run.run(orders)
     finally:
         observer.ended()
-
-
-def check_folders(order: JobOrder) -> None:
-    """Raise `JobRefused` before anything is cut or started for a job that cannot begin."""
-    folder, problem = order.inputs, None
-    if folder.is_file():
-        problem = f"{folder} is a file; inputs are a folder of .npz and .npy files"
-    elif not folder.is_dir():
-        problem = f"there is no folder of inputs {folder}"
-    elif not order.follows and not any(path.suffix in SUFFIXES for path in folder.iterdir()):
-        problem = f"the folder of inputs {folder} has no .npz or .npy file"
-    try:
-        check_outputs(order.outputs, order.name)
-    except OutputsRefused as error:
-        problem = problem or str(error)
-    if problem is not None:
-        raise JobRefused(f"job {order.name}: {problem}")
 
 
 async def verify_job(
@@ -195,6 +176,8 @@ class _Run:
         cut may let run."""
         for order in orders:
             check_folders(order)
+            if text := passed_over_note(order):
+                self._note(text)
             check_model(order.plan.cut)
         left = [order for order in orders if not await self._is_finished(order)]
         if left:
@@ -357,8 +340,12 @@ class _Run:
         """Phase 6, one job after another: each has the machine's memory for itself."""
         found = {}
         for order in orders:
-            place = self._places.get(order.name)  # none: it was finished before
-            threads = 1 if place is None else place[0].fewest_threads
+            threads = 1
+            if (place := self._places.get(order.name)) is not None:  # else it was finished before
+                pool, job = place
+                if pool.job_report(job).refused:
+                    continue
+                threads = pool.fewest_threads
             found[order.name] = await verify_job(
                 order, self._workspace, self._options, self._observer, threads
             )

@@ -97,8 +97,8 @@ def _planned_memory(jobs: Sequence[JobReport], devices: Sequence[DeviceReport]) 
 
 
 def _planned_bytes(jobs: Sequence[JobReport], devices: Sequence[DeviceReport]) -> dict[str, int]:
-    """Per device, what the fragments that the plan gives it take: all that they need, or what they
-    were granted."""
+    """Per device, what it holds at once by the plan. Of a job without figures of its plan: all that
+    the fragments need that it has, or what they were granted."""
     granted = {
         (device.name, held.partition, held.index): held.granted_bytes
         for device in devices
@@ -106,10 +106,16 @@ def _planned_bytes(jobs: Sequence[JobReport], devices: Sequence[DeviceReport]) -
     }
     planned: dict[str, int] = {}
     for job in jobs:
-        for each in job.cut.fragments if job.cut else ():
-            for name in each.devices:
-                size = granted.get((name, job.partition, each.index)) or each.resident_bytes
-                planned[name] = planned.get(name, 0) + size
+        if job.plan is not None:
+            held = [(each.device, each.held_bytes) for s in job.plan.stages for each in s.devices]
+        else:
+            held = [
+                (name, granted.get((name, job.partition, each.index)) or each.resident_bytes)
+                for each in (job.cut.fragments if job.cut else ())
+                for name in each.devices
+            ]
+        for name, size in held:
+            planned[name] = planned.get(name, 0) + size
     return planned
 
 

@@ -53,6 +53,12 @@ class Sent:
         return Folder(str(self.order.outputs), self.order.outputs)
 
 
+def drop_failures(outputs: Folder) -> None:
+    """Of a job that is complete: remove what an earlier one with the same outputs said of items
+    that had failed. Raises `OSError`."""
+    (outputs.path / "failures.json").unlink(missing_ok=True)
+
+
 def folder_there(
     coordinator: Reachable, job: str, folder: str, client: CoordinatorClient
 ) -> JobFolder:

@@ -22,6 +22,7 @@ from importlib import metadata
 from typing import Final
 
 from shoal_cli.local.finer_cuts import cut_finer
+from shoal_cli.local.job_folders import check_folders, passed_over_note
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, Orders
 from shoal_cli.local.planning import notes_of, plan_jobs, try_finer
@@ -32,14 +33,19 @@ from shoal_cli.local.run_record import timeline_of
 from shoal_cli.local.runner import (
     ENDING,
     Interrupted,
-    check_folders,
     handling,
     verify_job,
 )
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_cli.standalone.remote_devices import device_seen
-from shoal_cli.standalone.sent_jobs import Sent, carrier, folder_there, name_there
+from shoal_cli.standalone.sent_jobs import (
+    Sent,
+    carrier,
+    drop_failures,
+    folder_there,
+    name_there,
+)
 from shoal_cli.transfer.coordinators import upload_fragments
 from shoal_cli.transfer.copying import Progress, copy
 from shoal_cli.transfer.feeds import Feeds
@@ -125,6 +131,8 @@ class _Run:
         """Phases 1 to 4; again for jobs of which a fragment turned out too large."""
         for order in orders:
             check_folders(order)
+            if text := passed_over_note(order):
+                self._note(text)
         jobs: Sequence[Sent] = await self._plan_jobs(orders)
         while jobs:
             await self._run_planned(jobs)
@@ -214,14 +222,18 @@ class _Run:
             source = folder_there(self.coordinator, sent.name, "out", client)
             if await source.entries():
                 await copy(source, sent.outputs, _Shown(self.observer, f"fetching {name}"))
-            if not self.keep and self._reports[name].complete:
-                await client.remove(sent.name)
+            if self._reports[name].complete:
+                drop_failures(sent.outputs)
+                if not self.keep:
+                    await client.remove(sent.name)
 
     async def _verify(self, orders: Sequence[JobOrder]) -> None:
         """Phase 5, on this machine."""
         if self.options.verify is None:
             return
         for order in orders:
+            if self._reports[order.name].refused:
+                continue
             found = await verify_job(order, self.workspace, self.options, self.observer)
             self._reports[order.name] = self._reports[order.name].verified(found)
 

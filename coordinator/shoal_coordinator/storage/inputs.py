@@ -300,6 +300,19 @@ def _names(folder: Path, limits: FolderLimits) -> list[str]:
     return names
 
 
+def passed_over(folder: Path) -> list[str]:
+    """What looks like inputs and is not taken: files of these kinds in capital letters, and what
+    has the name of one and is or leads to no file. Raises `OSError`."""
+    with os.scandir(folder) as entries:
+        return sorted(
+            entry.name
+            for entry in entries
+            if entry.name[0] != "."
+            and entry.name.lower().endswith(SUFFIXES)
+            and not (entry.name.endswith(SUFFIXES) and is_file(entry))
+        )
+
+
 def _content(name: str, arrays: ArrayFile) -> bytes:
     """What distinguishes a file from another of the same name: an archive has checksums of its
     members; a small `.npy` is read; of a large one, the time of its last change must do. Raises

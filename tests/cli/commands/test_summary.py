@@ -12,8 +12,10 @@ from shoal_cli.commands.tables import (
     explained_table,
     interrupted_line,
     output,
+    over_budget_line,
     print_kept,
     print_summary,
+    trouble_lines,
 )
 from shoal_cli.local.report import Enforcement, FragmentHeld, RunReport, to_json
 from shoal_planner.explanation import Table as Explained
@@ -98,6 +100,28 @@ def test_a_device_over_its_budget_is_named_with_budget_peak_and_share() -> None:
     assert "budgets: measured only (cgroup v1 limits what is charged to a device" in text
     assert "enforced" not in text
     assert "inside its budget" not in text
+
+
+def test_a_quiet_run_still_says_what_went_wrong() -> None:
+    assert list(trouble_lines(REPORT)) == []
+    over = replace(
+        REPORT, jobs=(FAILED,), devices=(replace(DEVICE, peak_bytes_above_floor=1 << 30),)
+    )
+    assert list(trouble_lines(over)) == [
+        f"ocr: 1 of 8 items failed; the results of the other 7 are in {FAILED.outputs}",
+        "ocr: a.npz: wrong shape",
+        over_budget_line(over.devices[0]),
+    ]
+    reason = "outputs out: hold results of another job"
+    refused = replace(FAILED, items=0, failures=(), reason="OutputsRefused", message=reason)
+    assert list(trouble_lines(replace(REPORT, jobs=(refused,)))) == [f"ocr: {reason}"]
+    different = replace(VERIFICATION, max_rel_diff=0.3, different_items=1, reference_rel_diff=0.0)
+    (line,) = trouble_lines(replace(REPORT, jobs=(replace(JOB, verification=different),)))
+    assert line.startswith("ocr: verified 8 of 10 items")
+    assert "DIFFERENT" in line
+    unread = replace(JOB, verification=None, verification_error="no memory")
+    assert list(trouble_lines(replace(REPORT, jobs=(unread,)))) == ["ocr: not verified: no memory"]
+    assert list(trouble_lines(replace(REPORT, jobs=(refused,), interrupted=True))) == []
 
 
 def test_what_did_not_go_as_planned_is_said_again_at_the_end() -> None:

@@ -103,6 +103,24 @@ def test_an_item_in_progress_is_where_its_tasks_run() -> None:
     assert (item.running, item.stage, item.stored_seconds) == (("b",), 1, 0.0)
 
 
+def test_the_parts_of_an_item_in_progress_are_no_more_than_it_took() -> None:
+    """Its later tasks are given before their inputs are there."""
+    shown = job(stage(0), stage(1), stage(2))
+    timing = pb.ItemTiming(item=3, seconds=0.667)
+    timing.tasks.extend(
+        [
+            task(0, "a", 0.0, 0.0, 0.2, 0.1),
+            task(1, "b", 0.2, 0.1, 0.0, 0.0),
+            task(2, "c", 0.0, 0.1, 0.0, 0.0),
+        ]
+    )
+    shown.oldest.append(timing)
+    (item,) = view_of(overview(shown)).jobs[0].oldest
+    assert (item.running, item.stage, item.device) == (("b",), 1, "b")
+    assert (item.waited_seconds, item.computed_seconds) == (0.0, 0.1)
+    assert item.moved_seconds == pytest.approx(0.567)
+
+
 def test_a_job_is_found_by_its_name_or_by_what_it_was_named_after() -> None:
     view = view_of(overview(*(job(name=name) for name in ("ocr", "read-0123abcd", "ocr-0123abcd"))))
     assert [each.name for each in view.jobs_called("ocr")] == ["ocr"]

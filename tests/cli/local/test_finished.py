@@ -112,6 +112,18 @@ def test_a_finished_job_is_not_cut_planned_or_started_again(finished: Workbench)
     jsonschema.validate(again.report, json.loads(SCHEMA_PATH.read_text()))
 
 
+def test_what_looks_like_an_input_and_is_none_is_named(finished: Workbench) -> None:
+    assert "no inputs" not in said(run_again(finished))
+    (finished.inputs / "away.npz").symlink_to("nowhere")
+    for number in range(6):
+        (finished.inputs / f"{number}.NPZ").touch()
+    again = run_again(finished)
+    assert again.status == 0
+    text = "or .npy: 0.NPZ, 1.NPZ, 2.NPZ, 3.NPZ, 4.NPZ and 2 more"
+    assert text in said(again)
+    assert any(text in note for note in cast(list[str], again.report["notes"]))
+
+
 def test_a_finished_job_can_be_verified_without_agents(finished: Workbench) -> None:
     again = run_again(finished, "--verify")
     assert (again.status, started(again)) == (0, False), again.err
@@ -205,9 +217,13 @@ def test_results_of_what_has_changed_since_are_refused(
     finished: Workbench, change: Callable[[Workbench], None], why: str
 ) -> None:
     change(finished)
-    again = run_again(finished)
+    again = run_again(finished, "--verify")
     assert again.status == 2
     assert why in said(again)
+    assert "verifi" not in said(again), "the results are those of another run"
+    quiet = run_again(finished, "--quiet")
+    assert (quiet.status, quiet.out) == (2, "")
+    assert why in said(quiet)
 
 
 @pytest.mark.minutes

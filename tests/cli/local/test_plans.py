@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from fragment_pools import MIB, partition, placed
+from shoal_cli.local import planning
 from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.finer_cuts import FinerJob, cover_less
 from shoal_cli.local.manifests import manifests_of
@@ -24,7 +25,8 @@ from shoal_cli.local.planning import (
     try_finer,
 )
 from shoal_cli.local.preparation import Prepared
-from shoal_planner.outcome import Plan
+from shoal_planner.outcome import Plan, Rejected
+from shoal_planner.placement import MAX_REJECTED
 from shoal_planner.sharing import taken_by
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import Outgrown, TensorSpec
@@ -126,6 +128,20 @@ def test_inputs_are_counted_where_the_objective_asks_only(tmp_path: Path) -> Non
 def test_two_models_that_fit_beside_each_other_hold_no_more_than_there_is(tmp_path: Path) -> None:
     taken = taken_by(planned(tmp_path, 14, 8))
     assert all(each.held_bytes <= 24 * MIB for each in taken.values())
+
+
+@pytest.mark.parametrize(("cuts", "own"), [(0, 8), (2, 6), (8, 4), (20, 4)])
+def test_a_plan_lists_no_more_alternatives_than_a_report_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: int, own: int
+) -> None:
+    (first, _) = orders(tmp_path)
+    found = placed(find_plan(first, prepared(tmp_path, 14)))
+    many = tuple(Rejected(alternative=f"plan {n}", reason="slower") for n in range(8))
+    monkeypatch.setattr(planning, "plan", lambda *_, **__: replace(found, rejected=many))
+    others = tuple(Rejected(alternative=f"cut {n}", reason="slower") for n in range(cuts))
+    weighed = replace(prepared(tmp_path, 14), rejected=others)
+    listed = placed(find_plan(first, weighed)).rejected
+    assert listed == (*many[:own], *others)[:MAX_REJECTED]
 
 
 def test_the_second_model_is_cut_for_what_the_first_leaves(tmp_path: Path) -> None:

@@ -23,12 +23,17 @@ from cli.page.recorded import (
     timelines,
     troubled,
 )
+from fragment_pools import device as pool_device
+from fragment_pools import partition, placed
 from shoal_cli.local.report import FailedItem, ReportRefused, RunReport, read_report, write_report
 from shoal_cli.local.run_record import Timeline
 from shoal_cli.page.charts import charts
 from shoal_cli.page.document import document
 from shoal_cli.page.graph import MOST_NODES, layout
 from shoal_cli.page.writing import library, write_page
+from shoal_planner.figures import figures
+from shoal_planner.placement import plan as plan_of
+from shoal_protocol.choices import Objective
 
 LIBRARY = "function vegaEmbed() {}"
 MOST_BYTES = 2_000_000
@@ -91,6 +96,19 @@ def test_everything_that_went_wrong_is_said() -> None:
     assert "the device was lost" in drawn["activity"].text
     assert "killed; it did not return" in str(drawn["activity"].spec)
     assert "over budget" in str(drawn["memory"].spec)
+
+
+def test_planned_memory_is_what_a_device_holds_at_once() -> None:
+    """Of a stage whose fragments are loaded in turn that is one of them, though the cut lists all
+    of them for the device."""
+    document = partition([10**8] * 4, [10 * MIB] * 4)
+    pool = [pool_device("pi-4", budget=12 * MIB)]
+    plan = figures(placed(plan_of(document, pool, Objective.THROUGHPUT)))
+    in_turn = replace(job(4, ("pi-4",)), plan=plan)
+    (chart,) = [
+        each for each in charts(run((in_turn,), (device("pi-4"),))) if each.name == "planned-memory"
+    ]
+    assert '"kind": "planned", "value": 10.0' in json.dumps(chart.spec)
 
 
 def test_a_run_that_was_interrupted_is_not_called_failed() -> None:

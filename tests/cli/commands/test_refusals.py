@@ -84,6 +84,8 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("plan", "pool.yaml"), "nothing to plan: there is no Placement and no InferenceJob"),
         (("plan", "pool.yaml", "--devices", "2"), "--devices goes with a bare .onnx model"),
         (("plan", "model.onnx", "pool.yaml"), "one .onnx model, or manifests, not both"),
+        (("plan", "model.onnx", "text.onnx"), "there are 2 models, model.onnx and text.onnx; give"),
+        ((*RUN, "--verify", "2"), "no file 2; a number for an option is written as --verify=2"),
         (("plan", "model.onnx", "--budget", "1Mi"), "by itself, the limit is 1 MiB"),
         (("plan", "model.onnx", "--inputs", "gone"), "--inputs gone: there is no such folder"),
         (("plan", "model.onnx", "--inputs", "empty"), "empty: is empty: it has no .npz or .npy"),

@@ -66,7 +66,8 @@ def print_failure(error: Exception) -> int | None:
     from shoal_cli.local.steps import CANNOT_WRITE
 
     if isinstance(error, Interrupted):
-        print("interrupted before anything ran; nothing is left behind", file=sys.stderr)
+        text = "interrupted before anything ran; no process is left, and what was prepared is kept"
+        print(f"{text} for the next run, unless --no-keep was given", file=sys.stderr)
         return INTERRUPTED
     title, text = title_of(error), str(error)
     if isinstance(error, OSError) and title is None:

@@ -71,8 +71,8 @@ def _job_bar(job: JobView) -> RenderableType:
 def job_line(job: JobView) -> str:
     """How far a job is, in a line."""
     state = "Completing" if job.completing else job.state
-    ended = job.succeeded + job.failed
-    parts = [state, format_done(ended, job.items, following=job.following)]
+    done = job.succeeded if job.has_ended else job.succeeded + job.failed
+    parts = [state, format_done(done, job.items, following=job.following)]
     if job.items_per_second is not None:
         parts.append(f"{format_number(job.items_per_second)} items/s")
     if job.failed:

@@ -400,6 +400,16 @@ _FOREIGN: Final = (
 )
 
 
+def _why_not_both(models: Sequence[Path], files: Sequence[Path]) -> str:
+    """What to do about several files of which some are models."""
+    if len(models) == len(files):
+        return f"there are {len(models)} models, {models[0]} and {models[1]}; give one"
+    for file in files:
+        if not file.exists() and file.name.isdecimal():
+            return f"there is no file {file}; a number for an option is written as --verify={file}"
+    return "give one .onnx model, or manifests, not both"
+
+
 def is_model(files: Sequence[Path]) -> bool:
     """One ONNX file instead of manifests; a mixture, and a model of another kind, is refused."""
     for file in files:
@@ -409,7 +419,7 @@ def is_model(files: Sequence[Path]) -> bool:
             )
     models = [file for file in files if file.suffix.lower() == ".onnx"]
     if models and len(files) > 1:
-        raise typer.BadParameter("give one .onnx model, or manifests, not both")
+        raise typer.BadParameter(_why_not_both(models, files))
     return bool(models)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from cli.local.workbench import save_inputs, save_model
 from shoal_cli.commands.app import run_app
-from shoal_cli.commands.failures import PASSING, TITLES
+from shoal_cli.commands.failures import INTERRUPTED, PASSING, TITLES, print_failure
+from shoal_cli.local.runner import Interrupted
 
 MANIFEST = """\
 apiVersion: shoal.dev/v1alpha1
@@ -83,6 +84,8 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("plan", "pool.yaml"), "nothing to plan: there is no Placement and no InferenceJob"),
         (("plan", "pool.yaml", "--devices", "2"), "--devices goes with a bare .onnx model"),
         (("plan", "model.onnx", "pool.yaml"), "one .onnx model, or manifests, not both"),
+        (("plan", "model.onnx", "text.onnx"), "there are 2 models, model.onnx and text.onnx; give"),
+        ((*RUN, "--verify", "2"), "no file 2; a number for an option is written as --verify=2"),
         (("plan", "model.onnx", "--budget", "1Mi"), "by itself, the limit is 1 MiB"),
         (("plan", "model.onnx", "--inputs", "gone"), "--inputs gone: there is no such folder"),
         (("plan", "model.onnx", "--inputs", "empty"), "empty: is empty: it has no .npz or .npy"),
@@ -237,6 +240,13 @@ def test_every_error_that_has_a_title_is_a_class_of_that_name(name: str) -> None
     module, _, found = name.rpartition(".")
 
     assert issubclass(getattr(import_module(module), found), Exception)
+
+
+def test_an_interruption_before_anything_ran_says_what_is_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert print_failure(Interrupted()) == INTERRUPTED
+    assert "no process is left, and what was prepared is kept" in capsys.readouterr().err
 
 
 def test_every_error_that_passes_has_a_title() -> None:

@@ -8,6 +8,7 @@ from shoal_cli.commands.live_tables import (
     device_description,
     explanation,
     job_description,
+    job_line,
     picture,
 )
 from shoal_cli.live.reasons import why
@@ -124,3 +125,10 @@ def test_the_stage_that_limits_the_others_is_marked() -> None:
     lines = drawn(picture("pool shelf", view_of(overview(device("pi-4"), shown)))).splitlines()
     marks = [line.split()[1] == "*" for line in lines if line.strip()[:2] in {"0 ", "1 "}]
     assert marks == [False, True]
+
+
+def test_of_a_job_that_has_ended_the_items_that_succeeded_are_counted() -> None:
+    (running,) = view_of(overview(job(items=4, succeeded=3, failed=1))).jobs
+    assert "4/4 items" in job_line(running)
+    ended = overview(job(items=4, succeeded=3, failed=1, state=pb.JobStatus.FAILED))
+    assert "3/4 items" in job_line(view_of(ended).jobs[0])

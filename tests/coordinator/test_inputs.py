@@ -48,19 +48,6 @@ def scan_inputs(
     return _opened[-1]
 
 
-def test_what_looks_like_inputs_and_is_not_taken_can_be_told(tmp_path: Path) -> None:
-    np.savez(tmp_path / "good.npz", x=np.zeros((1, 3, 2, 2), np.float32))
-    (tmp_path / "link.npz").symlink_to("good.npz")
-    (tmp_path / "dangling.npz").symlink_to("nowhere")
-    (tmp_path / "folder.npy").mkdir()
-    os.mkfifo(tmp_path / "pipe.npz")
-    for name in ("UP.NPZ", "notes.txt", ".hidden.npz"):
-        (tmp_path / name).touch()
-    skipped = ["UP.NPZ", "dangling.npz", "folder.npy", "pipe.npz"]
-    assert module.passed_over(tmp_path) == skipped
-    assert [file.name for file in scan_inputs(tmp_path, IMAGE).files] == ["good.npz", "link.npz"]
-
-
 def test_files_are_numbered_in_name_order_with_their_rows(tmp_path: Path) -> None:
     images = np.arange(4 * 3 * 2 * 2, dtype=np.float32).reshape(4, 3, 2, 2)
     np.savez(tmp_path / "b.npz", x=images[:3])

@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -32,7 +33,7 @@ from shoal_protocol.choices import Residency
 from shoal_protocol.identities import COORDINATOR
 from shoal_protocol.join_lines import read_join_line
 from shoal_protocol.state_folders import state_folder
-from shoal_protocol.units import Bytes, parse_bytes, parse_quantity
+from shoal_protocol.units import Bytes, format_bytes, parse_bytes, parse_quantity
 
 _CACHE: Final = Path("/var/cache/shoal")
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
@@ -119,6 +120,7 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     for option in ("coordinator", "budget"):
         if getattr(values, option) is None:
             parser.error(f"the following arguments are required: --{option} (or a join line)")
+    _warn_beyond_memory(parser.prog, values.budget)
     values.cache = values.cache or _CACHE
     values.log_level = values.log_level or "warning"
     if values.advertise is not None and values.listen is None:
@@ -128,6 +130,13 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     if values.enrolment is not None:
         values.credentials = values.enrolment.credentials
     return Settings(**{each.name: getattr(values, each.name) for each in fields(Settings)})
+
+
+def _warn_beyond_memory(program: str, budget: Bytes) -> None:
+    """On standard error: no log is kept yet."""
+    if budget > (have := Machine().memory_bytes):
+        text = f"{format_bytes(budget)} is more than this machine's memory, {format_bytes(have)}"
+        print(f"{program}: warning: a budget of {text}; less will be there", file=sys.stderr)
 
 
 def _read_budget(parser: argparse.ArgumentParser, values: argparse.Namespace) -> None:

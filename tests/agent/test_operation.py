@@ -291,3 +291,14 @@ async def test_an_agent_ends_with_the_process_that_started_it(folder: Path) -> N
     async with asyncio.timeout(PATIENCE_SECONDS):
         while status.exists() and "State:\tZ" not in status.read_text():
             await asyncio.sleep(0.01)
+
+
+def test_a_budget_beyond_the_machines_memory_is_warned_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    here = ("--coordinator", "unix:/s", "--name", "a", "--budget")
+    assert parse([*here, "8Mi"]).budget == 8 << 20
+    assert capsys.readouterr().err == ""
+    assert parse([*here, "900Ti"]).budget == 900 << 40
+    text = "shoal agent: warning: a budget of 900 TiB is more than this machine's memory, "
+    assert capsys.readouterr().err.startswith(text)

@@ -18,6 +18,7 @@ from coordinator.world import World
 from shoal_coordinator.server import followed_runs
 from shoal_coordinator.storage.array_limits import Limits, UnreadableArrays
 from shoal_coordinator.storage.arrays import ArrayFile
+from shoal_coordinator.storage.inputs import passed_over, scan_inputs
 from shoal_coordinator.storage.item_list import stored_items
 from shoal_protocol.v1 import coordinator_pb2 as api
 
@@ -169,3 +170,16 @@ def test_a_list_of_items_that_was_damaged_is_none(
     found = stored_items(tmp_path, "job")
     assert found is None or len(found.stored) == found.total == 5
     assert found is None or found.place(4)
+
+
+def test_what_looks_like_inputs_and_is_not_taken_can_be_told(tmp_path: Path) -> None:
+    np.savez(tmp_path / "good.npz", x=np.zeros(2))
+    (tmp_path / "link.npz").symlink_to("good.npz")
+    (tmp_path / "dangling.npz").symlink_to("nowhere")
+    (tmp_path / "folder.npy").mkdir()
+    os.mkfifo(tmp_path / "pipe.npz")
+    for name in ("UP.NPZ", "notes.txt", ".hidden.npz"):
+        (tmp_path / name).touch()
+    skipped = ["UP.NPZ", "dangling.npz", "folder.npy", "pipe.npz"]
+    assert passed_over(tmp_path) == skipped
+    assert set(skipped).isdisjoint(file.name for file in scan_inputs(tmp_path, ()).files)

@@ -297,6 +297,9 @@ def _ranges(indices: Sequence[int]) -> str:
 def _failure_lines(job: JobReport) -> list[Text]:
     style = "" if job.complete else "red"
     lines = [Text(f"{job.name}: {_what_failed(job)}", style=style)] if job.message else []
+    if job.ran_nothing and not job.message:
+        done = f"all {counted(job.items, 'item')} had their results before"
+        lines.append(Text(f"{job.name}: nothing was left to compute: {done}"))
     for failure in job.failures[:FAILURES_SHOWN]:
         where = failure.input or f"item {failure.item}"
         reason = failure.reason.removeprefix(f"{where}: ")

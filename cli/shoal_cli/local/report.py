@@ -247,6 +247,11 @@ class JobReport:
         return self.state == "Complete"
 
     @property
+    def ran_nothing(self) -> bool:
+        """All of its results existed before the run."""
+        return self.complete and 0 < self.items <= self.resumed
+
+    @property
     def refused(self) -> bool:
         """Not one item was begun: what was asked for was refused. Results that may be in its
         folder are of another run."""

@@ -47,6 +47,8 @@ def _head(report: RunReport, names: str) -> Iterable[str]:
     verdict, kind = ("Succeeded", "good") if report.succeeded else ("Failed", "bad")
     if report.interrupted:
         verdict = "Interrupted"
+    elif all(job.ran_nothing for job in report.jobs):
+        verdict = "Nothing was left to do"
     yield f"<header>\n<h1>Run of {escape(names)}</h1>"
     yield (
         f'<p><span class="{kind}">{verdict}</span> <span class="soft">'

@@ -51,6 +51,8 @@ def figures(report: RunReport) -> tuple[Figure, ...]:
             Figure(name="items a second", value=format_number(jobs[0].items_per_second)),
             Figure(name="an item, median", value=_seconds(jobs[0].latency.p50_seconds)),
         ]
+    if verified := sum(job.verification.items for job in jobs if job.verification):
+        found.append(Figure(name="verified", value=f"{verified} of {items}"))
     if devices:
         share = max(_share(device) for device in devices)
         held = "enforced" if report.enforced else "measured only"

@@ -124,6 +124,13 @@ def test_a_quiet_run_still_says_what_went_wrong() -> None:
     assert list(trouble_lines(replace(REPORT, jobs=(refused,), interrupted=True))) == []
 
 
+def test_a_run_whose_results_all_existed_says_that_nothing_was_left() -> None:
+    done = replace(JOB, resumed=JOB.items)
+    text = "ocr: nothing was left to compute: all 8 items had their results before"
+    assert text in shown(replace(REPORT, jobs=(done,)), 200)
+    assert "nothing was left" not in shown(REPORT, 200)
+
+
 def test_what_did_not_go_as_planned_is_said_again_at_the_end() -> None:
     notes = ("ocr: a.npz is larger than the plan covers", "ocr: now it is cut for 18 MiB")
     lines = shown(replace(REPORT, notes=notes), 200).splitlines()

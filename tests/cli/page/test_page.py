@@ -10,7 +10,7 @@ import vl_convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.local.test_report import REPORT
+from cli.local.test_report import REPORT, VERIFICATION
 from cli.page.recorded import (
     HOSTILE,
     MIB,
@@ -109,6 +109,14 @@ def test_planned_memory_is_what_a_device_holds_at_once() -> None:
         each for each in charts(run((in_turn,), (device("pi-4"),))) if each.name == "planned-memory"
     ]
     assert '"kind": "planned", "value": 10.0' in json.dumps(chart.spec)
+
+
+def test_a_page_says_that_nothing_was_left_to_do_and_what_was_verified() -> None:
+    done = job(4, NAMES, resumed=24, verification=VERIFICATION)
+    text = Elements(document(run((done,), ()), LIBRARY)).text
+    assert "Nothing was left to do" in text
+    assert "8 of 24" in text
+    assert "Nothing was left" not in document(run((job(4, NAMES),), ()), LIBRARY)
 
 
 def test_a_run_that_was_interrupted_is_not_called_failed() -> None:

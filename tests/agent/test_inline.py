@@ -104,6 +104,21 @@ async def test_a_task_waits_where_there_is_no_room_for_what_came_with_it(
     assert (await asyncio.wait_for(waiting, 20)).HasField("executed")
 
 
+async def test_a_task_whose_inputs_find_no_room_is_given_back_as_what_waits_may_be_in_the_way(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([1024, 16]), 14 * MIB)
+    device = (await join("pi-4", "--cache-size", "24Mi", budget="16Mi")).device
+    await device.load(fragment.digest, 14 * MIB)
+    x = np.ones((256, 1024), np.float32)
+    for item in range(7):
+        await device.give(edge(-1, 0, item), {"x": x})
+    order = execute(fragment, 10, input_frame=framed(np.ones((240, 1024), np.float32), 10))
+    reply = await device.ask("execute", order)
+    assert reply.failure.code == pb.DISK_FULL
+    assert "no room for the inputs" in reply.failure.message
+
+
 async def test_replies_that_wait_go_together_within_the_bound(join: Join) -> None:
     device = (await join()).device
     # Each is answered at once: the fragment is not resident.

@@ -52,7 +52,7 @@ def refused_inputs(error: TransferError) -> pb.Failure:
     return failure(pb.INVALID_INPUT, f"refused: {error.reason}")
 
 
-def failure_of(error: BaseException) -> pb.Failure:  # noqa: C901, PLR0911 - one case per error
+def failure_of(error: BaseException) -> pb.Failure:  # noqa: C901, PLR0911, PLR0912 - one case per error
     """The failure that an error is; `error` is one of `EXPECTED`."""
     match error:
         case NoRoom(need_bytes=need, have_bytes=have):
@@ -66,8 +66,10 @@ def failure_of(error: BaseException) -> pb.Failure:  # noqa: C901, PLR0911 - one
             return failure(pb.CORRUPT, str(error))
         case FragmentUnavailable():
             return failure(pb.UNAVAILABLE, str(error))
-        case Undelivered(outcome=None | Acknowledgement.BUSY):
+        case Undelivered(outcome=None):
             return failure(pb.UNREACHABLE, str(error))
+        case Undelivered(outcome=Acknowledgement.BUSY):
+            return failure(pb.DISK_FULL, f"the receiver had no room: {error}")
         case Undelivered(outcome=Acknowledgement.STALE):
             return failure(pb.CANCELLED, f"the activation was not taken: {error}")
         case Undelivered():

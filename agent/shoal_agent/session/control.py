@@ -32,7 +32,7 @@ from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import ActivationStore
 from shoal_agent.transport.intake import InlineInputs, open_intake
 from shoal_agent.transport.probing import Neighbours, probe_idle
-from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
+from shoal_protocol.bulk.link import ROOM_SECONDS, BulkLink, OutboundActivation, Undelivered
 from shoal_protocol.bulk.receiving import Intake
 from shoal_protocol.bulk.transport import Held, TransportBroken
 from shoal_protocol.digests import is_digest
@@ -352,10 +352,15 @@ class Session:
             self.tasks.cancel(execute.instruction)
 
     async def _take_inputs_later(self, execute: pb.Execute) -> None:
-        """There is no room in memory: the task waits until its inputs are on disk, or until its own
-        end."""
+        """There is no room in memory: the task waits until its inputs are on disk, until its own
+        end, or for so long: what waits here may be what keeps the room from becoming free."""
         header, payload = split_frame(execute.input_frame)
+        began = perf_counter()
         while self.tasks.waits(execute.instruction):
+            if perf_counter() - began > ROOM_SECONDS:
+                why = failure(pb.DISK_FULL, "there is no room for the inputs")
+                self.tasks.refuse(execute.instruction, why)
+                return
             await asyncio.sleep(_ROOM_SECONDS)
             with closing(self._intake()) as intake, suppress(TransferError):
                 await intake.receive(header, Held(payload))

@@ -139,6 +139,14 @@ class Tasks:
         self.itineraries.cancel(instruction)
         self._do(self._queue.cancel(instruction))
 
+    def refuse(self, instruction: int, why: pb.Failure) -> None:
+        """Give up one task, whose inputs have no room here."""
+        for effect in self._queue.cancel(instruction):
+            if isinstance(effect, execution.Refused):
+                self.fail(instruction, why)
+            else:
+                self._do([effect])
+
     def void(self, job: str, epoch: int) -> None:
         self.itineraries.void(job, epoch)
         self._do(self._queue.void(job, epoch))
@@ -281,9 +289,10 @@ class Tasks:
             kept = await self._outputs.keep(task, message, result.outputs)
         except (SpillFull, OSError) as error:
             await self._computed(start)
-            self.fail(
-                message.instruction, failure(pb.DISK_FULL, f"cannot keep the outputs: {error}")
-            )
+            text = f"cannot keep the outputs: {error}"
+            need, have = getattr(error, "need_bytes", 0), getattr(error, "have_bytes", 0)
+            why = failure(pb.DISK_FULL, text, need=need, have=have)
+            self.fail(message.instruction, why)
             return
         with (
             self._outputs.room(task, message, result.outputs, kept) as room,

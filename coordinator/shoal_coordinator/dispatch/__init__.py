@@ -17,11 +17,12 @@ those of a step's phases, which run in their order unless the worklist sends one
     jobs                          1, 2, 4    jobs and items: submit, admit, complete, end
     assignment, ranking           3, 6       task to device; scores of devices
     itineraries                              an item of a light job through all its stages
+    larger_items, full_devices               items that devices refuse, by themselves or together
     services                                 homes and demand; devices left alone for a while
     servers                                  devices of one service in the order of their rank
     readiness                                the graph of one item; outputs held and released
     state                                    everything known, and the worklist of a step
     device                                   memory, disk, work and health of one device
     instructions
-    events, histogram, timings, limits, item_sets
+    events, histogram, timings, limits, item_sets, crowding
 """

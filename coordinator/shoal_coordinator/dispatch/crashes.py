@@ -15,10 +15,10 @@ alone on its device (`decisions.LOADING`), so that no other fragment is blamed f
 from collections.abc import Collection
 from typing import NamedTuple
 
-from shoal_coordinator.dispatch.device import Device
+from shoal_coordinator.dispatch.device import Crashes, Device, Loss
 from shoal_coordinator.dispatch.events import DeviceJoined, Failure, FailureKind
 from shoal_coordinator.dispatch.jobs import end_job
-from shoal_coordinator.dispatch.state import Crashes, Loss, Running, StageQueue, State
+from shoal_coordinator.dispatch.state import Running, StageQueue, State
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Nanoseconds, counted
 

@@ -10,7 +10,7 @@ What must change together changes in a method of its part.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from shoal_coordinator.dispatch.events import DeviceJoined, Failure, FailureKind, Policy, Telemetry
 from shoal_coordinator.dispatch.instructions import Tier
@@ -313,3 +313,19 @@ def new_device(event: DeviceJoined, *, order: int, tally: Tally, slots: int) -> 
         work=DeviceWork(slots=slots),
         health=DeviceHealth(unchanged_since=event.at, seen_at=event.at),
     )
+
+
+class Loss(NamedTuple):
+    """A device's process that was lost `loading` a fragment, or else at its first task."""
+
+    device: str
+    incarnation: int
+    loading: bool
+
+
+@dataclass(slots=True, eq=False)
+class Crashes:
+    """Losses in a row of devices that loaded a fragment, or ran it for the first time."""
+
+    losses: list[Loss] = field(default_factory=list)
+    counted_at: Nanoseconds = Nanoseconds(-1)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind, FragmentCached, FragmentResident
+from shoal_coordinator.dispatch.full_devices import make_way
 from shoal_coordinator.dispatch.instructions import Load, Prefetch, Tier, Unload
 from shoal_coordinator.dispatch.jobs import end_job
 from shoal_coordinator.dispatch.servers import review
@@ -258,12 +259,18 @@ def load_failed(state: State, loading: Loading, failure: Failure) -> None:
 
 
 def _clear_disk(state: State, device: Device, digest: Digest) -> bool:
-    """Unload what no job uses any more, then load again: a resident fragment's file cannot go."""
+    """Unload what no job uses any more, then load again: a resident fragment's file cannot go. Else
+    activations of one of several items make way, if they can: they may be what is on the disk."""
     unused = [each for each in device.memory.resident if each not in state.by_digest]
     service = next(iter(state.by_digest.get(digest, ())), None)
-    if service is None or not unused or device.draining:
+    if service is None or device.draining:
         return False
-    plan_load(state, service, device, unused)
+    if unused:
+        plan_load(state, service, device, unused)
+    elif make_way(state, device):
+        request_provisioning(state, service)
+    else:
+        return False
     return True
 
 

@@ -21,6 +21,7 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch import itineraries
 from shoal_coordinator.dispatch.device import Device
+from shoal_coordinator.dispatch.full_devices import is_crowded
 from shoal_coordinator.dispatch.item_sets import ItemSet
 from shoal_coordinator.dispatch.ranking import refresh
 from shoal_coordinator.dispatch.readiness import drop_copies, ends, open_barrier, release
@@ -208,7 +209,7 @@ def _window(state: State, job: Job) -> int:
         crowded = len(devices) < len(services) and any(device.memory.single for device in devices)
         in_turn = ITEMS_IN_TURN_SINGLE if crowded else 0
     window = max(sum(device.work.slots for device in devices) + 2, in_turn, ITEMS_IN_TURN)
-    return min(window, job.spec.parallelism or window)
+    return min(window, job.spec.parallelism or window, job.crowding.most or window)
 
 
 def _in_turn(device: Device, services: Sequence[Service]) -> int:
@@ -233,7 +234,7 @@ def _fill_window(state: State, job: Job) -> None:
     storing = 0 if job.spec.parallelism else min(job.storing, _STORING)
     itineraries.plan(state, job)
     routes = itineraries.open_routes(state, job)
-    if routes is None:
+    if routes is None or is_crowded(state, job):
         return
     window = min(job.window, _TRAVELLING) if routes else job.window
     entering: list[Item] = []
@@ -332,6 +333,8 @@ def _end_item(state: State, item: Item) -> None:
     del job.active[item.index]
     job.storing -= item.storing
     job.open -= 1
+    if job.crowding.note_end():
+        job.window = _window(state, job)
     if not job.open and not job.open_ended:
         end_job(state, job, None)
         return

@@ -15,7 +15,7 @@ all that waits: so nothing waits for ever.
 from collections.abc import Iterable
 from typing import assert_never
 
-from shoal_coordinator.dispatch import devices, fragments, itineraries, jobs, tasks
+from shoal_coordinator.dispatch import devices, fragments, full_devices, itineraries, jobs, tasks
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch.assignment import fill, place_ready
 from shoal_coordinator.dispatch.fragments import evict_excess, prefetch_idle
@@ -218,6 +218,7 @@ def _tick(state: State) -> None:
         if device.memory.resident_bytes > device.memory.budget:
             evict_excess(state, device)
     tasks.retry_delayed(state)
+    full_devices.resume(state)
     itineraries.expire(state)
     state.worklist.admitting += [job for job in state.jobs.values() if job.spec.light]
     state.worklist.everything = True

@@ -104,6 +104,14 @@ def release_at(state: State, device: Device, item: Item, stage: int) -> None:
     )
 
 
+def note_missing(state: State, task: Task) -> None:
+    """A device did not have an input that it should have: the second time, all are made again."""
+    task.missing += 1
+    if task.missing > 1:
+        for producer in task.queue.predecessors:
+            release(state, task.item.tasks[producer])
+
+
 def note_orphan(state: State, made: Task, device: Device) -> None:
     """A copy of an output may lie on a device that will not use it: it goes with the original."""
     if device.lost:

@@ -9,9 +9,9 @@ A *service* is a fragment under a plan: its digest, the devices that the plan gi
 grant it, and the policy that ranks them. Stages of several jobs that agree in these share one, and
 so share residency.
 
-The state is changed in place. A functional update would copy dictionaries of thousands of entries
-for each of 20,000 tasks a second; here a step costs what it touches. The price is a rule: only
-`machine.step` changes a state, and no caller holds parts of it across a step.
+The state is changed in place: a functional update would copy thousands of entries for each of
+20,000 tasks a second. The price is a rule: only `machine.step` changes a state, and no caller holds
+parts of it across a step.
 
 Everything that is iterated is a list or a dict (insertion order), never a set of objects: the same
 events give the same instructions in every run.
@@ -20,9 +20,10 @@ events give the same instructions in every run.
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from shoal_coordinator.dispatch.device import Device, Rank, Refusals, Tally
+from shoal_coordinator.dispatch.crowding import Crowding
+from shoal_coordinator.dispatch.device import Crashes, Device, Rank, Refusals, Tally
 from shoal_coordinator.dispatch.events import Failure, JobSpec, Policy, Stage
 from shoal_coordinator.dispatch.histogram import Histogram
 from shoal_coordinator.dispatch.instructions import Instruction, Tier
@@ -59,11 +60,10 @@ WAITING, READY, RUNNING, FINISHED = Status  # a task reads them twenty times: wi
 class Service:
     """A fragment under a plan.
 
-    `servers` are the devices that can take a task now or when a slot is free; `ranks` is the heap
-    that orders them. `loading` are those where the fragment is on its way, `dropped_by` those whose
-    disks gave it up for others. `homes_up` counts homes that have joined and can load the fragment;
-    without one, any device may serve. `preempting` is the device that empties itself for this
-    service.
+    `servers` can take a task now or when a slot is free; `ranks` is the heap that orders them. The
+    fragment is on its way to `loading`; the disks of `dropped_by` gave it up for others. `homes_up`
+    counts homes that have joined and can load it; without one, any device may serve. `preempting`
+    is the device that empties itself for this service.
     """
 
     digest: Digest
@@ -191,7 +191,8 @@ class Task:
 @dataclass(slots=True, eq=False)
 class Item:
     """One input on its way. `failures` are its tries, `kills` the devices that died with it;
-    `travels_as` is the instruction while it travels, else 0."""
+    `travels_as` is the instruction while it travels, else 0. `refused_alone`: the last device that
+    had no room for it had nothing else; `set_backs` of it so far (`full_devices`)."""
 
     job: "Job"
     index: int
@@ -205,6 +206,8 @@ class Item:
     storing: bool = False
     ended: bool = False
     travels_as: int = 0
+    refused_alone: bool = False
+    set_backs: int = 0
     orphan_copies: list[tuple[Device, int]] = field(default_factory=list)
 
     def timing(self, started_at: Nanoseconds, until: Nanoseconds) -> ItemTiming:
@@ -240,6 +243,7 @@ class Job:
     next_item: int = 0
     open: int = 0
     window: int = 0
+    crowding: Crowding = field(default_factory=Crowding)
     storing: int = 0
     open_stages: int = 0
     succeeded: int = 0
@@ -368,22 +372,6 @@ class Travelling:
 Pending = Running | Loading | Unloading | Prefetching | Forwarding | Planning | Travelling
 
 
-class Loss(NamedTuple):
-    """A device's process that was lost `loading` a fragment, or else at its first task."""
-
-    device: str
-    incarnation: int
-    loading: bool
-
-
-@dataclass(slots=True, eq=False)
-class Crashes:
-    """Losses in a row of devices that loaded a fragment, or ran it for the first time."""
-
-    losses: list[Loss] = field(default_factory=list)
-    counted_at: Nanoseconds = Nanoseconds(-1)
-
-
 @dataclass(slots=True)
 class Worklist:
     """What the event of this step has made necessary and is not done yet: one list for each
@@ -414,7 +402,8 @@ ServiceKey: TypeAlias = tuple[Digest, tuple[str, ...], tuple[tuple[str, Bytes], 
 @dataclass(slots=True, eq=False, kw_only=True)
 class State:
     """Everything. `unmet` are services with more work than devices: each Tick considers them.
-    `obstructed` are jobs that could travel but for tasks of others, and since when."""
+    `obstructed` are jobs that could travel but for tasks of others, and since when; `set_back` are
+    tasks that give others their room (`full_devices`), and until when at least."""
 
     limits: Limits
     now: Nanoseconds = Nanoseconds(0)
@@ -431,6 +420,7 @@ class State:
     obstructed: dict[Job, Nanoseconds] = field(default_factory=dict)
     worklist: Worklist = field(default_factory=Worklist)
     delayed: list[tuple[Nanoseconds, int, Task]] = field(default_factory=list)
+    set_back: dict[Task, Nanoseconds] = field(default_factory=dict)
     refreshed_at: Nanoseconds = Nanoseconds(0)
     telemetry_changed: bool = False
     slots_changed: bool = False

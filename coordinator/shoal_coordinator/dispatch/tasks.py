@@ -12,6 +12,7 @@ from shoal_coordinator.dispatch.assignment import forward
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind, ItemsTravelled, TaskFinished
 from shoal_coordinator.dispatch.fragments import drop_fragment
+from shoal_coordinator.dispatch.full_devices import never_fits, wait_for_room
 from shoal_coordinator.dispatch.jobs import cancel, fail_item, give_up_endless, store
 from shoal_coordinator.dispatch.larger_items import (
     can_differ,
@@ -22,6 +23,7 @@ from shoal_coordinator.dispatch.larger_items import (
 )
 from shoal_coordinator.dispatch.readiness import (
     drop_copies,
+    note_missing,
     note_orphan,
     release,
     release_at,
@@ -322,13 +324,12 @@ def _handle_failure(state: State, running: Running, failure: Failure) -> None:
         case FailureKind.CANCELLED:
             _rerun_lost(state, task, failure)
         case FailureKind.MISSING_ACTIVATION:
-            task.missing += 1
-            if task.missing > 1:  # where it should be held: make all inputs again
-                for producer in task.queue.predecessors:
-                    release(state, task.item.tasks[producer])
+            note_missing(state, task)
             _retry(state, task, device, failure)
         case FailureKind.BUDGET:
             _handle_excess(state, device, task, failure)
+        case FailureKind.DISK_FULL:
+            _retry(state, task, device, failure)
         case _:
             record_failure(state, device, task.queue.service.digest, failure, free=_FREE_FAILURES)
             _retry(state, task, device, failure)
@@ -376,10 +377,13 @@ def _rerun(state: State, task: Task) -> None:
 
 def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
     """Try again, on another device if there is one: once at once, then with a growing backoff."""
+    if wait_for_room(state, task, device, failure):
+        return
     item = task.item
     item.failures += 1
     waits = not can_differ(state, task)
-    in_vain = outgrows_again(state, task, failure) or (waits and not may_change(state, task))
+    in_vain = outgrows_again(state, task, failure) or never_fits(task, failure)
+    in_vain |= waits and not may_change(state, task)
     if in_vain or item.failures > item.job.spec.backoff_limit:
         fail_item(state, item, of_fragment(task.queue, failure))
     if failure.kind is FailureKind.DEADLINE:

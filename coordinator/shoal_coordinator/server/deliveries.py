@@ -163,6 +163,8 @@ def _undelivered(error: Undelivered, device: str, place: str) -> tuple[ev.Failur
             return ev.FailureKind.MISSING_ACTIVATION, str(error)
         case Acknowledgement.REFUSED:
             return ev.FailureKind.INVALID_INPUT, f"{place}: refused by {device}: {error}"
+        case Acknowledgement.BUSY:
+            return ev.FailureKind.DISK_FULL, f"{device} had no room for the inputs: {error}"
         case _:
             text = f"{device} did not take the inputs: {error}"
             return ev.FailureKind.MISSING_ACTIVATION, text

@@ -167,7 +167,8 @@ _KINDS: Final = {
 def failure_of(message: pb.Failure, device: str) -> ev.Failure:
     """A device's failure; one of a code that is not known counts as the runtime's."""
     kind = _KINDS.get(message.code, ev.FailureKind.RUNTIME)
-    stated = kind is ev.FailureKind.BUDGET and message.need_bytes > 0
+    kinds = (ev.FailureKind.BUDGET, ev.FailureKind.DISK_FULL)
+    stated = kind in kinds and message.need_bytes > 0
     return ev.Failure(
         kind=kind,
         message=message.message[:_TEXT],

@@ -40,13 +40,16 @@ from shoal_protocol.bulk.transport import Received, Transport, TransportBroken
 from shoal_protocol.codecs import LinkCodec
 from shoal_protocol.frames import FRAMES_TOGETHER, Frame, MalformedFrame, acknowledgement, ping
 from shoal_protocol.pacing import LONGEST_SECONDS, Pace
+from shoal_protocol.partition import MODEL
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FrameHeader
 
 WAITING_TRANSFERS: Final = 64
 UNREAD_ANSWERS: Final = 4096
 STEP_SECONDS: Final = 30.0
 BUSY_SECONDS: Final = 60.0
-"""For how long a transfer that the receiver has no room for is sent again."""
+"""For how long a result that the coordinator has no room for is sent again."""
+ROOM_SECONDS: Final = 5.0
+"""The same of what a device has no room for: what waits for it may keep the room from others."""
 PING_BYTES: Final = 256 << 10
 _LARGE_ANSWERS: Final = 4
 """A ping that finds so many answers unread gets one without bytes."""
@@ -149,6 +152,7 @@ class BulkLink:
             assert settle is not None, "it is on disk"
             return read_in_thread(encoded.frames(number), settle)
 
+        patience = BUSY_SECONDS if outbound.key.consumer == MODEL else ROOM_SECONDS
         started, delay = perf_counter(), 0.02
         while True:
             begun = perf_counter()
@@ -164,7 +168,7 @@ class BulkLink:
             if answer.outcome == Acknowledgement.ACCEPTED:
                 self._codec.observe_transfer(encoded.encoded_bytes, perf_counter() - begun)
                 return encoded.encoded_bytes
-            late = perf_counter() - started > BUSY_SECONDS
+            late = perf_counter() - started > patience
             if answer.outcome != Acknowledgement.BUSY or late:
                 raise Undelivered(answer.message, answer.outcome)
             await asyncio.sleep(delay)

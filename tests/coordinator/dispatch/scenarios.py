@@ -95,6 +95,44 @@ def chained(seed: int, *, light: bool = False, make: Make = World) -> World:
     return world
 
 
+def crowded(seed: int, make: Make) -> World:
+    """Draw a world in which nothing goes wrong, and any try that is in vain fails its item: a few
+    devices with many items for the room that they have for activations."""
+    chance = random.Random(seed * 7919 + 3)  # noqa: S311 (not for secrets)
+    names = [f"device-{index}" for index in range(chance.choice((1, 1, 2, 3)))]
+    jobs = []
+    for number in range(chance.choice((1, 1, 2))):
+        stages = [
+            Stage(
+                digest=Digest(f"sha256:{'fg'[number]}{stage}".ljust(71, "0")),
+                resident_bytes=Bytes(5),
+                least_bytes=Bytes(5),
+                predecessors=(stage - 1,) if stage else (),
+                takes_model_inputs=not stage,
+                gives_results=False,
+            )
+            for stage in range(chance.choice((2, 3, 4)))
+        ]
+        job = JobSpec(
+            name=f"job-{number}",
+            stages=(*stages[:-1], replace(stages[-1], gives_results=True)),
+            items=chance.choice((5, 12, 30)),
+            epoch=1,
+            priority=chance.choice((0, 0, 1)),
+            backoff_limit=0,
+        )
+        jobs.append(_with_homes(chance, job, names) if chance.random() < 0.5 else job)
+    budget = chance.choice((6, 8, 12))
+    model = partial(Model, budget=budget, smallest=budget, single=False, slowness=1)
+    world = make(seed, [model(name=name) for name in names], Trouble())
+    for agent in world.agents.values():
+        world.later(chance.uniform(0, 0.2) * SECOND, agent.connect)
+    for job in jobs:
+        world.later(chance.uniform(0, 2) * SECOND, partial(world.submit, job))
+    world.tick()
+    return world
+
+
 def _with_replicas(chance: random.Random, job: JobSpec, names: list[str]) -> JobSpec:
     """The same, with some stages on several devices."""
     if chance.random() < 0.5:

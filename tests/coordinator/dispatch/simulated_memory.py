@@ -33,7 +33,7 @@ from shoal_coordinator.dispatch.events import (
     FailureKind,
     InstructionFailed,
 )
-from shoal_protocol.bulk.link import BUSY_SECONDS
+from shoal_protocol.bulk.link import ROOM_SECONDS
 from shoal_protocol.frame_sizes import frame_bytes
 from shoal_protocol.frames import TransferError
 from shoal_protocol.tensors import ActivationKey, Array
@@ -58,6 +58,8 @@ class StoringWorld(World):
             lambda: self.sizes.uniform(0.1, 30) * MILLISECOND / SECOND,
         )
         self.refusals = self.spills = 0
+        self.refused: set[tuple[str, execution.Key]] = set()
+        """Devices, and what they had no room for."""
         super().__init__(seed, models, trouble)
         for model in models if self.sizes.random() < 0.5 else ():
             for _ in range(self.sizes.choice((1, 3, 9))):
@@ -234,7 +236,7 @@ class StoringAgent(Agent):
     ) -> None:
         size, store, waited = content(key).nbytes, self.store, 0.0
         buffer = None
-        while buffer is None and self._takes(session, key) and waited < BUSY_SECONDS:
+        while buffer is None and self._takes(session, key) and waited < ROOM_SECONDS:
             with suppress(SpillFull):
                 buffer = store.open_buffer(size, 0) if store.has_room(size) else None
             if buffer is None:
@@ -243,6 +245,7 @@ class StoringAgent(Agent):
                 waited += min(1, 0.02 + waited)
         if buffer is None:
             self.world.note(f"-- {self.name} takes no {key}")
+            self.world.refused.add((self.name, key))
             then(False)
             return
         try:
@@ -267,7 +270,7 @@ class StoringAgent(Agent):
     def _inputs_came(self, execute: give.Execute, taken: bool) -> None:
         """The coordinator has the task forgotten before it says that it failed (`Deliveries`)."""
         if not taken and execute.instruction in self._executes:
-            failure = Failure(kind=FailureKind.MISSING_ACTIVATION, message="not taken")
+            failure = Failure(kind=FailureKind.DISK_FULL, message="not taken")
             number = execute.instruction
             self.receive(give.Cancel(device=self.name, cancelled=number))
             self.world.feed(
@@ -392,8 +395,9 @@ class StoringAgent(Agent):
             event = ActivationForwarded(at=Nanoseconds(0), instruction=forward.instruction)
             self._answer(session, event)
         else:
-            kind = FailureKind.UNREACHABLE
-            self._fail(session, forward.instruction, kind, f"{forward.target} is not there")
+            full = (forward.target, key) in self.world.refused
+            kind = FailureKind.DISK_FULL if full else FailureKind.UNREACHABLE
+            self._fail(session, forward.instruction, kind, f"{forward.target} takes nothing")
 
     @asynccontextmanager
     async def _room_to_send(self, size: int) -> AsyncIterator[None]:

@@ -248,9 +248,11 @@ class World:
         self.feed(JobCancelled(at=Nanoseconds(0), job=name, reason="no longer wanted"))
 
     def note_run(self, job: str, item: int, stage: int) -> None:
-        """A task has run: again only if something went wrong."""
+        """A task has run: again only if something went wrong, or had no room."""
         self.runs[job, item, stage] += 1
-        if self.runs[job, item, stage] > 1 + self.faults:
+        known = self.state.jobs.get(job)
+        retries = 0 if known is None else known.retries
+        if self.runs[job, item, stage] > 1 + self.faults + retries:
             raise self.wrong(f"{job}/{item}/{stage} runs again, and nothing was wrong")
 
     def note_result(self, execute: give.Execute) -> None:

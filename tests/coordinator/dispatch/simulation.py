@@ -7,23 +7,24 @@ of order or not at all; loads and tasks fail. After a while the faults stop. The
 end in bounded time, and no agent may still hold an activation.
 
     python tests/coordinator/dispatch/simulation.py 0 1000   runs these seeds, prints what fails
-    (`chain`, `light`, `restart` or `memory` behind them: of the other kinds); looks at the
-    invariants at every step
+    (`chain`, `light`, `restart`, `memory` or `crowded` behind them: of the other kinds); looks at
+    the invariants at every step
 """
 
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from coordinator.dispatch.scenarios import chained, scenario
-from coordinator.dispatch.simulated_link import SECOND
+from coordinator.dispatch.scenarios import chained, crowded, scenario
+from coordinator.dispatch.simulated_link import SECOND, Model
 from coordinator.dispatch.simulated_memory import StoringAgent, StoringWorld
 from coordinator.dispatch.simulated_restarts import RestartingWorld
 from coordinator.dispatch.simulated_results import Outputs
-from coordinator.dispatch.simulated_world import World, Wrong
+from coordinator.dispatch.simulated_world import Trouble, World, Wrong
 
 LOOK_EVERY = 5
 """What breaks an invariant either stays, and the next look finds it, or heals at once, and a look
@@ -85,6 +86,21 @@ def simulate_memory(seed: int, folder: Path, *, look_every: int = LOOK_EVERY) ->
         assert isinstance(agent, StoringAgent)
         if agent.connected and not agent.hung and (left := agent.left()):
             raise world.wrong(f"{agent.name} has {left} left")
+    return world
+
+
+def simulate_crowded(seed: int, folder: Path, *, look_every: int = LOOK_EVERY) -> StoringWorld:
+    """Run a scenario in which devices have room for the activations of one item or two."""
+
+    def make(seed: int, models: list[Model], trouble: Trouble) -> StoringWorld:
+        world = StoringWorld(seed, models, trouble, folder)
+        world.disk_bytes = world.sizes.choice((14, 15, 20))
+        world.calm = True  # disks do not come and go
+        return world
+
+    world = crowded(seed, make)
+    assert isinstance(world, StoringWorld)
+    _run(world, look_every, FULL_PATIENCE)
     return world
 
 
@@ -159,14 +175,20 @@ def _check_nothing_left(world: World) -> None:
             raise world.wrong(f"{agent.name} still knows legs of jobs that have ended")
 
 
+_ON_DISK: dict[str, Callable[..., World]] = {
+    "restart": simulate_restarts,
+    "memory": simulate_memory,
+    "crowded": simulate_crowded,
+}
+
+
 def main() -> None:
     """Run a range of seeds."""
     first, last = int(sys.argv[1]), int(sys.argv[2])
     failed = []
     for seed in range(first, last):
         try:
-            if "restart" in sys.argv or "memory" in sys.argv:
-                run = simulate_restarts if "restart" in sys.argv else simulate_memory
+            if (run := _ON_DISK.get(sys.argv[-1])) is not None:
                 with tempfile.TemporaryDirectory() as folder:
                     run(seed, Path(folder) / "disk", look_every=1)
             else:

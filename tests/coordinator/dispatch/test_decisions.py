@@ -17,16 +17,14 @@ from shoal_coordinator.dispatch.decisions import (
     brings_work,
     decide,
 )
-from shoal_coordinator.dispatch.device import Backoff, Device, Tally, new_device
+from shoal_coordinator.dispatch.device import Backoff, Crashes, Device, Loss, Tally, new_device
 from shoal_coordinator.dispatch.events import DeviceJoined, Failure, FailureKind, JobSpec, Policy
 from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.item_sets import ItemSet
 from shoal_coordinator.dispatch.servers import add_server
 from shoal_coordinator.dispatch.state import (
-    Crashes,
     Job,
     Loading,
-    Loss,
     Service,
     StageQueue,
     State,

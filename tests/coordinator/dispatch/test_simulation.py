@@ -9,12 +9,17 @@ import pytest
 
 from coordinator.dispatch import simulated_world
 from coordinator.dispatch.simulated_world import World, Wrong
-from coordinator.dispatch.simulation import simulate, simulate_memory, simulate_restarts
+from coordinator.dispatch.simulation import (
+    simulate,
+    simulate_crowded,
+    simulate_memory,
+    simulate_restarts,
+)
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Event, ItemsStored
-from shoal_coordinator.dispatch.instructions import Execute, Instruction, Travel
+from shoal_coordinator.dispatch.instructions import Execute, FailItem, Instruction, Travel
 from shoal_coordinator.dispatch.machine import step
-from shoal_coordinator.dispatch.state import State
+from shoal_coordinator.dispatch.state import StageQueue, State
 
 CHUNK = 100
 
@@ -80,6 +85,23 @@ def test_activations_stay_within_memory_and_disk_and_are_what_was_made(
     assert refusals > CHUNK, "many had to wait for room"
     assert spills > CHUNK // 10, "fragments took the room of what waited in memory"
     assert runs < 1.5 * tasks
+
+
+@pytest.mark.parametrize("first", range(0, 300, CHUNK))
+def test_full_devices_slow_items_down_and_fail_none(first: int, tmp_path: Path) -> None:
+    parked = tasks = runs = 0
+    for world in ended(first, lambda seed: simulate_crowded(seed, tmp_path / str(seed))):
+        failed = [what for _, what in world.story if isinstance(what, FailItem)]
+        assert failed == [], f"seed {world.seed}"
+        assert set(world.finished.values()) == {None}
+        parked += any(queue.job.crowding.most for queue in _queues(world))
+        runs, tasks = runs + world.runs.total(), tasks + len(world.runs)
+    assert parked > CHUNK // 4, "many had to wait for room"
+    assert runs < 1.5 * tasks
+
+
+def _queues(world: World) -> list[StageQueue]:
+    return [queue for job in world.state.ended.values() for queue in job.queues]
 
 
 def test_a_fragment_that_crashes_every_device_fails_no_job_but_its_own() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from shoal_agent.execution.queue import (
     DELIVERING_LIMIT,
     SMALL_LIMIT,
+    UNCLAIMED_INPUTS_LIFETIME,
     UNCLAIMED_LIFETIME,
     TaskQueue,
 )
@@ -229,6 +230,20 @@ def test_tensors_that_nobody_claims_expire() -> None:
     queue.arrive(NOW, sent(0), ["t0"])
     assert queue.tick(Nanoseconds(UNCLAIMED_LIFETIME - 1)) == []
     assert dropped(queue.tick(UNCLAIMED_LIFETIME)) == {sent(0)}
+
+
+def test_a_models_inputs_that_come_after_the_end_of_their_task_expire_soon() -> None:
+    queue = TaskQueue()
+    queue.arrive(NOW, sent(0), ["t0"])
+    queue.arrive(NOW, sent(0, producer=-1), ["x"])
+    assert dropped(queue.tick(UNCLAIMED_INPUTS_LIFETIME)) == {sent(0, producer=-1)}
+
+
+def test_tensors_that_a_waiting_task_takes_do_not_expire() -> None:
+    queue = TaskQueue()
+    queue.submit(assignment(1, 0, -1, 4))
+    queue.arrive(NOW, sent(0, producer=-1), ["t-1"])
+    assert queue.tick(UNCLAIMED_INPUTS_LIFETIME) == []
 
 
 def test_tasks_of_a_fragment_that_goes_are_answered() -> None:

@@ -46,6 +46,7 @@ from shoal_agent.execution.values import (
     Start,
     Stop,
 )
+from shoal_protocol.partition import MODEL
 from shoal_protocol.tensors import ActivationKey
 from shoal_protocol.units import Nanoseconds
 
@@ -53,6 +54,9 @@ DELIVERING_LIMIT: Final = 4
 SMALL_LIMIT: Final = 24
 UNCLAIMED_LIFETIME: Final = Nanoseconds(600_000_000_000)
 """How long received tensors wait for a task that takes them."""
+UNCLAIMED_INPUTS_LIFETIME: Final = Nanoseconds(30_000_000_000)
+"""The same of a model's inputs. Their task was given when they left; a session that has not brought
+it for so long is over. What comes later than the end of its task would keep room from others."""
 _KNOWN_JOBS: Final = 4096
 
 
@@ -140,7 +144,9 @@ class TaskQueue:
         if self.stale(key.job, key.epoch):
             return None
         effects = self._meet(key.job, key.epoch)
-        expires = Nanoseconds(at + UNCLAIMED_LIFETIME)
+        inputs = key.producer == MODEL
+        lifetime = UNCLAIMED_INPUTS_LIFETIME if inputs else UNCLAIMED_LIFETIME
+        expires = Nanoseconds(at + lifetime)
         self._held[key] = _Held(frozenset(tensors), expires)
         producer = Made(key.job, key.epoch, key.item, key.producer)
         self._consumers.setdefault(producer, set()).add(key.consumer)
@@ -245,12 +251,8 @@ class TaskQueue:
                 reason = Reason.CANCELLED if ready else Reason.DEADLINE
                 message = f"the deadline passed {self._waits_for(task)}"
                 effects += self._give_up(task.instruction, reason, message)
-        in_use = set(self._keys_in_use())
-        expired = [
-            key
-            for key, held in self._held.items()
-            if held.expires is not None and at >= held.expires and key not in in_use
-        ]
+        old = {key for key, each in self._held.items() if each.expires and at >= each.expires}
+        expired = old.difference(self._keys_in_use(), self._keys_claimed()) if old else old
         return effects + self._drop(expired) + self._next()
 
     # ---- inside ------------------------------------------------------------------------------
@@ -388,6 +390,11 @@ class TaskQueue:
     def _keys_in_use(self) -> Iterator[Key]:
         for running in self._running.values():
             yield from (key for key, _ in running.inputs)
+
+    def _keys_claimed(self) -> Iterator[Key]:
+        """What is here for tasks that wait for more."""
+        for assignment in self._queued.values():
+            yield from (key for _, key in self._sources(assignment) if key is not None)
 
     def _drop(self, keys: Iterable[Key]) -> list[Effect]:
         gone = tuple([key for key in keys if self._held.pop(key, None) is not None])

@@ -107,9 +107,10 @@ class SparingCase(Claim):
 
     @property
     def batch_waits(self) -> bool:
-        """Whether at least half a window of the claimant's items waits."""
-        queues = self.claimant.queues
-        return self.claimant.waiting >= min(max(queue.job.window // 2, 1) for queue in queues)
+        """Whether at least half of the claimant's items wait: of a window, or of what is left."""
+        jobs = [queue.job for queue in self.claimant.queues]
+        halves = (min(job.window, job.open - job.storing) // 2 for job in jobs)
+        return self.claimant.waiting >= min(max(half, 1) for half in halves)
 
     @property
     def is_next(self) -> bool:

@@ -62,6 +62,11 @@ class Agent(ItemLink):
             case _:
                 raise self.world.wrong(f"{instruction} is not for a device")
 
+    def tick(self) -> None:
+        """Its clock: what nobody claims expires."""
+        if not self.hung:
+            self._carry_out(self.queue.tick(self.world.now))
+
     def _cancel(self, session: int, number: int) -> None:
         digest = self._moves.pop(number, None)
         if digest is None:

@@ -133,8 +133,10 @@ class World:
         action()
 
     def tick(self) -> None:
-        """The driver's clock."""
+        """The clocks of the driver and of the agents."""
         self.feed(Tick(at=Nanoseconds(0)))
+        for agent in self.agents.values():
+            agent.tick()
         self.later(TICK_INTERVAL, self.tick, routine=True)
 
     def delay(self) -> int:

@@ -65,7 +65,7 @@ class Agent(ItemLink):
     def tick(self) -> None:
         """Its clock: what nobody claims expires."""
         if not self.hung:
-            self._carry_out(self.queue.tick(self.world.now))
+            self._carry_out(self.queue.tick(Nanoseconds(self.world.now)))
 
     def _cancel(self, session: int, number: int) -> None:
         digest = self._moves.pop(number, None)

@@ -21,6 +21,7 @@ from shoal_operator.controller.foreign import Raw
 from shoal_operator.pki.pods import PodTokens, Reviewed
 from shoal_operator.reconcile.names import ENROLMENT_AUDIENCE, agent_name, authority_secret
 from shoal_operator.reconcile.resources import POD, SHOAL, TOKEN_REVIEW
+from shoal_protocol.identities import ENROLMENT
 from shoal_protocol.pki.authority import Authority, Issued, Use, renewal_time
 from shoal_protocol.pki.enrolment import (
     EnrolmentService,
@@ -89,7 +90,8 @@ class Enrolling:
         authority = self._authority
         assert authority is not None, "served before there was an authority"
         if self._issued is None or renewal_time(self._issued.certificate) <= now():
-            self._issued = authority.issue(self.host, now(), hosts=[self.host], use=Use.BOTH)
+            # The host may be longer than a common name: it has the namespace and the release in it.
+            self._issued = authority.issue(ENROLMENT, now(), hosts=[self.host], use=Use.BOTH)
         return self._issued
 
     async def _identify(self, token: str) -> Reviewed | None:

@@ -1,11 +1,15 @@
 """Operators on a real API server that begin, end, and see less than everything: what they write."""
 
+import socket
+import ssl
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+from controller.jobs import secret
 from controller.test_on_a_control_plane import condition, is_seen, status
-from operator_processes import Operators, model, wait_until
+from operator_processes import NAMESPACE, SETTINGS, Operators, model, wait_until
 from shoal_cluster import ControlPlane
 
 pytestmark = [pytest.mark.cluster, pytest.mark.real, pytest.mark.slow]
@@ -133,3 +137,26 @@ def test_an_operator_of_one_namespace_looks_at_no_other(
     )
     assert status(plane, "default", "model", "elsewhere") == {}
     plane.kubectl("delete", "model", "elsewhere", "--namespace=default")
+
+
+def test_agents_enrol_however_long_the_names_of_release_and_namespace_are(
+    plane: ControlPlane, account: Path, running: Operators, tmp_path: Path
+) -> None:
+    """The host that they dial has both; it may be longer than a certificate's common name."""
+    host = f"{'r' * 50}-operator.{'n' * 63}.svc"
+    settings = tmp_path / "long.yaml"
+    settings.write_text(SETTINGS.replace("shoal-operator.shoal-system.svc", host))
+    operator = running.start(f"--settings={settings}")
+    wait_until("enrolment listens", lambda: bool(operator.enrolment) or not operator.runs())
+    assert operator.enrolment is not None, operator.log.read_text()
+    trusted = secret(plane, NAMESPACE, "shoal-ca")["ca.crt"].decode()
+    context = ssl.create_default_context(cadata=trusted)
+    context.set_alpn_protocols(["h2"])
+    address, _, port = operator.enrolment.rpartition(":")
+    with (
+        socket.create_connection((address, int(port))) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secured,
+    ):
+        shown = secured.getpeercert()
+    assert shown is not None
+    assert ("DNS", host) in shown["subjectAltName"]

@@ -117,6 +117,17 @@ def test_a_list_removes_what_it_misses_but_not_what_came_meanwhile() -> None:
     assert recorder.cache.count("Model") == 2
 
 
+def test_a_list_of_one_namespace_removes_nothing_from_others() -> None:
+    recorder = Recorder()
+    recorder.put(model("here", 1))
+    with recorder.cache.listing("Model", "elsewhere"):
+        pass
+    assert recorder.cache.count("Model") == 1
+    with recorder.cache.listing("Model", "here"):
+        pass
+    assert recorder.cache.count("Model") == 0
+
+
 def test_a_list_does_not_bring_back_what_was_deleted_while_it_was_read() -> None:
     recorder = Recorder()
     recorder.put(model("m", 1))

@@ -57,8 +57,13 @@ def fingerprint(value: Sequence[object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-coordinator_name = partial(child_name, suffix="coordinator")
-"""Deployment, Service, claim, ConfigMap, service account and common name of a coordinator."""
+def coordinator_name(pool: str) -> str:
+    """Deployment, Service, claim, ConfigMap, service account and common name of a coordinator. What
+    a Service is called begins with a letter, which the names of pools need not."""
+    base = f"pool-{fingerprint([pool])}-{pool}" if pool[:1].isdigit() else pool
+    return child_name(base, "coordinator")
+
+
 agent_name = partial(child_name, suffix="agent")
 """Service account of a pool's agents, and their DaemonSet where all nodes have one budget."""
 trust_name = partial(child_name, suffix="trust")

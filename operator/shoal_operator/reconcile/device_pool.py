@@ -218,6 +218,9 @@ def _agents(
         return no("NoNodes", _why_no_nodes(snapshot))
     if isinstance(snapshot.view, Unreachable):
         return no("CoordinatorUnreachable", "who is connected is not known")
+    if not snapshot.enrolment_authority:
+        text = "the operator has no authority to enrol agents with; its log says why"
+        return no("WaitingForCertificates", text)
     states = {device.name: device.state for device in snapshot.view.devices}
     away = [node for node in nodes if states.get(node.name) is not DeviceState.READY]
     total, old = len(nodes), _not_updated(snapshot, sets)

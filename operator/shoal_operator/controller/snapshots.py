@@ -142,7 +142,7 @@ class Snapshots:
         namespace, name = namespace_of(pool), pool.metadata.name
         size = pool.spec.coordinator.storage.size
         claim = await self._claims.claim(namespace, coordinator_name(name), uid_of(pool), size)
-        if claim is None or not claim.bound:
+        if claim is None or not claim.bound or claim.leaving:
             reader.requeue(REQUEUE_SECONDS)
         coordinator, agents = await self._workloads(
             reader,

@@ -192,6 +192,12 @@ def _coordinator_problem(snapshot: DevicePoolSnapshot) -> Cause | None:
     elif lacking:
         by = "; cert-manager was asked for it" if snapshot.settings.cert_manager else ""
         cause = Cause("WaitingForCertificates", f"Secret {lacking[0]} is not there yet{by}")
+    elif claim is not None and claim.leaving:
+        text = (
+            f"the volume claim {claim.name} is being deleted: with the coordinator's pod it goes, "
+            f"and what is on it; delete that pod to begin with an empty volume"
+        )
+        cause = Cause("VolumeLeaving", text)
     elif claim is not None and not claim.bound:
         why = claim.message or "no volume was provisioned yet"
         text = f"the coordinator's volume claim {claim.name} is pending: {why}"

@@ -129,7 +129,7 @@ def _switched_off(pool: DevicePool, settings: OperatorSettings) -> tuple[ObjectK
 
 def _orphans(snapshot: DevicePoolSnapshot) -> tuple[CoordinatorCall, ...]:
     """Runs whose InferenceJob is gone are stopped, then forgotten."""
-    if isinstance(snapshot.view, Unreachable) or snapshot.jobs is None:
+    if isinstance(snapshot.view, Unreachable):
         return ()
     name, gone = snapshot.pool.metadata.name, "its InferenceJob was deleted"
     return tuple(

@@ -92,8 +92,14 @@ def namespace_of(value: AnyKind) -> str:
 
 
 def job_id(job: InferenceJob) -> str:
-    """What the coordinator calls a job: its name and the first eight digits of its uid."""
-    return f"{job.metadata.name}-{uid_of(job)[:8]}"
+    """What the coordinator calls a job."""
+    return run_id(job.metadata.name, uid_of(job))
+
+
+def run_id(name: str, uid: str) -> str:
+    """What the coordinator calls the job of this name: that, and the first eight digits of the uid,
+    which tell it from one of the same name that was before."""
+    return f"{name}-{uid[:8]}"
 
 
 def retries(job: InferenceJob) -> int:

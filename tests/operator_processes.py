@@ -58,10 +58,15 @@ def prepare(plane: ControlPlane) -> Path:
     shown = [f"--show-only=templates/{name}.yaml" for name in ("rbac", "serviceaccount")]
     roles = plane.access.helm("template", "shoal", str(CHART), f"--namespace={NAMESPACE}", *shown)
     plane.kubectl("apply", "--filename=-", given=roles)
-    asked = ("create", "token", ACCOUNT, f"--namespace={NAMESPACE}", "--duration=12h")
+    return kubeconfig_of(plane, NAMESPACE, ACCOUNT)
+
+
+def kubeconfig_of(plane: ControlPlane, namespace: str, account: str) -> Path:
+    """A kubeconfig with the token of a service account."""
+    asked = ("create", "token", account, f"--namespace={namespace}", "--duration=12h")
     document = json.loads(plane.kubeconfig.read_text())
     document["users"] = [{"name": "admin", "user": {"token": plane.kubectl(*asked).strip()}}]
-    file = plane.folder / "operator.kubeconfig"
+    file = plane.folder / f"{namespace}.{account}.kubeconfig"
     file.write_text(json.dumps(document))
     return file
 

@@ -34,11 +34,9 @@ NAME: Final = Text(
     pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$",
     meant="a name of small letters, digits and dashes",
 )
-SECRET: Final = Text(
-    max_length=253,
-    pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$",
-    meant="the name of a Secret",
-)
+_SUBDOMAIN: Final = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
+SECRET: Final = Text(max_length=253, pattern=_SUBDOMAIN, meant="the name of a Secret")
+STORAGE_CLASS: Final = Text(max_length=253, pattern=_SUBDOMAIN, meant="a storage class's name")
 DEVICE: Final = Text(
     max_length=63,
     pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$",

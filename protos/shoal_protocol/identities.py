@@ -16,7 +16,7 @@ VIEWER: Final = "shoal-viewer"
 COORDINATOR: Final = "shoal-coordinator"
 """A standalone coordinator, at whatever address it is reached."""
 ENROLMENT: Final = "shoal-enrolment"
-"""The enrolment service of a standalone coordinator."""
+"""The enrolment service, of a cluster or of a standalone coordinator."""
 RESERVED: Final = frozenset({CLIENT, OPERATOR, WORKER, USER, VIEWER, COORDINATOR, ENROLMENT})
 """No device may have one of these names."""
 LONGEST_NAME: Final = 63

@@ -266,6 +266,9 @@ BAD = [
         pool_named("bad", residency="single"),
         'Unsupported value: "single": supported values: "Adaptive", "Single"',
     ),
+    (pool_named("bad", nodeSelector={"a": "b c"}), '"b c": must be a label\'s value'),
+    (pool_named("bad", tolerations=[{"key": "a b"}]), "\"a b\": must be a label's or taint's name"),
+    (pool_named("bad", cache={"storageClassName": "A_B"}), '"A_B": must be a storage class'),
     (local(cpus="5000"), f'devices[0].cpus: Invalid value: "5000": {QUANTITY} 0.5, 10m to 1024'),
     (local(name="Pi 4"), 'devices[0].name: Invalid value: "Pi 4": must be a'),
     (

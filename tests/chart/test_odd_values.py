@@ -167,3 +167,25 @@ def test_a_null_for_where_pods_may_run_is_anywhere(name: str, tmp_path: Path) ->
     )
     read = read_settings(tmp_path / "s.yaml")
     assert (read.worker_place, read.images.pull_secrets) == (read.coordinator_place, ())
+
+
+def test_namespaces_that_would_be_ignored_are_refused() -> None:
+    """Who forgets the other value would get an operator with rights in all namespaces."""
+    with pytest.raises(Refused, match=r"Set rbac\.namespaced to true, or leave"):
+        render({"rbac.namespaces": ["lab"]})
+    assert render({"rbac.namespaces": ["lab"], "rbac.namespaced": True})
+
+
+def test_a_repository_may_name_the_port_of_its_registry() -> None:
+    image = {"repository": "mirror.example.com:5000/edge/operator", "tag": "1"}
+    (container,) = pod_of({"images.operator": image})["spec"]["containers"]
+    assert container["image"] == "mirror.example.com:5000/edge/operator:1"
+    for wrong in ("mirror.example.com:5000", "a:b/c", "https://a/b", "a/b:1"):
+        with pytest.raises(Refused, match="does not match pattern"):
+            render({"images.operator.repository": wrong})
+
+
+def test_a_secret_for_a_registry_is_named_once() -> None:
+    """The API server takes no pod that names one twice."""
+    with pytest.raises(Refused, match="items at 0 and 1 are equal"):
+        render({"images.pullSecrets": ["a", "a"]})

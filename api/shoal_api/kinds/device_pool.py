@@ -13,6 +13,7 @@ from shoal_api.fields import (
     MEMORY,
     NAME,
     RATE,
+    STORAGE_CLASS,
     BitsPerSecond,
     Condition,
     Millicpus,
@@ -29,8 +30,17 @@ from shoal_api.shapes import Choice, Items, Table, Text, Whole
 from shoal_protocol.choices import Residency
 from shoal_protocol.units import Bytes
 
-_LABEL: Final = Text(max_length=63, min_length=0, meant="a label's value")
-_LABEL_NAME: Final = Text(max_length=316, meant="a label's or taint's name")
+_LABEL: Final = Text(
+    max_length=63,
+    min_length=0,
+    pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$",
+    meant="a label's value, of letters, digits, dashes, dots and underscores",
+)
+_LABEL_NAME: Final = Text(
+    max_length=316,
+    pattern=r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$",
+    meant="a label's or taint's name, such as shoal.dev/pool",
+)
 
 
 class TolerationOperator(StrEnum):
@@ -142,7 +152,7 @@ class Cache:
 
     size: Bytes = member(DISK, "At most so much.", unit="bytes", default="1Gi", example="4Gi")
     storage_class_name: str | None = member(
-        Text(max_length=253),
+        STORAGE_CLASS,
         "Of a volume per device; absent: an emptyDir.",
         default=None,
         example="local-path",
@@ -163,7 +173,7 @@ class Storage:
         example="20Gi",
     )
     storage_class_name: str | None = member(
-        Text(max_length=253),
+        STORAGE_CLASS,
         "Its storage class; absent: the cluster's default.",
         default=None,
         example="local-path",

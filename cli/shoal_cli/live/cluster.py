@@ -18,6 +18,7 @@ from typing import Any, Final
 import grpc
 
 from shoal_api.labels import COMPONENT, POOL, VIEWED_WITH
+from shoal_api.schema import GROUP
 from shoal_cli.live.reasons import ClusterJob
 from shoal_protocol.channels import open_secured_channel
 from shoal_protocol.coordinator_client import CoordinatorClient
@@ -75,9 +76,14 @@ class Kubectl:
         found: Json = json.loads(self.read("get", *arguments, "--output=json"))
         return found
 
+    def find(self, kind: str, *arguments: str) -> Json:
+        """`kubectl get` of one of Shoal's kinds, by its full name: what else is installed may have
+        a kind of that name as well, and kubectl would take the first of them."""
+        return self.get(f"{kind}.{GROUP}", *arguments)
+
     def names(self, kind: str) -> list[str]:
-        """The names of all objects of a kind."""
-        return [each["metadata"]["name"] for each in self.get(kind)["items"]]
+        """The names of all objects of one of Shoal's kinds."""
+        return [each["metadata"]["name"] for each in self.find(kind)["items"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,16 +116,14 @@ class ClusterPool:
         `ClusterRefused`."""
         chosen = f"{POOL}={self.name},{COMPONENT}={component}"
         pods = self.kubectl.get("pods", f"--selector={chosen}")["items"]
-        found = [
-            each["metadata"]["name"]
-            for each in pods
-            if device is None or each["spec"].get("nodeName") == device
-        ]
+        found = [each for each in pods if device in (None, each["spec"].get("nodeName"))]
         if not found:
             nodes = ", ".join(sorted(each["spec"].get("nodeName", "?") for each in pods))
             where = "" if device is None else f" on {device}; there are some on {nodes or 'none'}"
             raise ClusterRefused(f"pool {self.name} has no pod of its {component}{where}")
-        return self.kubectl.command("logs", f"pod/{found[0]}")
+        # One that was evicted stays, beside the one that took its place.
+        name = max(found, key=_in_use)["metadata"]["name"]
+        return self.kubectl.command("logs", f"pod/{name}")
 
     def _credentials(self) -> grpc.ChannelCredentials:
         try:
@@ -192,6 +196,12 @@ def find_pool(kubectl: Kubectl, name: str | None) -> ClusterPool:
     )
 
 
+def _in_use(pod: Json) -> tuple[bool, str]:
+    """The pod that runs comes last, then the newest."""
+    runs = pod.get("status", {}).get("phase") == "Running"
+    return runs, pod["metadata"].get("creationTimestamp", "")
+
+
 def _only_pool(kubectl: Kubectl) -> str:
     match kubectl.names("devicepools"):
         case [name]:
@@ -220,10 +230,13 @@ def retry_job(kubectl: Kubectl, name: str, items: Sequence[int]) -> int:
         )
     if end.startswith("Complete"):
         raise ClusterRefused(f"InferenceJob {name} is complete: no item of it has failed")
-    known = (part.get("retry", {}).get("number", 0) for part in (job["spec"], job["status"]))
+    known = (
+        part.get("retry", {}).get("number", 0) for part in (job["spec"], job.get("status", {}))
+    )
     number: int = max(known) + 1
     patch = {"spec": {"retry": {"number": number, "items": list(items) or None}}}
-    kubectl.read("patch", "inferencejob", name, "--type=merge", f"--patch={json.dumps(patch)}")
+    what = (f"inferencejob.{GROUP}", name)
+    kubectl.read("patch", *what, "--type=merge", f"--patch={json.dumps(patch)}")
     return number
 
 
@@ -243,7 +256,7 @@ def find_job(kubectl: Kubectl, name: str) -> ClusterJob:
 
 def _inference_job(kubectl: Kubectl, name: str) -> Json:
     try:
-        return kubectl.get("inferencejob", name)
+        return kubectl.find("inferencejob", name)
     except ClusterRefused as error:
         if "NotFound" not in str(error):
             raise
@@ -263,7 +276,7 @@ def _with_references(kubectl: Kubectl, job: Json) -> list[Json]:
     ):
         if (name := _reference(key, objects) or default) is not None:
             with contextlib.suppress(ClusterRefused):  # it is not there yet: the job says so
-                objects.append(kubectl.get(kind, name))
+                objects.append(kubectl.find(kind, name))
     return objects
 
 

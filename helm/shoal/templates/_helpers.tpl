@@ -93,6 +93,13 @@ app.kubernetes.io/component: operator
 {{- mulf (trimSuffix $unit $text | float64) (get $units $unit) }}
 {{- end }}
 
+{{- /* Refuses namespaces that would be ignored: who gives some does not want an operator of all of them. */ -}}
+{{- define "shoal.refuseIgnored" -}}
+{{- if and .Values.rbac.namespaces (not .Values.rbac.namespaced) }}
+{{- fail "rbac.namespaces is given, and rbac.namespaced is false: the operator would have rights in all namespaces. Set rbac.namespaced to true, or leave rbac.namespaces out" }}
+{{- end }}
+{{- end }}
+
 {{- /* The namespaces that a namespaced operator sees, as JSON. */ -}}
 {{- define "shoal.namespaces" -}}
 {{- default (list .Release.Namespace) .Values.rbac.namespaces | uniq | toJson }}

@@ -120,18 +120,20 @@ class Cache:
             self._replace(identity, known, None)
 
     @contextmanager
-    def listing(self, kind: str) -> Iterator[set[str]]:
-        """Replace a kind by a list: the caller adds each uid on the list. If it succeeds, objects
-        that were stored before and are not on the list are removed. One list at a time.
+    def listing(self, kind: str, namespace: str = "") -> Iterator[set[str]]:
+        """Replace a kind by a list, of one namespace or of all: the caller adds each uid on the
+        list. If it succeeds, objects that were stored before and are not on the list are removed.
+        One list at a time.
         """
-        before = {each.identity.uid for each in self.states(kind)}
+        scope = namespace or None
+        before = {each.identity.uid for each in self.states(kind, scope)}
         listed: set[str] = set()
         self._removed = set()
         try:
             yield listed
         finally:
             self._removed = None
-        for state in tuple(self.states(kind)):
+        for state in tuple(self.states(kind, scope)):
             if state.identity.uid in before - listed:
                 self.remove(state.identity)
 

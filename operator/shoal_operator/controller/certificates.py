@@ -104,22 +104,38 @@ class Certificates:
 
     async def own_authority(self, secret: str) -> Authority | None:
         """The operator's own authority, which belongs to no object; made if it is not there. None
-        while cert-manager, which the chart has asked, is still to make it.
+        while cert-manager, which the chart has asked, is still to make it. Raises `ApiError`,
+        `NameTaken`, or `CertificateRefused` where somebody has put there what cannot sign.
         """
         namespace = self.api.namespace
+        pair = await self.pair(namespace, secret)
+        if pair is None and not self.cert_manager:
+            await self._make_own(secret)
+            pair = await self.pair(namespace, secret)
+        return None if pair is None else _usable(pair, f"{namespace}/{secret}")
+
+    async def _make_own(self, secret: str) -> None:
+        namespace = self.api.namespace
         wanted = CertificateWanted(secret=secret, authority=None, common_name=secret)
-        found = await self.authority(namespace, secret)
-        if found is not None:
-            return found
-        if not self.cert_manager:
-            try:
-                await self.api.create(_secret(_made(wanted, None), wanted, namespace))
-            except Conflict:
-                document = await self.api.get(SECRET, namespace, secret)
-                if document is not None and _pair(document) is None:
-                    raise NameTaken(key_of(document)) from None
+        try:
+            await self.api.create(_secret(_made(wanted, None), wanted, namespace))
+        except Conflict:
+            document = await self.api.get(SECRET, namespace, secret)
+            if document is not None and _pair(document) is None:
+                raise NameTaken(key_of(document)) from None
         self._read.pop((namespace, secret), None)
-        return await self.authority(namespace, secret)
+
+
+def _usable(pair: Pair, secret: str) -> Authority:
+    """The authority in a Secret that is never written again. Raises `CertificateRefused`."""
+    advice = f"delete Secret {secret} to have another one made"
+    try:
+        authority = Authority.load(pair.certificate, pair.key)
+    except CertificateRefused as error:
+        raise CertificateRefused(f"no agent can enrol: {error}; {advice}") from error
+    if expiry(pair.certificate) <= now():
+        raise CertificateRefused(f"no agent can enrol: the authority has expired; {advice}")
+    return authority
 
 
 def _made(wanted: CertificateWanted, authority: Authority | None) -> Pair:

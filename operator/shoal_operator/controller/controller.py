@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -31,13 +32,16 @@ COLLECTED_SECONDS: Final = 2.0
 
 @dataclass(slots=True)
 class Controller:
-    """Reconciles what the router has enqueued, `WORKERS` objects at a time."""
+    """Reconciles what the router has enqueued, `WORKERS` objects at a time. `is_seen`: whether all
+    objects of a namespace are known; nothing is decided with a part of them.
+    """
 
     event_router: EventRouter
     snapshots: Snapshots
     actions: Actions
     planning: Planning
     metrics: OperatorMetrics
+    is_seen: Callable[[str], bool] = field(kw_only=True)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -64,6 +68,8 @@ class Controller:
 
     async def _attempt(self, name: ObjectName) -> bool:
         """Reconcile one object; whether that failed and is to be tried again."""
+        if not self.is_seen(name[1]):
+            return False  # it is enqueued again when all of its namespace is known
         try:
             await self._reconcile(name)
         except Conflict as error:

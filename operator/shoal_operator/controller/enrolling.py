@@ -16,12 +16,20 @@ from typing import Final
 from shoal_api.kinds import DevicePool
 from shoal_operator.controller.api import Api, ApiError
 from shoal_operator.controller.certificates import Certificates
+from shoal_operator.controller.children import NameTaken
 from shoal_operator.controller.clock import now
 from shoal_operator.controller.foreign import Raw
 from shoal_operator.pki.pods import PodTokens, Reviewed
 from shoal_operator.reconcile.names import ENROLMENT_AUDIENCE, agent_name, authority_secret
 from shoal_operator.reconcile.resources import POD, SHOAL, TOKEN_REVIEW
-from shoal_protocol.pki.authority import Authority, Issued, Use, renewal_time
+from shoal_protocol.identities import ENROLMENT
+from shoal_protocol.pki.authority import (
+    Authority,
+    CertificateRefused,
+    Issued,
+    Use,
+    renewal_time,
+)
 from shoal_protocol.pki.enrolment import (
     EnrolmentService,
     ReviewFailed,
@@ -54,17 +62,21 @@ class Enrolling:
     changed: Callable[[], None] = field(kw_only=True)
     _authority: Authority | None = None
     _issued: Issued | None = None
+    _problem: str = ""
     _known: asyncio.Event = field(default_factory=asyncio.Event)
     trusted: str = field(default="", init=False)
 
     async def keep_authority(self) -> None:
         """Have the operator's own authority, until cancelled."""
         while True:
+            authority, problem = None, ""
             try:
                 authority = await self.certificates.own_authority(AUTHORITY_SECRET)
-            except ApiError as error:
-                logger.warning("%s", error)
-                authority = None
+            except (ApiError, CertificateRefused, NameTaken) as error:
+                problem = str(error)
+            if problem and problem != self._problem:
+                logger.warning("%s", problem)
+            self._problem = problem
             if authority is not None and authority.certificate.decode() != self.trusted:
                 self._authority, self._issued = authority, None
                 self.trusted = authority.certificate.decode()
@@ -89,7 +101,8 @@ class Enrolling:
         authority = self._authority
         assert authority is not None, "served before there was an authority"
         if self._issued is None or renewal_time(self._issued.certificate) <= now():
-            self._issued = authority.issue(self.host, now(), hosts=[self.host], use=Use.BOTH)
+            # The host may be longer than a common name: it has the namespace and the release in it.
+            self._issued = authority.issue(ENROLMENT, now(), hosts=[self.host], use=Use.BOTH)
         return self._issued
 
     async def _identify(self, token: str) -> Reviewed | None:

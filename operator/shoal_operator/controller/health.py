@@ -79,7 +79,7 @@ class Health:
         ages = self.telemetry.watch_ages()
         old = max(ages, key=lambda kind: ages[kind], default=None)
         if old is not None and ages[old] > limits.watch_age:
-            return f"the watch of {old} has been silent for {ages[old]:.0f} s"
+            return self.unseen() or f"the watch of {old} has been silent for {ages[old]:.0f} s"
         if not self.lease.leads:
             # One that waits for its turn is as ready as it can be; one that lost it is not.
             return "it has lost the lease" if ages else None

@@ -8,6 +8,11 @@ before the renew deadline, which is shorter, stops leading by its own clock; so 
     candidate:  observes ................... acquires (lease duration)
 
 The record is written with the resource version that was read, so of two candidates one wins.
+
+Versions of the Lease only grow. Where an older one is read than before, a backup of the cluster was
+restored: what the operator remembers is of a time that has not been, newer objects are taken for
+old ones, and watches wait for versions that are long to come. `HistoryRewound` ends the operator,
+and the one that is started in its place sees what there is.
 """
 
 import asyncio
@@ -18,12 +23,22 @@ from typing import Final
 
 from shoal_operator.controller.api import Api, ApiError, Conflict, Json
 from shoal_operator.controller.clock import now_micro_text
-from shoal_operator.controller.foreign import Raw
+from shoal_operator.controller.foreign import Raw, identity_of
 from shoal_operator.reconcile.resources import LEASE
 
 logger = logging.getLogger(__name__)
 
 _RELEASE_TRIES: Final = 3
+
+
+class HistoryRewound(Exception):
+    """The API server shows an older state than before; which versions of the Lease it had."""
+
+    def __init__(self, before: int, now: int) -> None:
+        super().__init__(
+            f"the API server went back from version {before} to {now}, as after the restore of a "
+            f"backup: this operator ends, to see what there is now"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +101,7 @@ class Lease:
     _observation: Observation = field(default_factory=Observation)
     _leads_until: float = field(init=False)
     _transitions: int = 0
+    _version: int = 0
     answered_at: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,7 +116,9 @@ class Lease:
     async def run(
         self, started_leading: Callable[[], None], stopped_leading: Callable[[], Awaitable[None]]
     ) -> None:
-        """Take part in the election until cancelled, and call these when the leadership changes."""
+        """Take part in the election until cancelled, and call these when the leadership changes.
+        Raises `HistoryRewound`.
+        """
         led = False
         while True:
             await self._acquire_or_renew()
@@ -174,7 +192,15 @@ class Lease:
         document = await self.api.get(LEASE, self.api.namespace, self.name)
         record = RELEASED if document is None else _record(document)
         self._observation.observe(record, self.clock())
+        if document is not None:
+            self._notice(document)
         return document
+
+    def _notice(self, document: Json) -> None:
+        """This version of the Lease was seen. Raises `HistoryRewound`."""
+        before, self._version = self._version, identity_of(document).version
+        if self._version < before:
+            raise HistoryRewound(before, self._version)
 
     async def _write(self, record: Record, before: Json | None) -> None:
         """Create the lease, or replace exactly the one that was read."""
@@ -189,7 +215,8 @@ class Lease:
             "leaseTransitions": record.transitions,
         }
         document = LEASE.manifest(metadata, spec=spec)
-        await (self.api.create if before is None else self.api.replace)(document)
+        write = self.api.create if before is None else self.api.replace
+        self._notice(await write(document))
 
 
 def _record(document: Json) -> Record:

@@ -11,7 +11,7 @@ when it leads again. Whatever else ends by itself ends the process with status 1
 import asyncio
 import logging
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.health import Health, HealthLimits
 from shoal_operator.controller.lease import Lease, LeaseTimes
 from shoal_operator.controller.login import log_in
+from shoal_operator.controller.namespaces import Namespaces
 from shoal_operator.controller.planning import Planning
 from shoal_operator.controller.snapshots import Snapshots
 from shoal_operator.controller.telemetry import Telemetry
@@ -90,8 +91,9 @@ class _Operator:
         self._stopping = asyncio.Event()
         self._workers: asyncio.Task[None] | None = None
         self._event_router = router = EventRouter(self._object_changed)
+        namespaces = Namespaces(config.namespaces, router.add_all)
         self._watches = Watches(
-            api, router.cache, telemetry, config.namespaces, watch_seconds=config.watch_seconds
+            api, router.cache, telemetry, namespaces, watch_seconds=config.watch_seconds
         )
         self._lease = lease = Lease(
             api, name=LEASE_NAME, identity=config.identity, times=LeaseTimes(), clock=clock
@@ -108,7 +110,7 @@ class _Operator:
         self._certificates = Certificates(
             api, self._children, clock, cert_manager=settings.cert_manager
         )
-        self._enrolling = enrolling = Enrolling(
+        self._enrolling = Enrolling(
             api,
             self._certificates,
             config.enrolment,
@@ -121,25 +123,31 @@ class _Operator:
             has_work=self._has_work,
             changed=router.topics_changed,
         )
+        self._planning = Planning()
+        self._controller = self._make_controller(api, namespaces.is_seen)
+
+    def _make_controller(self, api: Api, is_seen: Callable[[str], bool]) -> Controller:
+        """Who decides about objects, and carries that out."""
+        router, metrics = self._event_router, self._metrics
+        certificates, coordinators = self._certificates, self._coordinators
         snapshots = Snapshots(
             api,
             router.cache,
-            self._certificates,
-            self._coordinators,
-            settings,
-            enrolment_authority=lambda: enrolling.trusted,
+            certificates,
+            coordinators,
+            self._config.settings,
+            enrolment_authority=lambda: self._enrolling.trusted,
         )
-        self._planning = Planning()
         actions = Actions(
             api,
             router.cache,
             self._children,
-            self._certificates,
-            self._coordinators,
-            self._metrics,
-            leads=lambda: lease.leads,
+            certificates,
+            coordinators,
+            metrics,
+            leads=lambda: self._lease.leads,
         )
-        self._controller = Controller(router, snapshots, actions, self._planning, self._metrics)
+        return Controller(router, snapshots, actions, self._planning, metrics, is_seen=is_seen)
 
     async def run(self) -> int:
         """Run until SIGTERM or SIGINT; the exit status."""
@@ -206,6 +214,7 @@ class _Operator:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watches.run(self._take_signals), name="watches")
             group.create_task(self._watches.follow_relists(), name="relists")
+            group.create_task(self._watches.follow_closed(), name="closed namespaces")
             group.create_task(self._resync(), name="resync")
             group.create_task(self._work(), name="work")
 

@@ -208,15 +208,15 @@ class Claims:
 
     async def claim(self, namespace: str, name: str, pool: str, size: int) -> Claim | None:
         """The claim of the pool with this uid, which wants one of this size; None if it is not
-        there, or about to go."""
+        there."""
         uid, read_at, known = self._bound.get((namespace, name), ("", 0.0, None))
         now = asyncio.get_running_loop().time()
         fresh = known is not None and now - read_at < CLAIM_SECONDS and known.is_of(size)
         if fresh and uid == pool:
             return known
         document = await self._api.get(CLAIM, namespace, name)
-        if document is None or identity_of(document).leaving:
-            self._bound.pop((namespace, name), None)
+        self._bound.pop((namespace, name), None)
+        if document is None:
             return None
         raw = Raw(document)
         status, spec = raw.table("status"), raw.table("spec")
@@ -230,8 +230,9 @@ class Claims:
             capacity=_bytes(status.table("capacity").text("storage")),
             storage_class=spec.text("storageClassName") or None,
             message="" if bound else await self._problem(namespace, identity_of(document).uid),
+            leaving=identity_of(document).leaving,
         )
-        if bound:
+        if bound and not claim.leaving:
             self._bound[namespace, name] = (pool, now, claim)
         return claim
 

@@ -19,7 +19,6 @@ from shoal_operator.controller.cache import (
     ANY,
     WHICH,
     Cache,
-    Own,
     Reader,
     State,
     made_for,
@@ -43,6 +42,7 @@ from shoal_operator.reconcile.names import (
     partition_of,
     placement_of,
     pool_of,
+    run_id,
     table_name,
     uid_of,
 )
@@ -142,7 +142,7 @@ class Snapshots:
         namespace, name = namespace_of(pool), pool.metadata.name
         size = pool.spec.coordinator.storage.size
         claim = await self._claims.claim(namespace, coordinator_name(name), uid_of(pool), size)
-        if claim is None or not claim.bound:
+        if claim is None or not claim.bound or claim.leaving:
             reader.requeue(REQUEUE_SECONDS)
         coordinator, agents = await self._workloads(
             reader,
@@ -160,7 +160,7 @@ class Snapshots:
             agents=agents,
             view=self._view(reader, namespace, name, views.DEVICES, views.EXCESSES, views.RUNS),
             devices=reader.all_own(Device, namespace, referring(name)),
-            jobs=self._jobs(reader, namespace),
+            jobs=job_ids(reader, self.cache, namespace),
             own_jobs=tuple(self._jobs_on(namespace, name)),
             placements=tuple(
                 # Nobody subscribes to them: a thousand jobs have as many.
@@ -298,18 +298,6 @@ class Snapshots:
                 runs.append((job.metadata.creation_timestamp or "", view.runs[job_id(job)]))
         return max(reversed(runs), key=itemgetter(0), default=("", None))[1]
 
-    def _jobs(self, reader: Reader, namespace: str) -> frozenset[str] | None:
-        """The names of the namespace's jobs; None if there is one that cannot be read."""
-        reader.subscribe((InferenceJob.__name__, namespace, WHICH))
-        names = set[str]()
-        for state in self.cache.states(InferenceJob.__name__, namespace):
-            job = state.value if isinstance(state, Own) else None
-            if not isinstance(job, InferenceJob):
-                return None
-            if job.metadata.deletion_timestamp is None:
-                names.add(job_id(job))
-        return frozenset(names)
-
     def _rivals(self, job: InferenceJob, pool: str, view: views.View) -> tuple[InferenceJob, ...]:
         """The jobs with a higher priority on a job's pool, as long as the job has no run."""
         if isinstance(view, CoordinatorView) and job_id(job) in view.runs:
@@ -390,6 +378,15 @@ class Snapshots:
         namespace, name = namespace_of(partition), document_name(partition.metadata.name)
         reader.subscribe((CONFIG_MAP.kind, namespace, name))
         return await self._documents.read(partition, fresh=fresh)
+
+
+def job_ids(reader: Reader, cache: Cache, namespace: str) -> frozenset[str]:
+    """What coordinators call the namespace's jobs. One that cannot be read counts as any other: the
+    kinds of the cluster may be of a newer version than the operator.
+    """
+    reader.subscribe((InferenceJob.__name__, namespace, WHICH))
+    jobs = (each.identity for each in cache.states(InferenceJob.__name__, namespace))
+    return frozenset(run_id(each.name, each.uid) for each in jobs if not each.leaving)
 
 
 def sets_of_others(cache: Cache, pool: DevicePool) -> frozenset[str]:

@@ -3,23 +3,25 @@
 Of kopf only `on.event` is used, which writes nothing: no finalizer, no annotation, no Event. kopf
 retries a failed watch without end (`_Backoff`), and renews each after `server_timeout`, so one that
 a load balancer has silently dropped is noticed. When kopf lists a kind again it reports no object
-that was deleted meanwhile, so `follow_relists` lists that kind once more; `resync` lists all.
+that was deleted meanwhile, so `follow_relists` lists that kind once more; `resync` lists all. A
+namespace that cannot be read (`namespaces`) is asked for again and again.
 """
 
 import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
 import kopf
 
-from shoal_operator.controller.api import PAGE, Api, ApiError
+from shoal_operator.controller.api import PAGE, Api, ApiError, Rejected
 from shoal_operator.controller.cache import Cache
 from shoal_operator.controller.foreign import identity_of
+from shoal_operator.controller.namespaces import Namespaces
 from shoal_operator.controller.telemetry import Telemetry
 from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
 from shoal_operator.reconcile.resources import CHILDREN, SHOAL, WATCHED, Resource
@@ -35,20 +37,22 @@ _SILENT_SECONDS: Final = 10.0
 _CRD_SECONDS: Final = 2.0
 _LOGIN_SECONDS: Final = 2.0
 _SETTLE_SECONDS: Final = 1.0
+_CLOSED_SECONDS: Final = 10.0
+"""How often a namespace that cannot be read is asked for."""
 _IDLE_SECONDS: Final = 0.1
 """kopf stores an object in full until no event of it has come for so long."""
 
 
 @dataclass(slots=True)
 class Watches:
-    """Updates the cache from the API server until cancelled. `namespaces`: none means all. The API
-    server ends each watch after `watch_seconds`.
+    """Updates the cache from the API server until cancelled. The API server ends each watch after
+    `watch_seconds`.
     """
 
     api: Api
     cache: Cache
     telemetry: Telemetry
-    namespaces: tuple[str, ...]
+    namespaces: Namespaces
     watch_seconds: int
     _listing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _login_at: float = -_LOGIN_SECONDS
@@ -60,7 +64,9 @@ class Watches:
         if self._missing_kinds:
             missing = ", ".join(sorted(self._missing_kinds))
             return f"the API server does not know {missing}: install the CRDs of Shoal"
-        return None if self.first_list.is_set() else "it has not seen all objects yet"
+        if not self.first_list.is_set():
+            return "it has not seen all objects yet"
+        return self.namespaces.problem()
 
     async def wait_for_kinds(self) -> None:
         """Return when the API server knows our kinds; kopf would not ask a second time."""
@@ -99,8 +105,8 @@ class Watches:
             registry=self._registry(),
             settings=self._settings(),
             standalone=True,
-            clusterwide=not self.namespaces,
-            namespaces=self.namespaces,
+            clusterwide=not self.namespaces.names,
+            namespaces=self.namespaces.names,
         )
         take_signals()
         await kopf.run_tasks(tasks, ignored=others)
@@ -118,8 +124,21 @@ class Watches:
 
     async def resync(self) -> None:
         """List all kinds, so that the cache recovers whatever event was lost."""
-        for each in WATCHED:
-            await self._list(each)
+        for resource in WATCHED:
+            if not resource.namespaced:
+                await self._list(resource, "")
+        for namespace in self.namespaces.scopes:
+            await self._list_namespace(namespace)
+
+    async def follow_closed(self) -> None:
+        """List what cannot be read, until it can: a Role may come later than the operator."""
+        while True:
+            await asyncio.sleep(_CLOSED_SECONDS)
+            for namespace in self.namespaces.closed:
+                try:
+                    await self._list_namespace(namespace)
+                except ApiError as error:
+                    logger.warning("%s", error)
 
     async def follow_relists(self) -> None:
         """List what kopf has listed again: it reports no object that was deleted meanwhile."""
@@ -131,23 +150,42 @@ class Watches:
             while not relists.empty():
                 relisted.add(relists.get_nowait())
             for resource in relisted:
+                open_scopes = set(self._scopes(resource)).difference(self.namespaces.closed)
                 try:
-                    await self._list(resource)
+                    for namespace in sorted(open_scopes):
+                        await self._list_all((resource,), namespace)
                 except ApiError as error:
                     logger.warning("%s; %s will be listed again", error, resource.plural)
                     relists.put_nowait(resource)
 
-    async def _list(self, resource: Resource) -> None:
+    async def _list_namespace(self, namespace: str) -> None:
+        """List all kinds of a namespace; "" is all of them."""
+        kinds = [resource for resource in WATCHED if resource.namespaced]
+        if await self._list_all(kinds, namespace):
+            self.namespaces.open(namespace)
+
+    async def _list_all(self, kinds: Iterable[Resource], namespace: str) -> bool:
+        """List some kinds; False where the API server refuses that of one namespace."""
+        try:
+            for resource in kinds:
+                await self._list(resource, namespace)
+        except Rejected as error:
+            if not namespace:
+                raise
+            self.namespaces.close(namespace, str(error))
+            return False
+        return True
+
+    async def _list(self, resource: Resource, namespace: str) -> None:
         labels = OURS if resource in CHILDREN else ""
         async with self._listing:
-            with self.cache.listing(resource.kind) as listed:
-                for namespace in self._scopes(resource):
-                    async for document in self.api.list(resource, namespace, labels=labels):
-                        listed.add(self.cache.put_document(document).uid)
+            with self.cache.listing(resource.kind, namespace) as listed:
+                async for document in self.api.list(resource, namespace, labels=labels):
+                    listed.add(self.cache.put_document(document).uid)
 
     def _scopes(self, resource: Resource) -> tuple[str, ...]:
         """The namespaces to list and watch; "" is all of them, or the cluster's own objects."""
-        return self.namespaces if resource.namespaced and self.namespaces else ("",)
+        return self.namespaces.scopes if resource.namespaced else ("",)
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()

@@ -58,10 +58,12 @@ def coordinator_objects(
 ) -> tuple[Manifest, ...]:
     """Everything of the coordinator but its certificate."""
     name = coordinator_name(pool.metadata.name)
+    # One that is being deleted is made anew when it is gone.
+    leaves = claim is not None and claim.leaving
     return (
         service_account(pool, name, "coordinator"),
-        _claim(pool, name, claim, own_jobs),
-        _told(pool, name, claim),
+        *(() if leaves else (_claim(pool, name, claim, own_jobs),)),
+        _told(pool, name, None if leaves else claim),
         _service(pool, name),
         _deployment(pool, name, settings),
     )

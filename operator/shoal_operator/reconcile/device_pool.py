@@ -129,7 +129,7 @@ def _switched_off(pool: DevicePool, settings: OperatorSettings) -> tuple[ObjectK
 
 def _orphans(snapshot: DevicePoolSnapshot) -> tuple[CoordinatorCall, ...]:
     """Runs whose InferenceJob is gone are stopped, then forgotten."""
-    if isinstance(snapshot.view, Unreachable) or snapshot.jobs is None:
+    if isinstance(snapshot.view, Unreachable):
         return ()
     name, gone = snapshot.pool.metadata.name, "its InferenceJob was deleted"
     return tuple(
@@ -192,6 +192,12 @@ def _coordinator_problem(snapshot: DevicePoolSnapshot) -> Cause | None:
     elif lacking:
         by = "; cert-manager was asked for it" if snapshot.settings.cert_manager else ""
         cause = Cause("WaitingForCertificates", f"Secret {lacking[0]} is not there yet{by}")
+    elif claim is not None and claim.leaving:
+        text = (
+            f"the volume claim {claim.name} is being deleted: with the coordinator's pod it goes, "
+            f"and what is on it; delete that pod to begin with an empty volume"
+        )
+        cause = Cause("VolumeLeaving", text)
     elif claim is not None and not claim.bound:
         why = claim.message or "no volume was provisioned yet"
         text = f"the coordinator's volume claim {claim.name} is pending: {why}"
@@ -218,6 +224,9 @@ def _agents(
         return no("NoNodes", _why_no_nodes(snapshot))
     if isinstance(snapshot.view, Unreachable):
         return no("CoordinatorUnreachable", "who is connected is not known")
+    if not snapshot.enrolment_authority:
+        text = "the operator has no authority to enrol agents with; its log says why"
+        return no("WaitingForCertificates", text)
     states = {device.name: device.state for device in snapshot.view.devices}
     away = [node for node in nodes if states.get(node.name) is not DeviceState.READY]
     total, old = len(nodes), _not_updated(snapshot, sets)

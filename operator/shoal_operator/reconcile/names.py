@@ -57,8 +57,13 @@ def fingerprint(value: Sequence[object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-coordinator_name = partial(child_name, suffix="coordinator")
-"""Deployment, Service, claim, ConfigMap, service account and common name of a coordinator."""
+def coordinator_name(pool: str) -> str:
+    """Deployment, Service, claim, ConfigMap, service account and common name of a coordinator. What
+    a Service is called begins with a letter, which the names of pools need not."""
+    base = f"pool-{fingerprint([pool])}-{pool}" if pool[:1].isdigit() else pool
+    return child_name(base, "coordinator")
+
+
 agent_name = partial(child_name, suffix="agent")
 """Service account of a pool's agents, and their DaemonSet where all nodes have one budget."""
 trust_name = partial(child_name, suffix="trust")
@@ -87,8 +92,14 @@ def namespace_of(value: AnyKind) -> str:
 
 
 def job_id(job: InferenceJob) -> str:
-    """What the coordinator calls a job: its name and the first eight digits of its uid."""
-    return f"{job.metadata.name}-{uid_of(job)[:8]}"
+    """What the coordinator calls a job."""
+    return run_id(job.metadata.name, uid_of(job))
+
+
+def run_id(name: str, uid: str) -> str:
+    """What the coordinator calls the job of this name: that, and the first eight digits of the uid,
+    which tell it from one of the same name that was before."""
+    return f"{name}-{uid[:8]}"
 
 
 def retries(job: InferenceJob) -> int:

@@ -329,8 +329,8 @@ class DevicePoolSnapshot(_Snapshot):
     than it should; they are not read each time. `secrets`: those of `certificates` that exist.
     `agents`: every DaemonSet that carries the pool's uid as the label `shoal.dev/owner-uid`. `jobs`
     are the coordinator's names (`names.job_id`) of all InferenceJobs of the namespace that exist
-    and are not being deleted; None as long as the controller has not seen all of them, because what
-    is not among them is cancelled and removed. `own_jobs` and `placements` are those on this pool.
+    and are not being deleted, readable or not: what is not among them is cancelled and removed.
+    `own_jobs` and `placements` are those on this pool.
     `enrolment_authority`: the certificates (PEM) that agents trust when they enrol, if there are.
     `not_resized`: why the cluster last refused to resize a pod. `taken_names`: the names of
     the Devices of other pools, and `taken_sets` those of their DaemonSets.
@@ -344,7 +344,7 @@ class DevicePoolSnapshot(_Snapshot):
     agents: tuple[Workload, ...]
     view: CoordinatorView | Unreachable
     devices: tuple[Device, ...]
-    jobs: frozenset[str] | None
+    jobs: frozenset[str]
     own_jobs: tuple[InferenceJob, ...] = ()
     placements: tuple[Placement, ...] = ()
     enrolment_authority: str = ""

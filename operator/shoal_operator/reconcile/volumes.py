@@ -8,7 +8,8 @@ from shoal_protocol.units import Bytes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """A persistent volume claim. `size` is what it requests, which a volume may exceed; `capacity`
-    is what it has, as far as that is known. `message` says why it is not bound yet.
+    is what it has, as far as that is known. `message` says why it is not bound yet. `leaving`: it
+    is being deleted, and goes when no pod has it mounted.
     """
 
     name: str
@@ -17,6 +18,7 @@ class Claim:
     capacity: Bytes = Bytes(0)
     storage_class: str | None = None
     message: str = ""
+    leaving: bool = False
 
     def is_of(self, size: int) -> bool:
         """Whether it is as large as that, and no resize of it is under way."""

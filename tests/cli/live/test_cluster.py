@@ -14,7 +14,7 @@ import pytest
 
 from certificates import Pki
 from coordinator.scripted import ScriptedDevice, connected, put_model
-from shoal_cli.live.cluster import ClusterRefused, Kubectl, find_job, find_pool
+from shoal_cli.live.cluster import ClusterRefused, Kubectl, find_job, find_pool, retry_job
 from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_protocol.channels import Credentials
 from shoal_protocol.pki.authority import Use
@@ -64,7 +64,7 @@ class FakeKubectl:
         metadata |= {"annotations": {"shoal.dev/viewed-with": "shelf-viewer-tls"}}  # type: ignore[dict-item]
         service = {"metadata": metadata, "spec": {"ports": [{"name": "metrics"}, port]}}
         self.has("services", {"items": [service]})
-        self.has("devicepools", {"items": [{"metadata": {"name": "shelf"}}]})
+        self.has("devicepools.shoal.dev", {"items": [{"metadata": {"name": "shelf"}}]})
 
     def has_secret(self, pki: Pki) -> None:
         viewer = pki.issue("shoal-viewer")
@@ -133,7 +133,7 @@ def test_a_pool_that_is_not_there_is_said_with_those_that_are(kubectl: FakeKubec
     with pytest.raises(ClusterRefused, match="kubectl describe devicepool shelf says why"):
         find_pool(Kubectl(), "shelf")
     both = [{"metadata": {"name": name}} for name in ("shelf", "attic")]
-    kubectl.has("devicepools", {"items": both})
+    kubectl.has("devicepools.shoal.dev", {"items": both})
     with pytest.raises(ClusterRefused, match="several pools; name one with --pool: shelf, attic"):
         find_pool(Kubectl(), None)
 
@@ -184,10 +184,10 @@ def test_a_job_says_what_is_not_well_with_it_and_with_what_it_refers_to(
     model = made("Model", "rec", {}, condition("Ready", "True", "inspected"))
     pool = made("DevicePool", "shelf", {}, condition("WithinBudget", "False", "pi-4 is over"))
     for what, document in (
-        ("inferencejob-ocr", job),
-        ("placement-ocr", placement),
-        ("model-rec", model),
-        ("devicepool-shelf", pool),
+        ("inferencejob.shoal.dev-ocr", job),
+        ("placement.shoal.dev-ocr", placement),
+        ("model.shoal.dev-rec", model),
+        ("devicepool.shoal.dev-shelf", pool),
     ):
         kubectl.has(what, document)
     found = find_job(Kubectl(), "ocr")
@@ -206,15 +206,17 @@ def test_a_job_says_what_is_not_well_with_it_and_with_what_it_refers_to(
         condition("Complete", "False", "a device is gone"),
         condition("Failed", "True", "a device is gone"),
     ]
-    kubectl.has("inferencejob-ocr", job)
+    kubectl.has("inferencejob.shoal.dev-ocr", job)
     ended = find_job(Kubectl(), "ocr")
     assert ended.ended == "Failed: Reason: a device is gone"
     assert ended.problems == found.problems[1:]
 
 
 def test_a_job_that_is_not_there_is_said_with_those_that_are(kubectl: FakeKubectl) -> None:
-    kubectl.has("inferencejobs", {"items": [{"metadata": {"name": "ocr"}}]})
-    with pytest.raises(ClusterRefused, match=r"(?s)inferencejob orc not found.*there are: ocr"):
+    kubectl.has("inferencejobs.shoal.dev", {"items": [{"metadata": {"name": "ocr"}}]})
+    with pytest.raises(
+        ClusterRefused, match=r"(?s)inferencejob.shoal.dev orc not found.*there are: ocr"
+    ):
         find_job(Kubectl(), "orc")
 
 
@@ -230,3 +232,35 @@ def test_the_logs_of_a_device_are_those_of_its_nodes_pod(kubectl: FakeKubectl) -
     assert command[1:] == ["logs", "pod/agent-jetson", "--context=home"]
     with pytest.raises(ClusterRefused, match="its agent on pi-5; there are some on jetson, pi-4"):
         pool.logs("agent", "pi-5")
+
+
+def test_the_logs_of_a_coordinator_are_those_of_the_pod_that_runs(kubectl: FakeKubectl) -> None:
+    """One that was evicted stays until somebody deletes it, and so does one that made way."""
+    kubectl.has_pool()
+    pods = [
+        {
+            "metadata": {"name": name, "creationTimestamp": f"2026-11-30T0{hour}:00:00Z"},
+            "spec": {"nodeName": "pi-4"},
+            "status": {"phase": phase},
+        }
+        for name, hour, phase in (
+            ("a-evicted", 3, "Failed"),
+            ("b-runs", 1, "Running"),
+            ("c-ended", 2, "Succeeded"),
+        )
+    ]
+    kubectl.has("pods", {"items": pods})
+    assert find_pool(Kubectl(), None).logs("coordinator", None)[1:] == ["logs", "pod/b-runs"]
+    for pod in pods:
+        pod["status"] = {"phase": "Pending"}
+    kubectl.has("pods", {"items": pods})
+    assert find_pool(Kubectl(), None).logs("coordinator", None)[1:] == ["logs", "pod/a-evicted"]
+
+
+def test_a_job_that_follows_its_inputs_is_retried_before_it_has_any_status(
+    kubectl: FakeKubectl,
+) -> None:
+    spec = {"inputs": {"uri": "pvc://lines/in", "follow": True}}
+    kubectl.has("inferencejob.shoal.dev-ocr", {"spec": spec, "metadata": {"name": "ocr"}})
+    assert retry_job(Kubectl(), "ocr", []) == 1
+    assert kubectl.asked[-1].startswith("patch inferencejob.shoal.dev ocr --type=merge")

@@ -99,19 +99,19 @@ def inference_job(type_: str, **spec: Any) -> dict[str, Any]:
 
 def test_on_a_cluster_a_job_that_follows_is_retried_while_it_runs(kubectl: FakeKubectl) -> None:
     follows = {"uri": "pvc://lines/in", "follow": True}
-    kubectl.has("inferencejob-ocr", inference_job("Planned", inputs=follows))
+    kubectl.has("inferencejob.shoal.dev-ocr", inference_job("Planned", inputs=follows))
     assert command("retry", "ocr", "--namespace", "reading").status == 0
-    kubectl.has("inferencejob-ocr", inference_job("Planned", inputs=follows, end=True))
+    kubectl.has("inferencejob.shoal.dev-ocr", inference_job("Planned", inputs=follows, end=True))
     assert "has not ended" in command("retry", "ocr", "--namespace", "reading").err
 
 
 def test_on_a_cluster_the_next_retry_is_written_into_the_spec(kubectl: FakeKubectl) -> None:
-    kubectl.has("inferencejob-ocr", inference_job("Failed", retry={"number": 2}))
+    kubectl.has("inferencejob.shoal.dev-ocr", inference_job("Failed", retry={"number": 2}))
     ran = command("retry", "ocr", "9", "4", "--namespace", "reading")
     assert ran.out == "ocr: retry 3 is wanted; kubectl get ij ocr shows how it goes\n", ran.err
     patch = '{"spec": {"retry": {"number": 3, "items": [4, 9]}}}'
     assert kubectl.asked[-1] == (
-        f"patch inferencejob ocr --type=merge --patch={patch} --namespace=reading"
+        f"patch inferencejob.shoal.dev ocr --type=merge --patch={patch} --namespace=reading"
     )
 
 
@@ -125,7 +125,7 @@ def test_on_a_cluster_the_next_retry_is_written_into_the_spec(kubectl: FakeKubec
 def test_a_job_that_has_not_failed_is_not_retried(
     kubectl: FakeKubectl, condition: str, text: str
 ) -> None:
-    kubectl.has("inferencejob-ocr", inference_job(condition))
+    kubectl.has("inferencejob.shoal.dev-ocr", inference_job(condition))
     ran = command("retry", "ocr", "--namespace", "reading")
     assert (ran.status, ran.err) == (2, f"shoal: the cluster refuses\n  {text}\n")
     assert not any(line.startswith("patch") for line in kubectl.asked)

@@ -1,11 +1,23 @@
 """Operators on a real API server that begin, end, and see less than everything: what they write."""
 
+import socket
+import ssl
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+from controller.jobs import secret
 from controller.test_on_a_control_plane import condition, is_seen, status
-from operator_processes import Operators, model, wait_until
+from operator_processes import (
+    CHART,
+    NAMESPACE,
+    SETTINGS,
+    Operators,
+    kubeconfig_of,
+    model,
+    wait_until,
+)
 from shoal_cluster import ControlPlane
 
 pytestmark = [pytest.mark.cluster, pytest.mark.real, pytest.mark.slow]
@@ -133,3 +145,57 @@ def test_an_operator_of_one_namespace_looks_at_no_other(
     )
     assert status(plane, "default", "model", "elsewhere") == {}
     plane.kubectl("delete", "model", "elsewhere", "--namespace=default")
+
+
+def test_agents_enrol_however_long_the_names_of_release_and_namespace_are(
+    plane: ControlPlane, account: Path, running: Operators, tmp_path: Path
+) -> None:
+    """The host that they dial has both; it may be longer than a certificate's common name."""
+    host = f"{'r' * 50}-operator.{'n' * 63}.svc"
+    settings = tmp_path / "long.yaml"
+    settings.write_text(SETTINGS.replace("shoal-operator.shoal-system.svc", host))
+    operator = running.start(f"--settings={settings}")
+    wait_until("enrolment listens", lambda: bool(operator.enrolment) or not operator.runs())
+    assert operator.enrolment is not None, operator.log.read_text()
+    trusted = secret(plane, NAMESPACE, "shoal-ca")["ca.crt"].decode()
+    context = ssl.create_default_context(cadata=trusted)
+    context.set_alpn_protocols(["h2"])
+    address, _, port = operator.enrolment.rpartition(":")
+    with (
+        socket.create_connection((address, int(port))) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secured,
+    ):
+        shown = secured.getpeercert()
+    assert shown is not None
+    assert ("DNS", host) in shown["subjectAltName"]
+
+
+def test_a_namespace_that_cannot_be_read_keeps_no_other_waiting(
+    plane: ControlPlane, namespace: str, running: Operators, tmp_path: Path
+) -> None:
+    """Of a namespace that is deleted, the operator's Role there goes as well."""
+    home, other = f"{namespace}-home", f"{namespace}-other"
+    values = (f"--set=fullnameOverride={home},rbac.namespaced=true", f"--namespace={home}")
+    given = f"--set=rbac.namespaces={{{namespace},{other}}}"
+    shown = [f"--show-only=templates/{name}.yaml" for name in ("rbac", "serviceaccount")]
+    roles = plane.access.helm("template", "r", str(CHART), *values, given, *shown)
+    plane.kubectl("create", "namespace", home)
+    with pytest.raises(Exception, match=f'namespaces "{other}" not found'):
+        plane.kubectl("apply", "--filename=-", given=roles)
+    settings = tmp_path / "namespaced.yaml"
+    settings.write_text(SETTINGS.replace(NAMESPACE, home))
+    operator = running.start(
+        *("--namespace", namespace, "--namespace", other, f"--settings={settings}"),
+        kubeconfig=kubeconfig_of(plane, home, f"{home}-operator"),
+    )
+    plane.access.apply(model("m"), namespace=namespace)
+    wait_until("it works", lambda: is_seen(plane, namespace, "m"))
+    said = f"namespace {other} cannot be read"
+    wait_until("it says which it cannot read", lambda: said in operator.ask("/readyz")[1])
+    plane.kubectl("create", "namespace", other)
+    plane.access.apply(model("m"), namespace=other)
+    plane.kubectl("apply", "--filename=-", given=roles)
+    wait_until("it works there too", lambda: is_seen(plane, other, "m"))
+    wait_until("nothing is wrong any more", operator.ready)
+    plane.kubectl("delete", "namespace", other)
+    assert operator.stop() == 0

@@ -18,7 +18,7 @@ from shoal_operator.controller.cache import (
     reduce,
 )
 from shoal_operator.controller.foreign import JobState
-from shoal_operator.controller.snapshots import sets_of_others
+from shoal_operator.controller.snapshots import job_ids, sets_of_others
 from shoal_operator.reconcile.job_status import has_ended
 
 NOW = "2026-03-01T12:00:00Z"
@@ -115,6 +115,17 @@ def test_a_list_removes_what_it_misses_but_not_what_came_meanwhile() -> None:
         listed.add("uid-stays")
     assert recorder.cache.state("Model", "here", "vanished") is None
     assert recorder.cache.count("Model") == 2
+
+
+def test_a_list_of_one_namespace_removes_nothing_from_others() -> None:
+    recorder = Recorder()
+    recorder.put(model("here", 1))
+    with recorder.cache.listing("Model", "elsewhere"):
+        pass
+    assert recorder.cache.count("Model") == 1
+    with recorder.cache.listing("Model", "here"):
+        pass
+    assert recorder.cache.count("Model") == 0
 
 
 def test_a_list_does_not_bring_back_what_was_deleted_while_it_was_read() -> None:
@@ -279,3 +290,17 @@ def test_the_agents_of_other_pools_are_known_by_name_as_long_as_their_pools_exis
         cache.put(reduce(document | {"metadata": metadata | {"namespace": NAMESPACE}}))
     assert sets_of_others(cache, one) == {"of-lab-agent"}
     assert sets_of_others(cache, other) == {"of-lab"}
+
+
+def test_a_job_that_cannot_be_read_keeps_its_own_run_and_no_other_jobs() -> None:
+    """The kinds of the cluster may be of a newer version; runs of jobs that are gone stop."""
+    cache = Recorder().cache
+    for name, leaving in (("newer", None), ("run", None), ("gone", NOW)):
+        metadata = {
+            **{"name": name, "namespace": NAMESPACE, "uid": f"0123456789-{name}"},
+            **{"resourceVersion": "1", "deletionTimestamp": leaving},
+        }
+        cache.put(reduce({"kind": "InferenceJob", "metadata": metadata, "spec": {"new": name}}))
+    reader = Reader(cache, lambda topic: None)
+    assert job_ids(reader, cache, NAMESPACE) == {"newer-01234567", "run-01234567"}
+    assert reader.topics == {("InferenceJob", NAMESPACE, "+")}

@@ -125,3 +125,21 @@ def test_a_volume_larger_than_asked_for_is_no_growth_and_one_that_cannot_grow_is
     pools.apply(coordinator={"storage": {"size": "7Gi", "storageClassName": "fast"}})
     # A pool that is made again gets what it asks for.
     wait_until("there is another", lambda: pools.claimed() == (7 << 30, "fast"))
+
+
+def test_a_claim_that_is_being_deleted_is_told_and_made_anew_when_it_is_gone(
+    pools: Pools, running: Operators
+) -> None:
+    """Kubernetes keeps it as long as the coordinator's pod has it mounted."""
+    running.start().wait_until_leading()
+    pools.apply()
+    wait_until("there is a claim", lambda: pools.claimed()[0] == 5 << 30)
+    hold = {"metadata": {"finalizers": ["example.com/mounted"]}}
+    pools.kubectl("patch", "pvc", NAME, "--type=merge", f"--patch={json.dumps(hold)}")
+    pools.kubectl("delete", "pvc", NAME, "--wait=false")
+    message = pools.wait_for_reason("VolumeLeaving")
+    assert message.startswith(f"the volume claim {NAME} is being deleted")
+    hold["metadata"]["finalizers"] = []
+    pools.kubectl("patch", "pvc", NAME, "--type=merge", f"--patch={json.dumps(hold)}")
+    pools.wait_for_reason("VolumePending")
+    assert "deletionTimestamp" not in str(pools.find("persistentvolumeclaims", NAME)["metadata"])

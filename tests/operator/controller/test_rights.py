@@ -4,6 +4,8 @@ What the operator may do is what the chart's rules say, beside which stands why;
 agents and workers may do nothing at all, and carry no token of the API server.
 """
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -41,8 +43,8 @@ def test_of_anyones_rights_none_changes_or_reads_an_object(
         assert about_itself or what.startswith("/"), what
 
 
-def test_the_operators_token_is_its_own_accounts(plane: ControlPlane) -> None:
-    kubeconfig = yaml.safe_load((plane.folder / "operator.kubeconfig").read_text())
+def test_the_operators_token_is_its_own_accounts(account: Path) -> None:
+    kubeconfig = yaml.safe_load(account.read_text())
     [user] = kubeconfig["users"]
     assert set(user["user"]) == {"token"}
 

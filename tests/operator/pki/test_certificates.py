@@ -4,8 +4,8 @@ import asyncio
 import base64
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -20,12 +20,13 @@ from shoal_operator.controller.foreign import Identity
 from shoal_operator.controller.login import log_in
 from shoal_operator.controller.telemetry import Telemetry
 from shoal_operator.reconcile.decision import CertificateWanted
-from shoal_protocol.pki.authority import Authority, is_issued_by
+from shoal_protocol.pki.authority import Authority, CertificateRefused, is_issued_by
 
 pytestmark = [pytest.mark.real, pytest.mark.cluster]
 
-CA, TLS = "shelf-ca", "shelf-tls"
+CA, TLS, HOME = "shelf-ca", "shelf-tls", "shoal-ca"
 AUTHORITY = CertificateWanted(secret=CA, authority=None, common_name=CA)
+OWN = CertificateWanted(secret=HOME, authority=None, common_name=HOME)
 LEAF = CertificateWanted(secret=TLS, authority=CA, common_name="shelf-coordinator")
 
 
@@ -146,3 +147,22 @@ async def test_what_somebody_else_made_is_used_or_left_alone(place: Place) -> No
     with pytest.raises(NameTaken):
         await place.certificates().want(LEAF, pool)
     assert [owner(place.secret(each)) for each in (AUTHORITY, LEAF)] == ["", ""]
+
+
+async def test_an_own_authority_that_cannot_sign_is_told_and_one_that_is_gone_is_made(
+    place: Place,
+) -> None:
+    """Such as one that somebody has brought along."""
+    then, made = datetime.now(UTC) - timedelta(days=2), Authority.make("mine", datetime.now(UTC))
+    expired = Authority.make("mine", then, timedelta(days=1))
+    other = replace(made, _key=expired._key)
+    for wrong, why in ((expired, "the authority has expired"), (other, "not that of its cert")):
+        place.put(OWN, wrong)
+        with pytest.raises(CertificateRefused, match=f"{why}.*delete Secret .*/shoal-ca to have"):
+            await place.certificates().own_authority(OWN.secret)
+    place.plane.kubectl("delete", "secret", OWN.secret, f"--namespace={place.namespace}")
+    first = await place.certificates().own_authority(OWN.secret)
+    second = await place.certificates().own_authority(OWN.secret)
+    assert first is not None
+    assert second is not None
+    assert first.certificate == second.certificate

@@ -62,3 +62,16 @@ def test_everything_is_accepted_without_a_warning(control_plane: ControlPlane) -
     options = ("--server-side", "--dry-run=server", "--validate=strict", "--warnings-as-errors")
     answer = control_plane.kubectl("apply", *options, "-f", "-", given=json.dumps(items))
     assert answer.count("serverside-applied") == len(made())
+
+
+@pytest.mark.parametrize("name", ["4gb-pis", "1" * 63, "p" * 63])
+def test_a_pool_may_have_any_name_that_its_kind_takes(
+    control_plane: ControlPlane, name: str
+) -> None:
+    """The name of a Service has to begin with a letter, that of a pool has not."""
+    children = decide(snapshot(pool(name=name))).children
+    items = {"apiVersion": "v1", "kind": "List", "items": children}
+    options = ("--server-side", "--dry-run=server", "--validate=strict", "--namespace=default")
+    given = json.dumps(items).replace('"namespace": "lab"', '"namespace": "default"')
+    answer = control_plane.kubectl("apply", *options, "-f", "-", given=given)
+    assert answer.count("serverside-applied") == len(children)

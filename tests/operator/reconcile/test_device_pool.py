@@ -350,7 +350,6 @@ def test_runs_whose_job_is_gone_are_stopped_and_forgotten() -> None:
         CancelJob(pool="shelf", job="gone-1", reason="its InferenceJob was deleted"),
         RemoveJob(pool="shelf", job="gone-2"),
     )
-    assert see(view=seen, jobs=None).calls == (), "not before all jobs were seen"
 
 
 def shown(decision: Decision) -> tuple[Device, ...]:

@@ -175,3 +175,11 @@ def test_agents_are_replaced_when_those_that_can_have_found_their_coordinator_ag
     assert not replaced(back_since(NOW), agents_ready=0)
     assert replaced(back_since(NOW))
     assert replaced(back_since("2026-03-01T11:59:00Z"), agents_ready=0), "they fail by themselves"
+
+
+def test_agents_that_nobody_can_enrol_are_not_taken_for_missing() -> None:
+    status = see(agents=(), enrolment_authority="").status
+    assert word(status, "AgentsReady") == "False WaitingForCertificates"
+    assert (
+        "the operator has no authority to enrol agents with" in condition(status, "Ready").message
+    )

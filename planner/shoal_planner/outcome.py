@@ -128,9 +128,8 @@ class Plan:
 
     `gap`: by what part of the best possible value this one is larger at most; 0: none is better,
     None: that is not known. `items` are those of the job that a makespan is planned for; None: not
-    known. `beside`: what other models leave of the devices; "" where none runs on
-    the pool. Predictions are None
-    where a shape is unknown.
+    known. `beside`: what other models leave of the devices, or that they leave too little; "" where
+    none runs on the pool. Predictions are None where a shape is unknown.
     """
 
     epoch: int

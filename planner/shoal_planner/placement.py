@@ -38,7 +38,10 @@ MAX_REJECTED: Final = 8
 _NAMED_DEVICES: Final = 8
 _IMPROVED: Final = 3
 """Divisions that local moves start from, where rates between pairs are known."""
-_PINS: Final = "the pins leave no way to give each device one run of consecutive fragments"
+_PINS: Final = (
+    "the pins leave no way to give each device one run of consecutive fragments that has room "
+    "there; without them there is one: remove a pin, or pin to another device"
+)
 
 
 class Pin(Protocol):
@@ -124,7 +127,8 @@ def _best(
             contest = Contest(costs=costs, pool=pool, goal=goal, best=best)
             gap = found.gap(situation.value(best))
             return _Answer(situation=situation, contest=contest, others=others, gap=gap)
-    if pins:
+    free = replace(situation, wishes=replace(wishes, required={}))
+    if wishes.required and divided(free).divisions:
         return Infeasible(problem=_PINS)
     whole = Span(0, costs.count)
     roomy = [each for each in pool if costs.least_in_turn(whole) <= each.budget_bytes]

@@ -17,7 +17,7 @@ from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PeerLink, PoolDevice
 from shoal_planner.figures import item_shares
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
-from shoal_protocol.units import Bytes, Nanoseconds, format_bytes
+from shoal_protocol.units import Bytes, Nanoseconds, format_bytes, listed
 
 _LEAST_LEFT: Final = 0.25
 _NAMED: Final = 4
@@ -135,6 +135,25 @@ def _part(rate: int | None, part: float) -> int | None:
 def beside(plan: Plan, taken: Mapping[str, Taken]) -> Plan:
     """The plan, made for what is left, which says so."""
     return replace(plan, beside=_sentence(plan, taken))
+
+
+def crowded(plan: Plan, taken: Mapping[str, Taken]) -> Plan:
+    """The plan, made as if it were alone, which says where it has no room beside the others."""
+    full = [
+        share.device
+        for stage in plan.stages
+        for share in stage.shares
+        if share.device in taken
+        and share.resident_bytes + taken[share.device].held_bytes > share.budget_bytes
+    ]
+    if not full:
+        return plan
+    text = (
+        "planned as if it were alone: beside other models there is no room on "
+        f"{listed(full, _NAMED)}, where their fragments and these are loaded in turn, which takes "
+        "longer than is said here"
+    )
+    return replace(plan, beside=text)
 
 
 def _sentence(plan: Plan, taken: Mapping[str, Taken]) -> str:

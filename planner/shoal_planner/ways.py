@@ -57,6 +57,10 @@ class Times(NamedTuple):
     latencies: Values
 
 
+Waiting = tuple[Values, Values]
+"""Fetches and latencies of a group, as in `Times`: a search for the least period asks for none."""
+
+
 class Sharing(NamedTuple):
     """Of the devices of a group, where loads count: the items that they do in a nanosecond, those
     that they miss until they have loaded, and when the first one has."""
@@ -75,8 +79,10 @@ class SpanTimes:
         self.question, self.classes, self.ends = question, classes, ends
         self.costs, self.wishes, self.goal = question.costs, question.wishes, question.goal
         self.sizes = tuple(len(each.devices) for each in classes)
-        self.group = lru_cache(_REMEMBERED // self.steps)(self._of_group)
-        self._sharing = lru_cache(_REMEMBERED // self.steps)(self._sharing_of)
+        most = _REMEMBERED // self.steps
+        self.periods = lru_cache(2 * most)(self._periods_of)
+        self._waits = lru_cache(most)(self._waits_of)
+        self._sharing = lru_cache(most)(self._sharing_of)
 
     @property
     def count(self) -> int:
@@ -119,21 +125,33 @@ class SpanTimes:
             return None
         return self.costs.on(span, each.like)
 
-    def _of_group(self, group: Group) -> Times:
+    def group(self, group: Group) -> Times:
         """As of the group without one device, and that one beside it. Where one cannot serve a
         span, the group cannot."""
-        if not any(group) or (sum(group) > 1 and not self.wishes.replicas):
-            return Times(self._never, self._never, self._never)
+        return Times(self.periods(group), *self._waits(group))
+
+    def _periods_of(self, group: Group) -> Values:
+        if self._is_none(group):
+            return self._never
         rest, last = _without_one(group)
-        its = self.own[last]
+        its = self.own[last].periods
         if not any(rest):
             return its
-        others = self.group(rest)
         if self.costs.cold:
-            periods = _mean_periods(self._sharing(group), self.costs.loading_items)
-            return Times(periods, *_first(others, its))
-        periods = _joined(_shared, others.periods, its.periods)
-        return Times(periods, its.fetches, _joined(max, others.latencies, its.latencies))
+            return _mean_periods(self._sharing(group), self.costs.loading_items)
+        return _joined(_shared, self.periods(rest), its)
+
+    def _waits_of(self, group: Group) -> Waiting:
+        if self._is_none(group):
+            return self._never, self._never
+        rest, last = _without_one(group)
+        _, fetches, latencies = self.own[last]
+        if not any(rest):
+            return fetches, latencies
+        others = self._waits(rest)
+        if self.costs.cold:
+            return _first(others, (fetches, latencies))
+        return fetches, _joined(max, others[1], latencies)
 
     def _sharing_of(self, group: Group) -> Sharing:
         rest, last = _without_one(group)
@@ -142,6 +160,9 @@ class SpanTimes:
             return its
         rates, missed, begins = zip(self._sharing(rest), its, strict=True)
         return Sharing(_joined(add, *rates), _joined(add, *missed), _joined(min, *begins))
+
+    def _is_none(self, group: Group) -> bool:
+        return not any(group) or (sum(group) > 1 and not self.wishes.replicas)
 
     @cached_property
     def _never(self) -> Values:
@@ -175,10 +196,10 @@ def _joined(join: Join, one: Values, other: Values) -> Values:
     return [list(map(join, *rows)) for rows in zip(one, other, strict=True)]
 
 
-def _first(one: Times, other: Times) -> tuple[Values, Values]:
+def _first(one: Waiting, other: Waiting) -> Waiting:
     """Fetches and latencies of the one that is done first with an item that waits for it."""
     fetches, latencies = [], []
-    for rows in zip(*one[1:], *other[1:], strict=True):
+    for rows in zip(*one, *other, strict=True):
         chosen = list(map(_sooner, *rows))
         fetches.append([fetched for fetched, _ in chosen])
         latencies.append([took for _, took in chosen])
@@ -294,7 +315,7 @@ class Lines:
 
 def _by_period(times: SpanTimes) -> Way:
     def way(before: Row, group: Group) -> Iterable[Iterable[float]]:
-        return map(partial(map, max, before), times.group(group).periods)
+        return map(partial(map, max, before), times.periods(group))
 
     return way
 

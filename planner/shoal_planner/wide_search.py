@@ -6,17 +6,20 @@
    into consecutive groups in the best way (Asteroid, "Dynamic Programming HPP Planning", has the
    row by memory). Then the best is improved by small moves: a device goes to another stage, to one
    of its own or to rest, two change places, and the cuts are chosen again for each.
-3. Of very many fragments not all borders are tried; each border then moves to the best of all.
+3. Where none of these rows holds the chain, one that does is looked for (`fitting`), and stands
+   beside them.
+4. Of very many fragments not all borders are tried; each border then moves to the best of all.
 
 Steps bound the work, no clock does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf, isqrt
 from typing import Final
 
 from shoal_planner.costs import Span
+from shoal_planner.fitting import fitted
 from shoal_planner.heuristics import Divisions
 from shoal_planner.layers.arcs import Arcs, fixed, number_of_subsets, row, subsets
 from shoal_planner.layers.local_search import Groups, improved
@@ -48,14 +51,18 @@ def search_widely(question: Question) -> Found:
     """Good divisions, the best first."""
     times = _times(question)
     found = _of_all_groups(times)
+    exact = found is not None and times.whole
     if found is None:
         found = _of_rows(times)
+    if not found and not exact and (fits := fitted(question, times.classes)):
+        times = _times(question, fits)
+        found = _of_all_groups(times) or _of_rows(times, fits)
     divisions = tuple(_divisions(times, best) for best in found)
     if not times.whole:
         better = [_with_better_borders(question, each) for each in divisions[:1]]
         return Found((*better, *divisions[1:]), None)
-    exact = len(found) == 1 and found[0].lower is not None and not times.costs.cold
-    return Found(divisions, found[0].lower if exact else lower_bound(times))
+    known = len(found) == 1 and found[0].lower is not None and not times.costs.cold
+    return Found(divisions, found[0].lower if known else lower_bound(times))
 
 
 def bound_over_pairs(question: Question) -> float | None:
@@ -69,13 +76,14 @@ def bound_over_pairs(question: Question) -> float | None:
     return lower_bound(times) if times.whole else None
 
 
-def _times(question: Question) -> SpanTimes:
-    """Of all borders, or of as many, evenly spread, as can be weighed on all classes."""
+def _times(question: Question, steps: Sequence[Step] = ()) -> SpanTimes:
+    """Of all borders, or of as many, evenly spread, as can be weighed on all classes, and those
+    between some steps."""
     classes, fragments = classes_of(question), question.costs.count
     most = max(_LEAST_BORDERS, isqrt(2 * _MOST_WEIGHED // len(classes)))
     count = min(fragments, most)
-    ends = [fragments * place // count for place in range(count + 1)]
-    return SpanTimes(question, classes, ends)
+    ends = {fragments * place // count for place in range(count + 1)}
+    return SpanTimes(question, classes, sorted(ends.union(each.span.end for each in steps)))
 
 
 def _divisions(times: SpanTimes, best: Best) -> Divisions:
@@ -91,9 +99,11 @@ def _of_all_groups(times: SpanTimes) -> list[Best] | None:
     return [] if best is None else [best]
 
 
-def _of_rows(times: SpanTimes) -> list[Best]:
-    """The best first. What they are the best of are some groups only, so they give no bound."""
+def _of_rows(times: SpanTimes, steps: Sequence[Step] = ()) -> list[Best]:
+    """The best first, of the rows and of steps that are known to fit. What they are the best of are
+    some groups only, so they give no bound."""
     arcs = [row(each, len(times.sizes)) for each in dict.fromkeys(_rows(times))]
+    arcs += [fixed([each.chosen for each in steps])] if steps else []
     found = [best for each in arcs if (best := _quickly(times, each)) is not None]
     found.sort(key=lambda best: best.value)
     if not found:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 DEFAULT_PORT: Final = 7400
-_HOST: Final = r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+"
+_HOST: Final = r"\[(?=.*:.*:)[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+"
+"""An address of IPv6 has two colons at least; with one, it is a host with its port."""
 _LINE: Final = re.compile(
     rf"shoal://(?P<host>{_HOST}):(?P<port>[0-9]{{1,5}})"
     r"/(?P<fingerprint>[0-9a-f]{64})/(?P<token>[A-Za-z0-9_-]{16,128})"

@@ -95,12 +95,12 @@ class Listener:
             return await self.open_secured(
                 address, partial(asyncio.to_thread, _read_consistently, credentials)
             )
-        _refuse_if_in_use(address)
+        refuse_if_in_use(address)
         return await self._open(address, None)
 
     async def open_secured(self, address: str, source: IdentitySource) -> int:
         """Like `open`, at HOST:PORT, with the identity that `source` has, asked regularly."""
-        _refuse_if_in_use(address)
+        refuse_if_in_use(address)
         identity = await source()
         port = await self._open(address, identity)
         bound = f"{address.rpartition(':')[0]}:{port}"
@@ -180,7 +180,7 @@ def _read(credentials: Credentials) -> ServerIdentity:
     )
 
 
-def _refuse_if_in_use(address: str) -> None:
+def refuse_if_in_use(address: str) -> None:
     """Raises `OSError` where somebody accepts connections at an address already."""
     if address.startswith("unix:"):
         in_use = _is_socket_in_use(Path(address.removeprefix("unix:")))

@@ -21,7 +21,7 @@ from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
 from shoal_cli.local.manifests import ManifestErrors
 from shoal_cli.local.orders import bare_pool, planned_devices
 from shoal_cli.local.pool import AgentsMissing, PoolRun, RunOptions
-from shoal_cli.local.sizes import budget_problem, size_in
+from shoal_cli.local.sizes import MOST_DEVICES, budget_problem, size_in
 from shoal_cli.local.speeds import machine_speed
 from shoal_cli.local.supervisor import Death, ProcessHopeless, Supervisor
 from shoal_cli.local.workspace import (
@@ -54,7 +54,7 @@ def settings(
     devices: int | None, budget: str | int | Sequence[str | int], enforce: str, work: Path | None
 ) -> Settings:
     """Check the arguments of `pool`. Raises `ValueError`."""
-    if devices is not None and (not isinstance(devices, int) or devices < 1):
+    if devices is not None and not isinstance(devices, int):
         raise ValueError(f"devices={devices!r} is no number of devices")
     if work is not None and work.exists() and not work.is_dir():
         raise ValueError(f"work={str(work)!r} is no folder")
@@ -66,6 +66,9 @@ def settings(
         sizes *= 3 if devices is None else devices
     if not texts:
         raise ValueError("no budgets; give one for each device, or one for all")
+    count = len(sizes) if devices is None else devices
+    if not 1 <= count <= MOST_DEVICES:
+        raise ValueError(f"{count} devices; one machine pretends to be 1 to {MOST_DEVICES}")
     if devices not in (None, len(sizes)):
         raise ValueError(f"{devices} devices, but {len(texts)} budgets; give one for each, or one")
     if enforce not in list(Enforce):

@@ -300,3 +300,61 @@ def test_what_is_no_profile_is_refused_in_words(text: str, problem: str) -> None
 def test_devices_with_numbers_that_are_none_are_refused(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=re.escape(problem)):
         read_pool(text)
+
+
+def devices_with(rest: str) -> str:
+    return f"""{{"devices": [{{"name": "a"}}, {{"name": "b"}}], {rest}}}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            '{"devices": [{"name": "a", "budget": 9}]}',
+            "a device has no budget; known are name, kind, budget_bytes, flops_per_second, "
+            "reload_bytes_per_second",
+        ),
+        (devices_with('"Links": []'), "a file of devices has no Links; known are devices, links"),
+        (devices_with('"link": {"rate": 9}'), "link has no rate; known are bytes_per_second, "),
+        (
+            devices_with('"links": [{"between": ["a", "c"]}]'),
+            "a link is between ['a', 'c'], and there is no device c",
+        ),
+        (devices_with('"links": [{"between": ["a", "a"]}]'), "a link is between two devices, not"),
+        (devices_with('"links": [{"between": "ab"}]'), "a link is between two devices, not 'ab'"),
+        (
+            devices_with('"links": [{"between": ["a", "b"]}, {"between": ["b", "a"]}]'),
+            "two links are between a and b",
+        ),
+        (devices_with('"link": {"bytes_per_second": 1e-300}'), "bytes_per_second is 1e-300"),
+        ('{"devices": [{"name": 5}]}', "a device's name is text, not 5"),
+        ('{"devices": [{"name": "a", "kind": null}]}', "a device's kind is text, not None"),
+    ],
+)
+def test_devices_that_would_be_read_otherwise_than_meant_are_refused(
+    text: str, problem: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        read_pool(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            '{"layers": [{"name": "a", "weights": 9}], "tensors": []}',
+            "a layer has no weights; known are name, seconds, flops, weight_bytes",
+        ),
+        ('{"layers": [{"name": "a"}, {"name": "a"}], "tensors": []}', "two layers are called a"),
+        ('{"layers": [{"name": null}], "tensors": []}', "a layer's name is text, not None"),
+        (
+            '{"layers": [{"name": "a"}], "tensors": [{"from": null, "to": "a", "bytes": 1}]}',
+            "'a' is no list of layers",
+        ),
+    ],
+)
+def test_layers_that_would_be_read_otherwise_than_meant_are_refused(
+    text: str, problem: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        read_profile(text)

@@ -367,6 +367,17 @@ def test_required_pins_that_exclude_each_other_are_refused() -> None:
     assert "pins" in answer.message("p")
 
 
+@pytest.mark.parametrize("policy", PinPolicy)
+def test_pins_are_not_blamed_for_memory_that_the_pool_lacks_without_them(policy: PinPolicy) -> None:
+    document = partition([1, 1], [20 * MIB] * 2, [10 * MIB] * 3)
+    pool = [device("a", budget=21 * MIB), device("b", budget=21 * MIB)]
+    pins = [Pin(fragment=0, device="a", policy=policy)]
+    answer = plan(document, pool, Objective.THROUGHPUT, pins=pins)
+    assert isinstance(answer, Infeasible)
+    assert answer == plan(document, pool, Objective.THROUGHPUT)
+    assert "needs 28 MiB resident; a has 21 MiB" in answer.message("p")
+
+
 def test_a_large_pool_is_planned_with_bounded_work_and_no_worse_than_evenly() -> None:
     document = partition(
         [10**8 * (1 + i % 5) for i in range(16)], [(4 + i % 3) * MIB for i in range(16)]

@@ -11,7 +11,7 @@ from shoal_planner.devices import PeerLink
 from shoal_planner.explanation import summary
 from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan
-from shoal_planner.sharing import Taken, beside, is_at_once, left_over, taken_by
+from shoal_planner.sharing import Taken, beside, crowded, is_at_once, left_over, taken_by
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds
@@ -164,3 +164,12 @@ def test_a_plan_says_where_no_other_model_is() -> None:
     taken = taken_by([placed(plan(partition([10**8], [20 * MIB]), pool, Objective.LATENCY))])
     second = placed(plan(partition([10**8], [10 * MIB]), left_over(pool, taken), Objective.LATENCY))
     assert "on devices that no other model uses" in summary(beside(second, taken))
+
+
+def test_a_plan_as_if_it_were_alone_names_the_devices_that_have_no_room_for_both() -> None:
+    pool = [device("one", 24 * MIB), device("two", 40 * MIB), device("three", 24 * MIB)]
+    taken = {name: Taken(held_bytes=20 * MIB, busy=0.5) for name in ("one", "two")}
+    alone = placed(plan(partition([10**8], [20 * MIB]), pool, Objective.THROUGHPUT))
+    assert alone.homes() == (("one", "three", "two"),)
+    assert "no room on one, where their fragments and these are" in summary(crowded(alone, taken))
+    assert crowded(alone, {}) == alone

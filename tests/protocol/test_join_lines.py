@@ -42,7 +42,9 @@ def test_anything_else_is_refused_without_repeating_it(text: str) -> None:
     assert TOKEN not in str(caught.value)
 
 
-@pytest.mark.parametrize("host", ["", "a b", "a/b", "fd00::10", "[shelf]", "$(id)", "h\u00f6he"])
+@pytest.mark.parametrize(
+    "host", ["", "a b", "a/b", "fd00::10", "[shelf]", "[10.0.0.1:74]", "$(id)", "h\u00f6he"]
+)
 def test_a_host_that_no_line_can_name_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="is no host such as"):
         JoinLine(host=host, port=7400, fingerprint=FINGERPRINT, token=TOKEN)

@@ -144,7 +144,9 @@ def test_a_fragment_that_fits_no_device_is_refused_with_need_and_have(folder: Pa
     [
         ({"budget": "24MB"}, "24MB"),
         ({"budget": ["4Mi", "4Mi"], "devices": 3}, "3 devices, but 2 budgets"),
-        ({"devices": 0}, "devices=0 is no number"),
+        ({"devices": 0}, "0 devices; one machine pretends to be 1 to 64"),
+        ({"devices": 65}, "65 devices; one machine pretends to be 1 to 64"),
+        ({"budget": ["24Mi"] * 65}, "65 devices; one machine pretends to be 1 to 64"),
         ({"devices": "3"}, "devices='3' is no number"),
         ({"work": __file__}, "is no folder"),
         ({"budget": []}, "no budgets"),

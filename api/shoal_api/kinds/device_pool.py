@@ -30,6 +30,9 @@ from shoal_api.shapes import Choice, Items, Table, Text, Whole
 from shoal_protocol.choices import Residency
 from shoal_protocol.units import Bytes
 
+MAX_LOCAL_DEVICES: Final = 64
+"""That one machine pretends to be."""
+
 _LABEL: Final = Text(
     max_length=63,
     min_length=0,
@@ -125,7 +128,7 @@ class Local:
     """For `shoal run`, ignored in a cluster."""
 
     devices: tuple[LocalDevice, ...] = member(
-        Items(of=Object(LocalDevice), max_items=64, min_items=1, key="name"),
+        Items(of=Object(LocalDevice), max_items=MAX_LOCAL_DEVICES, min_items=1, key="name"),
         "The devices that one machine pretends to be.",
     )
 

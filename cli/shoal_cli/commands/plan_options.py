@@ -7,14 +7,12 @@ from typing import Annotated, Final
 import typer
 
 from shoal_cli.commands import options
+from shoal_cli.local.sizes import MOST_DEVICES
 from shoal_planner.goal import ASSUMED_ITEMS
 from shoal_protocol import choices
 from shoal_protocol.units import parse_whole, shortened
 
 _profile: Final = options.panel("A profile")
-
-_MOST_DEVICES: Final = 64
-"""As many as `shoal run` pretends."""
 
 PlanFiles = Annotated[
     list[Path] | None,
@@ -80,9 +78,9 @@ class BareModel:
         """How many devices to pretend. Raises `typer.BadParameter`."""
         if self.devices is None:
             return None
-        if not (count := parse_whole(self.devices, _MOST_DEVICES)):
+        if not (count := parse_whole(self.devices, MOST_DEVICES)):
             raise typer.BadParameter(
-                f"--devices {shortened(self.devices)}: a number from 1 to {_MOST_DEVICES}; a file "
+                f"--devices {shortened(self.devices)}: a number from 1 to {MOST_DEVICES}; a file "
                 "goes with --profile"
             )
         return count

@@ -98,12 +98,14 @@ def coordinator(
 
     place = _folder(folder)
     shown = host or this_host()
-    if ":" in shown and not shown.startswith("["):
+    colons = shown.count(":")
+    if colons > 1 and not shown.startswith("["):
         shown = f"[{shown}]"
     try:
         check_host(shown)
     except ValueError as error:
-        raise typer.BadParameter(f"--host: {error}") from error
+        hint = "; the port is said with --port" * (colons == 1)
+        raise typer.BadParameter(f"--host: {error}{hint}") from error
     standalone = Standalone(folder=place, host=shown, port=port, arguments=tuple(context.args))
 
     def ready() -> None:

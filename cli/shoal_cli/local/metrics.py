@@ -4,6 +4,9 @@ Each process serves its own on a Unix socket of the run. At every scrape they ar
 together, with the labels that a pool's metrics have on a cluster too: `pool`, `component` and
 `device`. A process that does not answer just then is left out; `shoal_coordinator_devices` counts
 it.
+
+They are read as OpenMetrics: in the older format, the times at which counters began are gauges of
+names that OpenMetrics keeps for counters, and who asks here for that would get what it is not.
 """
 
 import http.client
@@ -13,7 +16,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from shoal_cli.local.pool import Target
@@ -45,7 +49,7 @@ class _Joined(Collector):
                 text = _read(target.address)
             except (OSError, http.client.HTTPException):
                 continue
-            for family in text_string_to_metric_families(text):
+            for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
                 known = joined.setdefault(family.name, _empty(family))
                 known.samples += [
                     sample._replace(labels=sample.labels | target.labels)
@@ -61,7 +65,7 @@ def _empty(family: Metric) -> Metric:
 def _read(address: str) -> str:
     connection = _UnixConnection(address.removeprefix(UNIX))
     try:
-        connection.request("GET", "/metrics")
+        connection.request("GET", "/metrics", headers={"Accept": CONTENT_TYPE_LATEST})
         return connection.getresponse().read().decode()
     finally:
         connection.close()

@@ -17,7 +17,7 @@ from shoal_cli.local.workspace import Workspace
 from shoal_planner.devices import PoolDevice
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import MAX_REJECTED, plan
-from shoal_planner.sharing import beside, is_at_once, left_over, taken_by
+from shoal_planner.sharing import beside, crowded, is_at_once, left_over, taken_by
 from shoal_protocol.partition import PartitionDocument
 
 T = TypeVar("T")
@@ -107,11 +107,13 @@ def find_plan(
 ) -> Plan | Infeasible:
     """The placement of a partition beside other plans, or why there is none."""
     document, devices = prepared.document, order.cut.devices
-    if taken := taken_by(others):
+    taken = taken_by(others)
+    if taken:
         found = _plan(order, document, left_over(devices, taken))
         if isinstance(found, Plan) and is_at_once(found):
             return _with_cuts(beside(found, taken), prepared)
-    return _with_cuts(_plan(order, document, devices), prepared)
+    alone = _plan(order, document, devices)
+    return _with_cuts(crowded(alone, taken) if isinstance(alone, Plan) else alone, prepared)
 
 
 def _plan(

@@ -12,6 +12,8 @@ from shoal_protocol.units import (
     parse_whole,
 )
 
+MOST_DEVICES: Final = 64
+"""That one machine pretends to be, as the kind DevicePool allows it."""
 _LEAST_BUDGET: Final = 1 << 20
 _MOST_BUDGET: Final = 16 << 40
 _MOST_MEBIBYTES: Final = 16 << 20

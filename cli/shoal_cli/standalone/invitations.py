@@ -7,7 +7,8 @@ FOLDER/HASH.json    HASH: of the token, which is nowhere else
 
 A token that was not used in time is good for nothing. One that was used is good for its key and
 name for ever: with it a device renews its certificate, which lasts a day. Removing the record ends
-that. Any process may add a record; one process alone reviews.
+that. Any process may add a record; one process alone reviews. What cannot be read, as after
+damage to the disk, is no record: it is nobody's, and in nobody's way.
 """
 
 import contextlib
@@ -89,15 +90,11 @@ class Invitations:
 
     def devices(self) -> list[str]:
         """The names of the devices that have joined."""
-        return sorted(
-            record.name
-            for _, record in self._records()
-            if record.kind is Kind.DEVICE and record.key
-        )
+        return sorted(record.name for _, record in self._joined())
 
     def forget(self, name: str) -> bool:
         """Have a device's certificate be its last; whether there is such a device."""
-        found = [path for path, record in self._records() if record.name == name]
+        found = [path for path, record in self._joined() if record.name == name]
         for path in found:
             path.unlink(missing_ok=True)
         return bool(found)
@@ -118,6 +115,14 @@ class Invitations:
                 if problem is not None:
                     raise EnrolmentDenied(f"{name} cannot be a device: {problem}")
 
+    def _joined(self) -> Iterator[tuple[Path, Invitation]]:
+        """Of the devices that have; all clients have one name, and what nobody used has none."""
+        return (
+            (path, record)
+            for path, record in self._records()
+            if record.kind is Kind.DEVICE and record.key
+        )
+
     def _records(self) -> Iterator[tuple[Path, Invitation]]:
         for path in sorted(self.folder.glob("*.json")):
             if (record := _read(path)) is not None:
@@ -136,7 +141,7 @@ class Invitations:
 
 
 def _read(path: Path) -> Invitation | None:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
         values = json.loads(path.read_bytes())
         return Invitation(**{**values, "kind": Kind(values["kind"])})
     return None

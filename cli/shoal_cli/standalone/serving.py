@@ -15,7 +15,7 @@ from typing import Final
 
 from shoal_cli.local.supervisor import Death, ProcessSpec, Supervisor
 from shoal_cli.standalone.folders import Folder
-from shoal_protocol.listener import Listener
+from shoal_protocol.listener import Listener, refuse_if_in_use
 from shoal_protocol.own_address import own_address
 from shoal_protocol.pki.authority import Authority, Issued, Request
 from shoal_protocol.pki.enrolment import (
@@ -47,6 +47,11 @@ class Standalone:
         """All addresses of this machine, of the kind that the host is of."""
         return "[::]" if self.host.startswith("[") else "0.0.0.0"  # noqa: S104 - mutual TLS
 
+    @property
+    def target(self) -> str:
+        """Where the coordinator itself listens."""
+        return f"{self.listen}:{self.port}"
+
 
 def this_host() -> str:
     """What other machines reach this one by: its address on the way to everywhere, or its name."""
@@ -75,6 +80,7 @@ async def serve(
         authority = folder.authority(_now())
         folder.renew(authority, _now())
         folder.note_address(standalone.host, standalone.port)
+        refuse_if_in_use(standalone.target)  # before lines go out, not in the log of a child
         listener = await listen(standalone, authority)
         supervisor = Supervisor(on_death)
         try:
@@ -154,7 +160,7 @@ def coordinator_process(standalone: Standalone) -> ProcessSpec:
     """What is started. Its log tells of jobs and devices unless the arguments say otherwise."""
     folder, files = standalone.folder, standalone.folder.credentials
     command = [sys.executable, "-m", "shoal_coordinator", "--exit-with-parent"]
-    command += ["--listen", f"{standalone.listen}:{standalone.port}", "--store", str(folder.store)]
+    command += ["--listen", standalone.target, "--store", str(folder.store)]
     command += ["--tls-ca", str(files.ca), "--tls-certificate", str(files.certificate)]
     command += ["--tls-key", str(files.key), "--log-level", "info", *standalone.arguments]
     return ProcessSpec(

@@ -21,6 +21,8 @@ A device needs a name, and the kind that a profile was measured on or `flops_per
 budget it holds any model. `link` is that of all pairs that `links` does not name; a link to
 `coordinator` counts for the model's inputs and outputs; what is left out never limits.
 
+What else an object has is refused: a misspelt budget would be none.
+
 Two published sets are read as they are: Scission's benchmark data as JSON (`machines`: rows of
 first layer, last layer, seconds, bytes of output), and PipeDream's profiles as text (nodes with
 times in milliseconds, then edges), which is of kind `gpu`.
@@ -28,12 +30,14 @@ times in milliseconds, then edges), which is of kind `gpu`.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from itertools import pairwise
 from math import inf
 from typing import Any, Final, TypeVar
 
-from shoal_planner.layers.graph import Device, Layer, LayerGraph, Link, Pool, Tensor
+from shoal_planner.layers.graph import COORDINATOR, Device, Layer, LayerGraph, Link, Pool, Tensor
 
 PIPEDREAM_KIND: Final = "gpu"
 _NODE: Final = re.compile(
@@ -44,6 +48,10 @@ _NODE: Final = re.compile(
 
 _MOST: Final = 1e30
 """Of anything: sums and products of such numbers are finite."""
+_LEAST: Final = 1e-30
+"""Of a rate: so are quotients."""
+
+_OF_LINKS: Final = ("bytes_per_second", "latency_seconds")
 
 T = TypeVar("T")
 
@@ -144,49 +152,95 @@ def _scission(machines: Mapping[str, Sequence[tuple[int, int, float, float]]]) -
 
 
 def _graph(document: Mapping[str, Any]) -> LayerGraph:
-    layers = tuple(
-        Layer(
-            name=each["name"],
-            seconds={
-                kind: _number(value, f"seconds of {kind}")
-                for kind, value in each.get("seconds", {}).items()
-            },
-            flops=_amount(each, "flops", None),
-            weight_bytes=_amount(each, "weight_bytes", 0.0),
-            activation_bytes=_amount(each, "activation_bytes", 0.0),
-        )
-        for each in document["layers"]
-    )
+    listed, tensors = document["layers"], document["tensors"]
+    _only(document, "a profile", ("layers", "tensors"))
+    layers = tuple(map(_layer, listed))
     place: dict[str | None, int | None] = {each.name: i for i, each in enumerate(layers)}
+    if len(place) < len(layers):
+        ((name, _),) = Counter(each.name for each in layers).most_common(1)
+        raise ValueError(f"two layers are called {name}")
     place[None] = None
-    tensors = tuple(
-        Tensor(
-            producer=place[each["from"]],
-            consumers=tuple(place[name] for name in each["to"]),
-            bytes=_amount(each, "bytes"),
-        )
-        for each in document["tensors"]
+    return LayerGraph(layers, tuple(_tensor(each, place) for each in tensors))
+
+
+def _layer(each: Mapping[str, Any]) -> Layer:
+    _only(each, "a layer", (of.name for of in fields(Layer)))
+    return Layer(
+        name=_name(each["name"], "a layer's name"),
+        seconds={
+            kind: _number(value, f"seconds of {kind}")
+            for kind, value in each.get("seconds", {}).items()
+        },
+        flops=_amount(each, "flops", None),
+        weight_bytes=_amount(each, "weight_bytes", 0.0),
+        activation_bytes=_amount(each, "activation_bytes", 0.0),
     )
-    return LayerGraph(layers, tensors)
+
+
+def _tensor(each: Mapping[str, Any], place: Mapping[str | None, int | None]) -> Tensor:
+    _only(each, "a tensor", ("from", "to", "bytes"))
+    if not isinstance(each["to"], list):
+        raise ValueError(f"{each['to']!r} is no list of layers that a tensor goes to")
+    return Tensor(
+        producer=place[each["from"]],
+        consumers=tuple(place[name] for name in each["to"]),
+        bytes=_amount(each, "bytes"),
+    )
 
 
 def _pool(document: Mapping[str, Any]) -> Pool:
-    devices = tuple(
-        Device(
-            name=each["name"],
-            kind=each.get("kind", ""),
-            budget_bytes=_amount(each, "budget_bytes", inf),
-            flops_per_second=_rate(each, "flops_per_second", None),
-            reload_bytes_per_second=_rate(each, "reload_bytes_per_second", 200e6),
-        )
-        for each in document["devices"]
+    _only(document, "a file of devices", (of.name for of in fields(Pool)))
+    devices = tuple(map(_device, document["devices"]))
+    ends = {COORDINATOR, *(each.name for each in devices)}
+    links: dict[frozenset[str], Link] = {}
+    for each in document.get("links", ()):
+        _only(each, "a link", ("between", *_OF_LINKS))
+        between = _pair(each["between"], ends)
+        if between in links:
+            raise ValueError(f"two links are between {' and '.join(sorted(between))}")
+        links[between] = _link(each)
+    common = document.get("link", {})
+    _only(common, "link", _OF_LINKS)
+    return Pool(devices, links, _link(common))
+
+
+def _device(each: Mapping[str, Any]) -> Device:
+    _only(each, "a device", (of.name for of in fields(Device)))
+    return Device(
+        name=_name(each["name"], "a device's name"),
+        kind=_name(each.get("kind", ""), "a device's kind"),
+        budget_bytes=_amount(each, "budget_bytes", inf),
+        flops_per_second=_rate(each, "flops_per_second", None),
+        reload_bytes_per_second=_rate(each, "reload_bytes_per_second", 200e6),
     )
-    links = {frozenset(each["between"]): _link(each) for each in document.get("links", ())}
-    return Pool(devices, links, _link(document.get("link", {})))
+
+
+def _pair(between: object, ends: Iterable[str]) -> frozenset[str]:
+    """The two ends of a link, of those that there are."""
+    if not isinstance(between, list) or len(between) != 2 or between[0] == between[1]:
+        raise ValueError(f"a link is between two devices, not {between!r}")
+    for name in between:
+        if name not in ends:
+            raise ValueError(f"a link is between {between}, and there is no device {name}")
+    return frozenset(between)
 
 
 def _link(each: Mapping[str, Any]) -> Link:
     return Link(_rate(each, "bytes_per_second", inf), _amount(each, "latency_seconds", 0.0))
+
+
+def _only(each: Mapping[str, Any], what: str, known: Iterable[str]) -> None:
+    """Refuse what an object should not have."""
+    names = tuple(known)
+    for name in each:
+        if name not in names:
+            raise ValueError(f"{what} has no {name}; known are {', '.join(names)}")
+
+
+def _name(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{what} is text, not {value!r}")
+    return value
 
 
 def _amount(each: Mapping[str, Any], name: str, *default: T) -> float | T:
@@ -207,8 +261,8 @@ def _number(value: object, name: str) -> float:
 def _rate(each: Mapping[str, Any], name: str, *default: T) -> float | T:
     """The same, of a rate, which is not 0."""
     value = _amount(each, name, *default)
-    if value == 0:
-        raise ValueError(f"{name} is 0")
+    if isinstance(value, int | float) and value < _LEAST:
+        raise ValueError(f"{name} is {value:g}")
     return value
 
 

@@ -101,6 +101,8 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((*OUTGROWN, f"{DIGITS}=1"), f"--outgrown {SHOWN}: give FRAGMENT=BYTES"),
         ((*OUTGROWN, f"1={DIGITS}"), "--outgrown 1=111"),
         (("coordinator", "--host", "my host"), "--host: 'my host' is no host such as 192.168.1."),
+        (("coordinator", "--host", "10.0.0.1:74"), "'10.0.0.1:74' is no host such as 192.168.1."),
+        (("coordinator", "--host", "10.0.0.1:74"), "[fd00::10]; the port is said with --port"),
         ((*OUTGROWN, "1=²"), "--outgrown 1=²: give FRAGMENT=BYTES"),
         ((*RUN, "--metrics-address", f"h:{DIGITS}"), "is not HOST:PORT"),
         ((*RUN, "--budget=-5Mi"), "--budget: '-5Mi' is no size such as 64Mi"),

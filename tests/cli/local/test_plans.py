@@ -25,6 +25,7 @@ from shoal_cli.local.planning import (
     try_finer,
 )
 from shoal_cli.local.preparation import Prepared
+from shoal_planner.explanation import summary
 from shoal_planner.outcome import Plan, Rejected
 from shoal_planner.placement import MAX_REJECTED
 from shoal_planner.sharing import taken_by
@@ -161,6 +162,9 @@ def test_a_model_that_does_not_fit_beside_the_first_is_planned_as_if_it_were_alo
 ) -> None:
     first, second = planned(tmp_path, 20, 20)
     assert first.homes() == second.homes() == (("one", "two"),)
+    assert not first.beside
+    assert "beside other models there is no room on one, two" in summary(second)
+    assert "loaded in turn" in summary(second)
 
 
 def outgrown(folder: Path) -> JobOrder:

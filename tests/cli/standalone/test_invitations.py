@@ -123,6 +123,29 @@ def test_several_clients_have_a_key_each(invitations: Invitations) -> None:
         assert invitations.review(token, wanted, AUTHORITY, NOW).name == USER
 
 
+@pytest.mark.parametrize("name", ["", USER])
+def test_only_devices_are_forgotten(invitations: Invitations, name: str) -> None:
+    unused = invitations.add(Kind.DEVICE, NOW, HOUR)
+    client = invitations.add(Kind.CLIENT, NOW, HOUR)
+    invitations.review(client, asks(USER), AUTHORITY, NOW)
+    assert not invitations.forget(name)
+    assert invitations.review(client, asks(USER), AUTHORITY, NOW).name == USER
+    assert invitations.review(unused, asks("pi-4"), AUTHORITY, NOW).name == "pi-4"
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff", b"[]", b"{}", b'{"kind": "king"}'])
+def test_a_damaged_record_is_in_nobodys_way(invitations: Invitations, damaged: bytes) -> None:
+    lost = invitations.add(Kind.DEVICE, NOW, HOUR)
+    (record,) = invitations.folder.iterdir()
+    record.write_bytes(damaged)
+    token = invitations.add(Kind.DEVICE, NOW, HOUR)
+    assert invitations.review(token, asks("pi-4"), AUTHORITY, NOW).name == "pi-4"
+    assert invitations.devices() == ["pi-4"]
+    assert invitations.forget("pi-4")
+    with pytest.raises(TokenRefused, match="not accepted"):
+        invitations.review(lost, asks("pi-4"), AUTHORITY, NOW)
+
+
 def test_no_token_is_on_the_disk(invitations: Invitations) -> None:
     token = invitations.add(Kind.DEVICE, NOW, HOUR)
     invitations.review(token, asks("pi-4"), AUTHORITY, NOW)

@@ -33,7 +33,7 @@ from shoal_planner.figures import known_seconds, makespan, stage_figures
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
 from shoal_planner.placement import MAX_REJECTED, plan, replan, stage_plans
-from shoal_planner.sharing import Taken, Use, added, beside, is_at_once, left_over
+from shoal_planner.sharing import Taken, Use, added, beside, crowded, is_at_once, left_over
 from shoal_protocol.copying import copied
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds, seconds
@@ -96,14 +96,16 @@ class Question:
 
     def answer(self) -> Plan | Infeasible:
         """The next plan. It may take seconds."""
-        if self.taken:
-            taken = dict(self.taken)
+        taken = dict(self.taken)
+        if taken:
             site = replace(self.site, devices=left_over(self.site.devices, taken))
             best = best_plan(site, self.goal, self.pins)
             if isinstance(best, Plan) and is_at_once(best):
                 return beside(self._next(site, best), taken)
         best = best_plan(self.site, self.goal, self.pins)
-        return best if isinstance(best, Infeasible) else self._next(self.site, best)
+        if isinstance(best, Infeasible):
+            return best
+        return crowded(self._next(self.site, best), taken)
 
     def _next(self, site: Site, best: Plan) -> Plan:
         if not self.previous:

@@ -56,7 +56,7 @@ def test_what_has_the_same_fragments_takes_nothing_more() -> None:
     assert used(planned_beside(first)) == used(status)
 
 
-def test_where_both_do_not_fit_at_once_the_second_is_planned_as_if_it_were_alone() -> None:
+def test_where_both_do_not_fit_at_once_the_second_is_planned_alone_and_says_so() -> None:
     first, _, status = see(placement(), VIEW)
     taken = of_another_model(first)
     assert taken.status is not None
@@ -65,7 +65,9 @@ def test_where_both_do_not_fit_at_once_the_second_is_planned_as_if_it_were_alone
         for each in taken.status.stages
     )
     taken = replace(taken, status=replace(taken.status, stages=full))
-    assert used(planned_beside(taken)) == used(status)
+    beside = planned_beside(taken)
+    assert used(beside) == used(status)
+    assert "beside other models there is no room on" in message(beside)
 
 
 def test_the_second_sees_how_busy_the_first_keeps_its_devices_and_their_links() -> None:

@@ -44,7 +44,7 @@ from shoal_coordinator.dispatch.state import (
     State,
     Task,
 )
-from shoal_protocol.turns import LEAST_ITEMS, items_in_turn
+from shoal_protocol.choices import ITEMS_IN_TURN, ITEMS_IN_TURN_SINGLE
 from shoal_protocol.units import Nanoseconds
 
 SHOWN_FAILURES = 64
@@ -203,22 +203,22 @@ def _window(state: State, job: Job) -> int:
     if all(service.homes_up for service in services):
         names = {name for service in services for name in service.homes}
         devices = [state.devices[name] for name in names if name in state.devices]
-        turns = sum(_loads_in_turn(device, services) for device in devices)
+        in_turn = sum(_in_turn(device, services) for device in devices)
     else:
         devices = list(state.devices.values())
         crowded = len(devices) < len(services) and any(device.memory.single for device in devices)
-        turns = int(crowded)
-    in_turn = turns * items_in_turn(stage.output_bytes for stage in job.spec.stages)
-    window = max(sum(device.work.slots for device in devices) + 2, in_turn, LEAST_ITEMS)
+        in_turn = ITEMS_IN_TURN_SINGLE if crowded else 0
+    window = max(sum(device.work.slots for device in devices) + 2, in_turn, ITEMS_IN_TURN)
     return min(window, job.spec.parallelism or window, job.crowding.most or window)
 
 
-def _loads_in_turn(device: Device, services: Sequence[Service]) -> bool:
-    """Whether a home cannot have all of its fragments at once."""
+def _in_turn(device: Device, services: Sequence[Service]) -> int:
+    """Items that share a load on a home; none where it has all of its fragments at once."""
     its = {each.digest: each for each in services if device.name in each.homes}
     if device.memory.single:
-        return len(its) > 1
-    return sum(each.least for each in its.values()) > device.memory.budget
+        return ITEMS_IN_TURN_SINGLE if len(its) > 1 else 0
+    least_bytes = sum(each.least for each in its.values())
+    return ITEMS_IN_TURN if least_bytes > device.memory.budget else 0
 
 
 def admit(state: State) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from agent.conftest import Joined
 from agent.fragment_making import MadeFragment, dense_model, write_fragment
-from agent.scripted_coordinator import ScriptedCoordinator
+from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
 from shoal_protocol.assembly import ActivationAssembler
 from shoal_protocol.pacing import BATCHED_MESSAGES
@@ -83,19 +83,29 @@ async def test_inputs_that_are_refused_fail_their_task_with_the_reason(
     assert reply.failure.code == pb.CANCELLED
 
 
-async def test_a_task_waits_where_there_is_no_room_for_what_came_with_it(
+INPUT = np.ones((256, 1024), np.float32)
+
+
+async def full(
     coordinator: ScriptedCoordinator, join: Join
-) -> None:
+) -> tuple[ConnectedDevice, MadeFragment]:
+    """A device that has inputs of six items, and no room for more; its fragment."""
     fragment = write_fragment(coordinator.store, dense_model([1024, 16]), 14 * MIB)
     device = (await join("pi-4", "--cache-size", "24Mi", budget="16Mi")).device
     await device.load(fragment.digest, 14 * MIB)
-    x = np.ones((256, 1024), np.float32)
-    outcomes = [(await device.give(edge(-1, 0, item), {"x": x})).outcome for item in range(7)]
-    assert outcomes[-1] == Acknowledgement.BUSY, "the device is full"
+    given = [await device.give(edge(-1, 0, item), {"x": INPUT}) for item in range(7)]
+    assert given[-1].outcome == Acknowledgement.BUSY, "the device is full"
+    return device, fragment
+
+
+async def test_a_task_waits_where_there_is_no_room_for_what_came_with_it(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    device, fragment = await full(coordinator, join)
     small = framed(np.ones((240, 1024), np.float32), 10)
     waiting = device.begin("execute", execute(fragment, 10, input_frame=small))
     in_vain = device.begin(
-        "execute", execute(fragment, 11, input_frame=framed(x, 11), deadline_seconds=0.3)
+        "execute", execute(fragment, 11, input_frame=framed(INPUT, 11), deadline_seconds=0.3)
     )
     assert (await asyncio.wait_for(in_vain, 20)).failure.code == pb.DEADLINE
     assert not waiting.done()
@@ -107,12 +117,7 @@ async def test_a_task_waits_where_there_is_no_room_for_what_came_with_it(
 async def test_a_task_whose_inputs_find_no_room_is_given_back_as_what_waits_may_be_in_the_way(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
-    fragment = write_fragment(coordinator.store, dense_model([1024, 16]), 14 * MIB)
-    device = (await join("pi-4", "--cache-size", "24Mi", budget="16Mi")).device
-    await device.load(fragment.digest, 14 * MIB)
-    x = np.ones((256, 1024), np.float32)
-    for item in range(7):
-        await device.give(edge(-1, 0, item), {"x": x})
+    device, fragment = await full(coordinator, join)
     order = execute(fragment, 10, input_frame=framed(np.ones((240, 1024), np.float32), 10))
     reply = await device.ask("execute", order)
     assert reply.failure.code == pb.DISK_FULL

@@ -6,7 +6,7 @@ no try of the item. Fewer items of its job are under way from then on (`crowding
 order of all items: priority, age of the job, number.
 
 - An item that stands before all others that have something on the device keeps what it has, and
-  asks again after a moment.
+  asks again after a moment, on another device if there is one.
 - Any other one is *set back*: it gives up what it has, on all devices, and goes on after a growing
   delay, when its job's window has room for it, before others of its job begin. Lost inputs are
   made again (`assignment.demand`).
@@ -41,6 +41,7 @@ def wait_for_room(state: State, task: Task, device: Device, failure: Failure) ->
     if not beside and item.refused_alone:
         return False
     item.refused_alone = not beside
+    task.excluded = device
     item.retries += 1
     item.job.retries += 1
     if beside:

@@ -134,6 +134,7 @@ def _finish(state: State, running: Running, event: TaskFinished) -> None:
     task, device = running.task, running.device
     queue = task.queue
     _pass(state, task)
+    task.item.refused_alone = False
     task.ran = TaskTiming(queue.stage, device.name, running.since, state.now, event.compute)
     if task.inputs is not None:
         drop_copies(task, device)

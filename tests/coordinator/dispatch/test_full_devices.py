@@ -91,6 +91,32 @@ def test_what_has_no_room_by_itself_is_tried_once_more_and_fails_with_need_and_h
     assert (failure.kind, failure.need, failure.have) == (FULL, 7 << 20, 4 << 20)
 
 
+def test_what_was_refused_alone_and_then_taken_is_asked_once_more_at_its_next_stage_too() -> None:
+    table = Table()
+    (task,) = begun(table, "a", "b", items=1)
+    table.fail(task, FULL, need_mib=7, have_mib=4)
+    behind = only(table.answer(only(table.wait(500), Execute)), Execute)
+    assert some(table.fail(behind, FULL, need_mib=7, have_mib=4), FailItem) == []
+    assert brief(some(table.wait(500), Execute)) == ["d1 runs 0.1"]
+
+
+def test_what_finds_no_room_on_one_device_goes_to_another() -> None:
+    table = Table()
+    for name in ("d1", "d2"):
+        table.join(name, 60, resident=("a",))
+    given = some(table.submit(job(chain("a", homes={"a": ("d1", "d2")}), 4)), Execute)
+    refused = next(each for each in given if each.item == 1)
+    table.fail(refused, FULL)
+    again = [each for each in some(table.wait(1000), Execute) if each.item == 1]
+    for _ in range(8):
+        for each in [*table.given]:
+            if isinstance(each, Execute) and each.instruction in table.state.pending:
+                again += [one for one in some(table.answer(each), Execute) if one.item == 1]
+        again += [each for each in some(table.wait(500), Execute) if each.item == 1]
+    assert again
+    assert again[0].device != refused.device
+
+
 def test_a_fragment_that_finds_no_room_beside_several_items_has_the_last_one_give_up_its() -> None:
     table = Table()
     table.join("d1", 12, resident=("a",))

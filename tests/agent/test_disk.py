@@ -234,28 +234,29 @@ async def test_a_full_disk_drops_as_many_fragments_as_the_new_one_needs(
         assert (await joined.device.load(large.digest, 8 * MIB)).loaded.fetched_bytes == 0
 
 
+@pytest.mark.parametrize("name", ["weights.bin", "fragment.json"])
 @pytest.mark.parametrize("change", ["another byte", "another file", "gone"])
 def test_a_cached_fragment_that_changed_since_it_was_verified_is_verified_again(
-    tmp_path: Path, change: str
+    tmp_path: Path, change: str, name: str
 ) -> None:
     made = write_fragment(tmp_path, dense_model([64, 512, 64]))
     cache = FragmentCache(tmp_path, 1 << 30)
     assert cache.verify(made.digest) == cache.verify(made.digest) == made.folder
-    weights = made.folder / "weights.bin"
-    data, before = bytearray(weights.read_bytes()), weights.stat()
-    data[5000] ^= 1
+    path = made.folder / name
+    data, before = bytearray(path.read_bytes()), path.stat()
+    data[len(data) // 2] ^= 1
     match change:
         case "another byte":
-            with weights.open("r+b") as file:
+            with path.open("r+b") as file:
                 file.write(data)
         case "another file":
-            weights.unlink()
-            weights.write_bytes(data)
+            path.unlink()
+            path.write_bytes(data)
         case _:
-            weights.unlink()
+            path.unlink()
     if change != "gone":  # not even the time that people see gives it away
-        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(FragmentDamaged, match=str(weights)):
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(FragmentDamaged, match=str(path)):
         cache.verify(made.digest)
     assert made.digest not in cache
 

@@ -177,14 +177,14 @@ class FragmentCache:
         """
         entry = self._use(digest)
         folder = self.path(digest)
-        stamps = stamps_of(
-            folder, entry.manifest
-        )  # before the bytes: a change meanwhile is noticed
+        # Before the bytes: a change meanwhile is noticed.
+        stamps = stamps_of(folder, entry.manifest)
         if stamps is not None and stamps == entry.verified:
             return folder
-        for name, expected in entry.manifest.files.items():
+        files = {name: each.digest for name, each in entry.manifest.files.items()}
+        for name, expected in {MANIFEST: digest, **files}.items():
             try:
-                right = file_digest(folder / name) == expected.digest
+                right = file_digest(folder / name) == expected
             except OSError as error:
                 if is_transient(error):
                     raise

@@ -8,7 +8,7 @@ from typing import Final
 
 from shoal_protocol.digests import Digest, digest_of_mapped
 from shoal_protocol.durable_files import is_transient, open_regular
-from shoal_protocol.manifest import Manifest, is_shared
+from shoal_protocol.manifest import MANIFEST, Manifest, is_shared
 from shoal_protocol.page_cache import uncache
 
 PART: Final = ".part"
@@ -54,7 +54,7 @@ def prepared_bytes(folder: Path) -> int:
 def stamps_of(folder: Path, manifest: Manifest) -> Stamps | None:
     """None where a file cannot be read."""
     try:
-        states = [(folder / name).stat() for name in manifest.files]
+        states = [(folder / name).stat() for name in (MANIFEST, *manifest.files)]
     except OSError as error:
         if is_transient(error):
             raise

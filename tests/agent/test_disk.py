@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -232,6 +233,33 @@ async def test_a_full_disk_drops_as_many_fragments_as_the_new_one_needs(
         reply = await joined.device.ask("prefetch", pb.Prefetch(digest=large.digest))
         assert list(reply.prefetched.dropped) == [each.digest for each in small[:3]], reply
         assert (await joined.device.load(large.digest, 8 * MIB)).loaded.fetched_bytes == 0
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("others", [0, 4])
+async def test_a_disk_without_a_byte_left_makes_room_too_or_says_what_is_needed(
+    coordinator: ScriptedCoordinator, join: Join, folder: Path, others: int
+) -> None:
+    """Something else has filled it, so that not even the manifest has a place."""
+    small = [
+        write_fragment(coordinator.store, dense_model([256, 512, 8], seed))
+        for seed in range(others)
+    ]
+    large = write_fragment(coordinator.store, dense_model([1024, 400, 8]))  # 1.6 MiB
+    with small_disk(folder / "cache-pi-4", "2700k"):
+        joined = await join()
+        for each in small:
+            await joined.device.ask("prefetch", pb.Prefetch(digest=each.digest))
+        with suppress(OSError), (folder / "cache-pi-4" / "another").open("wb", 0) as file:
+            while True:
+                file.write(bytes(4096))
+        reply = await joined.device.ask("prefetch", pb.Prefetch(digest=large.digest))
+        if others:
+            assert list(reply.prefetched.dropped) == [each.digest for each in small], reply
+            assert (await joined.device.load(large.digest, 8 * MIB)).loaded.fetched_bytes == 0
+        else:
+            assert reply.failure.code == pb.DISK_FULL, reply
+            assert reply.failure.message.endswith("; make room for 1.6 MiB there")
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "fragment.json"])

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 import grpc
@@ -44,6 +44,9 @@ from shoal_protocol.threads import in_thread
 from shoal_protocol.transfers import PartialFile, WrongBytes, receive, watched
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
+
+Given = ParamSpec("Given")
+Written = TypeVar("Written")
 
 _FILE_SECONDS: Final = 600.0
 _PART_BYTES: Final = 1 << 20
@@ -178,8 +181,9 @@ class Fetcher:
                 if is_disk_full(error):
                     need = transfer.need_bytes
                     full = f"the disk of {self._cache.folder} is full: {digest} does not fit"
-                    remedy = f"make room for {format_bytes(need)} there"
-                    raise CacheFull(need, 0, f"{full} ({error.strerror}); {remedy}") from error
+                    room = f"room for {format_bytes(need)}" if need else "room"
+                    reason = f"{full} ({error.strerror}); make {room} there"
+                    raise CacheFull(need, 0, reason) from error
                 raise
             except CacheFull:
                 await in_thread(self._cache.discard_part, digest)
@@ -227,7 +231,7 @@ class _Transfer:
             await self._run(source)
 
     async def _run(self, source: Source) -> None:
-        part = await in_thread(self._cache.part, self._digest)
+        part = await self._write(self._cache.part, self._digest)
         manifest = await self._manifest(part, source)
         self.need_bytes = manifest.total_bytes
         # First what is here: nobody drops it for the rest then.
@@ -250,7 +254,8 @@ class _Transfer:
             content += piece
             await self._arrived(source, len(piece))
         manifest = parse_manifest(bytes(content), self._digest)
-        await in_thread(replace_file, part / MANIFEST, bytes(content))
+        self.need_bytes = manifest.total_bytes
+        await self._write(replace_file, part / MANIFEST, bytes(content))
         return manifest
 
     async def _file(self, path: Path, entry: FileEntry, source: Source) -> None:
@@ -271,7 +276,7 @@ class _Transfer:
 
         part = PartialFile(path, entry.size_bytes, cached=False)
         try:
-            await in_thread(part.open)
+            await self._write(part.open)
             self._resumed = self._resumed or part.offset > 0
             await receive(part, read, arrived, self._make_room)
             try:
@@ -285,6 +290,17 @@ class _Transfer:
         self.fetched_bytes += count
         self._on_bytes(source.name, count)
         await self._pace(count)
+
+    async def _write(
+        self, write: Callable[Given, Written], *given: Given.args, **named: Given.kwargs
+    ) -> Written:
+        """What a call gives that writes: where the disk is full, it is called again when there is
+        room."""
+        while True:
+            try:
+                return await in_thread(write, *given, **named)
+            except OSError as error:
+                await self._make_room(error)
 
     async def _make_room(self, error: OSError) -> None:
         """While the disk is full, drop the least recently used; raise where there is none."""

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Final
 
 from shoal_agent.cache.owning import CacheInUse, owned
@@ -34,10 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # numpy's linear algebra is not used: no threads for it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        with ExitStack() as stack:
-            if settings.enrolment is not None and settings.enrolment.join is not None:
-                # Where nobody else sees to it that one runs, as a cluster and `shoal run` do.
-                stack.enter_context(owned(settings.cache))
+        with owned(settings.cache):
             asyncio.run(_run(settings))
     except (AddressRefused, CacheInUse, OSError) as error:
         print(f"shoal agent: {error}", file=sys.stderr)

@@ -177,13 +177,19 @@ def test_options_reach_the_agent_as_they_are(place: Place) -> None:
     assert '"/a b/100%%/$$HOME"' in text
 
 
-def test_an_agent_that_runs_already_is_not_started_beside_itself(tmp_path: Path) -> None:
-    """By hand while systemd runs it, for one: each would take the other's session, for ever."""
+@pytest.mark.parametrize("joins", [True, False])
+def test_an_agent_that_runs_already_is_not_started_beside_itself(
+    tmp_path: Path, joins: bool
+) -> None:
+    """By hand while systemd runs it, for one: each would take the other's session, for ever. And
+    where two have the default cache, activations of one would be computed with by the other."""
     cache = tmp_path / "cache"
-    folders = (f"--cache={cache}", f"--identity-folder={tmp_path / 'identity'}")
+    options = [LINE, f"--identity-folder={tmp_path / 'identity'}"]
+    if not joins:
+        options = ["--coordinator", f"unix:{tmp_path}/c.sock", "--budget", "8Mi"]
     with owned(cache):
         second = subprocess.run(
-            [sys.executable, "-m", "shoal_agent", LINE, *folders],
+            [sys.executable, "-m", "shoal_agent", f"--cache={cache}", *options],
             check=False,
             capture_output=True,
             text=True,

@@ -1,4 +1,5 @@
-"""One process at a time has a cache folder: two would delete each other's files."""
+"""One process at a time has a cache folder: two would delete each other's files, and write into the
+activations that the other has mapped."""
 
 import fcntl
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ class CacheInUse(Exception):
     def __init__(self, folder: Path) -> None:
         super().__init__(
             f"{folder} is used by another agent, of this name most likely; stop that one, or give "
-            "this one another --name"
+            "this one another --name or --cache"
         )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import gc
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from shoal_agent.settings import Settings, parse
 from shoal_protocol.channels import AddressRefused
 from shoal_protocol.parents import end_with_parent, told_parent
 
+_OPEN_FILES: Final = 1 << 16
+"""Each activation on the disk is a mapped file that is open; the kernel maps as many."""
 _UNUSABLE: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -28,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(given)
     if settings.exit_with_parent:
         end_with_parent(signal.SIGKILL, told_parent())
+    _allow_open_files()
     huge_pages.refuse_unasked()
     tune_allocator(settings.budget)
     # numpy's linear algebra is not used: no threads for it.
@@ -39,6 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"shoal agent: {error}", file=sys.stderr)
         return 2 if _is_of_options(error) else 1
     return 0
+
+
+def _allow_open_files() -> None:
+    """As many as this process may allow itself; mostly it begins with 1024."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
+    if 0 <= allowed < wanted:  # no limit at all is less than none
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _is_of_options(error: Exception) -> bool:

@@ -249,7 +249,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what it may use")
     group.add_argument(
         "--budget",
-        type=checked(_positive_bytes),
+        type=checked(lambda text: read_budget(text, 0)),
         metavar="QUANTITY",
         help="memory for weights, activations and workspace, above the idle agent: 24Mi, 1.5G "
         "(default with a join line: half of this machine's memory)",

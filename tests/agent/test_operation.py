@@ -38,7 +38,9 @@ pytestmark = pytest.mark.forked
     [
         (["--budget", "24Mi"], "the following arguments are required: --coordinator"),
         (["--coordinator", "unix:/c", "--budget", "5X"], "'5X' is not a quantity such as 64Mi"),
-        (["--coordinator", "unix:/c", "--budget", "0"], "'0' leaves nothing to work with"),
+        (["--coordinator", "unix:/c", "--budget", "0"], "'0' is less than 1 MiB (--help"),
+        (["--coordinator", "unix:/c", "--budget", "64"], "1 MiB (did you mean 64Mi?)"),
+        (["--coordinator", "unix:/c", "--cache-size", "0"], "'0' leaves nothing to work with"),
         (["--coordinator", "unix:/c", "--budget", "1Mi", "--name", "Pi_4"], "is no DNS label"),
         (["--coordinator", "unix:/c", "--budget", "1Mi", "--threads", "0"], "no number from 1 on"),
         (["--coordinator", "unix:/c", "--budget", "1Mi", "--tls-ca", "x"], "go together"),

@@ -63,6 +63,11 @@ def test_what_makes_no_sense_is_no_budget(text: str) -> None:
         read_budget(text, 1 << 30)
 
 
+def test_a_unit_that_was_left_out_is_guessed() -> None:
+    with pytest.raises(ValueError, match=r"^'64' is less than 1 MiB \(did you mean 64Mi\?\)$"):
+        read_budget("64\n", 1 << 30)
+
+
 def test_a_limit_never_leaves_more_than_it_has_beside_the_idle_agent() -> None:
     assert left_by(None, 60, 100) == 100
     assert left_by(150, 60, 100) == 90

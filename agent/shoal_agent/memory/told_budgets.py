@@ -1,4 +1,4 @@
-"""Which budgets an agent believes that it is told while it runs. Pure."""
+"""Which budgets an agent believes that it is told. Pure."""
 
 from typing import Final
 
@@ -11,9 +11,10 @@ LEAST_BYTES: Final = 1 << 20
 def read_budget(text: str, machine_bytes: int) -> Bytes:
     """The budget that a text says, but no more than the machine has. Raises `ValueError` where that
     makes no sense."""
-    size = parse_bytes(text.strip())
-    if size < LEAST_BYTES:
-        raise ValueError(f"{text.strip()!r} is less than {format_bytes(LEAST_BYTES)}")
+    text = text.strip()
+    if (size := parse_bytes(text)) < LEAST_BYTES:
+        meant = f" (did you mean {text}Mi?)" if size > 0 and text.isdecimal() else ""
+        raise ValueError(f"{text!r} is less than {format_bytes(LEAST_BYTES)}{meant}")
     return Bytes(min(size, machine_bytes or size))
 
 

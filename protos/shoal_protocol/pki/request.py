@@ -10,6 +10,9 @@ FOLDER/pending/key.pem          made first, and used until there is a certificat
 FOLDER/SERIAL/key.pem, certificate.pem, ca.pem, identity.json
 FOLDER/current -> SERIAL        moved in one step
 ```
+
+Who signs takes the token with this key alone from then on. So the key is durable before it is shown
+to anybody, and what comes with it before it takes the place of what was.
 """
 
 import contextlib
@@ -32,6 +35,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from shoal_protocol.channels import client_options
+from shoal_protocol.durable_files import replace_file, sync_folder
 from shoal_protocol.identities import ENROLMENT
 from shoal_protocol.pki.authority import BEFORE
 from shoal_protocol.v1.enrolment_pb2 import EnrolRequest, EnrolResponse
@@ -79,6 +83,7 @@ def enrol(order: Order) -> dict[str, object]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     for private in (folder, pending):
         private.mkdir(exist_ok=True, mode=0o700)
+        sync_folder(private.parent)
     used = hashlib.sha256(order.token.encode()).hexdigest()
     _keep_key(folder / "current", pending / "key.pem", used)
     key = _key(pending / "key.pem")
@@ -94,9 +99,9 @@ def enrol(order: Order) -> dict[str, object]:
         "expires_at": end.timestamp(),
         "token": used,
     }
-    (pending / "certificate.pem").write_bytes(response.certificate_chain)
-    (pending / "ca.pem").write_bytes(response.authority)
-    (pending / "identity.json").write_text(json.dumps(identity))
+    replace_file(pending / "certificate.pem", response.certificate_chain)
+    replace_file(pending / "ca.pem", response.authority)
+    replace_file(pending / "identity.json", json.dumps(identity).encode())
     make_current(folder, pending, f"{certificate.serial_number:x}")
     return identity
 
@@ -132,6 +137,9 @@ def _write_key(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
 
 
 def _request(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
@@ -215,7 +223,9 @@ def make_current(folder: Path, pending: Path, serial: str) -> None:
     link = folder / "current.new"
     link.unlink(missing_ok=True)
     link.symlink_to(serial)
+    sync_folder(folder)
     link.replace(folder / "current")
+    sync_folder(folder)
     for other in folder.iterdir():
         if other.is_dir() and not other.is_symlink() and other.name != serial:
             shutil.rmtree(other, ignore_errors=True)

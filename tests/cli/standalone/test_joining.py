@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -18,6 +21,7 @@ from shoal_cli.standalone.serving import Standalone, coordinator_process, keep_r
 from shoal_cli.transfer import joined
 from shoal_cluster.ports import lasting_port
 from shoal_protocol.join_lines import JoinLine
+from shoal_protocol.pki import request
 from shoal_protocol.pki.authority import Authority, is_issued_by, renewal_time
 
 PATIENCE_SECONDS = 60.0
@@ -68,6 +72,36 @@ async def test_a_stolen_token_is_refused(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "thief"))
     with pytest.raises(joined.JoinRefused, match="was used already, with another key"):
         await joins(line)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_power_failure_costs_nobody_the_token(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    """What was not synced is empty then. Of a key that is lost the token would be taken for
+    stolen."""
+    synced, sync, ask = set[int](), os.fsync, request._ask
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def unanswered(order: request.Order, wanted: bytes) -> NoReturn:
+        ask(order, wanted)
+        raise request.NoAnswer
+
+    line = shelf.line(Kind.CLIENT)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", noted)
+        if not answered:
+            patch.setattr(request, "_ask", unanswered)
+        with suppress(joined.CoordinatorAway):
+            await joins(line)
+    for path in joined._folder(line.target).rglob("*"):
+        if path.is_file() and path.stat().st_ino not in synced:
+            path.write_bytes(b"")
+    await joins(line)
+    assert joined.joined() == [line.target]
 
 
 async def test_an_expired_token_is_refused(shelf: Shelf) -> None:

@@ -20,6 +20,8 @@ _SYSTEM_UNITS: Final = Path("/etc/systemd/system")
 _SYSTEM_STATE: Final = Path("/var/lib") / NAME
 _STOP_SECONDS: Final = 10
 """Beyond the time that draining may take."""
+_PATHS: Final = ("--cache", "--identity-folder", "--budget-file", "--speed")
+"""What options name of this machine's files, beside the join line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ def install(arguments: Sequence[str], place: Place | None = None) -> int:
         return 2
     place = place or _place()
     join = str(settings.enrolment.join)
-    options = [each for each in arguments if not _is_join(each, join)]
+    options = [each for each in _absolute(arguments) if not _is_join(each, join)]
     try:
         _write(place, f"{join}\n", unit(settings, options, place))
     except OSError as error:
@@ -89,6 +91,20 @@ def _place() -> Place:
         return Place(units=_SYSTEM_UNITS, state=_SYSTEM_STATE, user=user)
     chosen = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Place(units=Path(chosen) / "systemd/user", state=state_folder() / "agent")
+
+
+def _absolute(arguments: Sequence[str]) -> list[str]:
+    """The same from another folder: systemd starts what it runs in one of its own."""
+    made = list[str]()
+    for each in arguments:
+        option, sign, value = each.partition("=")
+        if made and made[-1] in _PATHS:
+            made.append(os.path.abspath(each))
+        elif sign and option in _PATHS:
+            made.append(f"{option}={os.path.abspath(value)}")
+        else:
+            made.append(each)
+    return made
 
 
 def _is_join(argument: str, join: str) -> bool:

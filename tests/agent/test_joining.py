@@ -177,6 +177,23 @@ def test_options_reach_the_agent_as_they_are(place: Place) -> None:
     assert '"/a b/100%%/$$HOME"' in text
 
 
+def test_paths_are_those_of_the_folder_in_which_it_is_installed(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "budget").write_text("64Mi")
+    options = ["--cache", "disk/cache", "--identity-folder=own", "--budget-file", "budget"]
+    assert install([LINE, *options], place) == 0
+    monkeypatch.chdir("/")
+    text = (place.units / "shoal-agent.service").read_text()
+    command = text.partition("ExecStart=")[2].splitlines()[0].split()
+    settings = parse(command[command.index("shoal_agent") + 1 :])
+    assert settings.cache == tmp_path / "disk/cache"
+    assert settings.budget_file == tmp_path / "budget"
+    assert settings.enrolment is not None
+    assert settings.enrolment.folder == tmp_path / "own"
+
+
 @pytest.mark.parametrize("joins", [True, False])
 def test_an_agent_that_runs_already_is_not_started_beside_itself(
     tmp_path: Path, joins: bool

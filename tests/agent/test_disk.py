@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -260,6 +261,23 @@ async def test_a_disk_without_a_byte_left_makes_room_too_or_says_what_is_needed(
         else:
             assert reply.failure.code == pb.DISK_FULL, reply
             assert reply.failure.message.endswith("; make room for 1.6 MiB there")
+
+
+@pytest.mark.real
+async def test_a_disk_that_has_become_read_only_serves_what_is_on_it(
+    coordinator: ScriptedCoordinator, join: Join, folder: Path, fragment: MadeFragment
+) -> None:
+    other = write_fragment(coordinator.store, dense_model([64, 256, 64]))
+    with small_disk(folder / "cache-pi-4", "2700k"):
+        before = await join()
+        await runs(before.device, fragment)
+        await before.agent.kill()
+        mount = ("mount", "-o", "remount,ro", str(folder / "cache-pi-4"))
+        subprocess.run(mount, check=True)
+        joined = await join()
+        await runs(joined.device, fragment)
+        reply = await joined.device.load(other.digest, other.resident_bytes)
+        assert "Read-only file system" in reply.failure.message
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "fragment.json"])

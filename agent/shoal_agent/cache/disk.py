@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from pathlib import Path
 from threading import Lock
-from time import monotonic, time
+from time import monotonic, time_ns
 from typing import BinaryIO, Final
 
 from shoal_agent.cache.folders import (
@@ -43,6 +43,7 @@ from shoal_agent.cache.folders import (
     Stamps,
     drop_cached_pages,
     file_digest,
+    folders_in,
     inodes,
     prepared_bytes,
     stamps_of,
@@ -424,15 +425,14 @@ class FragmentCache:
         return sorted(free, key=lambda digest: self._entries[digest].used_at)
 
     def _scan(self) -> None:
-        folders = [path for path in self.folder.iterdir() if path.is_dir()]
-        for folder in sorted(folders, key=lambda path: path.stat().st_mtime_ns):
+        for changed_at, folder in folders_in(self.folder):
             digest = Digest(f"sha256:{folder.name}")
             if folder.suffix == PART and is_digest(f"sha256:{folder.stem}"):
                 continue  # a fetch may resume it
             if is_digest(digest) and self._store.has(digest):
                 drop_cached_pages(folder)
                 manifest = self._store.manifest(digest)
-                used_at = monotonic() - max(0.0, time() - folder.stat().st_mtime)
+                used_at = monotonic() - max(0, time_ns() - changed_at) / 1e9
                 shared = inodes(folder, manifest.files)
                 entry = _Entry(manifest, None, used_at, shared, prepared_bytes(folder))
                 self._entries[digest] = entry

@@ -1,9 +1,11 @@
 """What is in the folder of one fragment: the inodes, bytes and times of its files."""
 
+import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Final
 
 from shoal_protocol.digests import Digest, digest_of_mapped
@@ -28,26 +30,45 @@ def inodes(folder: Path, names: Iterable[str]) -> dict[int, int]:
     return found
 
 
+def folders_in(folder: Path) -> list[tuple[int, Path]]:
+    """The folders in one and when they changed, in nanoseconds since 1970, the oldest first. A disk
+    that was switched off may have lost one, and say nothing of it but an error: that is of 1970."""
+    found = []
+    for path in folder.iterdir():
+        try:
+            status = path.stat()
+        except OSError as error:
+            if is_transient(error):
+                raise
+            found.append((0, path))
+        else:
+            if S_ISDIR(status.st_mode):
+                found.append((status.st_mtime_ns, path))
+    return sorted(found)
+
+
 def drop_cached_pages(folder: Path) -> None:
     """Have the kernel drop a folder's files from its page cache, which earlier processes filled.
 
     Pages stay charged to the control group that brought them there, which may be gone. This
     process's own group is to be charged with the fragments that it runs.
     """
-    for path in folder.rglob("*"):
-        with suppress(OSError), open_regular(path) as file:
-            uncache(file.fileno())
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError), open_regular(Path(inside, name)) as file:
+                uncache(file.fileno())
 
 
 def prepared_bytes(folder: Path) -> int:
     """Bytes of what was prepared of a fragment; what was not finished is removed."""
-    for part in (folder / PREPARED_FOLDER).glob(f"*{PART}"):
-        shutil.rmtree(part, ignore_errors=True)
-    files = (path for path in (folder / PREPARED_FOLDER).rglob("*") if path.is_file())
     size = 0
-    for path in files:
-        with suppress(OSError):  # it was removed meanwhile
-            size += path.stat().st_size
+    for inside, _, names in os.walk(folder / PREPARED_FOLDER):
+        if inside.endswith(PART):
+            shutil.rmtree(inside, ignore_errors=True)
+            continue
+        for name in names:
+            with suppress(OSError):  # it was removed meanwhile
+                size += os.stat(os.path.join(inside, name)).st_size
     return size
 
 

@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.spinner import Spinner
 from rich.text import Text
 
-from shoal_cli.commands.columns import Columns, ColumnTable
+from shoal_cli.commands.columns import Columns, ColumnTable, written_out
 from shoal_cli.local.report import (
     DeviceReport,
     FragmentHeld,
@@ -28,7 +28,7 @@ from shoal_cli.local.report import (
 from shoal_planner.explanation import Table as Explained
 from shoal_protocol.heap_reserve import HEAP_RESERVE_BYTES
 from shoal_protocol.units import counted, format_bytes, format_number
-from shoal_protocol.visible import visible
+from shoal_protocol.visible import visible, visible_line
 
 FAILURES_SHOWN = 8
 LOG_COLUMNS = 200
@@ -40,11 +40,14 @@ _MUCH_KEPT: Final = 1 << 30
 
 class _Terminal(Console):
     """Names of models, tensors and files are text: what is in one is no command (`visible`), nor is
-    `[/0]` markup."""
+    `[/0]` markup. Texts are written out before their lines are broken, or these would be longer
+    than the terminal is wide, and lose their ends."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
+        if isinstance(renderable, Text):
+            renderable = written_out(renderable)
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
 
@@ -303,7 +306,7 @@ def _failure_lines(job: JobReport) -> list[Text]:
     for failure in job.failures[:FAILURES_SHOWN]:
         where = failure.input or f"item {failure.item}"
         reason = failure.reason.removeprefix(f"{where}: ")
-        lines.append(Text(f"{job.name}: {where}: {reason}", style="red"))
+        lines.append(Text(f"{job.name}: {visible_line(where)}: {reason}", style="red"))
     if job.failed > FAILURES_SHOWN:
         lines.append(Text(f"{job.name}: {job.failed - FAILURES_SHOWN} more in failures.json"))
     return lines

@@ -56,7 +56,7 @@ def output() -> Console:
     """Standard output. A file or a pipe has no width, so there nothing is broken or cut short."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return _Terminal(markup=False)
-    return _Terminal(width=LOG_COLUMNS, markup=False)
+    return _Terminal(width=LOG_COLUMNS, markup=False, soft_wrap=True)
 
 
 def errors() -> Console:

@@ -17,7 +17,7 @@ from shoal_cli.commands.tables import (
     print_summary,
     trouble_lines,
 )
-from shoal_cli.local.report import Enforcement, FragmentHeld, RunReport, to_json
+from shoal_cli.local.report import Enforcement, FailedItem, FragmentHeld, RunReport, to_json
 from shoal_planner.explanation import Table as Explained
 
 LOGS = f"{REPORT.work}/logs"
@@ -200,6 +200,22 @@ def test_a_pipe_is_wide_and_has_no_colours(
     assert all(line == line.rstrip() or "  " in line for line in text.splitlines())
     monkeypatch.setenv("COLUMNS", "90")
     assert output().width == 90
+
+
+def test_no_line_is_broken_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever looks for a line there finds all of it."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    long = FailedItem(item=3, input=f"{'n' * 250}.npz", reason="wrong shape " * 20 + "at last")
+    verified = replace(JOB, verification=VERIFICATION)
+    failed = replace(FAILED, failures=(long,))
+    print_summary(output(), replace(REPORT, jobs=(verified, failed)))
+    lines = capsys.readouterr().out.splitlines()
+    assert f"ocr: {long.input}: {long.reason}" in lines
+    (said,) = [line for line in lines if line.startswith("verified 8 of 10 items")]
+    assert "; ONNX Runtime's own rounding" in said
+    assert said.endswith("absolute")
 
 
 def test_a_whole_model_that_has_run_no_item_is_in_no_budget() -> None:

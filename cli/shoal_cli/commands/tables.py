@@ -158,7 +158,7 @@ def job_table(jobs: Sequence[JobReport]) -> RenderableType:
         ("job", lambda job: job.name),
         ("state", lambda job: Text(job.state, style="green" if job.complete else "red")),
     ]
-    spare = ("p90", "p99", "before", "retries")
+    spare = ("p90", "p99", "before", "retries", "p50", "items/s", "failed")
     return ColumnTable(rows=jobs, names=names, columns=columns, spare=spare)
 
 
@@ -178,7 +178,7 @@ def device_table(devices: Sequence[DeviceReport]) -> RenderableType:
         ("device", lambda device: device.name),
         ("has", _fragments),
     ]
-    spare = ("fetched", "moved", "floor", "tiers 1-4", "loads", "evicted")
+    spare = ("fetched", "moved", "floor", "tiers 1-4", "loads", "evicted", "died")
     return ColumnTable(rows=devices, names=names, columns=columns, spare=spare)
 
 

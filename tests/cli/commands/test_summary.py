@@ -218,6 +218,14 @@ def test_no_line_is_broken_in_a_pipe(
     assert said.endswith("absolute")
 
 
+def test_columns_go_below_before_one_is_broken_on_a_phone() -> None:
+    camera = replace(FAILED, name="camera", latency=replace(FAILED.latency, p50_seconds=0.0935))
+    text = shown(replace(MANY, jobs=(camera,)), 40)
+    assert ["camera", "Failed", "7/8", "1"] in [line.split()[:4] for line in text.splitlines()]
+    for heading in ("failed", "items/s", "p50", "p90", "p99", "died"):
+        assert heading in text.split()
+
+
 def test_a_whole_model_that_has_run_no_item_is_in_no_budget() -> None:
     """All items have failed: nothing was compared."""
     verified = replace(REPORT, jobs=(replace(JOB, verification=VERIFICATION),))

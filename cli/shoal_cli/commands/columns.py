@@ -18,7 +18,8 @@ _INDENT: Final = 2
 _BAR: Final = 10
 _LONG_WORD: Final = 40
 """A longer one is broken; on a narrow terminal one that is longer than two thirds of it."""
-_WIDE: Final = Console(width=1000, markup=False)  # what a table would take if it could
+_WIDE: Final = Console(width=1000, height=100, markup=False)
+"""What a table would take if it could. Without a height rich gives a dumb terminal 80 columns."""
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], str | Text]]]

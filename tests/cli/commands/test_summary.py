@@ -1,7 +1,13 @@
 """The summary at narrow widths and outside of terminals: no number loses its end."""
 
+import contextlib
 import io
+import os
+import pty
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -74,6 +80,31 @@ def test_a_plan_loses_no_column_and_no_word_at_any_width(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     for words in (*explained.headings, *NAMES, *explained.rows[0][2:]):
         assert words in text
+
+
+def test_nor_on_a_dumb_terminal(tmp_path: Path) -> None:
+    """Other processes decide what kind of terminal they have when they begin."""
+    program = (
+        "from dataclasses import replace; from rich.console import Console;"
+        "from cli.commands.test_summary import DEVICE, MANY;"
+        "from shoal_cli.commands.tables import print_summary;"
+        "busy = replace(DEVICE, loads=10**9, evictions=10**9, restarts=10**9);"
+        "print_summary(Console(), replace(MANY, devices=(busy,)))"
+    )
+    ours, its = pty.openpty()
+    environment = {**os.environ, "TERM": "dumb", "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=its, cwd=tmp_path, env=environment
+    )
+    os.close(its)
+    drawn = b""
+    with contextlib.suppress(OSError):  # nobody has the other end any more
+        while piece := os.read(ours, 65536):
+            drawn += piece
+    os.close(ours)
+    assert process.wait(timeout=30) == 0
+    assert drawn.decode().count("1000000000") == 3
+    assert "…" not in drawn.decode()
 
 
 def test_80_columns_hold_a_device_on_a_line() -> None:

@@ -129,3 +129,29 @@ def test_a_device_that_loads_a_large_fragment_says_for_how_long(
     assert "loading for 38 s" in drawn
     assert "ready" in drawn
     assert "lost" in drawn
+
+
+def test_a_log_does_not_grow_while_a_followed_folder_gets_no_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("shoal_cli.commands.progress.time.monotonic", lambda: now[0])
+    progress = PlainProgress(lasting_seconds=60)
+
+    def told(device: "pb.DeviceStatus.State.ValueType" = pb.DeviceStatus.READY, **job: int) -> int:
+        """How many lines come within a minute."""
+        for second in range(60):
+            now[0] += 1
+            rate = 1 / (now[0] + second)  # it becomes less and less
+            status = pb.JobStatus(name="camera", items_per_second=rate, following=True, **job)
+            there = (pb.DeviceStatus(name="pi-4", state=device),)
+            progress.running(Snapshot(jobs=(status,), devices=there, restarts={}))
+        return len(capsys.readouterr().err.splitlines())
+
+    assert told() == 2
+    assert told() == 0
+    assert told(items=3, succeeded=2) == 24
+    assert told(items=3, succeeded=3) == 2
+    assert told(items=3, succeeded=3) == 0
+    assert told(pb.DeviceStatus.LOST, items=3, succeeded=3) == 2
+    assert told(items=3, succeeded=2, failed=1) == 2

@@ -119,7 +119,7 @@ def print_summary(console: Console, report: RunReport, *, logs_stay: bool = True
             if not device.within_budget:
                 console.print(Text(over_budget_line(device), style="bold red"))
     for job in report.jobs:
-        _print_verification(console, job, report.devices)
+        _print_verification(console, job, report)
     if begun and logs_stay and not (report.succeeded or report.interrupted):
         text = f"logs of the coordinator and of each device: {Path(report.work) / 'logs'}"
         console.print(Text(text), soft_wrap=True)
@@ -133,11 +133,13 @@ def print_kept(console: Console, folder: str, kept_bytes: int) -> None:
         console.print(Text(text), soft_wrap=True)
 
 
-def _print_verification(console: Console, job: JobReport, devices: Sequence[DeviceReport]) -> None:
+def _print_verification(console: Console, job: JobReport, report: RunReport) -> None:
     if job.verification_error:
         console.print(Text(_not_verified(job), style="bold red"))
     if job.verification is not None:
-        console.print(_verification_line(job.verification, devices), highlight=False)
+        whose = f"{job.name}: " if len(report.jobs) > 1 else ""
+        line = _verification_line(job.verification, report.devices)
+        console.print(Text(whose, style=line.style).append_text(line), highlight=False)
 
 
 def _not_verified(job: JobReport) -> str:

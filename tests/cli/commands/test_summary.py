@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -244,9 +245,20 @@ def test_no_line_is_broken_in_a_pipe(
     print_summary(output(), replace(REPORT, jobs=(verified, failed)))
     lines = capsys.readouterr().out.splitlines()
     assert f"ocr: {long.input}: {long.reason}" in lines
-    (said,) = [line for line in lines if line.startswith("verified 8 of 10 items")]
+    (said,) = [line for line in lines if line.startswith("ocr: verified 8 of 10")]
     assert "; ONNX Runtime's own rounding" in said
     assert said.endswith("absolute")
+
+
+def test_of_several_jobs_it_is_said_whose_results_differ() -> None:
+    right = replace(JOB, name="right", verification=VERIFICATION)
+    wrong = replace(JOB, name="wrong", verification=replace(VERIFICATION, max_rel_diff=0.5))
+    alone = shown(replace(REPORT, jobs=(wrong,)), 1000)
+    both = shown(replace(REPORT, jobs=(right, wrong)), 1000)
+    assert "\nverified 8 of 10 items" in alone
+    before, different, _ = both.partition("DIFFERENT")
+    assert different
+    assert re.findall(r"\n(\w+): verified 8 of 10 items", before) == ["right", "wrong"]
 
 
 def test_columns_go_below_before_one_is_broken_on_a_phone() -> None:

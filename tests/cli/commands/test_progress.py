@@ -138,20 +138,22 @@ def test_a_log_does_not_grow_while_a_followed_folder_gets_no_file(
     monkeypatch.setattr("shoal_cli.commands.progress.time.monotonic", lambda: now[0])
     progress = PlainProgress(lasting_seconds=60)
 
-    def told(device: "pb.DeviceStatus.State.ValueType" = pb.DeviceStatus.READY, **job: int) -> int:
+    def told(*, items: int = 0, failed: int = 0, under_way: int = 0, lost: bool = False) -> int:
         """How many lines come within a minute."""
+        job = pb.JobStatus(name="camera", following=True, items=items, failed=failed)
+        job.succeeded = items - failed - under_way
+        state = pb.DeviceStatus.LOST if lost else pb.DeviceStatus.READY
+        there = (pb.DeviceStatus(name="pi-4", state=state),)
         for second in range(60):
             now[0] += 1
-            rate = 1 / (now[0] + second)  # it becomes less and less
-            status = pb.JobStatus(name="camera", items_per_second=rate, following=True, **job)
-            there = (pb.DeviceStatus(name="pi-4", state=device),)
-            progress.running(Snapshot(jobs=(status,), devices=there, restarts={}))
+            job.items_per_second = 1 / (now[0] + second)  # it becomes less and less
+            progress.running(Snapshot(jobs=(job,), devices=there, restarts={}))
         return len(capsys.readouterr().err.splitlines())
 
     assert told() == 2
     assert told() == 0
-    assert told(items=3, succeeded=2) == 24
-    assert told(items=3, succeeded=3) == 2
-    assert told(items=3, succeeded=3) == 0
-    assert told(pb.DeviceStatus.LOST, items=3, succeeded=3) == 2
-    assert told(items=3, succeeded=2, failed=1) == 2
+    assert told(items=3, under_way=1) == 24
+    assert told(items=3) == 2
+    assert told(items=3) == 0
+    assert told(items=3, lost=True) == 2
+    assert told(items=3, failed=1) == 2

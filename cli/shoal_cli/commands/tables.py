@@ -151,7 +151,7 @@ def job_table(jobs: Sequence[JobReport]) -> RenderableType:
     columns: Columns[JobReport] = [
         ("items", lambda job: f"{job.succeeded}/{job.items}"),
         *_counts(jobs, before="resumed", failed="failed", retries="retries"),
-        ("items/s", lambda job: format_rate(job.items_per_second)),
+        ("items/s", lambda job: format_rate(0 if job.ran_nothing else job.items_per_second)),
         ("p50", lambda job: _latency(job.latency.p50_seconds)),
         ("p90", lambda job: _latency(job.latency.p90_seconds)),
         ("p99", lambda job: _latency(job.latency.p99_seconds)),

@@ -24,7 +24,14 @@ from shoal_cli.commands.tables import (
     print_summary,
     trouble_lines,
 )
-from shoal_cli.local.report import Enforcement, FailedItem, FragmentHeld, RunReport, to_json
+from shoal_cli.local.report import (
+    Enforcement,
+    FailedItem,
+    FragmentHeld,
+    Latency,
+    RunReport,
+    to_json,
+)
 from shoal_planner.explanation import Table as Explained
 
 LOGS = f"{REPORT.work}/logs"
@@ -248,6 +255,22 @@ def test_no_line_is_broken_in_a_pipe(
     (said,) = [line for line in lines if line.startswith("ocr: verified 8 of 10")]
     assert "; ONNX Runtime's own rounding" in said
     assert said.endswith("absolute")
+
+
+def test_a_run_that_had_nothing_to_do_shows_no_rate_of_an_earlier_one() -> None:
+    """A coordinator knows that of the job, which is the same one."""
+    none = Latency(p50_seconds=0, p90_seconds=0, p99_seconds=0, maximum_seconds=0)
+    again = replace(
+        JOB, resumed=JOB.items, succeeded=JOB.items, items_per_second=67.8, latency=none
+    )
+    assert again.ran_nothing
+    (line,) = [
+        line
+        for line in shown(replace(REPORT, jobs=(again,)), 120).splitlines()
+        if "/" in line and line.startswith("ocr  ")
+    ]
+    assert "67.8" not in line
+    assert line.split()[-4:] == ["-"] * 4
 
 
 def test_of_several_jobs_it_is_said_whose_results_differ() -> None:

@@ -54,14 +54,22 @@ class _Terminal(Console):
 
 def output() -> Console:
     """Standard output. A file or a pipe has no width, so there nothing is broken or cut short."""
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        return _Terminal(markup=False)
+    environment = _environment()
+    if sys.stdout.isatty() or "COLUMNS" in environment:
+        return _Terminal(markup=False, _environ=environment)
     return _Terminal(width=LOG_COLUMNS, markup=False, soft_wrap=True)
 
 
 def errors() -> Console:
     """Standard error: progress and notes."""
-    return _Terminal(stderr=True, markup=False)
+    return _Terminal(stderr=True, markup=False, _environ=_environment())
+
+
+def _environment() -> dict[str, str]:
+    """Without a width of 0, as programs give it that know none: nothing would be printed."""
+    columns = os.environ.get("COLUMNS", "")
+    known = columns.isdecimal() and int(columns) > 0
+    return {name: text for name, text in os.environ.items() if known or name != "COLUMNS"}
 
 
 class Waiting:

@@ -16,6 +16,7 @@ from rich.console import Console
 from cli.local.test_report import DEVICE, FAILED, JOB, REPORT, VERIFICATION
 from shoal_cli.commands.tables import (
     LOG_COLUMNS,
+    errors,
     explained_table,
     interrupted_line,
     output,
@@ -239,6 +240,18 @@ def test_a_pipe_is_wide_and_has_no_colours(
     assert all(line == line.rstrip() or "  " in line for line in text.splitlines())
     monkeypatch.setenv("COLUMNS", "90")
     assert output().width == 90
+
+
+@pytest.mark.parametrize("columns", ["0", "", "wide"])
+def test_a_width_that_nobody_knows_is_none(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing at all was printed in 0 columns."""
+    monkeypatch.setenv("COLUMNS", columns)
+    print_summary(output(), MANY)
+    assert "20 of 24 MiB 83%" in capsys.readouterr().out
+    errors().print("stopping")
+    assert capsys.readouterr().err == "stopping\n"
 
 
 def test_no_line_is_broken_in_a_pipe(

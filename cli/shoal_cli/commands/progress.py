@@ -1,4 +1,5 @@
-"""What a run shows while it goes: a live picture on a terminal, plain lines elsewhere.
+"""What a run shows while it goes: a live picture on a terminal, plain lines elsewhere, also on a
+dumb one, where nothing can be drawn anew.
 
 Both are `Observer`s. The live picture has one table per job (stages with their queues), one of
 devices (residency against budget), and a bar of items with throughput and the time left. Plain
@@ -34,7 +35,8 @@ def choose_progress(kind: str | None, console: Console) -> Observer:
     """The observer for `--progress`; None shows nothing."""
     if kind is None:
         return Observer()
-    if kind == "rich" or (kind == "auto" and console.is_terminal):
+    redraws = console.is_terminal and not console.is_dumb_terminal
+    if kind == "rich" or (kind == "auto" and redraws):
         return LiveProgress(console)
     return PlainProgress(0 if kind == "plain" else LASTING_SECONDS)
 

@@ -6,10 +6,23 @@ import time
 import pytest
 from rich.console import Console
 
-from shoal_cli.commands.progress import PlainProgress, picture
+from shoal_cli.commands.progress import (
+    LiveProgress,
+    PlainProgress,
+    choose_progress,
+    picture,
+)
 from shoal_cli.commands.tables import Waiting
-from shoal_cli.local.observer import Snapshot
+from shoal_cli.local.observer import Observer, Snapshot
 from shoal_protocol.v1 import coordinator_pb2 as pb
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [("xterm", LiveProgress), ("dumb", PlainProgress)])
+def test_a_terminal_that_draws_nothing_anew_gets_lines(
+    terminal: str, shown: type[Observer]
+) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": terminal})
+    assert isinstance(choose_progress("auto", console), shown)
 
 
 def test_a_phase_that_is_over_at_once_leaves_no_line_in_a_log(

@@ -52,7 +52,7 @@ faults: .venv/dev.stamp ## Run every fault, on processes and on nodes; check lea
 parity: .venv/dev.stamp ## Compare every model, the heavy ones too, cut in every way, with the whole model
 	$(BIN)/pytest --quiet -rs tests/parity tests/compiler/test_real_models.py
 
-suite: .venv/suite.stamp ## Run 59 models in budgets from ample to the smallest, on one to three devices (hours)
+suite: .venv/suite.stamp ## Run 63 models in budgets from ample to the smallest, on one to three devices (hours)
 	@rm -rf out/suite
 	@$(BIN)/pytest --quiet -rs tests/suite; kept=$$?; \
 		$(BIN)/python tests/suite/table.py out/suite; exit $$kept

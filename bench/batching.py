@@ -1,5 +1,4 @@
-"""What a batch saves: processor time of an item on a pool that may run eight at once, beside one
-that runs items one by one.
+"""What a batch saves: processor time of an item where eight may run at once, and where one does.
 
 The time is that of all processes of a pool, coordinator and agents. It is what other load of the
 machine disturbs least; how long a call takes is not measured here.

@@ -18,6 +18,7 @@ seconds on two cores, and says less.
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 import time
@@ -44,10 +45,29 @@ class Arguments:
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
     """The options that every bench has; the first line of its docstring describes it."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements here too")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the ratios here (SVG)")
+    for option, what in (
+        ("--json", "write the measurements here too"),
+        ("--picture", "draw the ratios here (SVG)"),
+    ):
+        parser.add_argument(option, type=new_file, metavar="FILE", help=what)
     parser.add_argument("--quick", action="store_true", help="end within 50 seconds, say less")
     return parser
+
+
+def new_file(text: str) -> Path:
+    """A file to be written at the end: that it cannot be is said before hours have passed."""
+    path = Path(text)
+    existing_folder(str(path.parent))
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder; name a file")
+    return path
+
+
+def existing_folder(text: str) -> Path:
+    """A folder for files that are written at the end."""
+    if not os.access(text, os.W_OK) or not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text} that can be written")
+    return Path(text)
 
 
 def parse_arguments(description: str | None) -> Arguments:

@@ -16,9 +16,8 @@ ncnn and OpenVINO come as requirements/bench.txt; without them there are no figu
 
 from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
 
-from measurement import Report, argument_parser, shared
+from measurement import Report, argument_parser, existing_folder, shared
 from memory_agents import agents
 from memory_changes import changes
 from memory_curve import curve
@@ -38,7 +37,9 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=[*SUBJECTS], help="only these models")
     parser.add_argument("--part", action="append", choices=[*PARTS], help="only these parts")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw each model's curve")
+    parser.add_argument(
+        "--pictures", type=existing_folder, metavar="FOLDER", help="draw each model's curve"
+    )
     options = parser.parse_args()
     report = Report(shared(options))
     for part in options.part or (["curve"] if options.quick else PARTS):

@@ -1,5 +1,4 @@
-"""Placements on unequal devices: what planning predicts against what is measured, and what the plan
-gains over what one would think of first.
+"""Placements on unequal devices: predicted against measured, and plans against simpler ones.
 
     sudo .venv/bin/python bench/placements.py [--quick] [--json FILE] [--details FILE]
 
@@ -28,7 +27,16 @@ from pathlib import Path
 from statistics import correlation
 from typing import Any, Final
 
-from measurement import RATIO, VALUE, Measurement, Report, argument_parser, measured, shared
+from measurement import (
+    RATIO,
+    VALUE,
+    Measurement,
+    Report,
+    argument_parser,
+    measured,
+    new_file,
+    shared,
+)
 from placement_runs import CHOSEN, COLD, COLD_ITEMS, REFINED, Device, Request
 
 from shoal_cli.local.cgroups import DeviceGroup, RunGroups, Unavailable, open_groups, run_name
@@ -130,7 +138,7 @@ Runs = list[dict[str, Any]]
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument(
-        "--details", type=Path, metavar="FILE", help="write every run here, as JSON"
+        "--details", type=new_file, metavar="FILE", help="write every run here, as JSON"
     )
     parser.add_argument("--environment", help="this one alone, by name")
     options = parser.parse_args()

@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Final
 
 import planned_pools
-from measurement import RATIO, VALUE, Measurement, Report, argument_parser, shared
+from measurement import (
+    RATIO,
+    VALUE,
+    Measurement,
+    Report,
+    argument_parser,
+    existing_folder,
+    shared,
+)
 
 from shoal_cli.drawing.chart import BLUE, BROWN, GREEN
 from shoal_cli.drawing.panels import Line, Panel
@@ -57,7 +65,9 @@ RULES: Final = ("even split", "single device", "row by memory")
 def main() -> None:
     """Print a table."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw the cost of planning")
+    parser.add_argument(
+        "--pictures", type=existing_folder, metavar="FOLDER", help="draw the cost of planning"
+    )
     options = parser.parse_args()
     report = Report(shared(options))
     for measurement in (*published(), *machines()):

@@ -36,7 +36,15 @@ def replace_file(path: Path, data: bytes) -> None:
 
 def write_named(path: Path, data: bytes) -> None:
     """Write a file that a user has named, as `replace_file` does where a file can take its place.
-    A link stays one: the file that it leads to is replaced. Raises `OSError`."""
+    A link stays one: the file that it leads to is replaced. Raises `OSError`, which says what file
+    could not be written: a full disk says that of none."""
+    try:
+        _write_named(path, data)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write_named(path: Path, data: bytes) -> None:
     if not is_stream(path):
         replace_file(Path(os.path.realpath(path)), data)
         return

@@ -133,12 +133,12 @@ def format_number(value: float) -> str:
 
 
 def format_need(least_bytes: int, resident_bytes: int) -> str:
-    """What a fragment needs, for people: `41.2 MiB resident`, or, where a device can swap, `at
-    least 10 MiB by swapping, 41.2 MiB to be resident`."""
+    """What a fragment needs, for people: `41.2 MiB resident`, or, where it can run in blocks, `at
+    least 10 MiB in blocks, 41.2 MiB to be resident`."""
     if least_bytes == resident_bytes:
         return f"{format_upwards(resident_bytes)} resident"
     least, resident = format_upwards(least_bytes), format_upwards(resident_bytes)
-    return f"at least {least} by swapping, {resident} to be resident"
+    return f"at least {least} in blocks, {resident} to be resident"
 
 
 def seconds(duration: Nanoseconds) -> float:

@@ -209,7 +209,7 @@ def test_a_refusal_says_what_a_fragment_needs_at_least_and_to_be_resident() -> N
     answer = plan(document, [device("pi-zero", budget=8 * MIB)], Objective.THROUGHPUT)
     assert isinstance(answer, Infeasible)
     assert answer.message("rec", "raise the budget") == (
-        "fragment 0 of rec needs at least 10 MiB by swapping, 41.2 MiB to be resident; "
+        "fragment 0 of rec needs at least 10 MiB in blocks, 41.2 MiB to be resident; "
         "pi-zero has 8 MiB; raise the budget"
     )
 
@@ -273,7 +273,7 @@ def test_a_fragment_that_leaves_no_room_for_the_frames_of_the_next_item_does_not
     assert isinstance(short, Infeasible)
     assert short.need_bytes == 16 * MIB + frames
     assert short.resident_bytes == 20 * MIB + frames
-    assert "needs at least 22 MiB by swapping, 26 MiB to be resident;" in short.message("det")
+    assert "needs at least 22 MiB in blocks, 26 MiB to be resident;" in short.message("det")
 
 
 def test_what_enters_a_run_of_fragments_has_room_beside_each_that_is_loaded_in_turn() -> None:

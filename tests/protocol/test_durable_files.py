@@ -94,3 +94,11 @@ def test_a_file_that_is_standard_output_takes_it_where_its_turn_is(tmp_path: Pat
     with (tmp_path / "out").open("wb") as out:
         subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
     assert (tmp_path / "out").read_text().split() == ["before", "content", "after"]
+
+
+def test_a_full_disk_is_said_with_the_file_that_it_has_no_room_for() -> None:
+    """Writing to what is open says no name."""
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'") as full:
+        write_named(Path("/dev/full"), b"x" * 100)
+    assert full.value.filename == "/dev/full"
+    assert is_disk_full(full.value)

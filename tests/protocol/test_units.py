@@ -163,7 +163,7 @@ def test_a_need_is_written_as_more_than_a_budget_that_is_too_little_for_it() -> 
     assert format_bytes(budget) == "60 MiB"
     assert format_need(budget + 1, budget + 1) == "60.1 MiB resident"
     assert format_need(budget + 1, 2 * budget + 1) == (
-        "at least 60.1 MiB by swapping, 120.1 MiB to be resident"
+        "at least 60.1 MiB in blocks, 120.1 MiB to be resident"
     )
 
 

@@ -10,13 +10,16 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Column, Table
-from rich.text import Text
+from rich.text import Span, Text
+
+from shoal_protocol.visible import visible
 
 _INDENT: Final = 2
 _BAR: Final = 10
 _LONG_WORD: Final = 40
 """A longer one is broken; on a narrow terminal one that is longer than two thirds of it."""
-_WIDE: Final = Console(width=1000, markup=False)  # what a table would take if it could
+_WIDE: Final = Console(width=1000, height=100, markup=False)
+"""What a table would take if it could. Without a height rich gives a dumb terminal 80 columns."""
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], str | Text]]]
@@ -37,6 +40,20 @@ def facts_grid(facts: Sequence[tuple[str, str]]) -> Table:
         if value:
             grid.add_row(name, value)
     return grid
+
+
+def written_out(text: Text) -> Text:
+    """A text with what would command a terminal written out (`visible`), in the same styles."""
+    plain, seen = text.plain, visible(text.plain)
+    if seen == plain:
+        return text
+    shown = text.copy()
+    shown.plain = seen
+    shown.spans = [
+        Span(len(visible(plain[: span.start])), len(visible(plain[: span.end])), span.style)
+        for span in text.spans
+    ]
+    return shown
 
 
 def share_bar(part: int, whole: int) -> Text:
@@ -88,13 +105,13 @@ class ColumnTable(Generic[R]):
         shown, longest = (*names, *columns), min(_LONG_WORD, width * 2 // 3)
         table = plain_table(*(self._column(heading, show, longest) for heading, show in shown))
         for row in self.rows:
-            table.add_row(*(show(row) for _, show in shown))
+            table.add_row(*(_cell(show(row)) for _, show in shown))
         return table
 
     def _column(self, heading: str, show: Callable[[R], str | Text], longest: int) -> Column:
         """Where columns wrap, each takes at least its longest word, a number all of itself: rich
         would break them to fit the others in."""
-        texts = [heading, *(str(show(row)) for row in self.rows)]
+        texts = [heading, *(_cell(show(row)).plain for row in self.rows)]
         numbers = self.numbers
         if numbers is None:
             numbers = {each for each, _ in self.columns} - {*self.texts}
@@ -104,3 +121,7 @@ class ColumnTable(Generic[R]):
         words = [len(word) for text in texts for word in text.split()]
         least = min(longest, max(words, default=1)) if self.wrap else None
         return Column(heading, overflow="fold", min_width=least)
+
+
+def _cell(shown: str | Text) -> Text:
+    return Text(visible(shown)) if isinstance(shown, str) else written_out(shown)

@@ -55,7 +55,7 @@ def items(
     if output == "json":
         typer.echo(json.dumps(list(map(_document, found))))
         return
-    for line in _table(found):
+    for line in item_lines(found):
         typer.echo(line)
 
 
@@ -116,8 +116,10 @@ def _state(item: "pb.JobItem") -> str:
     return pb.JobItem.State.Name(item.state).capitalize()
 
 
-def _table(found: "Sequence[pb.JobItem]") -> Iterator[str]:
+def item_lines(found: "Sequence[pb.JobItem]") -> Iterator[str]:
     """Lines of aligned columns; a rich table of so many rows would take a minute."""
+    from rich.cells import cell_len, set_cell_size
+
     if not found:
         yield "no items"
         return
@@ -126,7 +128,7 @@ def _table(found: "Sequence[pb.JobItem]") -> Iterator[str]:
         tries, why = str(item.tries or "-"), visible_line(" ".join(item.reason.split())) or "-"
         where = item.device or "-", visible_line(item.input)
         rows.append((str(item.item), _state(item), tries, *where, why))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    widths = [max(cell_len(row[column]) for row in rows) for column in range(5)]
     for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        cells = [set_cell_size(cell, width) for cell, width in zip(row, widths, strict=False)]
         yield "  ".join((*cells, row[5])).rstrip()

@@ -27,21 +27,31 @@ _BAR: Final = 10
 _GOOD: Final = frozenset({"Ready", "Running", "Complete", "Pending"})
 
 
-def picture(title: str, view: View, shown_jobs: int | None = None) -> RenderableType:
+def picture(
+    title: str, view: View, shown_jobs: int | None = None, *, stages: bool = True
+) -> RenderableType:
     """All of it: jobs with their stages, then devices. `shown_jobs`: so many jobs at most."""
-    jobs = [job for job in view.jobs if not job.has_ended] or list(view.jobs[:1])
+    jobs = jobs_of(view)
     parts: list[RenderableType] = [Text(_headline(title, view), style="bold"), Text()]
     for job in jobs[:shown_jobs]:
-        stages = (
-            Text() if _was_let_go(job) else Padding(stage_table(job), (0, 0, 1, 2), expand=False)
-        )
-        parts += [_job_bar(job), stages]
+        parts += [_job_bar(job), _stages(job) if stages else Text()]
     if (more := len(jobs) - len(jobs[:shown_jobs])) > 0:
         parts += [Text(f"{more} more active jobs", style="dim"), Text()]
     parts.append(device_table(view.devices))
     if view.omitted_devices:
         parts.append(Text(f"and {view.omitted_devices} more devices", style="dim"))
     return Group(*parts)
+
+
+def jobs_of(view: View) -> Sequence[JobView]:
+    """The jobs of a picture: those that are active, else the last one."""
+    return [job for job in view.jobs if not job.has_ended] or view.jobs[:1]
+
+
+def _stages(job: JobView) -> RenderableType:
+    if _was_let_go(job):
+        return Text()
+    return Padding(stage_table(job), (0, 0, 1, 2), expand=False)
 
 
 def _headline(title: str, view: View) -> str:

@@ -129,9 +129,12 @@ def plan_layers(profile: Path, devices: str | None, objective: Objective, items:
 
 def _read(option: str, file: Path, parse: Callable[[str], T]) -> T:
     try:
-        return parse(file.read_text())
+        return parse(file.read_text(encoding="utf-8"))
     except OSError as failed:
         raise typer.BadParameter(f"{option} {file}: {failed.strerror}") from None
+    except UnicodeDecodeError:
+        what = "is no text, but docs/profiles.md says what is read here"
+        raise typer.BadParameter(f"{option} {file}: {what}") from None
     except ValueError as wrong:
         raise typer.BadParameter(f"{option} {file}: {wrong}") from None
 

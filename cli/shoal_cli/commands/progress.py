@@ -1,9 +1,11 @@
-"""What a run shows while it goes: a live picture on a terminal, plain lines elsewhere.
+"""What a run shows while it goes: a live picture on a terminal, plain lines elsewhere, also on a
+dumb one, where nothing can be drawn anew.
 
 Both are `Observer`s. The live picture has one table per job (stages with their queues), one of
 devices (residency against budget), and a bar of items with throughput and the time left. Plain
-lines are for logs: progress comes every `PLAIN_SECONDS`, one line per job. Unless they were asked
-for, a phase is named once it lasts, so that a run that is over soon prints none.
+lines are for logs: progress comes every `PLAIN_SECONDS`, one line per job, but once only while
+nothing happens. Unless they were asked for, a phase is named once it lasts, so that a run that is
+over soon prints none.
 """
 
 import sys
@@ -33,7 +35,8 @@ def choose_progress(kind: str | None, console: Console) -> Observer:
     """The observer for `--progress`; None shows nothing."""
     if kind is None:
         return Observer()
-    if kind == "rich" or (kind == "auto" and console.is_terminal):
+    redraws = console.is_terminal and not console.is_dumb_terminal
+    if kind == "rich" or (kind == "auto" and redraws):
         return LiveProgress(console)
     return PlainProgress(0 if kind == "plain" else LASTING_SECONDS)
 
@@ -46,6 +49,7 @@ class PlainProgress(Observer):
         self._lasting_seconds = lasting_seconds
         self._shown = time.monotonic()
         self._phase: Timer | None = None
+        self._told: tuple[object, ...] = ()
 
     def phase(self, text: str) -> None:
         self.ended()
@@ -78,6 +82,9 @@ class PlainProgress(Observer):
 
     def running(self, snapshot: Snapshot) -> None:
         if not self._due():
+            return
+        told, self._told = self._told, _at_rest(snapshot)
+        if self._told and told == self._told:
             return
         for job in snapshot.jobs:
             self._print(f"{job.name}: {_job_line(job)}")
@@ -179,6 +186,15 @@ def _tasks(job: pb.JobStatus) -> list[str]:
     if len(job.stages) < 2 or job.succeeded or job.failed or not total:
         return []
     return [f"{min(total, sum(stage.finished for stage in job.stages))}/{total} tasks"]
+
+
+def _at_rest(snapshot: Snapshot) -> tuple[object, ...]:
+    """What jobs have come to that wait for files, and their devices: the same for weeks, perhaps,
+    and told once. Empty while anything is under way."""
+    if any(not job.following or job.succeeded + job.failed < job.items for job in snapshot.jobs):
+        return ()
+    jobs = ((job.name, job.items, job.failed, job.retries) for job in snapshot.jobs)
+    return (*jobs, *((device.name, device.state) for device in snapshot.devices))
 
 
 def _stage_table(job: pb.JobStatus) -> RenderableType:

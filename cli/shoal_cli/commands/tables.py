@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.spinner import Spinner
 from rich.text import Text
 
-from shoal_cli.commands.columns import Columns, ColumnTable
+from shoal_cli.commands.columns import Columns, ColumnTable, written_out
 from shoal_cli.local.report import (
     DeviceReport,
     FragmentHeld,
@@ -28,7 +28,7 @@ from shoal_cli.local.report import (
 from shoal_planner.explanation import Table as Explained
 from shoal_protocol.heap_reserve import HEAP_RESERVE_BYTES
 from shoal_protocol.units import counted, format_bytes, format_number
-from shoal_protocol.visible import visible
+from shoal_protocol.visible import visible, visible_line
 
 FAILURES_SHOWN = 8
 LOG_COLUMNS = 200
@@ -40,25 +40,36 @@ _MUCH_KEPT: Final = 1 << 30
 
 class _Terminal(Console):
     """Names of models, tensors and files are text: what is in one is no command (`visible`), nor is
-    `[/0]` markup."""
+    `[/0]` markup. Texts are written out before their lines are broken, or these would be longer
+    than the terminal is wide, and lose their ends."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
+        if isinstance(renderable, Text):
+            renderable = written_out(renderable)
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
 
 
 def output() -> Console:
     """Standard output. A file or a pipe has no width, so there nothing is broken or cut short."""
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        return _Terminal(markup=False)
-    return _Terminal(width=LOG_COLUMNS, markup=False)
+    environment = _environment()
+    if sys.stdout.isatty() or "COLUMNS" in environment:
+        return _Terminal(markup=False, _environ=environment)
+    return _Terminal(width=LOG_COLUMNS, markup=False, soft_wrap=True)
 
 
 def errors() -> Console:
     """Standard error: progress and notes."""
-    return _Terminal(stderr=True, markup=False)
+    return _Terminal(stderr=True, markup=False, _environ=_environment())
+
+
+def _environment() -> dict[str, str]:
+    """Without a width of 0, as programs give it that know none: nothing would be printed."""
+    columns = os.environ.get("COLUMNS", "")
+    known = columns.isdecimal() and int(columns) > 0
+    return {name: text for name, text in os.environ.items() if known or name != "COLUMNS"}
 
 
 class Waiting:
@@ -116,7 +127,7 @@ def print_summary(console: Console, report: RunReport, *, logs_stay: bool = True
             if not device.within_budget:
                 console.print(Text(over_budget_line(device), style="bold red"))
     for job in report.jobs:
-        _print_verification(console, job, report.devices)
+        _print_verification(console, job, report)
     if begun and logs_stay and not (report.succeeded or report.interrupted):
         text = f"logs of the coordinator and of each device: {Path(report.work) / 'logs'}"
         console.print(Text(text), soft_wrap=True)
@@ -130,11 +141,13 @@ def print_kept(console: Console, folder: str, kept_bytes: int) -> None:
         console.print(Text(text), soft_wrap=True)
 
 
-def _print_verification(console: Console, job: JobReport, devices: Sequence[DeviceReport]) -> None:
+def _print_verification(console: Console, job: JobReport, report: RunReport) -> None:
     if job.verification_error:
         console.print(Text(_not_verified(job), style="bold red"))
     if job.verification is not None:
-        console.print(_verification_line(job.verification, devices), highlight=False)
+        whose = f"{job.name}: " if len(report.jobs) > 1 else ""
+        line = _verification_line(job.verification, report.devices)
+        console.print(Text(whose, style=line.style).append_text(line), highlight=False)
 
 
 def _not_verified(job: JobReport) -> str:
@@ -146,7 +159,7 @@ def job_table(jobs: Sequence[JobReport]) -> RenderableType:
     columns: Columns[JobReport] = [
         ("items", lambda job: f"{job.succeeded}/{job.items}"),
         *_counts(jobs, before="resumed", failed="failed", retries="retries"),
-        ("items/s", lambda job: format_rate(job.items_per_second)),
+        ("items/s", lambda job: format_rate(0 if job.ran_nothing else job.items_per_second)),
         ("p50", lambda job: _latency(job.latency.p50_seconds)),
         ("p90", lambda job: _latency(job.latency.p90_seconds)),
         ("p99", lambda job: _latency(job.latency.p99_seconds)),
@@ -155,7 +168,7 @@ def job_table(jobs: Sequence[JobReport]) -> RenderableType:
         ("job", lambda job: job.name),
         ("state", lambda job: Text(job.state, style="green" if job.complete else "red")),
     ]
-    spare = ("p90", "p99", "before", "retries")
+    spare = ("p90", "p99", "before", "retries", "p50", "items/s", "failed")
     return ColumnTable(rows=jobs, names=names, columns=columns, spare=spare)
 
 
@@ -175,7 +188,7 @@ def device_table(devices: Sequence[DeviceReport]) -> RenderableType:
         ("device", lambda device: device.name),
         ("has", _fragments),
     ]
-    spare = ("fetched", "moved", "floor", "tiers 1-4", "loads", "evicted")
+    spare = ("fetched", "moved", "floor", "tiers 1-4", "loads", "evicted", "died")
     return ColumnTable(rows=devices, names=names, columns=columns, spare=spare)
 
 
@@ -303,7 +316,7 @@ def _failure_lines(job: JobReport) -> list[Text]:
     for failure in job.failures[:FAILURES_SHOWN]:
         where = failure.input or f"item {failure.item}"
         reason = failure.reason.removeprefix(f"{where}: ")
-        lines.append(Text(f"{job.name}: {where}: {reason}", style="red"))
+        lines.append(Text(f"{job.name}: {visible_line(where)}: {reason}", style="red"))
     if job.failed > FAILURES_SHOWN:
         lines.append(Text(f"{job.name}: {job.failed - FAILURES_SHOWN} more in failures.json"))
     return lines

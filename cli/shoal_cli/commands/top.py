@@ -22,7 +22,7 @@ EPILOG: Final = (
     "The active run here:  shoal top\n\n"
     "A pool of the cluster:  shoal top --pool shelf --namespace reading\n\n"
     "Once, for a program:  shoal top --output json | jq '.devices[].used_bytes'\n\n"
-    "Control-C ends it. Where standard output is no terminal, it prints once."
+    "Control-C ends it. Where standard output is no terminal, or a dumb one, it prints once."
 )
 RECONNECT_SECONDS: Final = 10.0
 """How long a coordinator that is gone is looked for: it may be starting anew."""
@@ -47,11 +47,18 @@ def top(
 
     Without options it is the active run on this machine. It changes nothing there.
     """
-    if output == "json" or not sys.stdout.isatty():
+    if output == "json" or not _can_redraw():
         asyncio.run(_print(target, interval, output))
         return
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_watch(target, interval))
+
+
+def _can_redraw() -> bool:
+    """Whether standard output is a terminal that moves its cursor (a dumb one shows what comes)."""
+    from shoal_cli.commands.tables import output
+
+    return sys.stdout.isatty() and not output().is_dumb_terminal
 
 
 async def _print(target: targets.Target, interval: float, output: targets.OutputKind) -> None:
@@ -96,7 +103,7 @@ async def _watch(target: targets.Target, interval: float) -> None:
 
 
 def _show(live: "Live", title: str, now: "pb.Overview", before: "pb.Overview | None") -> None:
-    from shoal_cli.commands.live_tables import picture
+    from shoal_cli.commands.screens import filled
     from shoal_cli.live.view import view_of
 
-    live.update(picture(title, view_of(now, before)), refresh=True)
+    live.update(filled(live.console, title, view_of(now, before)), refresh=True)

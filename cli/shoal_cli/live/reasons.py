@@ -146,7 +146,8 @@ def _about_work(job: JobView) -> Iterator[str]:
     hits = job.tier_hits
     loaded = hits.cached + hits.idle + hits.evict
     total = loaded + hits.resident
-    first = sum(len(stage.devices) for stage in job.stages)  # each loads its fragment once anyway
+    # Each device loads its fragment once anyway. Of a job that was let go nobody knows how many.
+    first = sum(len(stage.devices) for stage in job.stages) or loaded - hits.evict
     if loaded > first and loaded / total > _LOADED_SHARE:
         yield (
             f"{loaded} of {counted(total, 'task')} ({loaded / total:.0%}) had to load their "

@@ -104,8 +104,10 @@ async def bench_device(
     needs = coarse._replace(least_bytes=least)
     for budget in order.budgets(needs):
         job, prepared = _job(order, items, budget), usual
-        if budget < coarse.least_bytes:
+        if least <= budget < coarse.least_bytes:
             prepared = await _cut(job.plan.cut, workspace)
+        elif budget < least < coarse.least_bytes:  # refused, by what it needs in the best cut
+            prepared = await _cut(_job(order, items, least).plan.cut, workspace)
         jobs.append(PlannedJob(order=job, prepared=prepared, plan=plan_on_pool(job.plan, prepared)))
     opened = groups_as_wanted(order.enforce, workspace.run)
     groups = opened if isinstance(opened, RunGroups) else None

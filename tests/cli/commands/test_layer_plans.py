@@ -87,3 +87,13 @@ def test_a_device_whose_speed_is_unknown_is_named(devices: Path) -> None:
     shown = shoal("plan", "--profile", profile, "--devices", devices)
     assert shown.returncode == 2
     assert "was not measured on y" in " ".join(shown.stderr.replace("│", " ").split())
+
+
+def test_a_model_is_no_profile_of_one(devices: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"\x08\x08\x12\x00\x89")
+    refused = shoal("plan", "--profile", model, "--devices", devices)
+    assert refused.returncode == 2
+    words = " ".join(refused.stderr.replace("│", " ").split())
+    assert "is no text, but docs/profiles.md says what is read here" in words
+    assert "codec" not in words

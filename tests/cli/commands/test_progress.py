@@ -6,10 +6,23 @@ import time
 import pytest
 from rich.console import Console
 
-from shoal_cli.commands.progress import PlainProgress, picture
+from shoal_cli.commands.progress import (
+    LiveProgress,
+    PlainProgress,
+    choose_progress,
+    picture,
+)
 from shoal_cli.commands.tables import Waiting
-from shoal_cli.local.observer import Snapshot
+from shoal_cli.local.observer import Observer, Snapshot
 from shoal_protocol.v1 import coordinator_pb2 as pb
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [("xterm", LiveProgress), ("dumb", PlainProgress)])
+def test_a_terminal_that_draws_nothing_anew_gets_lines(
+    terminal: str, shown: type[Observer]
+) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": terminal})
+    assert isinstance(choose_progress("auto", console), shown)
 
 
 def test_a_phase_that_is_over_at_once_leaves_no_line_in_a_log(
@@ -129,3 +142,31 @@ def test_a_device_that_loads_a_large_fragment_says_for_how_long(
     assert "loading for 38 s" in drawn
     assert "ready" in drawn
     assert "lost" in drawn
+
+
+def test_a_log_does_not_grow_while_a_followed_folder_gets_no_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("shoal_cli.commands.progress.time.monotonic", lambda: now[0])
+    progress = PlainProgress(lasting_seconds=60)
+
+    def told(*, items: int = 0, failed: int = 0, under_way: int = 0, lost: bool = False) -> int:
+        """How many lines come within a minute."""
+        job = pb.JobStatus(name="camera", following=True, items=items, failed=failed)
+        job.succeeded = items - failed - under_way
+        state = pb.DeviceStatus.LOST if lost else pb.DeviceStatus.READY
+        there = (pb.DeviceStatus(name="pi-4", state=state),)
+        for second in range(60):
+            now[0] += 1
+            job.items_per_second = 1 / (now[0] + second)  # it becomes less and less
+            progress.running(Snapshot(jobs=(job,), devices=there, restarts={}))
+        return len(capsys.readouterr().err.splitlines())
+
+    assert told() == 2
+    assert told() == 0
+    assert told(items=3, under_way=1) == 24
+    assert told(items=3) == 2
+    assert told(items=3) == 0
+    assert told(items=3, lost=True) == 2
+    assert told(items=3, failed=1) == 2

@@ -1,7 +1,14 @@
 """The summary at narrow widths and outside of terminals: no number loses its end."""
 
+import contextlib
 import io
+import os
+import pty
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -9,6 +16,7 @@ from rich.console import Console
 from cli.local.test_report import DEVICE, FAILED, JOB, REPORT, VERIFICATION
 from shoal_cli.commands.tables import (
     LOG_COLUMNS,
+    errors,
     explained_table,
     interrupted_line,
     output,
@@ -17,7 +25,14 @@ from shoal_cli.commands.tables import (
     print_summary,
     trouble_lines,
 )
-from shoal_cli.local.report import Enforcement, FragmentHeld, RunReport, to_json
+from shoal_cli.local.report import (
+    Enforcement,
+    FailedItem,
+    FragmentHeld,
+    Latency,
+    RunReport,
+    to_json,
+)
 from shoal_planner.explanation import Table as Explained
 
 LOGS = f"{REPORT.work}/logs"
@@ -74,6 +89,31 @@ def test_a_plan_loses_no_column_and_no_word_at_any_width(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     for words in (*explained.headings, *NAMES, *explained.rows[0][2:]):
         assert words in text
+
+
+def test_nor_on_a_dumb_terminal(tmp_path: Path) -> None:
+    """Other processes decide what kind of terminal they have when they begin."""
+    program = (
+        "from dataclasses import replace; from rich.console import Console;"
+        "from cli.commands.test_summary import DEVICE, MANY;"
+        "from shoal_cli.commands.tables import print_summary;"
+        "busy = replace(DEVICE, loads=10**9, evictions=10**9, restarts=10**9);"
+        "print_summary(Console(), replace(MANY, devices=(busy,)))"
+    )
+    ours, its = pty.openpty()
+    environment = {**os.environ, "TERM": "dumb", "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=its, cwd=tmp_path, env=environment
+    )
+    os.close(its)
+    drawn = b""
+    with contextlib.suppress(OSError):  # nobody has the other end any more
+        while piece := os.read(ours, 65536):
+            drawn += piece
+    os.close(ours)
+    assert process.wait(timeout=30) == 0
+    assert drawn.decode().count("1000000000") == 3
+    assert "…" not in drawn.decode()
 
 
 def test_80_columns_hold_a_device_on_a_line() -> None:
@@ -200,6 +240,69 @@ def test_a_pipe_is_wide_and_has_no_colours(
     assert all(line == line.rstrip() or "  " in line for line in text.splitlines())
     monkeypatch.setenv("COLUMNS", "90")
     assert output().width == 90
+
+
+@pytest.mark.parametrize("columns", ["0", "", "wide"])
+def test_a_width_that_nobody_knows_is_none(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing at all was printed in 0 columns."""
+    monkeypatch.setenv("COLUMNS", columns)
+    print_summary(output(), MANY)
+    assert "20 of 24 MiB 83%" in capsys.readouterr().out
+    errors().print("stopping")
+    assert capsys.readouterr().err == "stopping\n"
+
+
+def test_no_line_is_broken_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever looks for a line there finds all of it."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    long = FailedItem(item=3, input=f"{'n' * 250}.npz", reason="wrong shape " * 20 + "at last")
+    verified = replace(JOB, verification=VERIFICATION)
+    failed = replace(FAILED, failures=(long,))
+    print_summary(output(), replace(REPORT, jobs=(verified, failed)))
+    lines = capsys.readouterr().out.splitlines()
+    assert f"ocr: {long.input}: {long.reason}" in lines
+    (said,) = [line for line in lines if line.startswith("ocr: verified 8 of 10")]
+    assert "; ONNX Runtime's own rounding" in said
+    assert said.endswith("absolute")
+
+
+def test_a_run_that_had_nothing_to_do_shows_no_rate_of_an_earlier_one() -> None:
+    """A coordinator knows that of the job, which is the same one."""
+    none = Latency(p50_seconds=0, p90_seconds=0, p99_seconds=0, maximum_seconds=0)
+    again = replace(
+        JOB, resumed=JOB.items, succeeded=JOB.items, items_per_second=67.8, latency=none
+    )
+    assert again.ran_nothing
+    (line,) = [
+        line
+        for line in shown(replace(REPORT, jobs=(again,)), 120).splitlines()
+        if "/" in line and line.startswith("ocr  ")
+    ]
+    assert "67.8" not in line
+    assert line.split()[-4:] == ["-"] * 4
+
+
+def test_of_several_jobs_it_is_said_whose_results_differ() -> None:
+    right = replace(JOB, name="right", verification=VERIFICATION)
+    wrong = replace(JOB, name="wrong", verification=replace(VERIFICATION, max_rel_diff=0.5))
+    alone = shown(replace(REPORT, jobs=(wrong,)), 1000)
+    both = shown(replace(REPORT, jobs=(right, wrong)), 1000)
+    assert "\nverified 8 of 10 items" in alone
+    before, different, _ = both.partition("DIFFERENT")
+    assert different
+    assert re.findall(r"\n(\w+): verified 8 of 10 items", before) == ["right", "wrong"]
+
+
+def test_columns_go_below_before_one_is_broken_on_a_phone() -> None:
+    camera = replace(FAILED, name="camera", latency=replace(FAILED.latency, p50_seconds=0.0935))
+    text = shown(replace(MANY, jobs=(camera,)), 40)
+    assert ["camera", "Failed", "7/8", "1"] in [line.split()[:4] for line in text.splitlines()]
+    for heading in ("failed", "items/s", "p50", "p90", "p99", "died"):
+        assert heading in text.split()
 
 
 def test_a_whole_model_that_has_run_no_item_is_in_no_budget() -> None:

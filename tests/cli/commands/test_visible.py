@@ -1,6 +1,7 @@
 """What a stranger's model calls its tensors is shown, and commands nothing to the terminal."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from rich.text import Text
 
+from cli.local.test_report import FAILED, REPORT
 from shoal_cli.commands.app import run_app
-from shoal_cli.commands.tables import errors
+from shoal_cli.commands.columns import ColumnTable
+from shoal_cli.commands.tables import errors, output, print_summary
+from shoal_cli.local.report import FailedItem
 
 TITLE = "\x1b]0;mine now\x07"
 """Has a terminal show another title."""
@@ -63,6 +67,24 @@ def test_and_progress_of_a_file_that_is_called_so(
     captured = capsys.readouterr()
     assert r"a\x1b]0;mine now" in captured.err + captured.out
     assert "\x1b" not in captured.err + captured.out
+
+
+@pytest.mark.parametrize("width", range(40, 90, 7))
+def test_a_line_that_names_a_file_so_keeps_all_its_words(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    reason = " ".join(f"word{number}" for number in range(40))
+    failure = FailedItem(item=0, input=f"a{TITLE}\n.npy", reason=reason)
+    print_summary(output(), replace(REPORT, jobs=(replace(FAILED, failures=(failure,)),)))
+    shown = capsys.readouterr().out
+    assert rf"ocr: a{SHOWN}\n.npy: {reason}" in " ".join(shown.split())
+
+
+def test_a_column_is_as_wide_as_what_is_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+    table = ColumnTable(rows=(TITLE,), names=[("name", str)], columns=[("again", str)])
+    output().print(table)
+    assert capsys.readouterr().out.splitlines()[-1].split("  ") == [SHOWN, SHOWN]
 
 
 def test_colours_of_our_own_stay(

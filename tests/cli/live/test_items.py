@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 from cli.live.test_cluster import FakeKubectl
 from cli.live.test_cluster import kubectl as kubectl  # noqa: PLC0414 - a fixture
@@ -15,6 +16,7 @@ from coordinator.scripted import connected
 from coordinator.test_following import drop, frame, spoil
 from coordinator.test_retries import Picky
 from coordinator.world import World
+from shoal_cli.commands.items import item_lines
 from shoal_coordinator.server import followed_runs
 from shoal_protocol.v1 import coordinator_pb2 as api
 
@@ -129,3 +131,13 @@ def test_a_job_that_has_not_failed_is_not_retried(
     ran = command("retry", "ocr", "--namespace", "reading")
     assert (ran.status, ran.err) == (2, f"shoal: the cluster refuses\n  {text}\n")
     assert not any(line.startswith("patch") for line in kubectl.asked)
+
+
+def test_columns_are_aligned_where_letters_are_two_cells_wide() -> None:
+    found = [
+        api.JobItem(item=0, state=api.JobItem.FAILED, tries=1, input=name, reason="wrong shape")
+        for name in ("日本語.npy", "zeile-äöü.npy", "a.npy")
+    ]
+    heading, *lines = item_lines(found)
+    ends = {cell_len(line[: line.index("wrong shape")]) for line in lines}
+    assert ends == {heading.index("reason")}

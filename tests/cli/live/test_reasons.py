@@ -99,6 +99,14 @@ def test_the_first_load_of_a_fragment_is_no_finding() -> None:
     assert reasons(device("pi-4"), device("jetson"), beginning).findings == ()
 
 
+def test_nor_is_it_once_the_coordinator_has_let_go_of_the_stages() -> None:
+    """Two devices loaded the only fragment, for ten items."""
+    ended = job(
+        state=pb.JobStatus.COMPLETE, succeeded=10, tier_hits=pb.TierHits(resident=8, idle=2)
+    )
+    assert reasons(device("pi-4"), device("jetson"), ended).findings == ()
+
+
 def test_what_is_not_well_with_devices_of_the_job_is_said() -> None:
     pi = device("pi-4", 24 * MIB, peak_bytes=30 * MIB, state=pb.DeviceStatus.SILENT)
     pi.status.silent_seconds = 7

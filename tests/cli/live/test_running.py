@@ -72,8 +72,16 @@ def test_a_run_is_watched_described_and_explained_while_it_is_active(
     assert "3 of 3 devices ready" in drawn
     assert drawn.endswith("\x1b[?25h\x1b[?1049l")  # the terminal is as it was
 
+    status, drawn = watch_on_a_terminal(bench, work, "dumb", interrupt=False)
+    assert status == 0
+    assert "3 of 3 devices ready" in " ".join(drawn.split())
+    assert "…" not in drawn
+    assert "\x1b" not in drawn
 
-def watch_on_a_terminal(bench: Workbench, work: Path) -> tuple[int, str]:
+
+def watch_on_a_terminal(
+    bench: Workbench, work: Path, terminal: str = "xterm", *, interrupt: bool = True
+) -> tuple[int, str]:
     """`shoal top` until it has drawn something, and Control-C then: its status, and all it drew."""
     ours, its = pty.openpty()
     process = subprocess.Popen(
@@ -81,13 +89,14 @@ def watch_on_a_terminal(bench: Workbench, work: Path) -> tuple[int, str]:
         stdin=its,
         stdout=its,
         stderr=its,
-        env={**os.environ, **bench.environment, "TERM": "xterm"},
+        env={**os.environ, **bench.environment, "TERM": terminal},
     )
     os.close(its)
     drawn = b""
     while b"devices ready" not in drawn:
         drawn += os.read(ours, 65536)
-    process.send_signal(signal.SIGINT)
+    if interrupt:
+        process.send_signal(signal.SIGINT)
     with contextlib.suppress(OSError):  # nobody has the other end any more
         while piece := os.read(ours, 65536):
             drawn += piece

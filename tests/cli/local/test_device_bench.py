@@ -19,6 +19,7 @@ from shoal_cli.local.device_figures import NoItem
 from shoal_cli.local.made_items import make_item
 from shoal_cli.local.resident import ResidencySampler, mapped_bytes
 from shoal_protocol.partition import TensorSpec
+from shoal_protocol.units import format_upwards
 
 
 def spec(name: str, dtype: str, *shape: int | str | None) -> TensorSpec:
@@ -144,9 +145,11 @@ def test_a_model_of_large_layers_is_measured_in_the_budgets_that_a_run_of_it_kee
     assert small["plan"]["dropped_blocks"] > ample["plan"]["blocks"] == 0
     least = found["smallest_budget_bytes"]
     assert least < 12 * MIB
-    ran = bench.run("bench-device", model, "--budget", str(least - MIB), *options)
-    assert ran.status == 2
-    assert "does not fit" in ran.err
+    for less in (least - MIB, MIB):
+        ran = bench.run("bench-device", model, "--budget", str(less), *options)
+        assert ran.status == 2
+        assert "does not fit" in ran.err
+        assert f"needs at least {format_upwards(least)} " in ran.err, "in the cut that needs least"
 
 
 @pytest.mark.real

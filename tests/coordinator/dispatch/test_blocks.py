@@ -136,7 +136,7 @@ def test_a_refusal_says_what_a_fragment_needs_by_swapping_and_to_be_resident() -
     failure = only(table.submit(spec), FinishJob).failure
     assert failure is not None
     assert failure.message == (
-        "fragment 0 of rec needs at least 8 MiB by swapping, 20 MiB to be resident; "
+        "fragment 0 of rec needs at least 8 MiB in blocks, 20 MiB to be resident; "
         "d1 has 6 MiB; cut finer or raise the budget"
     )
 

@@ -1,0 +1,42 @@
+"""What documents show or count is so."""
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from suite.subjects import ENTRIES
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHES = [
+    bench
+    for bench in sorted((ROOT / "bench").glob("*.py"))
+    if re.search(
+        r"(argument_parser|parse_arguments|run_in_folder|ArgumentParser)\(", bench.read_text()
+    )
+    and bench.stem != "measurement"
+]
+
+
+@pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.stem)
+def test_each_bench_is_in_the_table_of_the_benches(bench: Path) -> None:
+    """The Makefile says that all are there."""
+    assert f"| `bench/{bench.name}` |" in (ROOT / "docs" / "benchmarks.md").read_text()
+
+
+def test_the_report_that_is_shown_is_one() -> None:
+    schema = json.loads((ROOT / "cli" / "shoal_cli" / "local" / "report.schema.json").read_text())
+    (shown,) = re.findall(
+        r"```json\n(.*?)```", (ROOT / "docs" / "report.md").read_text(), re.DOTALL
+    )
+    report = json.loads(shown.replace('"sha256:..."', f'"sha256:{"0" * 64}"'))
+    validator = jsonschema.Draft202012Validator(schema)
+    assert [error.message for error in validator.iter_errors(report)] == []
+
+
+@pytest.mark.parametrize("document", ["Makefile", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_as_many_models_are_in_the_suite_as_is_said(document: str) -> None:
+    counts = re.findall(r"[Rr]uns? (\d+) models", (ROOT / document).read_text())
+    assert counts == [str(len(ENTRIES))]

@@ -157,7 +157,7 @@ class ResultStore:
         try:
             self.take_room(max(size, _PAGE_BYTES) if part.file.items == 1 else size)
         except OSError as e:
-            part.refuse(item - part.file.first, e)
+            part.refuse(item - part.file.first, arrays, e)
             return
         part.add(item - part.file.first, arrays)
         self._unwritten += size

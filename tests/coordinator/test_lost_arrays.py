@@ -64,3 +64,22 @@ def test_an_array_that_comes_again_when_there_is_room_is_stored(store: ResultSto
     store.add(0, {"early": LARGE})
     assert store.finish([0]) == {}
     assert 0 in store.completed()
+
+
+@pytest.mark.parametrize("store", [3], indirect=True)
+def test_no_item_counts_as_stored_whose_results_were_lost_with_those_of_another(
+    store: ResultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for item in range(3):
+        store.add(item, {"early": SMALL, "late": SMALL})
+    # What is tried again comes first, and the next try finds no room.
+    errors = iter([errno.EMFILE, errno.ENOSPC])
+
+    def write(*_: object) -> None:
+        raise OSError(next(errors, errno.ENOSPC), "not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "write_at", write)
+        failures = store.finish(range(3))
+    assert failures.keys() == {0, 1, 2}
+    assert not store.completed()

@@ -254,9 +254,7 @@ class Part:
             os.close(descriptor)
 
     def problem(self, row: int) -> str | OSError | None:
-        """Why a row cannot be committed; None if it can."""
-        if self.file.items > 1:
-            self.flush()
+        """Why a row cannot be committed; None if it can. Ask after `flush`."""
         if row in self._problems:
             return next(iter(self._problems[row].values()))
         record = self._pending.get(row)

@@ -170,10 +170,13 @@ class ResultStore:
         """Make the results of these items durable. Of those that cannot be stored: why."""
         failures: dict[int, str] = {}
         touched: dict[int, list[int]] = {}
-        for item in items:
-            number = self._files.number_of(item)
-            if number in self._made or number in self._log.numbers:
-                continue
+        made, logged = self._made, self._log.numbers
+        numbered = ((self._files.number_of(item), item) for item in items)
+        new = [each for each in numbered if each[0] not in made and each[0] not in logged]
+        for part in dict.fromkeys(self._part_of(item) for _, item in new):
+            if part.file.items > 1:
+                part.flush()  # once for all rows: what this loses is a problem of each
+        for number, item in new:
             part = self._part_of(item)
             if (reason := part.problem(item - part.file.first)) is None:
                 touched.setdefault(number, []).append(item)

@@ -11,6 +11,8 @@ import pytest
 
 from shoal_coordinator.storage import parts
 from shoal_coordinator.storage.catalogues import FixedFiles
+from shoal_coordinator.storage.folders import Folder
+from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.parts import ResultFile
 from shoal_coordinator.storage.results import ResultStore
 
@@ -83,3 +85,19 @@ def test_no_item_counts_as_stored_whose_results_were_lost_with_those_of_another(
         failures = store.finish(range(3))
     assert failures.keys() == {0, 1, 2}
     assert not store.completed()
+
+
+@pytest.mark.parametrize("store", [3], indirect=True)
+def test_items_can_fail_where_what_came_of_them_cannot_be_removed_any_more(
+    store: ResultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add(0, {"early": LARGE})
+
+    def refuse(_folder: Folder, name: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "remove", refuse)
+        store.fail(FailedItem(item, "a.npz", "of another shape") for item in range(3))
+    assert store.failed().keys() == {0, 1, 2}
+    assert store.complete() is None

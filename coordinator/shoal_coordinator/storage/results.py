@@ -335,7 +335,8 @@ class ResultStore:
 
     def _drop(self, number: int) -> None:
         part = self._parts.pop(number)
-        part.remove()
+        with contextlib.suppress(OSError):  # of no use to anybody: the next run removes it
+            part.remove()
         self.take_room(-part.written)
 
     def _list_failures(self) -> None:

@@ -173,9 +173,7 @@ class ResultStore:
         made, logged = self._made, self._log.numbers
         numbered = ((self._files.number_of(item), item) for item in items)
         new = [each for each in numbered if each[0] not in made and each[0] not in logged]
-        for part in dict.fromkeys(self._part_of(item) for _, item in new):
-            if part.file.items > 1:
-                part.flush()  # once for all rows: what this loses is a problem of each
+        self._flush(new)
         for number, item in new:
             part = self._part_of(item)
             if (reason := part.problem(item - part.file.first)) is None:
@@ -195,6 +193,12 @@ class ResultStore:
                 failures[self._files[number].first] = reason
                 self._drop(number)
         return failures
+
+    def _flush(self, items: Iterable[tuple[int, int]]) -> None:
+        """Write what waits of these: once for all rows, since it may be lost for all of them."""
+        for part in dict.fromkeys(self._part_of(item) for _, item in items):
+            if part.file.items > 1:
+                part.flush()
 
     def publish(self) -> None:
         """Begin to make the small files that are stored; without this call, only a full log and

@@ -172,7 +172,7 @@ def form_of(content: bytes, headers: Mapping[str, ArrayHeader]) -> ArchiveForm |
 def archive_headers(file: BinaryIO, size: int, limits: Limits) -> dict[str, ArrayHeader]:
     """The arrays of an archive by name. Damaged bytes make zipfile and NumPy raise anything."""
     headers: dict[str, ArrayHeader] = {}
-    with open_archive(file) as archive:
+    with open_archive(file, limits.members) as archive:
         infos = archive.infolist()
         if len(infos) > limits.members:
             raise UnreadableArrays(f"has {len(infos)} members; the limit is {limits.members}")
@@ -400,7 +400,8 @@ class ArrayFile(AbstractContextManager["ArrayFile"]):
             if header.checksum is None:
                 self._file.seek(0)
             else:
-                archive = resources.enter_context(open_archive(self._file))
+                opened = open_archive(self._file, self._limits.members)
+                archive = resources.enter_context(opened)
                 source = resources.enter_context(archive.open(f"{header.name}.npy"))
             try:
                 shutil.copyfileobj(source, target, PIECE_BYTES)

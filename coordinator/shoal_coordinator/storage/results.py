@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import Final
 
 from shoal_coordinator.dispatch.item_sets import ItemSet
-from shoal_coordinator.storage.arrays import Array
 from shoal_coordinator.storage.catalogues import Catalogue
+from shoal_coordinator.storage.elements import Array
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.identity import Conflict, claim
 from shoal_coordinator.storage.item_list import FailedItem

@@ -34,6 +34,7 @@ from shoal_cli.local.steps import Json, Progress, run_step, serve
 from shoal_coordinator.storage.array_limits import Limits, UnreadableArrays
 from shoal_coordinator.storage.arrays import ArrayFile
 from shoal_coordinator.storage.inputs import InputSet, InputsRefused, InputUnsuitable, scan_inputs
+from shoal_coordinator.storage.made_files import row_name
 from shoal_coordinator.storage.parts import ROWS
 from shoal_protocol.copying import copied
 from shoal_protocol.partition import document_from_json
@@ -317,8 +318,8 @@ class _Results:
             if name in headers:
                 rows = self._file.read(name, slice(place, place + 1))
                 found[name] = rows if rows.ndim == array.ndim else rows[0]
-            elif f"{name}.{row}" in headers:
-                found[name] = self._file.read(f"{name}.{row}")
+            elif (own := row_name(name, row, expected)) in headers:
+                found[name] = self._file.read(own)
         return found
 
     def close(self) -> None:

@@ -30,9 +30,9 @@ import numpy as np
 from shoal_coordinator.storage.archive_forms import LARGEST_BYTES, ArchiveForm
 from shoal_coordinator.storage.archive_reading import PIECE_BYTES, open_archive
 from shoal_coordinator.storage.array_limits import Limits, UnreadableArrays
-from shoal_coordinator.storage.elements import Array, little_endian, truths
 from shoal_coordinator.storage.transposing import copy_in_c_order
 from shoal_protocol.durable_files import is_transient
+from shoal_protocol.elements import Array, little_endian, truths
 from shoal_protocol.units import format_apart
 
 _File = io.BytesIO | io.BufferedReader | io.BufferedRandom

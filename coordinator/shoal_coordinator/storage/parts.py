@@ -35,10 +35,10 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
-from shoal_coordinator.storage.elements import Array, little_endian
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.journal import write_at
 from shoal_protocol.durable_files import is_transient
+from shoal_protocol.elements import Array, little_endian
 from shoal_protocol.units import Bytes, format_bytes
 
 ROWS: Final = "__rows__"

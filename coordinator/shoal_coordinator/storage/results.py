@@ -39,7 +39,6 @@ from typing import Final
 
 from shoal_coordinator.dispatch.item_sets import ItemSet
 from shoal_coordinator.storage.catalogues import Catalogue
-from shoal_coordinator.storage.elements import Array
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.identity import Conflict, claim
 from shoal_coordinator.storage.item_list import FailedItem
@@ -47,6 +46,7 @@ from shoal_coordinator.storage.made_files import content_of, make_file
 from shoal_coordinator.storage.parts import Part, ResultFile
 from shoal_coordinator.storage.result_log import LARGEST_BYTES, ResultLog
 from shoal_protocol.durable_files import is_transient, is_unwritable, remedy
+from shoal_protocol.elements import Array
 
 _LISTED_FAILURES: Final = 100_000
 _MAKERS: Final = 4

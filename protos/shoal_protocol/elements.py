@@ -16,7 +16,7 @@ def little_endian(array: Array) -> Array:
 
 def truths(array: Array) -> Array:
     """With 0 or 1 for each truth value: what was viewed as such, like a mask of 0 and 255, has
-    other bytes, which NumPy takes for true, and devices refuse."""
+    other bytes, which NumPy takes for true, and receivers refuse."""
     if array.dtype == bool and array.view(np.uint8).max(initial=0) > 1:
         sound: Array = array.view(np.uint8) != 0
         return sound

@@ -23,6 +23,7 @@ from shoal.errors import ItemFailed, ModelFailed, PoolClosed, PoolFailed, ShoalE
 from shoal_protocol import eager
 from shoal_protocol.assembly import Limits
 from shoal_protocol.called_items import ItemFrame, ItemReader, frames_of
+from shoal_protocol.elements import truths
 from shoal_protocol.frames import Frame
 from shoal_protocol.tensors import Array, UnsupportedTensor
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -52,7 +53,7 @@ def own_arrays(inputs: Mapping[str, Array]) -> Arrays:
     for name in inputs:
         if not isinstance(name, str):
             raise TypeError(f"{wanted}, not by {type(name).__name__}")
-    return {name: np.array(value) for name, value in inputs.items()}
+    return {name: truths(np.array(value)) for name, value in inputs.items()}
 
 
 class Items:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from shoal_coordinator.storage import followed, followed_items, following, results
+from shoal_coordinator.storage.catalogues import CatalogueFailed
+from shoal_coordinator.storage.contents import FileContents
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.followed import FollowedFiles
 from shoal_coordinator.storage.followed_items import FollowedItems
@@ -21,6 +23,7 @@ from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.job_files import result_file
 from shoal_coordinator.storage.parts import Part
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
+from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import TensorSpec
 
 INPUTS = (TensorSpec(name="x", dtype="float", shape=(1, "n")),)
@@ -284,3 +287,30 @@ def test_a_link_in_the_place_of_the_list_is_not_followed(tmp_path: Path) -> None
             tmp_path / "out", job="job", identity="i", catalogue=FollowedFiles(), names=("y",)
         )
     assert other.read_bytes() == before
+
+
+def test_the_files_that_a_killed_run_has_taken_are_listed(tmp_path: Path) -> None:
+    camera = Camera(tmp_path, seed=0)
+    taken = camera.files.take([("a.npz", FileContents(2)), ("b.npz", FileContents(1))])
+    killed = tmp_path / "killed"
+    shutil.copytree(camera.outputs, killed)
+    camera.store.close()
+    assert len(taken) == 2
+    for outputs in (killed, killed, camera.outputs):
+        items = followed_items.stored_followed_items(outputs, "job")
+        assert items is not None
+        assert [each.input for each in items] == ["a.npz", "a.npz", "b.npz"]
+
+
+def test_a_list_that_another_process_holds_is_not_called_damaged(tmp_path: Path) -> None:
+    camera = Camera(tmp_path, seed=0)
+    camera.files.take([("a.npz", FileContents(1))])
+    path = camera.outputs / ".shoal" / "job" / followed.NAME
+    with (
+        contextlib.closing(sqlite3.connect(path, timeout=0)) as other,
+        pytest.raises(CatalogueFailed) as caught,
+        followed.translated(path),
+    ):
+        other.execute("SELECT * FROM taken")
+    camera.store.close()
+    assert is_transient(caught.value)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from coordinator.scripted import connected
+from coordinator.test_retries import listed
 from coordinator.world import World
 from shoal_coordinator.server import followed_runs
 from shoal_protocol.v1 import coordinator_pb2 as api
@@ -83,6 +84,7 @@ async def test_a_job_that_follows_stops_where_its_list_of_files_finds_no_room(
                 f"results cannot be written to {outputs}: No space left on device; "
                 "make room there, then run the job again: it resumes"
             )
+            assert len(await listed(world.stub)) >= full.items
             grow(outputs, "16m")  # the list's log alone may have 4 MiB
             await world.submit(follow=True, end=True)
             last = await world.ended()

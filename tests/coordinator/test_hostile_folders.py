@@ -57,6 +57,16 @@ def test_an_archive_of_hundreds_of_thousands_of_names_is_refused_before_they_are
     assert str(refused.value).endswith("its directory takes more than 1 MiB")
 
 
+def test_an_archive_of_as_many_names_as_it_may_have_is_read(tmp_path: Path) -> None:
+    names, array = [f"{'row' * 30}.{number}" for number in range(8000)], io.BytesIO()
+    np.save(array, np.zeros(1, np.float32))
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        for name in names:
+            archive.writestr(f"{name}.npy", array.getvalue())
+    with ArrayFile(tmp_path / "a.npz", limits=Limits(members=len(names))) as file:
+        assert list(file.headers) == names
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
 def test_what_follows_an_array_in_an_archive_is_not_inflated_but_refused(
     tmp_path: Path, method: int

@@ -438,6 +438,7 @@ def test_a_location_is_an_absolute_path_or_a_file_uri() -> None:
         ("s3://bucket/in", "is not a local folder"),
         ("data/in", "is not absolute"),
         ("file://host/in", "is not a local folder"),
+        ("file:///data/run#1", "write %3F for . and %23 for #"),
         ("/a\0b", "is no path"),
     ):
         with pytest.raises(LocationRefused, match=text):

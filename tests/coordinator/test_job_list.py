@@ -1,12 +1,13 @@
 """The operator's requests about jobs: the list, removal, newer plans, suspending and resuming."""
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import numpy as np
 
 from coordinator.scripted import connected
-from coordinator.world import World, refusal
+from coordinator.world import World, refusal, running_world
 from shoal_coordinator.storage.job_records import Ledger
 from shoal_protocol.v1 import coordinator_pb2 as api
 
@@ -138,3 +139,20 @@ async def test_a_suspended_job_resumes_without_running_anything_twice(world: Wor
     assert {item for item, _ in after.executed} == {2, 3, 4, 5}
     assert len(after.executed) == 12
     world.check_results(rows, "store/jobs/job/out")
+
+
+async def test_the_next_coordinator_has_jobs_in_the_order_in_which_they_came(
+    tmp_path: Path,
+) -> None:
+    names = ["zebra", "ant", "mole"]
+    async with running_world(tmp_path) as world:
+        world.inputs(1)
+        async with connected(world.device("a")):
+            for name in names[:2]:
+                await world.submit(name=name, outputs_uri=f"{tmp_path}/{name}")
+                await world.ended(name)
+        await world.submit(name=names[2], outputs_uri=f"{tmp_path}/{names[2]}")
+    async with running_world(tmp_path) as world:
+        assert [name for name, _ in await listed(world)] == names
+        overview = await world.stub.GetOverview(api.GetOverviewRequest(), timeout=60)
+        assert [job.status.name for job in overview.jobs] == ["mole", "ant", "zebra"]

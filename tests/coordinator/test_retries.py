@@ -288,3 +288,18 @@ async def test_items_of_no_job_are_refused_by_name(world: World) -> None:
     code, reason = await refusal(listed(world.stub))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert reason == "job job ended before its items were counted"
+
+
+async def test_a_retry_of_a_number_that_no_further_one_can_follow_is_refused(world: World) -> None:
+    """To count it up would end the coordinator."""
+    rows = world.inputs(1)
+    async with connected(world.device("a", stages=Picky(rows[0]).stages)):
+        for last in (2**32 - 1, 2**31, 2**30):
+            asked = world.submit(backoff_limit=0, retry=api.Retry(number=last))
+            assert f"the retry has number {last}" in (await refusal(asked))[1]
+        await world.submit(backoff_limit=0, retry=api.Retry(number=2**30 - 1))
+        await world.ended()
+        for number in (2**30, 2**30 + 1):
+            assert (await retry(world)).retry == number
+            await world.ended()
+    assert not world.coordinator.driver.broken.done()

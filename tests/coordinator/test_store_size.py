@@ -17,7 +17,7 @@ from shoal_coordinator.storage import volume_space
 from shoal_coordinator.storage.fragment_uses import UNUSED_SECONDS
 from shoal_coordinator.storage.store_size import ToldSize, read_size
 from shoal_coordinator.storage.usage import Usage, taken_bytes
-from shoal_coordinator.storage.volume import Volume
+from shoal_coordinator.storage.volume import FORGOTTEN_SECONDS, Volume
 from shoal_coordinator.storage.volume_paths import FragmentPath, JobPath
 from shoal_coordinator.storage.volume_values import NoRoom, StoredFile
 from shoal_protocol.digests import Digest, digest_of
@@ -276,3 +276,43 @@ async def test_a_job_stops_where_its_results_would_pass_the_size_and_resumes(
             await world.submit(inputs_uri="", outputs_uri="")
             last = await world.ended()
         assert (last.state, last.succeeded) == (api.JobStatus.COMPLETE, 40)
+
+
+def forget(store: Store, path: JobPath | FragmentPath) -> Path:
+    """Let nobody have gone on with what came of a file for more than a day."""
+    kind, owner, _ = str(path).split("/", 2)
+    folder = store.root / "incoming" / kind / owner
+    for file in folder.iterdir():
+        then = file.stat().st_mtime - FORGOTTEN_SECONDS - 1
+        os.utime(file, (then, then))
+    return folder
+
+
+def test_uploads_that_were_abandoned_long_ago_give_way_to_what_needs_room(tmp_path: Path) -> None:
+    store, content = Store(tmp_path), os.urandom(12 * MIB)
+    old, new, other = (JobPath(name, "in", "a.npz") for name in ("old", "new", "other"))
+    store.put(old, content, sent=0.9)
+    store.put(new, content, sent=0.9)
+    with pytest.raises(NoRoom):
+        store.put(other, bytes(8 * MIB))
+    left = forget(store, old)
+    store.put(other, bytes(8 * MIB))
+    assert not left.exists()
+    store.put(new, content)
+    assert store.counts_right(), "what went is not counted any more"
+
+
+def test_an_upload_that_goes_on_after_a_long_time_is_not_abandoned(tmp_path: Path) -> None:
+    store, path, content = Store(tmp_path), JobPath("job", "in", "a.npz"), os.urandom(14 * MIB)
+    store.put(path, content, sent=0.9)
+    forget(store, path)
+    upload = store.begin(path, len(content), hashlib.sha256(content).hexdigest(), "")
+    assert not isinstance(upload, StoredFile)
+    upload.open()
+    with pytest.raises(NoRoom):
+        store.put(JobPath("other", "in", "a.npz"), bytes(20 * MIB))
+    assert upload.part.offset == round(0.9 * len(content))
+    upload.part.append(content[upload.part.offset :])
+    upload.finish()
+    upload.close()
+    assert store.describe(path).size_bytes == len(content)

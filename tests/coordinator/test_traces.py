@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from coordinator.scripted import connected, put_model
 from coordinator.world import World
-from shoal_coordinator.server import CoordinatorSettings, otlp, serving
+from shoal_coordinator.server import CoordinatorSettings, deliveries, otlp, serving
 from shoal_protocol.channels import open_channel
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -119,6 +119,43 @@ async def test_an_item_that_fails_says_why(world: World, collector: Collector) -
     assert failed.status.code == Status.STATUS_CODE_ERROR
     assert "has rank 4" in failed.status.message
     assert attributes(failed)["shoal.failure"] == "InvalidInput"
+
+
+async def test_a_task_ends_with_the_device_that_had_it(world: World, collector: Collector) -> None:
+    world.inputs(1)
+    async with connected(world.device("lost", gate=asyncio.Semaphore(0))):
+        await world.submit()
+        await world.until(lambda status: any(stage.running for stage in status.stages))
+    async with connected(world.device("pi-4")):
+        await world.ended()
+    await exported(world)
+    (item,) = collector.named("item")
+    tries = sorted(collector.named("task 0"), key=lambda span: span.start_time_unix_nano)
+    assert [attributes(span)["shoal.device"] for span in tries] == ["lost", "pi-4"]
+    assert {span.parent_span_id for span in tries} == {item.span_id}
+    assert [span.status.code for span in tries] == [Status.STATUS_CODE_ERROR, 0]
+    assert attributes(tries[0])["shoal.failure"] == "Unreachable"
+    assert tries[0].status.message, "why the device was lost"
+
+
+async def test_a_task_ends_whose_inputs_did_not_reach_its_device(
+    world: World, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliveries, "LINK_SECONDS", 0.0)
+    world.inputs(1, size=100_000)
+    async with connected(world.device("pi-4")):
+        session = world.coordinator.sessions.by_device["pi-4"]
+        await session.linked.wait()
+        session.linked.clear()
+        await world.submit()
+        await world.until(lambda status: status.failed > 0 or status.retries > 0)
+        monkeypatch.undo()
+        session.linked.set()
+        await world.ended()
+    await exported(world)
+    failed = [span for span in collector.named("task 0") if span.status.code]
+    assert failed
+    assert {attributes(span)["shoal.failure"] for span in failed} == {"MissingActivation"}
 
 
 async def test_items_of_a_job_that_is_cancelled_end(world: World, collector: Collector) -> None:

@@ -14,11 +14,13 @@ from coordinator.scripted import ScriptedDevice, connected, put_model, submissio
 from shoal import calls, items
 from shoal.items import Items
 from shoal_coordinator.server import CoordinatorSettings, service, serving
+from shoal_protocol.assembly import Limits
 from shoal_protocol.bulk.local import LocalTransport
-from shoal_protocol.called_items import LocalCall
+from shoal_protocol.called_items import ItemReader, LocalCall, frames_of
 from shoal_protocol.channels import open_channel
 from shoal_protocol.control import MessageTooLarge
 from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
+from shoal_protocol.frames import split_frame
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 X = np.ones((1, 4), np.float32)
@@ -168,3 +170,15 @@ async def test_a_message_beyond_a_frame_is_refused_before_it_is_written() -> Non
             await stream.write(pb.InferRequest(frame=bytes(MAXIMUM_PAYLOAD_BYTES)))
         with pytest.raises(BlockingIOError):
             theirs.recv(1)
+
+
+@pytest.mark.parametrize("item", [0, 1])
+def test_a_mask_of_0_and_255_that_is_viewed_as_truth_values_is_taken(item: int) -> None:
+    masks = np.array([[0, 255, 1], [0, 2, 0]], np.uint8).view(bool)
+    inputs = items.own_arrays({"mask": masks[:, item:], "x": np.zeros(1)})
+    reader = ItemReader(lambda _: None, Limits())
+    (frame,) = frames_of(0, inputs)
+    called = reader.add(*split_frame(bytes(frame)))
+    assert called is not None
+    expected = np.array([[0, 255, 1], [0, 2, 0]])[:, item:] != 0
+    np.testing.assert_array_equal(called.tensors["mask"], expected)

@@ -34,6 +34,7 @@ from shoal_cli.local.steps import Json, Progress, run_step, serve
 from shoal_coordinator.storage.array_limits import Limits, UnreadableArrays
 from shoal_coordinator.storage.arrays import ArrayFile
 from shoal_coordinator.storage.inputs import InputSet, InputsRefused, InputUnsuitable, scan_inputs
+from shoal_coordinator.storage.made_files import row_name
 from shoal_coordinator.storage.parts import ROWS
 from shoal_protocol.copying import copied
 from shoal_protocol.partition import document_from_json
@@ -190,15 +191,28 @@ def _work(message: Json, on_progress: Progress) -> Json:
 def compare(request: VerificationRequest, on_progress: Progress) -> Verification:
     """The comparison itself, in this process. Raises `VerificationRefused`, and what reading inputs
     and results raises."""
+    document = document_from_json(request.partition.read_bytes())
+    inputs = scan_inputs(request.inputs, document.inputs, fixed=document.fixed)
+    names = [spec.name for spec in document.outputs]
+    with (
+        contextlib.closing(inputs),
+        contextlib.closing(_Results(request.outputs, inputs, len(names))) as results,
+    ):
+        return _compare(request, names, inputs, results, on_progress)
+
+
+def _compare(
+    request: VerificationRequest,
+    names: Sequence[str],
+    inputs: InputSet,
+    results: "_Results",
+    on_progress: Progress,
+) -> Verification:
     # Loaded in this process alone: the runner has no use for ONNX Runtime.
     from shoal_cli.local.rounding import apart_by_rounding  # noqa: PLC0415
     from shoal_cli.local.whole_model import ModelUnusable, WholeModel  # noqa: PLC0415
     from shoal_compiler.errors import ModelRefused  # noqa: PLC0415
 
-    document = document_from_json(request.partition.read_bytes())
-    inputs = scan_inputs(request.inputs, document.inputs, fixed=document.fixed)
-    names = [spec.name for spec in document.outputs]
-    results = _Results(request.outputs, inputs)
     present = [item for item in range(len(inputs)) if results.has(item)]
     compared = _spread(present, request.most_items or len(present))
     comparison, reference = Comparison(request.tolerance), Comparison(request.tolerance)
@@ -225,7 +239,6 @@ def compare(request: VerificationRequest, on_progress: Progress) -> Verification
                     matched.add(item)
     except (ModelUnusable, ModelRefused) as error:
         raise VerificationRefused(f"the whole model does not run: {error}") from error
-    results.close()
     return copied(
         Verification,
         comparison,
@@ -278,9 +291,11 @@ class _Results:
     """The result files, one open at a time: items come in order. See `storage.results` for their
     form."""
 
-    def __init__(self, folder: Path, inputs: InputSet) -> None:
+    def __init__(self, folder: Path, inputs: InputSet, outputs: int) -> None:
+        """`outputs` is how many the model has."""
         self._folder = folder
         self._inputs = inputs
+        self._outputs = outputs
         self._number = -1
         self._file: ArrayFile | None = None
         self._places: dict[int, int] | None = None
@@ -303,8 +318,8 @@ class _Results:
             if name in headers:
                 rows = self._file.read(name, slice(place, place + 1))
                 found[name] = rows if rows.ndim == array.ndim else rows[0]
-            elif f"{name}.{row}" in headers:
-                found[name] = self._file.read(f"{name}.{row}")
+            elif (own := row_name(name, row, expected)) in headers:
+                found[name] = self._file.read(own)
         return found
 
     def close(self) -> None:
@@ -321,7 +336,9 @@ class _Results:
         self._number, self._places = number, None
         path = self._folder / f"{Path(self._inputs.files[number].name).stem}.npz"
         if path.exists():
-            self._file = ArrayFile(path, limits=Limits())
+            # Rows that differ in their shapes are arrays of their own.
+            arrays = self._outputs * max(1, self._inputs.files[number].items) + 1
+            self._file = ArrayFile(path, limits=Limits(members=arrays))
             if ROWS in self._file.headers:
                 present = self._file.read(ROWS).tolist()
                 self._places = {row: place for place, row in enumerate(present)}

@@ -153,6 +153,8 @@ def resolve_uri(uri: str, base: Path, volumes: Mapping[str, Path]) -> Path:
             if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
                 reason = "write file:///ABSOLUTE/PATH, or a path without file://"
                 raise AddressRefused(uri, reason)
+            if "?" in uri or "#" in uri:  # what follows is no part of the path
+                raise AddressRefused(uri, "write %3F for ? and %23 for #")
             return Path(unquote(parts.path, errors="surrogateescape"))
         case _:
             raise AddressRefused(uri, f"{scheme}:// names no file of this machine")

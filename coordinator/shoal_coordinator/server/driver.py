@@ -343,6 +343,8 @@ class Driver:
 
     def _instruction_failed(self, order: ins.Execute | ins.Plan, failure: ev.Failure) -> None:
         event = ev.InstructionFailed(at=self._now(), instruction=order.instruction, failure=failure)
+        if isinstance(order, ins.Execute):
+            self.traces.answered(order, event)
         self.feed(event, order.job, order.device)
 
     # ---- messages of sessions --------------------------------------------------------------------
@@ -356,10 +358,14 @@ class Driver:
     def left(self, session: DeviceSession, reason: str) -> None:
         """A session has ended, and its unanswered instructions are void."""
         self._messenger.left(session.device)
-        for instruction in session.unanswered:
-            self.deliveries.cancel(instruction)
-        session.unanswered.clear()
         now, device = self._now(), session.device
+        lost = ev.Failure(kind=ev.FailureKind.UNREACHABLE, message=reason, device=device)
+        for instruction, order in session.unanswered.items():
+            self.deliveries.cancel(instruction)
+            if isinstance(order, ins.Execute):
+                void = ev.InstructionFailed(at=now, instruction=instruction, failure=lost)
+                self.traces.answered(order, void)
+        session.unanswered.clear()
         self.timeline.lost(device, now, reason)
         self.feed(ev.DeviceLost(at=now, device=device, session=session.number, reason=reason))
 

@@ -40,7 +40,7 @@ class Traces:
         """A task is given to a device."""
 
     def answered(self, order: ins.Execute, event: ev.Event) -> None:
-        """Its device has answered."""
+        """Its device has answered, or will not any more."""
 
     def entered(self, order: ins.Travel) -> None:
         """An item travels."""

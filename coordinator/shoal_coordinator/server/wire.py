@@ -350,12 +350,12 @@ def check_submission(request: api.SubmitJobRequest, document: PartitionDocument)
 def _check_numbers(request: api.SubmitJobRequest) -> None:
     if not 0 <= request.active_deadline_seconds < _LONGEST_SECONDS:
         raise Malformed(f"active_deadline_seconds is {request.active_deadline_seconds}")
-    if request.backoff_limit > 1000:
-        raise Malformed(f"backoff_limit is {request.backoff_limit}, at most 1000")
-    if request.batch > LARGEST_BATCH:
-        raise Malformed(f"batch is {request.batch}, at most {LARGEST_BATCH}")
-    if request.epoch >= 1 << 62:
-        raise Malformed(f"epoch is {request.epoch}")
+    bounds = {"backoff_limit": 1000, "batch": LARGEST_BATCH, "epoch": (1 << 62) - 1}
+    for name, most in bounds.items():
+        if (number := getattr(request, name)) > most:
+            raise Malformed(f"{name} is {number}, at most {most}")
+    if request.retry.number >= 1 << 30:  # each retry counts it up
+        raise Malformed(f"the retry has number {request.retry.number}")
     if len(request.retry.items) > MOST_RETRIED:
         raise Malformed(f"{len(request.retry.items)} items to retry, at most {MOST_RETRIED}")
 

@@ -26,16 +26,15 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal_coordinator.storage.archive_forms import LARGEST_BYTES, ArchiveForm
 from shoal_coordinator.storage.archive_reading import PIECE_BYTES, open_archive
 from shoal_coordinator.storage.array_limits import Limits, UnreadableArrays
 from shoal_coordinator.storage.transposing import copy_in_c_order
 from shoal_protocol.durable_files import is_transient
+from shoal_protocol.elements import Array, little_endian, truths
 from shoal_protocol.units import format_apart
 
-Array = npt.NDArray[Any]
 _File = io.BytesIO | io.BufferedReader | io.BufferedRandom
 
 _SMALL_FILE_BYTES: Final = LARGEST_BYTES
@@ -172,7 +171,7 @@ def form_of(content: bytes, headers: Mapping[str, ArrayHeader]) -> ArchiveForm |
 def archive_headers(file: BinaryIO, size: int, limits: Limits) -> dict[str, ArrayHeader]:
     """The arrays of an archive by name. Damaged bytes make zipfile and NumPy raise anything."""
     headers: dict[str, ArrayHeader] = {}
-    with open_archive(file) as archive:
+    with open_archive(file, limits.members) as archive:
         infos = archive.infolist()
         if len(infos) > limits.members:
             raise UnreadableArrays(f"has {len(infos)} members; the limit is {limits.members}")
@@ -341,7 +340,7 @@ class ArrayFile(AbstractContextManager["ArrayFile"]):
                 array = np.frombuffer(data, header.dtype).reshape(header.shape, order=order)
             else:
                 array = self._read_rows(header, *rows.indices(header.shape[0])[:2])
-        return little_endian(np.asarray(array, order="C"))
+        return truths(little_endian(np.asarray(array, order="C")))
 
     def _read_rows(self, header: ArrayHeader, first: int, last: int) -> Array:
         file, offset = self._source(header, by_rows=True)
@@ -400,7 +399,8 @@ class ArrayFile(AbstractContextManager["ArrayFile"]):
             if header.checksum is None:
                 self._file.seek(0)
             else:
-                archive = resources.enter_context(open_archive(self._file))
+                opened = open_archive(self._file, self._limits.members)
+                archive = resources.enter_context(opened)
                 source = resources.enter_context(archive.open(f"{header.name}.npy"))
             try:
                 shutil.copyfileobj(source, target, PIECE_BYTES)
@@ -438,9 +438,3 @@ class ArrayFile(AbstractContextManager["ArrayFile"]):
 
 def _damaged(header: ArrayHeader) -> UnreadableArrays:
     return UnreadableArrays(f"is damaged: the checksum of {header.name!r} does not match")
-
-
-def little_endian(array: Array) -> Array:
-    if array.dtype.byteorder == ">":
-        return array.astype(array.dtype.newbyteorder("<"))
-    return array

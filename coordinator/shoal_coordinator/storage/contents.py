@@ -172,6 +172,11 @@ def _wrong_dtype(spec: TensorSpec, header: ArrayKind) -> str | None:
     if have.kind == "U" if wanted == "str" else have == wanted:
         return None
     name = {"S": "bytes", "U": "text"}.get(have.kind, str(have))
+    if spec.dtype == "bfloat16":  # as a number, a value would become another one
+        return (
+            f"has {spec.name} of type {name}, the model takes bfloat16, whose bits a file has as "
+            f"{wanted}: save it with .astype(ml_dtypes.bfloat16).view({wanted!r})"
+        )
     remedy = f"; convert it with .astype({wanted!r})"
     if name != str(have) and wanted != "str":  # letters do not become numbers so
         remedy = ""

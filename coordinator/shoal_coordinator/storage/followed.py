@@ -71,6 +71,7 @@ _SETTINGS: Final = (
     "cache_size = -2048",
 )
 _ERRNO: Final = {
+    sqlite3.SQLITE_BUSY: errno.EAGAIN,
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_READONLY: errno.EROFS,
     sqlite3.SQLITE_NOMEM: errno.ENOMEM,

@@ -101,14 +101,18 @@ def stored_followed_items(outputs: Path, job: str) -> FollowedItems | None:
         return None
     with contextlib.closing(Folder(path.parent)) as folder:
         os.close(folder.open(NAME, os.O_RDONLY))  # refuses a link
+    log = path.with_name(f"{NAME}-wal")
 
     def query(statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
-        # Nobody writes: without locks, and without a journal beside it.
-        address = f"file:{quote(str(path.absolute()))}?immutable=1"
+        # Nobody writes. What a run that was killed, or whose disk is full, has left in its log
+        # counts as well; without one there is no need of locks.
+        way = "mode=rw" if log.exists() else "immutable=1"
+        address = f"file:{quote(str(path.absolute()))}?{way}"
         with (
             translated(path),
             contextlib.closing(sqlite3.connect(address, uri=True)) as database,
         ):
+            database.execute("PRAGMA locking_mode = EXCLUSIVE")  # needs no file for its index
             return database.execute(statement, values).fetchall()
 
     return FollowedItems(query)

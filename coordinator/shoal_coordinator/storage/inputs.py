@@ -28,11 +28,12 @@ from threading import Lock
 from typing import Final
 
 from shoal_coordinator.storage.array_limits import Limits, UnreadableArrays
-from shoal_coordinator.storage.arrays import SOLE, Array, ArrayFile
+from shoal_coordinator.storage.arrays import SOLE, ArrayFile
 from shoal_coordinator.storage.contents import FileContents, classifier, contents_by_kinds, kinds_of
 from shoal_coordinator.storage.file_names import encodable, is_file
 from shoal_coordinator.storage.file_tables import FileTable
 from shoal_protocol.durable_files import is_transient
+from shoal_protocol.elements import Array
 from shoal_protocol.partition import TensorSpec
 
 SUFFIXES: Final = (".npy", ".npz")

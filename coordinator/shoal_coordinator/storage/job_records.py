@@ -120,9 +120,10 @@ class Ledger:
         os.close(self._lock)
 
     def load(self) -> dict[str, JobRecord]:
-        """All records; one that is damaged is skipped with a warning. Raises `OSError` where the
-        records cannot be read for now (`is_transient`)."""
-        found: dict[str, JobRecord] = {}
+        """All records, in the order in which their jobs were submitted; one that is damaged is
+        skipped with a warning. Raises `OSError` where the records cannot be read for now
+        (`is_transient`)."""
+        found: list[JobRecord] = []
         for path in sorted(self._folder.glob("*.json")):
             try:
                 tally = self._load_tally(path.stem)
@@ -133,8 +134,9 @@ class Ledger:
                 logger.warning("%s is not read: %s", path, error)
                 continue
             if f"{record.name}.json" == path.name:
-                found[record.name] = record
-        return found
+                found.append(record)
+        found.sort(key=lambda record: record.submitted_seconds or 0.0)
+        return {record.name: record for record in found}
 
     def put(self, record: JobRecord) -> None:
         """Record a job; it is durable on return. Raises `OSError`."""

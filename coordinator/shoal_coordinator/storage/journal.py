@@ -54,8 +54,9 @@ class Journal:
         """Put other lines in the place of all, at once."""
         data = b"".join(map(_encode, lines))
         self._folder.replace(self._name, data)
-        os.close(self._descriptor)
-        self._descriptor = self._folder.open(self._name, os.O_RDWR)
+        # Opened first: if that fails, what is closed is not closed once more.
+        before, self._descriptor = self._descriptor, self._folder.open(self._name, os.O_RDWR)
+        os.close(before)
         self._end = len(data)
 
     def close(self) -> None:

@@ -23,6 +23,8 @@ def local_folder(uri: str, *, what: str) -> Path:
     if "\0" in uri or len(uri) > 4096:
         raise LocationRefused(what=what, uri=uri[:64], reason="is no path")
     parts = urlsplit(uri)
+    if parts.scheme == "file" and ("?" in uri or "#" in uri):  # what follows is no part of the path
+        raise LocationRefused(what=what, uri=uri, reason="write %3F for ? and %23 for #")
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         path = Path(unquote(parts.path, errors="surrogateescape"))
     elif not parts.scheme:

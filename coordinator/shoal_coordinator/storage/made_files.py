@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, BinaryIO, Final
 
@@ -68,6 +68,15 @@ def _reading(part: Part) -> BinaryIO:
         return io.BytesIO(source.read())
 
 
+def row_name(name: str, row: int, names: Iterable[str]) -> str:
+    """What the array of one row is called, where rows differ in their shapes: `NAME.3`, with as
+    many dots as it takes where another of the `names` of the model's outputs is like that."""
+    start = f"{name}."
+    while any(each.startswith(start) and each[len(start) :].isdecimal() for each in names):
+        start += "."
+    return f"{start}{row}"
+
+
 class _Rows:
     """The rows of a part, whose records are read from a file."""
 
@@ -96,7 +105,8 @@ class _Rows:
             if part.file.stacked and len(kinds) > 1:
                 for row in rows:
                     extent = extents(row)[name]
-                    yield stream(f"{name}.{row}", name, [row], extent.dtype, extent.shape)
+                    label = row_name(name, row, part.names)
+                    yield stream(label, name, [row], extent.dtype, extent.shape)
             else:
                 yield stream(name, name, rows, dtype, _shape(part, shape, len(rows)))
         if part.failed_rows:

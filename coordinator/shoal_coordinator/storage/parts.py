@@ -27,7 +27,7 @@ import re
 import struct
 import zlib
 from array import array as packed
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -35,10 +35,10 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
-from shoal_coordinator.storage.arrays import Array, little_endian
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.journal import write_at
 from shoal_protocol.durable_files import is_transient
+from shoal_protocol.elements import Array, little_endian
 from shoal_protocol.units import Bytes, format_bytes
 
 ROWS: Final = "__rows__"
@@ -110,7 +110,9 @@ class Part:
         self._tail = bytearray()
         self.held: dict[str, Array] = {}
         """Arrays of the only item, of which no record is made yet: all of them, once it ended."""
-        self._problems: dict[int, str | OSError] = {}
+        self._problems: dict[int, dict[str, str | OSError]] = {}
+        """Why arrays of a row are not here, by their names; others that came since do not make up
+        for them."""
         self._remaining = file.items
         self.failed_rows: set[int] = set()
 
@@ -151,12 +153,12 @@ class Part:
         try:
             written = {name: _storable(array) for name, array in arrays.items()}
         except _TooWide as e:
-            self._problems[row] = str(e)
+            self._note_problem(row, arrays, str(e))
             return
         if self._may_hold(written):
             self.held |= written
             self._pending[row] = _Newest(0, frozenset(self.held))
-            self._problems.pop(row, None)
+            self._forget_problem(row, arrays)
             return
         self._settle()
         before = self._pending.get(row)
@@ -165,15 +167,26 @@ class Part:
         except OSError as e:
             if is_transient(e):
                 raise
-            self._problems[row] = e
+            self._note_problem(row, arrays, e)
             return
         names = frozenset(arrays)
         self._pending[row] = _Newest(start, names if before is None else names | before.names)
-        self._problems.pop(row, None)
+        self._forget_problem(row, arrays)
 
-    def refuse(self, row: int, error: OSError) -> None:
-        """There is no room for more of a row."""
-        self._problems[row] = error
+    def refuse(self, row: int, names: Iterable[str], error: OSError) -> None:
+        """There is no room for these arrays of a row."""
+        self._note_problem(row, names, error)
+
+    def _note_problem(self, row: int, names: Iterable[str], why: str | OSError) -> None:
+        self._problems.setdefault(row, {}).update(dict.fromkeys(names, why))
+
+    def _forget_problem(self, row: int, names: Iterable[str]) -> None:
+        """These arrays are here after all."""
+        if (lacking := self._problems.get(row)) is not None:
+            for name in names:
+                lacking.pop(name, None)
+            if not lacking:
+                del self._problems[row]
 
     def _may_hold(self, arrays: Mapping[str, Array]) -> bool:
         if self.file.items > 1 or self._tail or self._written:
@@ -221,8 +234,7 @@ class Part:
                 raise
             lost = [row for row, record in self._pending.items() if record.start >= self._written]
             for row in lost:
-                del self._pending[row]
-                self._problems[row] = e
+                self._note_problem(row, self._pending.pop(row).names, e)
             raise
 
     def _write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
@@ -242,11 +254,9 @@ class Part:
             os.close(descriptor)
 
     def problem(self, row: int) -> str | OSError | None:
-        """Why a row cannot be committed; None if it can."""
-        if self.file.items > 1:
-            self.flush()
+        """Why a row cannot be committed; None if it can. Ask after `flush`."""
         if row in self._problems:
-            return self._problems[row]
+            return next(iter(self._problems[row].values()))
         record = self._pending.get(row)
         if record is None:
             return None if self._committed[row] != _ABSENT else "no result has arrived"

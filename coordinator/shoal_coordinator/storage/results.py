@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import Final
 
 from shoal_coordinator.dispatch.item_sets import ItemSet
-from shoal_coordinator.storage.arrays import Array
 from shoal_coordinator.storage.catalogues import Catalogue
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.identity import Conflict, claim
@@ -47,6 +46,7 @@ from shoal_coordinator.storage.made_files import content_of, make_file
 from shoal_coordinator.storage.parts import Part, ResultFile
 from shoal_coordinator.storage.result_log import LARGEST_BYTES, ResultLog
 from shoal_protocol.durable_files import is_transient, is_unwritable, remedy
+from shoal_protocol.elements import Array
 
 _LISTED_FAILURES: Final = 100_000
 _MAKERS: Final = 4
@@ -157,7 +157,7 @@ class ResultStore:
         try:
             self.take_room(max(size, _PAGE_BYTES) if part.file.items == 1 else size)
         except OSError as e:
-            part.refuse(item - part.file.first, e)
+            part.refuse(item - part.file.first, arrays, e)
             return
         part.add(item - part.file.first, arrays)
         self._unwritten += size
@@ -170,10 +170,11 @@ class ResultStore:
         """Make the results of these items durable. Of those that cannot be stored: why."""
         failures: dict[int, str] = {}
         touched: dict[int, list[int]] = {}
-        for item in items:
-            number = self._files.number_of(item)
-            if number in self._made or number in self._log.numbers:
-                continue
+        made, logged = self._made, self._log.numbers
+        numbered = ((self._files.number_of(item), item) for item in items)
+        new = [each for each in numbered if each[0] not in made and each[0] not in logged]
+        self._flush(new)
+        for number, item in new:
             part = self._part_of(item)
             if (reason := part.problem(item - part.file.first)) is None:
                 touched.setdefault(number, []).append(item)
@@ -192,6 +193,12 @@ class ResultStore:
                 failures[self._files[number].first] = reason
                 self._drop(number)
         return failures
+
+    def _flush(self, items: Iterable[tuple[int, int]]) -> None:
+        """Write what waits of these: once for all rows, since it may be lost for all of them."""
+        for part in dict.fromkeys(self._part_of(item) for _, item in items):
+            if part.file.items > 1:
+                part.flush()
 
     def publish(self) -> None:
         """Begin to make the small files that are stored; without this call, only a full log and
@@ -332,7 +339,8 @@ class ResultStore:
 
     def _drop(self, number: int) -> None:
         part = self._parts.pop(number)
-        part.remove()
+        with contextlib.suppress(OSError):  # of no use to anybody: the next run removes it
+            part.remove()
         self.take_room(-part.written)
 
     def _list_failures(self) -> None:

@@ -67,7 +67,7 @@ from shoal_protocol.transfers import PartialFile, WrongBytes
 from shoal_protocol.units import format_bytes
 
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
-"""A coordinator that starts removes uploads that have not grown for so long."""
+"""Uploads that have not grown for so long are removed, when a coordinator starts, or needs room."""
 _REMOVED: Final = "removed-"
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,6 @@ class Upload:
 
     def open(self) -> None:
         """Resume what came before, and reserve room for the rest. Raises `NoRoom`, `PartInUse`."""
-        self.part.open()
         self.volume.reserve(self)
 
     def failed(self, error: OSError) -> Exception:
@@ -249,9 +248,12 @@ class Volume:
         return files[path.name]
 
     def reserve(self, upload: Upload) -> None:
-        """Reserve room for the rest of an upload, and make it if need be. Raises `NoRoom`."""
-        need = upload.part.size_bytes - upload.part.offset
+        """Open an upload, reserve room for its rest, and make it if need be. Raises `NoRoom`,
+        `PartInUse`."""
         with self._changing:
+            upload.part.open()
+            os.utime(upload.part.path)  # it is not forgotten, however old it is
+            need = upload.part.size_bytes - upload.part.offset
             if not self.make_room(need):
                 raise self.space.no_room(need)
             self.space.uploads.add(upload)
@@ -317,13 +319,15 @@ class Volume:
         return self.space.sizes()[1]
 
     def make_room(self, need_bytes: int) -> bool:
-        """Remove fragments that nobody uses until so much is free, or there are no more; whether it
-        is."""
+        """Remove uploads that nobody goes on with, and fragments that nobody uses, until so much is
+        free, or there are no more; whether it is."""
         if need_bytes <= self.spare_bytes():
             return True
         with self._changing:
             if self.space.may_look_again:
                 self.space.look_at_all()
+            if need_bytes > self.spare_bytes():
+                self._remove_forgotten()
             for digest, limit in self.uses.unused(self._store.digests(), self.in_use()):
                 if need_bytes <= self.spare_bytes():
                     break
@@ -399,17 +403,25 @@ class Volume:
         ended, and shared files that no fragment has; then count what there is."""
         for folder in self._incoming.glob(f"{_REMOVED}*"):
             shutil.rmtree(folder)
-        limit = time.time() - FORGOTTEN_SECONDS
-        for place, _, names in os.walk(self._incoming, topdown=False):
-            for name in names:
-                file = Path(place) / name
-                if file.stat().st_mtime < limit:
-                    file.unlink(missing_ok=True)
-            if place != str(self._incoming) and not os.listdir(place):
-                os.rmdir(place)
+        self._remove_forgotten()
         self._shared.collect()
         if self.space.is_counted:
             self.space.look_at_all()
+
+    def _remove_forgotten(self) -> None:
+        """Remove the uploads of one owner that were all abandoned long ago."""
+        limit = time.time() - FORGOTTEN_SECONDS
+        for place, _, names in os.walk(self._incoming, topdown=False):
+            folder = Path(place)
+            with suppress(FileNotFoundError):  # one was published just now
+                if any((folder / name).lstat().st_mtime >= limit for name in names):
+                    continue
+                for name in names:
+                    (folder / name).unlink()
+                if folder != self._incoming and not os.listdir(folder):
+                    folder.rmdir()
+                if names:
+                    self.space.look_at(folder)
 
     def _place(self, path: FragmentPath | JobPath) -> Path:
         return self._root / str(path)

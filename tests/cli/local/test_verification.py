@@ -1,5 +1,6 @@
 """Comparing with the whole model."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from shoal_cli.local.verification import (
 from shoal_cli.local.whole_model import Way, WholeModel
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
+from shoal_coordinator.storage.catalogues import FixedFiles
+from shoal_coordinator.storage.parts import ResultFile
+from shoal_coordinator.storage.results import ResultStore
 from shoal_protocol.partition import document_to_json
 
 FLOATS = hnp.arrays(
@@ -240,3 +244,43 @@ def test_options_with_which_the_whole_model_does_not_run_say_nothing_of_its_roun
     found = with_fault(request, 0)
     assert found.passed
     assert (found.items, found.reference_items) == (ITEMS, 0)
+
+
+def test_hundreds_of_rows_that_differ_in_shape_are_compared(tmp_path: Path) -> None:
+    rows = 600
+    (tmp_path / "in").mkdir()
+    x = np.zeros((rows, 1, 2), np.float32)
+    x[:, 0, 0] = np.arange(rows) % 2
+    np.save(tmp_path / "in" / "a.npy", x)
+    graph = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["y"]), helper.make_node("Relu", ["x"], ["y.1"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 2))],
+        [
+            helper.make_tensor_value_info("y", TensorProto.INT64, (2, None)),
+            helper.make_tensor_value_info("y.1", TensorProto.FLOAT, (1, 2)),
+        ],
+    )
+    model = tmp_path / "model.onnx"
+    opset = helper.make_opsetid("", 13)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=9), model)
+    document = cut_model(model, profile_model(model), (), None)
+    (tmp_path / "partition.json").write_text(document_to_json(document))
+    catalogue = FixedFiles([ResultFile("a.npz", 0, rows, stacked=True)])
+    names = ["y", "y.1"]  # the second is not what row 1 of the first is called
+    with closing(
+        ResultStore(tmp_path / "out", job="job", identity="", catalogue=catalogue, names=names)
+    ) as results:
+        for row in range(rows):
+            results.add(row, {"y": np.zeros((2, row % 2), np.int64), "y.1": x[row]})
+        assert results.finish(range(rows)) == {}
+        assert results.complete() is None
+    request = VerificationRequest(
+        model=model,
+        partition=tmp_path / "partition.json",
+        inputs=tmp_path / "in",
+        outputs=tmp_path / "out",
+        tolerance=1e-4,
+    )
+    found = compare(request, lambda _done, _items: None)
+    assert (found.items, found.mismatched, found.max_abs_diff) == (rows, 0, 0.0)

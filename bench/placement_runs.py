@@ -38,9 +38,10 @@ from shoal_planner.heuristics import Divisions, by_memory, evenly
 from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan, stage_plans
 from shoal_planner.speeds import refined
-from shoal_protocol.choices import ITEMS_IN_TURN, Objective
+from shoal_protocol.choices import Objective
 from shoal_protocol.coordinator_client import ENDED, CoordinatorClient
 from shoal_protocol.partition import PartitionDocument, document_to_json
+from shoal_protocol.turns import MOST_ITEMS
 from shoal_protocol.units import Bytes, Nanoseconds, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -55,8 +56,8 @@ WATCH_SECONDS: Final = 0.02
 LONGEST_SECONDS: Final = 300.0
 LEAST_ITEMS: Final = 16
 """Enough that their middle is longer than the pipeline takes to fill."""
-_ITEMS_BEFORE: Final = 5 * ITEMS_IN_TURN
-_LEAST_IN_TURN: Final = 24 * ITEMS_IN_TURN
+_ITEMS_BEFORE: Final = 2 * MOST_ITEMS
+_LEAST_IN_TURN: Final = 12 * MOST_ITEMS
 """Where fragments are loaded in turn, items end in batches, one for each device: of two batches in
 the middle one may be counted for none of the time that it took."""
 

@@ -29,7 +29,7 @@ How a device holds its span follows from its budget (`Holding`):
   The bytes that remain go where each saves the most reading (`grants`); room for the activations
   of two items is left;
 - else it *reloads* them: fragments are loaded and unloaded in turn. A fragment that is loaded
-  serves all items that are admitted, so an item takes a part of a load (`ITEMS_IN_TURN`). These
+  serves all items that are admitted, so an item takes a part of a load (`items_in_turn`). These
   items come and go together: receiving overlaps with what the span's first fragment computes, and
   sending with the last one. Each fragment must fit by itself, at least in blocks.
   Where the device's disk has no room for all of them, each is fetched again for its turn.
@@ -67,8 +67,8 @@ from shoal_planner.grants import Grants, Room
 from shoal_planner.links import NOWHERE, Homes, Transfer, between, over
 from shoal_planner.loads import paged_bytes, time_of
 from shoal_planner.ranges import Maxima, sums_of
-from shoal_protocol.choices import ITEMS_IN_TURN, ITEMS_IN_TURN_SINGLE
 from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.turns import items_in_turn
 from shoal_protocol.units import Bytes, Nanoseconds
 
 _ITEMS_WAITING: Final = 2
@@ -231,6 +231,10 @@ class Costs(SpanCosts):
         return Grants(self.document.fragments)
 
     @cached_property
+    def _items_in_turn(self) -> int:
+        return items_in_turn(map(self.document.output_bytes, range(self.count)))
+
+    @cached_property
     def _borders(self) -> Borders:
         return Borders(self.document)
 
@@ -368,7 +372,7 @@ class Costs(SpanCosts):
             case Holding.RELOADED:
                 again = self._again(span, device)
                 in_turn = self._load(span, device) + again
-                read = self._part_of_a_load(in_turn, device)
+                read = self._part_of_a_load(in_turn)
                 load = in_turn - read
                 read += time_of(self._paged(span, device, holding), device.page_bytes_per_second)
         if self.cold:
@@ -397,10 +401,10 @@ class Costs(SpanCosts):
             overlap=Nanoseconds(overlap),
         )
 
-    def _part_of_a_load(self, in_turn: int, device: PoolDevice) -> int:
+    def _part_of_a_load(self, in_turn: int) -> int:
         """What an item takes of the loads of all fragments, which several items share. Of a job
         that begins with them, those that share the first ones wait for them as one."""
-        together = ITEMS_IN_TURN_SINGLE if device.single else ITEMS_IN_TURN
+        together = self._items_in_turn
         if not self.cold:
             return -(-in_turn // together)
         further = -(-self.loading_items // together) - 1

@@ -5,11 +5,6 @@ from typing import Final
 
 LARGEST_BATCH: Final = 1024
 """Items that a job may have run at once."""
-ITEMS_IN_TURN: Final = 4
-"""Items of a job that are admitted at once, at least. Where a device loads its fragments in turn,
-each serves so many before the next one takes its place; plans reckon with that."""
-ITEMS_IN_TURN_SINGLE: Final = 16
-"""The same where devices with residency Single are fewer than the stages."""
 
 
 class Mode(StrEnum):

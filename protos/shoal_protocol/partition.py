@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from shoal_protocol.digests import Digest, is_digest
+from shoal_protocol.units import Bytes
 
 if TYPE_CHECKING:
     from shoal_protocol.v1.coordinator_pb2 import JobStatus
@@ -147,6 +148,12 @@ class PartitionDocument:
     def out_of(self, producer: int) -> tuple[Edge, ...]:
         """The edges that start in a stage, by consumer."""
         return tuple(edge for edge in self.edges if edge.producer == producer)
+
+    def output_bytes(self, producer: int) -> Bytes | None:
+        """What a stage makes of an item, if that is known."""
+        known = [edge.bytes_per_item for edge in self.out_of(producer)]
+        sizes = [size for size in known if size is not None]
+        return Bytes(sum(sizes)) if len(sizes) == len(known) else None
 
 
 def items_within(free_bytes: int, item_bytes: int, most: int) -> int:

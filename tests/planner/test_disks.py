@@ -15,8 +15,9 @@ from shoal_planner.device_costs import Holding
 from shoal_planner.loads import from_cache, prepared
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
-from shoal_protocol.choices import ITEMS_IN_TURN, Objective
+from shoal_protocol.choices import Objective
 from shoal_protocol.partition import Fragment
+from shoal_protocol.turns import MOST_ITEMS
 
 
 def test_what_a_disk_cannot_hold_together_is_on_other_devices() -> None:
@@ -84,10 +85,10 @@ def test_what_is_loaded_in_turn_and_has_no_room_on_the_disk_is_fetched_for_each_
     loads = sum(from_cache(each, tight) for each in fragments)
     fetches = ceil(fetched_in_a_turn(fragments, cache_bytes or inf) * SECOND, link)
     assert cost.read + cost.load == loads + fetches
-    assert cost.read == ceil(loads + fetches, ITEMS_IN_TURN)
+    assert cost.read == ceil(loads + fetches, MOST_ITEMS)
 
 
-@pytest.mark.parametrize(("items", "turns"), [(1, 1), (4, 1), (5, 2), (100, 25)])
+@pytest.mark.parametrize(("items", "turns"), [(1, 1), (16, 1), (17, 2), (100, 7)])
 def test_a_makespan_counts_what_is_fetched_for_each_turn(items: int, turns: int) -> None:
     """A turn fetches 30 MB over 100 MB/s, and maps them at 200 MB/s."""
     document = partition([10**8] * 3, [20 * 10**6] * 3)

@@ -77,22 +77,26 @@ def test_a_device_of_residency_single_loads_in_turn_what_would_fit_in_blocks_tog
 
 
 def test_a_fragment_loaded_in_turn_serves_several_items_and_the_first_waits_for_it() -> None:
-    """Two loads of 110 ms each, which four items share."""
+    """Two loads of 110 ms each, which sixteen items share."""
     document = partition([10**8] * 2, [20 * 10**6] * 2)
     (stage,) = placed(plan(document, [device("a", budget=24 * MIB)], Objective.THROUGHPUT)).stages
     (cost,) = stage.costs
-    assert (cost.read, cost.load) == (55_000_000, 165_000_000)
-    assert cost.period == cost.compute + 55_000_000
+    assert (cost.read, cost.load) == (13_750_000, 206_250_000)
+    assert cost.period == cost.compute + 13_750_000
     assert cost.latency == cost.compute + 220_000_000
 
 
-def test_with_residency_single_a_load_serves_four_times_as_many_items() -> None:
-    document, whole = partition([10**8] * 2, [20 * 10**6] * 2), Span(0, 2)
-    cost = Costs(document).on(whole, device("a", single=True))
-    assert (cost.read, cost.load) == (13_750_000, 206_250_000)
+@pytest.mark.parametrize(("mebibytes", "items"), [(1, 16), (10, 12), (100, 4), (None, 16)])
+def test_fewer_items_share_a_load_where_more_lies_between_two_fragments(
+    mebibytes: int | None, items: int
+) -> None:
+    size = None if mebibytes is None else mebibytes * MIB
+    document = partition([10**8] * 2, [20 * 10**6] * 2, [100, size, 100])
+    cost = Costs(document).on(Span(0, 2), device("a", single=True))
+    assert cost.read == ceil(220_000_000, items)
 
 
-@pytest.mark.parametrize(("items", "turns"), [(1, 1), (4, 1), (5, 2), (100, 25)])
+@pytest.mark.parametrize(("items", "turns"), [(1, 1), (16, 1), (17, 2), (100, 7)])
 def test_a_makespan_in_turn_takes_as_many_turns_as_there_are_items_to_share_them(
     items: int, turns: int
 ) -> None:

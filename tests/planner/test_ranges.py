@@ -21,9 +21,10 @@ from shoal_planner.goal import Goal
 from shoal_planner.loads import from_cache, paged_bytes, time_of
 from shoal_planner.ranges import Maxima, sums_of
 from shoal_planner.search import Question, Wishes, spans_of
-from shoal_protocol.choices import ITEMS_IN_TURN, ITEMS_IN_TURN_SINGLE, Objective
+from shoal_protocol.choices import Objective
 from shoal_protocol.frame_sizes import INLINE_BYTES
 from shoal_protocol.partition import MODEL, PartitionDocument
+from shoal_protocol.turns import items_in_turn
 
 
 @given(st.lists(st.integers(), min_size=1, max_size=20))
@@ -169,7 +170,8 @@ def test_what_a_span_reads_again_is_the_sum_of_what_its_fragments_do(
             time = time_of(read, each.page_bytes_per_second)
             if holding is Holding.RELOADED:
                 loads = sum(from_cache(fragment, each) for fragment in fragments)
-                time += ceil(loads, ITEMS_IN_TURN_SINGLE if each.single else ITEMS_IN_TURN)
+                made = (document.output_bytes(index) for index in range(costs.count))
+                time += ceil(loads, items_in_turn(made))
             assert costs.on(span, each).read == time
 
 

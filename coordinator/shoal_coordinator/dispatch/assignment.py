@@ -21,6 +21,9 @@ one before it. Only behind short tasks: what waits for long ones would come near
 takes a slot, but never the last one, so that nothing that is ready waits for what is not. When its
 producer fails or is lost, it is cancelled, and given again when it is ready.
 
+*Items stay*: where devices load the fragments of a job in turn, an item stays on the one where it
+entered (`turns`); its tasks wait for no other.
+
 *The slow device at the end*: a device does not get a task that the fastest server would have
 finished sooner, after all that is left before it. The task then waits for that server; but no
 longer than the device takes for it, since the fastest may have other work to do first.
@@ -31,6 +34,7 @@ from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 
+from shoal_coordinator.dispatch import turns
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.instructions import Execute, Forward, Tier
 from shoal_coordinator.dispatch.larger_items import avoids
@@ -93,13 +97,13 @@ def place(state: State, task: Task) -> None:
     task.status = READY
     task.ready_at = state.now
     queue.waiting += 1
-    device = _choose(task, service)
+    device = _choose(task, service) if task.item.stays_on is None else _choose_again(state, task)
     if device is not None:
         _give_or_demand(state, task, device)
         return
-    if task.attempts:
+    if task.attempts and not task.kept:
         queue.ready.appendleft(task)
-    else:
+    elif not task.kept:
         queue.ready.append(task)
     if task.reserved_on is not None:
         queue.reserved.setdefault(task.reserved_on, []).append(task)
@@ -107,6 +111,17 @@ def place(state: State, task: Task) -> None:
         state.unmet[service] = None
     if service.unserved:
         state.worklist.services.append(service)
+
+
+def _choose_again(state: State, task: Task) -> Device | None:
+    """The device where the item stays, if that has a slot; else as for any other task."""
+    service = task.queue.service
+    keeper = turns.keeper(state, task)
+    if keeper is None:
+        turns.move_on(task)
+        return _choose(task, service)
+    turns.wait_for(task, keeper)
+    return keeper if service in keeper.listed and keeper.work.has_slot else None
 
 
 def _choose(task: Task, service: Service) -> Device | None:
@@ -118,6 +133,8 @@ def _choose(task: Task, service: Service) -> Device | None:
             unreserve(task)
     first = None if task.excluded is None else best_but(service, partial(avoids, task))
     first = first or best(service)
+    if first is not None and not turns.may_enter(task, first):
+        first = best_but(service, lambda device: not turns.may_enter(task, device))
     if first is None or not first.work.has_slot:
         return None
     faster = _sooner_elsewhere(task, first)
@@ -196,7 +213,7 @@ def _offer(queue: StageQueue, device: Device, now: Nanoseconds) -> Task | None:
     while ready and ready[0].status is not READY:
         ready.popleft()
     task = _reserved_for(queue, device)
-    if task is not None and not _held_back(task, device, now):
+    if task is not None and (task.kept or not _held_back(task, device, now)):
         return task
     service = queue.service
     takes_over = not device.work.queued or service.fastest is device
@@ -205,7 +222,7 @@ def _offer(queue: StageQueue, device: Device, now: Nanoseconds) -> Task | None:
         elsewhere = other is not None and other is not device and service in other.listed
         if elsewhere and not takes_over:
             continue
-        if task.status is READY and _may_take(task, device, now):
+        if task.status is READY and turns.may_enter(task, device) and _may_take(task, device, now):
             return task
     return None
 
@@ -242,7 +259,7 @@ def _give_or_demand(state: State, task: Task, device: Device) -> None:
     """Give the task, unless an input of it was lost: then see to that first."""
     queue = task.queue
     tasks = task.item.tasks
-    queue.waiting -= 1
+    turns.end_wait(task)
     senders: list[tuple[Task, Device]] = []
     for producer in queue.predecessors:
         made = tasks[producer]
@@ -263,6 +280,8 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
     job, digest = queue.job, queue.service.digest
     _, backlog, load, score, order, _ = rank(queue.service, device)
     begin_task(task, device)
+    if job.in_turn:
+        turns.enter(task, device)
     work = device.work
     state.counter = number = state.counter + 1
     work.last_given = number
@@ -379,7 +398,9 @@ def _reserve_for_consumers(
         target = following.reserved_on
         if target is None or target.lost or service not in target.listed:
             unreserve(following)
-            target = _foresee(service, device, state.limits.queue_depth)
+            target = turns.keeper(state, following)
+            if target is None:
+                target = _foresee(service, device, state.limits.queue_depth)
             if target is not None:
                 reserve(following, target)
         if target is not None and target is not device:

@@ -13,8 +13,9 @@ the time at most.
 
 Stages of one job, on a device that is a home of all of them and loads them in turn, need no such
 protection: the job's window bounds what waits for each. There a turn ends when nothing waits any
-more, whatever time it takes, and the next stage is the one for which a batch waits, also where
-another device serves it: a slow replica would make all the others wait for it.
+more, whatever time it takes, and the next stage is the one for which a batch of the device's items
+waits (`turns`), also where another device serves it: a slow replica would make all the others wait
+for it.
 """
 
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.servers import may_serve
 from shoal_coordinator.dispatch.services import can_host, fits_in, size_on
 from shoal_coordinator.dispatch.state import Service, StageQueue, State
+from shoal_coordinator.dispatch.turns import batch_waits, waiting_for
 from shoal_protocol.digests import Digest
 
 Case = TypeVar("Case")
@@ -107,10 +109,8 @@ class SparingCase(Claim):
 
     @property
     def batch_waits(self) -> bool:
-        """Whether at least half of the claimant's items wait: of a window, or of what is left."""
-        jobs = [queue.job for queue in self.claimant.queues]
-        halves = (min(job.window, job.open - job.storing) // 2 for job in jobs)
-        return self.claimant.waiting >= min(max(half, 1) for half in halves)
+        """Whether enough of the claimant's items wait for a turn of it."""
+        return batch_waits(self.claimant, self.device)
 
     @property
     def is_next(self) -> bool:
@@ -119,9 +119,13 @@ class SparingCase(Claim):
         claimant, device = self.claimant, self.device
         if device.name not in claimant.homes or not self.is_of_its_jobs(self.user):
             return False
-        fastest, load_took = claimant.fastest, device.memory.load_took
-        waits = None if fastest is None else fastest.work.times[claimant.digest] * claimant.waiting
-        return self.batch_waits and (waits is None or waits > load_took)
+        if not self.batch_waits:
+            return False
+        fastest, others_may = claimant.fastest, not any(device in q.kept for q in claimant.queues)
+        if fastest is None or not others_may:
+            return True
+        waits = fastest.work.times[claimant.digest] * waiting_for(claimant, device)
+        return waits > device.memory.load_took
 
 
 def brings_work(queue: StageQueue) -> bool:
@@ -145,7 +149,7 @@ def brings_work(queue: StageQueue) -> bool:
 SPARING: Final[tuple[Rule[SparingCase, bool], ...]] = (
     Rule(
         "its own tasks wait, at no lower priority",
-        lambda c: c.user.waiting and c.user.priority >= c.claimant.priority,
+        lambda c: waiting_for(c.user, c.device) and c.user.priority >= c.claimant.priority,
         False,
     ),
     Rule("a batch of the same job waits", lambda c: c.is_next, True),
@@ -191,7 +195,11 @@ EVICTION: Final[tuple[Rule[EvictionCase, bool], ...]] = (
     Rule("the device has tasks for it", lambda c: c.digest in c.device.work.in_use, False),
     Rule("no job uses it there", lambda c: c.is_unused, True),
     Rule("the device is preempted", lambda c: c.device.preempted_by is c.claimant, True),
-    Rule("the claimant's tasks do not wait yet", lambda c: not c.claimant.waiting, False),
+    Rule(
+        "the claimant's tasks do not wait yet",
+        lambda c: not waiting_for(c.claimant, c.device),
+        False,
+    ),
     Rule("a service cannot spare it", lambda c: c.is_missed, False),
     Rule("every service can spare it", lambda _: True, True),
 )

@@ -8,7 +8,7 @@ is a new session: what it has resident and cached counts, what it was doing does
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
-from shoal_coordinator.dispatch import itineraries
+from shoal_coordinator.dispatch import itineraries, turns
 from shoal_coordinator.dispatch.crashes import discount_reconnected, note_loss, trials
 from shoal_coordinator.dispatch.device import Device, Tally, new_device
 from shoal_coordinator.dispatch.fragments import (
@@ -152,6 +152,7 @@ def lose(state: State, device: Device, reason: str, *, crashed: bool = True) -> 
     _void_instructions(state, device, failure)
     state.out += [ins.PeerLost(device=each, peer=device.name) for each in partners]
     count_all_homes(state, device)
+    turns.lose(state, device)
     for service in served:
         for queue in service.queues:
             queue.reserved.pop(device, None)

@@ -29,6 +29,7 @@ from shoal_coordinator.dispatch.events import Failure, FailureKind, Mode
 from shoal_coordinator.dispatch.readiness import drop_copies, release
 from shoal_coordinator.dispatch.servers import unreserve
 from shoal_coordinator.dispatch.state import READY, RUNNING, WAITING, Item, Job, State, Task
+from shoal_coordinator.dispatch.turns import end_wait, leave
 from shoal_protocol.units import Nanoseconds
 
 
@@ -106,6 +107,7 @@ def is_crowded(state: State, job: Job) -> bool:
 
 def _set_back(state: State, task: Task) -> None:
     item = task.item
+    leave(item)
     _give_up_outputs(state, item)
     state.set_back[task] = Nanoseconds(state.now + state.limits.delay(item.set_backs))
     item.set_backs += 1
@@ -126,7 +128,7 @@ def _under_way(state: State, job: Job) -> int:
 def _withdraw(task: Task) -> None:
     """A ready task waits for a device no longer."""
     task.status = WAITING
-    task.queue.waiting -= 1
+    end_wait(task)
     if task.reserved_on is not None:
         unreserve(task)
     drop_copies(task, None)

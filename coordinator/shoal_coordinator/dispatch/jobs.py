@@ -14,13 +14,11 @@ protocol's rule), so a new plan starts the items over that are under way; finish
 same epoch only priority, deadline and parallelism are taken over, and nothing starts over.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch import itineraries
-from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.full_devices import is_crowded
 from shoal_coordinator.dispatch.item_sets import ItemSet
 from shoal_coordinator.dispatch.ranking import refresh
@@ -44,7 +42,8 @@ from shoal_coordinator.dispatch.state import (
     State,
     Task,
 )
-from shoal_protocol.choices import ITEMS_IN_TURN, ITEMS_IN_TURN_SINGLE
+from shoal_coordinator.dispatch.turns import end_wait, entries, items_of_a_turn, leave
+from shoal_protocol.turns import LEAST_ITEMS
 from shoal_protocol.units import Nanoseconds
 
 SHOWN_FAILURES = 64
@@ -203,22 +202,15 @@ def _window(state: State, job: Job) -> int:
     if all(service.homes_up for service in services):
         names = {name for service in services for name in service.homes}
         devices = [state.devices[name] for name in names if name in state.devices]
-        in_turn = sum(_in_turn(device, services) for device in devices)
+        job.in_turn = entries(devices, services)
+        turns = len(job.in_turn)
     else:
         devices = list(state.devices.values())
         crowded = len(devices) < len(services) and any(device.memory.single for device in devices)
-        in_turn = ITEMS_IN_TURN_SINGLE if crowded else 0
-    window = max(sum(device.work.slots for device in devices) + 2, in_turn, ITEMS_IN_TURN)
+        turns, job.in_turn = int(crowded), {}
+    slots = sum(device.work.slots for device in devices)
+    window = max(slots + 2, turns * items_of_a_turn(job), LEAST_ITEMS)
     return min(window, job.spec.parallelism or window, job.crowding.most or window)
-
-
-def _in_turn(device: Device, services: Sequence[Service]) -> int:
-    """Items that share a load on a home; none where it has all of its fragments at once."""
-    its = {each.digest: each for each in services if device.name in each.homes}
-    if device.memory.single:
-        return ITEMS_IN_TURN_SINGLE if len(its) > 1 else 0
-    least_bytes = sum(each.least for each in its.values())
-    return ITEMS_IN_TURN if least_bytes > device.memory.budget else 0
 
 
 def admit(state: State) -> None:
@@ -278,6 +270,7 @@ def complete(state: State) -> None:
 def store(state: State, item: Item) -> None:
     """All results of an item have come: have them written."""
     item.storing = True
+    leave(item)
     item.job.storing += 1
     attempts = 1 + item.retries
     state.out.append(
@@ -354,12 +347,13 @@ def abandon(state: State, item: Item) -> None:
             task.queue.running -= 1
             cancel(state, task)
         elif task.status is READY:
-            task.queue.waiting -= 1
+            end_wait(task)
         task.status = WAITING
         if task.reserved_on is not None:
             unreserve(task)
         if task.inputs is not None:
             drop_copies(task, None)
+    leave(item)
     for task in item.tasks:
         if task.holder is not None or item.orphan_copies:
             release(state, task)

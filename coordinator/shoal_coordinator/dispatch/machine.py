@@ -15,7 +15,15 @@ all that waits: so nothing waits for ever.
 from collections.abc import Iterable
 from typing import assert_never
 
-from shoal_coordinator.dispatch import devices, fragments, full_devices, itineraries, jobs, tasks
+from shoal_coordinator.dispatch import (
+    devices,
+    fragments,
+    full_devices,
+    itineraries,
+    jobs,
+    tasks,
+    turns,
+)
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch.assignment import fill, place_ready
 from shoal_coordinator.dispatch.fragments import evict_excess, prefetch_idle
@@ -93,6 +101,8 @@ def _fill_freed(state: State) -> None:
     work = state.worklist
     for device in work.freed:
         fill(state, device)
+        if device.work.idle:
+            turns.share_the_rest(state, device)
         if device.work.idle and (state.unmet or device.preempted_by is not None):
             consider_device(state, device, state.unmet)
     work.freed.clear()
@@ -219,6 +229,7 @@ def _tick(state: State) -> None:
             evict_excess(state, device)
     tasks.retry_delayed(state)
     full_devices.resume(state)
+    turns.review_turns(state)
     itineraries.expire(state)
     state.worklist.admitting += [job for job in state.jobs.values() if job.spec.light]
     state.worklist.everything = True

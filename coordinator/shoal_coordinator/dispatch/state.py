@@ -119,11 +119,12 @@ class StageQueue:
     """One stage of one job: who waits, who has passed.
 
     `ready` contains every ready task, `reserved` those reserved for a device that is full; a task
-    may be in both, and one that is not READY any more is skipped. `passed` counts items that have
-    finished here and not ended. `wanted` is set when a task before it was given: its fragment is
-    needed soon. `moved_bytes` is what one task takes or makes at most, where that is known.
-    `overtime` counts tasks that were stopped at their deadline since one finished. `served_by` are
-    the devices that served it at the end.
+    may be in both, and one that is not READY any more is skipped. Those that wait for the device
+    where their item stays, `kept` of each, are in `reserved` alone (`turns`). `passed` counts items
+    that have finished here and not ended. `wanted` is set when a task before it was given: its
+    fragment is needed soon. `moved_bytes` is what one task takes or makes at most, where that is
+    known. `overtime` counts tasks that were stopped at their deadline since one finished.
+    `served_by` are the devices that served it at the end.
     """
 
     job: "Job"
@@ -136,6 +137,7 @@ class StageQueue:
     moved_bytes: int = 0
     ready: deque["Task"] = field(default_factory=deque)
     reserved: dict[Device, list["Task"]] = field(default_factory=dict)
+    kept: dict[Device, int] = field(default_factory=dict)
     waiting: int = 0
     running: int = 0
     finished: int = 0
@@ -163,10 +165,10 @@ class Task:
 
     `ready_at` is when it became READY last. `device` runs it; `holder` has its output, until it is
     released or lost. `reserved_on` is the device named for it on a route, `excluded` the one where
-    it failed last. `inputs` says, by producer, on which device a copy for this task is (or will be)
-    beside the holder's own. `ran` is how its last try went. `ahead`: it was given before its
-    producer has answered (see `assignment`). `outgrown`: no budget was enough for its last try;
-    `refusals` of its item (see `larger_items`).
+    it failed last; `kept`: it waits for `reserved_on` alone. `inputs` says, by producer, on which
+    device a copy for this task is (or will be) beside the holder's own. `ran` is how its last try
+    went. `ahead`: it was given before its producer has answered (see `assignment`). `outgrown`: no
+    budget was enough for its last try; `refusals` of its item (see `larger_items`).
     """
 
     item: "Item"
@@ -177,6 +179,7 @@ class Task:
     device: Device | None = None
     holder: Device | None = None
     reserved_on: Device | None = None
+    kept: bool = False
     excluded: Device | None = None
     inputs: dict[int, Device] | None = None
     attempts: int = 0
@@ -191,7 +194,8 @@ class Task:
 @dataclass(slots=True, eq=False)
 class Item:
     """One input on its way. `failures` are its tries, `kills` the devices that died with it;
-    `travels_as` is the instruction while it travels, else 0. `refused_alone`: the last device that
+    `travels_as` is the instruction while it travels, else 0. `stays_on`: the device whose loads in
+    turn it shares (`turns`). `refused_alone`: the last device that
     had no room for it had nothing else; `set_backs` of it so far (`full_devices`)."""
 
     job: "Job"
@@ -206,6 +210,7 @@ class Item:
     storing: bool = False
     ended: bool = False
     travels_as: int = 0
+    stays_on: Device | None = None
     refused_alone: bool = False
     set_backs: int = 0
     orphan_copies: list[tuple[Device, int]] = field(default_factory=list)
@@ -225,6 +230,8 @@ class Job:
     result. `routed` are the devices of each stage on the `routes`; there are new ones not before
     `route_after`, which is later with each of `route_failures`; `travelling` items are on routes;
     `devices` have been given, or are to be sent, something of it.
+    The devices of `in_turn` load its fragments in turn, from that stage on; so many items are
+    `staying` on each of them.
     Stages up to `open_stages` may begin: all of them, unless the mode is Barrier. `outgrown`:
     fragments that an item needed more for than any device has, with the most that was measured;
     `seen`: the largest sizes that items had there, where no plan knows them.
@@ -243,6 +250,8 @@ class Job:
     next_item: int = 0
     open: int = 0
     window: int = 0
+    in_turn: dict[str, int] = field(default_factory=dict)
+    staying: dict[Device, int] = field(default_factory=dict)
     crowding: Crowding = field(default_factory=Crowding)
     storing: int = 0
     open_stages: int = 0

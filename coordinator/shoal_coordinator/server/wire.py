@@ -382,8 +382,6 @@ def job_spec(
     stages: list[ev.Stage] = []
     for fragment in document.fragments:
         into, out = document.into(fragment.index), document.out_of(fragment.index)
-        sizes = [edge.bytes_per_item for edge in out]
-        known = [size for size in sizes if size is not None]
         placement = request.stages[fragment.index] if request.stages else api.StagePlacement()
         stages.append(
             ev.Stage(
@@ -396,7 +394,7 @@ def job_spec(
                 homes=tuple(dict.fromkeys(placement.devices)),
                 granted=_granted(placement, fragment),
                 predicted=_predicted(placement),
-                output_bytes=Bytes(sum(known)) if len(known) == len(sizes) else None,
+                output_bytes=document.output_bytes(fragment.index),
                 batch=request.batch if fragment.batches else 1,
                 batch_item_bytes=Bytes(document.batch_item_bytes(fragment.index) or 0),
             )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.servers import eligible, rank
 from shoal_coordinator.dispatch.state import (
+    READY,
     Forwarding,
     Item,
     Job,
@@ -72,7 +73,14 @@ def _of_job(state: State, job: Job) -> Iterator[str]:
             yield f"{name}/{item.index}{problem}"
         for task in item.tasks:
             counts[task.queue.stage][task.status] += 1
+    staying = Counter(item.stays_on for item in job.active.values() if item.stays_on is not None)
+    if job.staying != staying:
+        yield f"{name}: other items stay than {job.staying}"
     for queue in job.queues:
+        tasks = [item.tasks[queue.stage] for item in job.active.values() if item.tasks]
+        kept = Counter(task.reserved_on for task in tasks if task.kept)
+        if queue.kept != kept or any(task.kept and task.status is not READY for task in tasks):
+            yield f"{name}: stage {queue.stage} keeps other tasks than {queue.kept}"
         counted = [queue.waiting, queue.running, queue.passed]
         if counted != counts[queue.stage][1:]:
             yield f"{name}: stage {queue.stage} counts {counted}, has {counts[queue.stage][1:]}"

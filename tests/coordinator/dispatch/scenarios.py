@@ -133,6 +133,66 @@ def crowded(seed: int, make: Make) -> World:
     return world
 
 
+def in_turn(seed: int, make: Make = World) -> World:
+    """Draw a world of one or two jobs whose stages have the same devices, or two groups of them,
+    each too small for the fragments that it has."""
+    chance = random.Random(seed * 7919 + 4)  # noqa: S311 (not for secrets)
+    names = [f"device-{index}" for index in range(chance.choice((1, 2, 2, 3, 4)))]
+    jobs = [_divided(chance, number, names) for number in range(chance.choice((1, 1, 1, 2)))]
+    budget = chance.choice((6, 8, 12))
+    models = [
+        Model(
+            name=name,
+            budget=budget,
+            smallest=6,
+            single=chance.random() < 0.2,
+            slowness=chance.choice((1, 1, 4)),
+        )
+        for name in names
+    ]
+    rough = chance.random() < 0.7
+    world = make(seed, models, _trouble(chance, jobs) if rough else Trouble())
+    for agent in world.agents.values():
+        world.later(chance.uniform(0, 1) * SECOND, agent.connect)
+    for job in jobs:
+        _plan_job(world, chance, job)
+    if rough:
+        _plan_faults(world, chance)
+        _plan_budgets(world)
+    world.tick()
+    return world
+
+
+def _divided(chance: random.Random, number: int, names: list[str]) -> JobSpec:
+    """Several stages of one group of devices, and perhaps others of another one."""
+    count = chance.choice((2, 3, 4, 6))
+    border = chance.choice((0, 0, 0, count // 2))
+    groups = [chance.sample(names, chance.randint(1, len(names))) for _ in range(2)]
+    stages = [
+        Stage(
+            digest=Digest(f"sha256:{'hi'[number]}{stage}".ljust(71, "0")),
+            resident_bytes=Bytes(5),
+            least_bytes=Bytes(5),
+            predecessors=_predecessors(chance, stage) if chance.random() < 0.2 else (stage - 1,),
+            takes_model_inputs=not stage,
+            gives_results=stage == count - 1 or chance.random() < 0.1,
+            homes=tuple(groups[stage < border]),
+            output_bytes=chance.choice((None, Bytes(20 << 20))),
+        )
+        for stage in range(count)
+    ]
+    return JobSpec(
+        name=f"job-{number}",
+        stages=(replace(stages[0], predecessors=()), *stages[1:]),
+        items=chance.choice((3, 12, 40)),
+        epoch=1,
+        policy=chance.choice(list(Policy)),
+        priority=chance.choice((0, 0, 1)),
+        backoff_limit=chance.choice((0, 1, 3)),
+        parallelism=chance.choice((0, 0, 0, 3)),
+    )
+
+
 def _with_replicas(chance: random.Random, job: JobSpec, names: list[str]) -> JobSpec:
     """The same, with some stages on several devices."""
     if chance.random() < 0.5:

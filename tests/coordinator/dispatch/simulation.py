@@ -7,8 +7,8 @@ of order or not at all; loads and tasks fail. After a while the faults stop. The
 end in bounded time, and no agent may still hold an activation.
 
     python tests/coordinator/dispatch/simulation.py 0 1000   runs these seeds, prints what fails
-    (`chain`, `light`, `restart`, `memory` or `crowded` behind them: of the other kinds); looks at
-    the invariants at every step
+    (`chain`, `light`, `turns`, `restart`, `memory` or `crowded` behind them: of the other kinds);
+    looks at the invariants at every step
 """
 
 import sys
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.dispatch.scenarios import chained, crowded, scenario
+from coordinator.dispatch.scenarios import chained, crowded, in_turn, scenario
 from coordinator.dispatch.simulated_link import SECOND, Model
 from coordinator.dispatch.simulated_memory import StoringAgent, StoringWorld
 from coordinator.dispatch.simulated_restarts import RestartingWorld
@@ -59,6 +59,11 @@ def simulate(
     """
     world = chained(seed, light=light) if chain or light else scenario(seed, crashing=crashing)
     return _run(world, look_every)
+
+
+def simulate_turns(seed: int, *, look_every: int = LOOK_EVERY) -> World:
+    """Run a scenario in which devices load the fragments of a job in turn, and share its items."""
+    return _run(in_turn(seed), look_every)
 
 
 def simulate_restarts(seed: int, folder: Path, *, look_every: int = LOOK_EVERY) -> RestartingWorld:
@@ -191,6 +196,8 @@ def main() -> None:
             if (run := _ON_DISK.get(sys.argv[-1])) is not None:
                 with tempfile.TemporaryDirectory() as folder:
                     run(seed, Path(folder) / "disk", look_every=1)
+            elif "turns" in sys.argv:
+                simulate_turns(seed, look_every=1)
             else:
                 simulate(seed, chain="chain" in sys.argv, light="light" in sys.argv, look_every=1)
         except Wrong as wrong:

@@ -1,7 +1,9 @@
 """1,000 seeds of lost, slow and returning devices (see `simulation`)."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +16,7 @@ from coordinator.dispatch.simulation import (
     simulate_crowded,
     simulate_memory,
     simulate_restarts,
+    simulate_turns,
 )
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Event, ItemsStored
@@ -85,6 +88,20 @@ def test_activations_stay_within_memory_and_disk_and_are_what_was_made(
     assert refusals > CHUNK, "many had to wait for room"
     assert spills > CHUNK // 10, "fragments took the room of what waited in memory"
     assert runs < 1.5 * tasks
+
+
+@pytest.mark.parametrize("first", range(0, 500, CHUNK))
+def test_items_that_stay_where_fragments_take_turns_end_once_whatever_happens(first: int) -> None:
+    stayed = passed = 0
+    for world in ended(first, simulate_turns):
+        devices: dict[tuple[str, int], list[str]] = defaultdict(list)
+        for _, what in world.story:
+            if isinstance(what, Execute):
+                devices[what.job, what.item].append(what.device)
+        moves = [pair for each in devices.values() for pair in pairwise(each)]
+        stayed += sum(one == other for one, other in moves)
+        passed += len(moves)
+    assert stayed > 0.8 * passed
 
 
 @pytest.mark.parametrize("first", range(0, 300, CHUNK))

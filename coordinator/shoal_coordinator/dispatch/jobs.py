@@ -197,6 +197,7 @@ def _open_window(state: State, job: Job) -> None:
 
 def _window(state: State, job: Job) -> int:
     if job.spec.mode is ev.Mode.BARRIER:
+        job.in_turn = {}
         return job.items
     services = [queue.service for queue in job.queues]
     if all(service.homes_up for service in services):

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from heapq import heappop, heappush
 
 from coordinator.dispatch.driving import MIB, MILLISECOND, Table, chain, job
-from shoal_coordinator.dispatch.events import FailureKind, Stage
+from shoal_coordinator.dispatch.events import FailureKind, Mode, Stage
 from shoal_coordinator.dispatch.instructions import (
     Execute,
     FinishItem,
@@ -56,6 +56,12 @@ class Clock:
             took = self.milliseconds[one.device] if isinstance(one, Execute) else 0
             self.start(self.table.answer(one, milliseconds=took))
         return self.table.now // MILLISECOND
+
+    def tick(self, seconds: int) -> None:
+        """Run for so long, with the clock of the coordinator ticking."""
+        for _ in range(4 * seconds):
+            self.start(self.table.wait(250))
+            self.run(self.table.now // MILLISECOND)
 
     def drop(self, device: str) -> list[Load]:
         """A device does nothing more of what it was given; the loads that were among that."""
@@ -219,3 +225,16 @@ def test_a_device_that_is_lost_keeps_nothing() -> None:
     clock.start(lost)
     clock.run()
     assert succeeded(table) == 96
+
+
+def test_a_newer_plan_in_barrier_mode_has_items_stay_nowhere() -> None:
+    """The device enters at a stage that the newer plan has not got."""
+    table = Table()
+    table.join("first", 15)
+    table.join("one", 15)
+    homes = {"v": ("first",), "w": ("first",), "x": ("one",), "y": ("one",)}
+    table.submit(job(chain("v", "w", "x", "y", homes=homes), 8))
+    assert table.state.jobs["job"].in_turn == {"one": 2, "first": 0}
+    newer = chain("x", "y", homes=homes)
+    table.play(table.submit(job(newer, 8, epoch=2, mode=Mode.BARRIER)))
+    assert succeeded(table) == 8

@@ -95,10 +95,14 @@ def _keeps(state: State, queue: StageQueue, device: Device) -> bool:
         return False
     if not can_host(state, service, device):
         return False
-    if job.queues[job.in_turn[device.name]].coming > 0:
-        return True  # items have yet to enter, and keep the others busy
     homes = (state.devices.get(name) for name in service.homes if name != device.name)
-    return not any(each is not None and _is_done(job, each) for each in homes)
+    others = [each for each in homes if each is not None]
+    done = [each for each in others if _is_done(job, each)]
+    entry = job.queues[job.in_turn[device.name]]
+    if entry.coming > 0:  # items have yet to enter: what has nothing loaded for these waits for it
+        entering = entry.service.homes if _entering(entry) else ()
+        return all(service not in each.listed or each.name in entering for each in done)
+    return not done
 
 
 def _is_done(job: Job, device: Device) -> bool:

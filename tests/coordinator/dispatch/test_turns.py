@@ -1,6 +1,7 @@
 """Devices that load the fragments of a job in turn: how they share its items."""
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from heapq import heappop, heappush
 
 from coordinator.dispatch.driving import MIB, MILLISECOND, Table, chain, job
@@ -238,3 +239,36 @@ def test_a_newer_plan_in_barrier_mode_has_items_stay_nowhere() -> None:
     newer = chain("x", "y", homes=homes)
     table.play(table.submit(job(newer, 8, epoch=2, mode=Mode.BARRIER)))
     assert succeeded(table) == 8
+
+
+def test_a_home_that_no_item_enters_shares_what_it_has_loaded() -> None:
+    """All items enter on the first device, which loads four fragments in turn."""
+    table = Table()
+    for name in ("first", "second"):
+        table.join(name, 25)
+    clock = Clock(table, {"first": 10, "second": 10})
+    homes = {"w": ("first",), "x": ("first",), "y": ("first", "second"), "z": ("first", "second")}
+    clock.start(table.submit(job(chain("w", "x", "y", "z", homes=homes), 100)))
+    assert clock.run() < 60 * LOAD
+    assert succeeded(table) == 100
+
+
+def with_held_fragments(mib: int) -> tuple[Table, Clock]:
+    """Of two devices, the small one holds the first fragment, the other one all others."""
+    table = Table()
+    table.join("one", 15)
+    table.join("other", mib)
+    clock = Clock(table, {"one": 10, "other": 10})
+    homes = {"w": ("one",), "x": ("other",), "y": ("other",), "z": ("other",)}
+    early = job(chain("w", "x", "y", "z", homes=homes), 0, name="early", priority=-1001)
+    clock.start(table.submit(replace(early, open_ended=True, holds=True)))
+    clock.tick(2)
+    return table, clock
+
+
+def test_items_go_to_a_device_that_holds_the_next_fragment_and_has_nothing_to_do() -> None:
+    table, clock = with_held_fragments(45)
+    spec = job(shared("one", "other", stages="wxyz"), 40)
+    clock.start(table.submit(replace(spec, parallelism=4)))
+    clock.tick(15)
+    assert succeeded(table) == 40

@@ -19,6 +19,10 @@ from shoal_coordinator.dispatch.services import can_host, request_provisioning
 from shoal_coordinator.dispatch.state import READY, Item, Job, Service, StageQueue, State, Task
 from shoal_protocol.turns import items_in_turn
 
+_TURNS_OF_OTHERS = 10
+"""For so many turns a device may serve other jobs of the same priority, which it does in turn, and
+what waits for it goes nowhere else."""
+
 
 def entries(devices: Iterable[Device], services: Sequence[Service]) -> dict[str, int]:
     """The homes that load their fragments in turn, and the stages where items enter them."""
@@ -89,7 +93,7 @@ def _is_for(task: Task, device: Device) -> bool:
 
 def _keeps(state: State, queue: StageQueue, device: Device) -> bool:
     """Whether items that are on a device wait there for a stage: one of its own, while all of its
-    homes have something to do."""
+    homes have something to do, and the device does something for the job."""
     job, service = queue.job, queue.service
     if device.name not in job.in_turn or device.name not in service.homes:
         return False
@@ -97,12 +101,26 @@ def _keeps(state: State, queue: StageQueue, device: Device) -> bool:
         return False
     homes = (state.devices.get(name) for name in service.homes if name != device.name)
     others = [each for each in homes if each is not None]
+    if others and _is_taken(state, queue, device):
+        return False
     done = [each for each in others if _is_done(job, each)]
     entry = job.queues[job.in_turn[device.name]]
     if entry.coming > 0:  # items have yet to enter: what has nothing loaded for these waits for it
         entering = entry.service.homes if _entering(entry) else ()
         return all(service not in each.listed or each.name in entering for each in done)
     return not done
+
+
+def _is_taken(state: State, queue: StageQueue, device: Device) -> bool:
+    """Whether a device has nothing of a job any more, since it works for others: for so long that
+    what waits for it need not wait for their end."""
+    job, turn = queue.job, state.limits.turn
+    if any(device in each.service.servers or device in each.service.loading for each in job.queues):
+        return False
+    kept = (task for task in queue.reserved.get(device, ()) if task.kept)
+    since = next((task.ready_at for task in kept), state.now)
+    yields = any(each.priority > job.spec.priority for each in device.listed)
+    return state.now - since >= (turn if yields else _TURNS_OF_OTHERS * turn)
 
 
 def _is_done(job: Job, device: Device) -> bool:

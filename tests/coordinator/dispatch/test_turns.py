@@ -5,7 +5,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from coordinator.dispatch.driving import MIB, MILLISECOND, Table, chain, job
-from shoal_coordinator.dispatch.events import FailureKind, Mode, Stage
+from shoal_coordinator.dispatch.events import FailureKind, JobSpec, Mode, Stage
 from shoal_coordinator.dispatch.instructions import (
     Execute,
     FinishItem,
@@ -239,6 +239,26 @@ def test_a_newer_plan_in_barrier_mode_has_items_stay_nowhere() -> None:
     newer = chain("x", "y", homes=homes)
     table.play(table.submit(job(newer, 8, epoch=2, mode=Mode.BARRIER)))
     assert succeeded(table) == 8
+
+
+def alone(name: str, home: str, items: int, priority: int = 0) -> JobSpec:
+    """A job of one fragment on one device."""
+    return job(chain(name, homes={name: (home,)}), items, name=name, priority=priority)
+
+
+def test_what_waits_for_a_device_that_a_higher_priority_takes_goes_to_one_that_is_busy() -> None:
+    table = Table()
+    for name in ("one", "other"):
+        table.join(name, 15)
+    clock = Clock(table, {"one": 10, "other": 10})
+    clock.start(table.submit(job(shared("one", "other"), 40)))
+    clock.start(table.wait(250))
+    clock.run(250)
+    clock.start(table.submit(alone("u", "one", 3000, priority=1)))
+    clock.start(table.submit(alone("v", "other", 3000)))
+    clock.tick(15)
+    assert succeeded(table) == 40
+    assert table.state.jobs.keys() == {"u", "v"}
 
 
 def test_a_home_that_no_item_enters_shares_what_it_has_loaded() -> None:

@@ -25,6 +25,7 @@ from shoal_coordinator.dispatch.servers import may_serve, rank, review
 from shoal_coordinator.dispatch.services import awaits_homes, can_host, end_preemption
 from shoal_coordinator.dispatch.state import Service, State
 from shoal_coordinator.dispatch.surveys import Survey
+from shoal_coordinator.dispatch.turns import waiting_for
 
 
 def consider_service(state: State, service: Service, survey: Survey) -> None:
@@ -177,5 +178,6 @@ def _may_preempt(state: State, service: Service, device: Device) -> bool:
         may_serve(service, device)
         and can_host(state, service, device)
         and device.disk.can_provide(service.digest, state.now)
+        and waiting_for(service, device)
         and decide(PREEMPTION, PreemptionCase(state, service, device)).verdict
     )

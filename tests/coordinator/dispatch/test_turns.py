@@ -273,6 +273,20 @@ def test_a_home_that_no_item_enters_shares_what_it_has_loaded() -> None:
     assert succeeded(table) == 100
 
 
+def test_no_busy_device_is_emptied_for_what_waits_for_another() -> None:
+    """Its tasks take so long that the second stage seems to starve."""
+    table = Table()
+    for name in ("one", "other"):
+        table.join(name, 15)
+    clock = Clock(table, {"one": 1000, "other": 1000})
+    clock.start(table.submit(alone("u", "other", 60)))
+    clock.start(table.submit(job(shared("one", "other"), 32)))
+    clock.tick(60)
+    runs = Counter((task.device, task.digest) for task in table.all(Execute))
+    loads = [load for load in table.all(Load) if load.device == "other"]
+    assert all(runs[load.device, load.digest] for load in loads)
+
+
 def with_held_fragments(mib: int) -> tuple[Table, Clock]:
     """Of two devices, the small one holds the first fragment, the other one all others."""
     table = Table()

@@ -108,6 +108,16 @@ class SparingCase(Claim):
         return self.state.now - used_at >= self.state.limits.settle
 
     @property
+    def is_waited_for(self) -> bool:
+        """Whether tasks of the claimant wait for this device, and for no other."""
+        return any(self.device in queue.kept for queue in self.claimant.queues)
+
+    @property
+    def may_go_elsewhere(self) -> bool:
+        """Whether the claimant has a device, or soon will, that may take all its tasks."""
+        return not self.claimant.unserved and not self.is_waited_for
+
+    @property
     def batch_waits(self) -> bool:
         """Whether enough of the claimant's items wait for a turn of it."""
         return batch_waits(self.claimant, self.device)
@@ -121,8 +131,8 @@ class SparingCase(Claim):
             return False
         if not self.batch_waits:
             return False
-        fastest, others_may = claimant.fastest, not any(device in q.kept for q in claimant.queues)
-        if fastest is None or not others_may:
+        fastest = claimant.fastest
+        if fastest is None or self.is_waited_for:
             return True
         waits = fastest.work.times[claimant.digest] * waiting_for(claimant, device)
         return waits > device.memory.load_took
@@ -156,7 +166,7 @@ SPARING: Final[tuple[Rule[SparingCase, bool], ...]] = (
     Rule("others serve it, the claimant starves", lambda c: c.others and c.claimant.unserved, True),
     Rule("others serve it, idle here for `settle`", lambda c: c.others and c.has_settled, True),
     Rule("others serve it, used here lately", lambda c: c.others, False),
-    Rule("the last, the claimant has a device", lambda c: not c.claimant.unserved, False),
+    Rule("the last, the claimant has a device", lambda c: c.may_go_elsewhere, False),
     Rule("the last, at a lower priority", lambda c: c.claimant.priority > c.user.priority, True),
     Rule("the last, a batch waits", lambda c: c.batch_waits, True),
     Rule("the last, starved for `patience`", lambda c: c.has_starved, True),

@@ -306,3 +306,13 @@ def test_items_go_to_a_device_that_holds_the_next_fragment_and_has_nothing_to_do
     clock.start(table.submit(replace(spec, parallelism=4)))
     clock.tick(15)
     assert succeeded(table) == 40
+
+
+def test_a_held_fragment_goes_for_one_that_items_of_its_device_wait_for() -> None:
+    """Also where another device has that one: it is busy, and they wait for this device alone."""
+    table, clock = with_held_fragments(45)
+    clock.start(table.submit(alone("u", "other", 3000)))
+    clock.tick(1)
+    clock.start(table.submit(job(shared("one", "other", stages="wxyz"), 40)))
+    clock.tick(15)
+    assert succeeded(table) == 40

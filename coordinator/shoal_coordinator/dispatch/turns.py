@@ -105,9 +105,9 @@ def _keeps(state: State, queue: StageQueue, device: Device) -> bool:
         return False
     done = [each for each in others if _is_done(job, each)]
     entry = job.queues[job.in_turn[device.name]]
-    if entry.coming > 0:  # items have yet to enter: what has nothing loaded for these waits for it
-        entering = entry.service.homes if _entering(entry) else ()
-        return all(service not in each.listed or each.name in entering for each in done)
+    if entry.coming > 0:  # items have yet to enter, and keep those busy that they may enter
+        done = [each for each in done if each.name not in entry.service.homes]
+        return all(service not in each.listed for each in done)
     return not done
 
 

@@ -156,7 +156,6 @@ def in_turn(seed: int, make: Make = World) -> World:
         world.later(chance.uniform(0, 1) * SECOND, agent.connect)
     for job in jobs:
         _plan_job(world, chance, job)
-    _plan_placements(world, jobs)
     if rough:
         _plan_faults(world, chance)
         _plan_budgets(world)
@@ -190,7 +189,7 @@ def _divided(chance: random.Random, number: int, names: list[str]) -> JobSpec:
         policy=chance.choice(list(Policy)),
         priority=chance.choice((0, 0, 1)),
         backoff_limit=chance.choice((0, 1, 3)),
-        parallelism=chance.choice((0, 0, 1, 3)),
+        parallelism=chance.choice((0, 0, 0, 3)),
     )
 
 

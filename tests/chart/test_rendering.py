@@ -204,6 +204,8 @@ def test_values_become_settings(tmp_path: Path) -> None:
         "coordinator.nodeSelector": {"disk": "ssd"},
         "coordinator.affinity": {"nodeAffinity": {}},
         "worker.tolerations": tolerations,
+        "worker.priorityClassName": "low",
+        "agent.priorityClassName": "edge",
     }
     settings = settings_of(tmp_path, values, PROMETHEUS)
     assert settings.images.agent == f"mirror.example/edge/shoal/agent@{digest}"
@@ -218,7 +220,8 @@ def test_values_become_settings(tmp_path: Path) -> None:
     assert settings.coordinator_place == Place(
         node_selector={"disk": "ssd"}, affinity={"nodeAffinity": {}}
     )
-    assert settings.worker_place == Place(tolerations=tuple(tolerations))
+    assert settings.worker_place == Place(tolerations=tuple(tolerations), priority_class_name="low")
+    assert settings.agent_priority_class == "edge"
     assert settings.other_groups == ("monitoring.coreos.com",)
     assert not settings_of(tmp_path, values).pod_monitors, "the cluster has no such kind"
 

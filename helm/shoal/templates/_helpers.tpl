@@ -160,7 +160,7 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- /* Where pods may run, as JSON: (dict "of" .Values.worker) */ -}}
 {{- define "shoal.place" -}}
-{{- dict "nodeSelector" (.of.nodeSelector | default dict) "tolerations" (.of.tolerations | default list) "affinity" (.of.affinity | default dict) | toJson }}
+{{- dict "nodeSelector" (.of.nodeSelector | default dict) "tolerations" (.of.tolerations | default list) "affinity" (.of.affinity | default dict) "priorityClassName" (.of.priorityClassName | default "") | toJson }}
 {{- end }}
 
 {{- /* OperatorSettings, as the operator reads them. */ -}}
@@ -176,6 +176,7 @@ operatorLabels:
   {{- include "shoal.operatorLabels" . | nindent 2 }}
 enrolment: {{ include "shoal.operator" . }}.{{ .Release.Namespace }}.svc:8443
 agentFloor: {{ .Values.agent.floor }}
+agentPriorityClass: {{ .Values.agent.priorityClassName | default "" | quote }}
 coordinatorMemory: {{ .Values.coordinator.memory }}
 workerMemory: {{ .Values.worker.memory }}
 workerDisk: {{ .Values.worker.disk }}

@@ -291,6 +291,7 @@ def _agent_set(
         terminationGracePeriodSeconds=_GRACE_SECONDS,
         nodeSelector=dict(pool.spec.node_selector),
         tolerations=[write(each) for each in pool.spec.tolerations],
+        **({"priorityClassName": named} if (named := settings.agent_priority_class) else {}),
         **more,
     )
     mark, away = fingerprint([template]), sum(not node.ready for node in nodes)

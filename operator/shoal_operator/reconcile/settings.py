@@ -14,6 +14,7 @@ from shoal_protocol.units import Bytes
 _TEXT: Final = Text(max_length=1024)
 _LABELS: Final = Table(values=Text(max_length=63, min_length=0), max_items=64)
 _WORDS: Final = Items(of=_TEXT, max_items=64)
+_CLASS: Final = Text(max_length=253, min_length=0)
 _TABLES: Final = Items(of=Json(), max_items=64)
 
 
@@ -30,11 +31,12 @@ class Images:
 
 @record()
 class Place:
-    """Where pods may run, as core/v1 says it; empty: anywhere."""
+    """Where pods may run, and before whom, as core/v1 says it; empty: anywhere."""
 
     node_selector: Mapping[str, str] = member(_LABELS, "As in core/v1.", default={})
     tolerations: tuple[Mapping[str, object], ...] = member(_TABLES, "As in core/v1.", default=[])
     affinity: Mapping[str, object] = member(Json(), "As in core/v1.", default={})
+    priority_class_name: str = member(_CLASS, "As in core/v1.", default="")
 
 
 @record()
@@ -48,6 +50,7 @@ class OperatorSettings:
         "What an idle agent may use beside its budget, until it has measured what it uses.",
         unit="bytes",
     )
+    agent_priority_class: str = member(_CLASS, "Of agents' pods, as in core/v1.", default="")
     worker_memory: Bytes = member(MEMORY, "Memory limit of a worker's pod.", unit="bytes")
     namespace: str = member(_TEXT, "Where the operator's pods are.", default="shoal-system")
     operator_labels: Mapping[str, str] = member(

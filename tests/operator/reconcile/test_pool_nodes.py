@@ -135,14 +135,28 @@ def test_the_names_of_devices_of_pools_that_could_have_one_name_differ() -> None
 
 
 def test_the_coordinators_pod_is_where_the_installation_says() -> None:
-    place = Place(node_selector={"disk": "ssd"}, tolerations=({"operator": "Exists"},))
+    place = Place(
+        node_selector={"disk": "ssd"},
+        tolerations=({"operator": "Exists"},),
+        priority_class_name="high",
+    )
     workload = children(see(settings=settings(coordinator_place=place)), "Deployment")
     (pod,) = pods_in(workload["shelf-coordinator"])
-    assert (pod["nodeSelector"], pod["tolerations"]) == (
+    assert (pod["nodeSelector"], pod["tolerations"], pod["priorityClassName"]) == (
         {"disk": "ssd"},
         [{"operator": "Exists"}],
+        "high",
     )
     assert "affinity" not in pod
+
+
+def test_agents_have_the_priority_class_of_the_installation_and_none_by_default() -> None:
+    def classes(**more: Any) -> set[Any]:
+        sets = children(see(settings=settings(**more)), "DaemonSet").values()
+        return {pod.get("priorityClassName") for each in sets for pod in pods_in(each)}
+
+    assert classes(agent_priority_class="edge") == {"edge"}
+    assert classes() == {None}
 
 
 def replaced(of: DevicePool | None = None, **more: Any) -> bool:

@@ -327,7 +327,7 @@ async def test_a_fetch_that_nobody_waits_for_any_more_fails_in_silence(
         await asyncio.sleep(0)
         (fetch,) = (task for task in asyncio.all_tasks() if task.get_name().startswith("fetch "))
         waiting.cancel()
-        while not fetch.done():
+        while not (fetch.done() and waiting.done()):
             await asyncio.sleep(0.01)
     assert waiting.cancelled()
     del fetch, waiting

@@ -237,7 +237,7 @@ def pools(draw: st.DrawFn) -> DevicePoolSnapshot:
         coordinator=draw(st.none() | WORKLOADS),
         agents=tuple(draw(st.lists(WORKLOADS, max_size=1))),
         claim=draw(st.none() | claim),
-        jobs=draw(st.sampled_from([None, frozenset(), frozenset({"a-1"})])),
+        jobs=draw(st.sampled_from([frozenset(), frozenset({"a-1"})])),
         settings=replace(
             SETTINGS, cert_manager=draw(st.booleans()), pod_monitors=draw(st.booleans())
         ),

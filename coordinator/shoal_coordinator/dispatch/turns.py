@@ -7,7 +7,8 @@ loaded just now is not worth the way there and back, and both would have fewer i
 
 A device begins no more items than its *share*. So those that are admitted are enough for all,
 however unequal; a fast device takes its next share when it has ended one. One that has no item
-left, and will get none, helps the others at the end: what waits for them does so no longer.
+left, and will get none, helps the others at the end: what waits for them does so no longer. Nor
+does what waits for a device that cannot run it any more, or that other jobs have taken.
 """
 
 from collections.abc import Iterable, Sequence
@@ -88,6 +89,7 @@ def move_on(task: Task) -> None:
 
 
 def _is_for(task: Task, device: Device) -> bool:
+    """Whether a task waits for the device where its item stays, or runs on a device."""
     return task.kept or task.device is device
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,9 @@ from coordinator.scripted import connected, put_model
 from coordinator.world import World
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch.machine import step
+from shoal_coordinator.jobs.state import Phase
 from shoal_coordinator.server import CoordinatorSettings, serving
+from shoal_coordinator.server.lives import Life
 from shoal_coordinator.storage.results import ResultStore
 from shoal_protocol.channels import open_channel
 from shoal_protocol.partition import TensorSpec, document_to_json
@@ -62,16 +65,30 @@ async def test_an_amendment_while_results_are_completed_does_not_start_the_job_a
     world.check_results(rows)
 
 
-async def test_a_job_that_is_cancelled_while_it_is_opened_never_runs(world: World) -> None:
+async def test_a_job_that_is_cancelled_while_it_is_opened_never_runs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.inputs(3)
-    device = world.device("a")
+    device, cancelled = world.device("a"), threading.Event()
+    open_run = Life._open_run
+
+    def slowly(life: Life) -> Any:
+        cancelled.wait(60)
+        return open_run(life)
+
+    monkeypatch.setattr(Life, "_open_run", slowly)
     async with connected(device):
-        submitting = asyncio.create_task(world.submit())
-        while world.coordinator.jobs.find("job") is None:
-            await asyncio.sleep(0)
-        cancelled = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=60)
-        await submitting
-    assert cancelled.state == api.JobStatus.CANCELLED
+        await world.submit()
+        cancelling = asyncio.ensure_future(
+            world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=60)
+        )
+        life = world.coordinator.jobs.get("job")
+        while life.job.stop is None:
+            await asyncio.sleep(0.001)
+        assert life.job.phase is Phase.OPENING
+        cancelled.set()
+        status = await cancelling
+    assert status.state == api.JobStatus.CANCELLED
     assert not device.executed
 
 

@@ -85,7 +85,7 @@ class Contest:
         for division in lost:
             device = division.devices[0]
             if self.costs.holding(division.span, device) is None:
-                need = format_bytes(self.costs.least_in_turn(division.span))
+                need = format_bytes(self.costs.least_in_turn(division.span, waiting=True))
                 have = format_bytes(device.budget_bytes)
                 reason = f"a fragment for {device.name} needs {need}; it has {have}"
                 lacking = _lacking_disk(self.costs, division.span, device)

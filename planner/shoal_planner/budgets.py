@@ -19,7 +19,7 @@ from shoal_planner.finer_cuts import has_unknown_sizes
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan, duration
 from shoal_planner.placement import plan_without_alternatives
-from shoal_planner.smallest_budgets import smallest_at_once, smallest_in_turn
+from shoal_planner.smallest_budgets import smallest_at_once
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, Nanoseconds, format_upwards
 
@@ -58,7 +58,7 @@ def with_other_budgets(
     """What these fragments would do on devices that differ in their budget alone."""
     costs, fragments, count = Costs(document), len(document.fragments), len(pool)
     at_once = smallest_at_once(costs.least, fragments, count)
-    in_turn = smallest_in_turn(costs, count)
+    in_turn = costs.least_in_turn(Span(0, fragments), waiting=True)
     ample = smallest_at_once(costs.resident, fragments, count)
     plans = []
     for budget in _steps(ample, in_turn, _SHOWN):
@@ -105,7 +105,7 @@ def fragment_at_budgets(
     def grant(budget: int) -> int:
         return costs.grants(span, replace(device, budget_bytes=Bytes(budget)))[0]
 
-    most, least = costs.resident(span), costs.least(span)
+    most, least = costs.resident(span), costs.least_in_turn(span, waiting=True)
     between, budgets = _steps(most, least, FRAGMENT_BUDGETS)[1:-1], range(least, most)
     known = {}
     for each in granted:

@@ -133,6 +133,11 @@ class SpanCosts(ABC):
     def holding(self, span: Span, device: PoolDevice) -> Holding | None:
         """How the device would hold the span; None: a fragment has no room there by itself."""
 
+    @abstractmethod
+    def receives(self, span: Span, device: PoolDevice) -> bool:
+        """Whether other items have room to come and go while the device, which holds the span, runs
+        any of its fragments; else they wait on its disk."""
+
     def outgrows(self, span: Span, device: PoolDevice, *, in_turn: bool) -> bool:
         """Whether the device can hold neither the span, at once or in turn, nor one with more: by
         what is in it, whatever crosses its ends. It need not be found out."""
@@ -251,9 +256,10 @@ class Costs(SpanCosts):
         """What the span's fragments need together, all of them in blocks."""
         return Bytes(self._least[span.end] - self._least[span.start] + self.frames(span))
 
-    def least_in_turn(self, span: Span) -> Bytes:
-        """What the span's fragments need one by one, each in blocks."""
-        return Bytes(self._largest_least.of(span.start, span.end) + self.frames(span))
+    def least_in_turn(self, span: Span, *, waiting: bool) -> Bytes:
+        """What they need one by one, each in blocks; `waiting`: without room for other items."""
+        largest = self._largest_least.of(span.start, span.end)
+        return Bytes(largest if waiting else largest + self.frames(span))
 
     def outgrows(self, span: Span, device: PoolDevice, *, in_turn: bool) -> bool:
         start, end = span.start, span.end
@@ -276,7 +282,11 @@ class Costs(SpanCosts):
         held = self.at_once(span, device)
         if held is not None or self.outgrows(span, device, in_turn=True):
             return held
-        return Holding.RELOADED if self.least_in_turn(span) <= device.budget_bytes else None
+        return Holding.RELOADED
+
+    def receives(self, span: Span, device: PoolDevice) -> bool:
+        least, budget = self.least_in_turn(span, waiting=False), device.budget_bytes
+        return least <= budget or self.at_once(span, device) is not None
 
     def grants(self, span: Span, device: PoolDevice) -> tuple[Bytes, ...]:
         """What each fragment of the span gets of the device's memory while it is resident."""

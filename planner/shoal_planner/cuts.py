@@ -26,6 +26,7 @@ limit is then so low that each search ends after a small part of the model.
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final, TypeVar
 
 from shoal_planner.borders import frames_beside
@@ -56,18 +57,29 @@ _MILLION: Final = 1_000_000
 G = TypeVar("G", bound=Counting)
 
 
+class Frames(Enum):
+    """In what other items come and go while a device runs a fragment, as far as it has room."""
+
+    FRAGMENT = auto()
+    """What enters the fragment and leaves it: another device may have what is next to it."""
+    MODEL = auto()
+    """What enters the model and leaves it: one device has all fragments."""
+    NONE = auto()
+    """They wait on the device's disk meanwhile."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutRequest:
     """What is asked for: a number of fragments, or a limit of what a device needs for each fragment
     (then as few fragments as possible), or tensors that are to be the last of a fragment each.
     `fragments` with `max_bytes` asks for that many, none over the limit. Nothing: one fragment.
-    `one_device` has all of them: items enter and leave the model while it runs any of them.
+    Under a limit there is room for `frames` besides.
     `nearest`: what no cut parts may be over the limit.
     """
 
     fragments: int | None = None
     max_bytes: int | None = None
-    one_device: bool = False
+    frames: Frames = Frames.FRAGMENT
     nearest: bool = False
     tensors: tuple[str, ...] = ()
 
@@ -178,11 +190,10 @@ def _best(found: _Found) -> tuple[int, ...]:
 
 
 def laid_out(profile: Profile, request: CutRequest) -> Layout:
-    """With what is beside a fragment under a limit: on one device items enter the model and leave
-    it, elsewhere they may enter and leave the fragment."""
-    if request.max_bytes is None:
+    """With what is beside a fragment under a limit."""
+    if request.max_bytes is None or request.frames is Frames.NONE:
         return Layout(profile)
-    if request.one_device:
+    if request.frames is Frames.MODEL:
         return Layout(profile, frames_bytes=_frames_of_all(profile))
     return Layout(profile, moving=True)
 

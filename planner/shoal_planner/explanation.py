@@ -166,10 +166,7 @@ def summary(plan: Plan) -> str:
         parts.append(_makespan(plan))
     if plan.even_split is not None and plan.even_split.items_per_second is not None:
         parts.append(f"even split would give {rate(plan.even_split.items_per_second)}")
-    if any(stage.held(Holding.IN_BLOCKS) for stage in plan.stages):
-        parts.append("where memory is short, fragments run in blocks and read weights again")
-    if any(stage.held(Holding.RELOADED) for stage in plan.stages):
-        parts.append("fragments are loaded in turn, because no device holds its own together")
+    parts.extend(_shortages(plan))
     if plan.beside:
         parts.append(plan.beside)
     if plan.gap is None:
@@ -177,6 +174,16 @@ def summary(plan: Plan) -> str:
     elif plan.gap:
         parts.append(could_be_better(plan.gap))
     return "; ".join(parts)
+
+
+def _shortages(plan: Plan) -> Iterator[str]:
+    """What follows where devices have too little memory for all at once."""
+    if any(stage.held(Holding.IN_BLOCKS) for stage in plan.stages):
+        yield "where memory is short, fragments run in blocks and read weights again"
+    if any(stage.held(Holding.RELOADED) for stage in plan.stages):
+        yield "fragments are loaded in turn, because no device holds its own together"
+    if plan.waiting:
+        yield "other items wait on disk, because no memory is left beside a fragment"
 
 
 def _makespan(plan: Plan) -> str:

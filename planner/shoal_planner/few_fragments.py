@@ -14,6 +14,7 @@ from typing import Final
 
 from shoal_planner.cuts import (
     CutRequest,
+    Frames,
     Refusal,
     choose_cuts,
     choose_in,
@@ -42,20 +43,27 @@ def comfortable(budget_bytes: int) -> int:
 
 
 def cut_for_budgets(
-    profile: Profile, budgets: Iterable[int], *, one_device: bool
+    profile: Profile, budgets: Iterable[int], *, one_device: bool, waiting: bool = False
 ) -> tuple[int, ...] | Refusal:
     """Where to cut so that every device holds each fragment, else those with larger budgets, else
-    so that one of these has them all."""
+    so that one of these has them all. `waiting`: so that one of these holds each while other items
+    wait."""
     known = sorted(set(budgets))
     assert known, "there is no budget"
-    cuts = _cut_for_first(_laid_out(profile, one_device=one_device), known)
+    if waiting:
+        return _cut_for_first(_laid_out(profile, Frames.NONE), known[-1:])
+    cuts = _cut_for_first(_laid_out(profile, _frames(one_device=one_device)), known)
     if one_device or not isinstance(cuts, Refusal):
         return cuts
-    return _cut_for_first(_laid_out(profile, one_device=True), known[-1:])
+    return _cut_for_first(_laid_out(profile, Frames.MODEL), known[-1:])
 
 
-def _laid_out(profile: Profile, *, one_device: bool) -> Layout:
-    return laid_out(profile, CutRequest(max_bytes=1, one_device=one_device))
+def _frames(*, one_device: bool) -> Frames:
+    return Frames.MODEL if one_device else Frames.FRAGMENT
+
+
+def _laid_out(profile: Profile, frames: Frames) -> Layout:
+    return laid_out(profile, CutRequest(max_bytes=1, frames=frames))
 
 
 def _cut_for_first(layout: Layout, budgets: Sequence[int]) -> tuple[int, ...] | Refusal:
@@ -71,12 +79,14 @@ def _cut_for_first(layout: Layout, budgets: Sequence[int]) -> tuple[int, ...] | 
     return refuse(layout, budgets[-1], cuts.need_bytes)
 
 
-def cut_within(profile: Profile, limit: int) -> tuple[int, ...] | Refusal:
+def cut_within(profile: Profile, limit: int, *, waiting: bool = False) -> tuple[int, ...] | Refusal:
     """Where to cut so that no fragment needs more than the limit, with the frames in which other
-    items come and go meanwhile; else without them: what crosses a cut needs none where one device
-    has both sides."""
+    items come and go meanwhile; else with those of the model: what crosses a cut needs none where
+    one device has both sides. `waiting`: without any."""
+    if waiting:
+        return choose_cuts(profile, CutRequest(max_bytes=limit, frames=Frames.NONE))
     cuts = choose_cuts(profile, CutRequest(max_bytes=limit))
-    alone = CutRequest(max_bytes=limit, one_device=True)
+    alone = CutRequest(max_bytes=limit, frames=Frames.MODEL)
     return choose_cuts(profile, alone) if isinstance(cuts, Refusal) else cuts
 
 
@@ -97,7 +107,7 @@ def many_in_words(profile: Profile, fragments: int, *, one_device: bool) -> str:
     it has not."""
     if fragments <= MANY:
         return ""
-    layout = _laid_out(profile, one_device=one_device)
+    layout = _laid_out(profile, _frames(one_device=one_device))
     enough = smallest_limit_of(layout, FEW)
     cuts = cut_for_budgets(profile, [enough], one_device=one_device)
     assert not isinstance(cuts, Refusal), "some cut keeps this limit"

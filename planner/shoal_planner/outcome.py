@@ -129,7 +129,8 @@ class Plan:
     `gap`: by what part of the best possible value this one is larger at most; 0: none is better,
     None: that is not known. `items` are those of the job that a makespan is planned for; None: not
     known. `beside`: what other models leave of the devices, or that they leave too little; "" where
-    none runs on the pool. Predictions are None where a shape is unknown.
+    none runs on the pool. `waiting`: some device has no room for other items while it runs one of
+    its fragments. Predictions are None where a shape is unknown.
     """
 
     epoch: int
@@ -141,6 +142,7 @@ class Plan:
     gap: float | None
     items: int | None = None
     beside: str = ""
+    waiting: bool = False
 
     @property
     def goal(self) -> Goal:

@@ -27,12 +27,11 @@ from shoal_planner.links import Homes
 from shoal_planner.outcome import Infeasible, Plan, Rejected, Share, StagePlan
 from shoal_planner.replanning import Situation, improve, next_plan
 from shoal_planner.search import MAX_FOUND, Wishes
-from shoal_planner.smallest_budgets import smallest_in_turn
 from shoal_planner.speeds import refined
 from shoal_protocol.choices import Objective, PinPolicy
 from shoal_protocol.disk_shares import MORE_DISK
-from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import format_downwards, format_upwards
+from shoal_protocol.partition import Fragment, PartitionDocument
+from shoal_protocol.units import Bytes, format_downwards, format_upwards
 
 MAX_REJECTED: Final = 8
 _NAMED_DEVICES: Final = 8
@@ -119,8 +118,15 @@ def _best(
         return refused
     wishes = replace(wishes, cached=costs.cached_by(pool))
     pool = _weighed(pool, goal)
-    for reloading in (False, True):
-        situation = Situation(costs=costs, pool=pool, goal=goal, wishes=wishes, reloading=reloading)
+    for reloading, waiting in ((False, False), (True, False), (True, True)):
+        situation = Situation(
+            costs=costs,
+            pool=pool,
+            goal=goal,
+            wishes=wishes,
+            reloading=reloading,
+            waiting=waiting,
+        )
         found = divided(situation)
         if found.divisions:
             best, *others = _by_pairs(situation, found.divisions)
@@ -131,8 +137,8 @@ def _best(
     if wishes.required and divided(free).divisions:
         return Infeasible(problem=_PINS)
     whole = Span(0, costs.count)
-    roomy = [each for each in pool if costs.least_in_turn(whole) <= each.budget_bytes]
-    return _lacking_disk(costs, whole, roomy) if roomy else _too_tight(costs, pool)
+    least = costs.least_in_turn(whole, waiting=True)
+    return _lacking_disk(costs, whole, [each for each in pool if least <= each.budget_bytes])
 
 
 def replan(
@@ -156,6 +162,7 @@ def replan(
         wishes=wishes,
         before=_divisions(before, devices),
         reloading=any(stage.held(Holding.RELOADED) for stage in best.stages),
+        waiting=best.waiting,
     )
     ideal = _divisions(best.stages, devices)
     chosen = next_plan(situation, ideal)
@@ -212,15 +219,7 @@ def _misfit(costs: Costs, pool: Sequence[PoolDevice], pins: Sequence[Pin]) -> In
         allowed = budgets if pinned is None else {pinned: budgets[pinned]}
         alone = Span(fragment.index, fragment.index + 1)
         if fragment.least_bytes > max(allowed.values()):
-            if not required and _alike(pool):
-                return _too_tight(costs, pool)
-            return Infeasible(
-                problem="" if pinned is None else f" and is pinned to {pinned}",
-                fragment=fragment.index,
-                need_bytes=costs.least(alone),
-                resident_bytes=costs.resident(alone),
-                budgets=tuple(allowed.items()),
-            )
+            return _too_large(costs, fragment, allowed, pinned)
         able = [
             device
             for device in pool
@@ -229,6 +228,21 @@ def _misfit(costs: Costs, pool: Sequence[PoolDevice], pins: Sequence[Pin]) -> In
         if not any(has_room(each, costs.stored.largest(alone.start, alone.end)) for each in able):
             return _lacking_disk(costs, alone, able)
     return None
+
+
+def _too_large(
+    costs: Costs, fragment: Fragment, budgets: Mapping[str, Bytes], pinned: str | None
+) -> Infeasible:
+    """A fragment has room on none of these; what is told is enough for all that are not pinned."""
+    if pinned is None:
+        fragment = max(costs.document.fragments, key=lambda each: each.least_bytes)
+    return Infeasible(
+        problem="" if pinned is None else f" and is pinned to {pinned}",
+        fragment=fragment.index,
+        need_bytes=Bytes(fragment.least_bytes),
+        resident_bytes=Bytes(fragment.resident_bytes),
+        budgets=tuple(budgets.items()),
+    )
 
 
 def _misplaced(document: PartitionDocument, pool: Sequence[str], pins: Sequence[Pin]) -> str:
@@ -253,27 +267,6 @@ def _lacking_disk(costs: Costs, span: Span, able: Sequence[PoolDevice]) -> Infea
         problem=f"a fragment takes {format_upwards(stored)} on a device's disk; of the devices "
         f"with enough memory there are for fragments: {listed}; cut finer or {MORE_DISK}"
     )
-
-
-def _too_tight(costs: Costs, pool: Sequence[PoolDevice]) -> Infeasible:
-    """Each fragment has room by itself; not beside what enters the runs that there would be. What
-    it needs there, if all devices are alike; else what it needs on one that has all fragments."""
-    fragments = costs.document.fragments
-    neediest = max(fragments, key=lambda fragment: fragment.least_bytes)
-    need = smallest_in_turn(costs, len(pool) if _alike(pool) else 1)
-    resident = costs.resident(Span(neediest.index, neediest.index + 1))
-    return Infeasible(
-        problem="",
-        fragment=neediest.index,
-        need_bytes=need,
-        resident_bytes=max(need, resident),
-        budgets=tuple((device.name, device.budget_bytes) for device in pool),
-    )
-
-
-def _alike(pool: Sequence[PoolDevice]) -> bool:
-    """Whether all devices have one budget."""
-    return len({device.budget_bytes for device in pool}) == 1
 
 
 def _by_pairs(situation: Situation, found: Sequence[Divisions]) -> list[Divisions]:
@@ -309,6 +302,7 @@ def _planned(
         stages=stage_plans(costs, best, predictable=predictable),
         period_nanoseconds=period if predictable else None,
         latency_nanoseconds=latency if predictable else None,
+        waiting=not all(costs.receives(each.span, on) for each in best for on in each.devices),
         rejected=rejected,
         gap=gap,
     )

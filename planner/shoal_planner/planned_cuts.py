@@ -80,6 +80,9 @@ class TableCosts(SpanCosts):
     def holding(self, span: Span, device: PoolDevice) -> Holding | None:
         return self._alone(span).holding(_ALONE, device)
 
+    def receives(self, span: Span, device: PoolDevice) -> bool:
+        return self._alone(span).receives(_ALONE, device)
+
     def on(self, span: Span, device: PoolDevice, homes: Homes = NOWHERE) -> DeviceCost:
         """By the device's own link: what crosses is not known by its other end."""
         del homes
@@ -169,11 +172,12 @@ def _kept(now: PlannedCut, current: Sequence[str]) -> PlannedCut:
 
 def cut_order(found: Plan | Infeasible, goal: Goal) -> tuple[int, int]:
     """Of the plans of several cuts the least is the best: what each device holds at once, then what
-    is loaded in turn, then what fits in no way: what needs the least tells what would do."""
+    is loaded in turn, then that with items that wait, then what fits in no way: what needs the
+    least tells what would do."""
     if isinstance(found, Infeasible):
-        return 2, found.need_bytes or 0
+        return 3, found.need_bytes or 0
     period, latency = found.period_nanoseconds or 0, found.latency_nanoseconds or 0
-    return int(not is_at_once(found)), goal.value(period, latency)
+    return 2 if found.waiting else int(not is_at_once(found)), goal.value(period, latency)
 
 
 def rejected_cut(fragments: int, lost: Plan | Infeasible, best: Plan | Infeasible) -> Rejected:

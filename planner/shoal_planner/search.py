@@ -163,18 +163,21 @@ class Found:
 class Question:
     """What is looked for: the best divisions, by a goal, on the devices of a pool. Without
     `reloading` every device holds its span at once; with it a device may load the fragments of its
-    span in turn."""
+    span in turn. With `waiting` too, it need have no room for other items meanwhile."""
 
     costs: SpanCosts
     pool: Sequence[PoolDevice]
     goal: Goal
     wishes: Wishes = Wishes()
     reloading: bool = False
+    waiting: bool = False
 
     def fits(self, span: Span, device: PoolDevice) -> bool:
         """Whether a device can serve a span."""
-        holding = self.costs.holding if self.reloading else self.costs.at_once
-        return holding(span, device) is not None
+        if not self.reloading:
+            return self.costs.at_once(span, device) is not None
+        held = self.costs.holding(span, device) is not None
+        return held and (self.waiting or self.costs.receives(span, device))
 
     def outgrows(self, span: Span, device: PoolDevice) -> bool:
         """Whether a device can serve neither a span nor one with more."""

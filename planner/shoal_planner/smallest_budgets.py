@@ -1,10 +1,9 @@
 """The smallest budget with which so many equal devices hold consecutive fragments. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
 from typing import TypeAlias
 
-from shoal_planner.costs import Costs, Span
+from shoal_planner.costs import Span
 from shoal_protocol.units import Bytes
 
 Needs: TypeAlias = Callable[[int], Iterable[int]]
@@ -18,17 +17,6 @@ def smallest_at_once(need: Callable[[Span], int], fragments: int, devices: int) 
         return (need(Span(start, end)) for end in range(start + 1, fragments + 1))
 
     return _smallest(needs, fragments, devices)
-
-
-def smallest_in_turn(costs: Costs, devices: int) -> Bytes:
-    """Where each device holds one of its fragments at once, in blocks."""
-    least = [fragment.least_bytes for fragment in costs.document.fragments]
-
-    def needs(start: int) -> Iterator[int]:
-        largest = enumerate(accumulate(least[start:], max), start + 1)
-        return (each + costs.frames(Span(start, end)) for end, each in largest)
-
-    return _smallest(needs, len(least), devices)
 
 
 def _smallest(needs: Needs, fragments: int, devices: int) -> Bytes:

@@ -21,7 +21,7 @@ from made_models import Made
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
 from shoal_planner.arena import Arena
-from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.cuts import CutRequest, Frames, Refusal, choose_cuts
 from shoal_planner.halves import HalfTensors
 from shoal_planner.least_limit import least_around, least_needs
 from shoal_planner.profile import Halves
@@ -357,13 +357,13 @@ def test_every_limit_that_some_cut_of_halves_keeps_is_found(name: str, tmp_path:
     less."""
     onnx.save(FAMILIES[name]().model, tmp_path / "model.onnx")
     profile = profile_model(tmp_path / "model.onnx")
-    for one_device in (False, True):
-        refused = choose_cuts(profile, CutRequest(max_bytes=1, one_device=one_device))
+    for frames in Frames:
+        refused = choose_cuts(profile, CutRequest(max_bytes=1, frames=frames))
         assert isinstance(refused, Refusal)
         assert refused.need_bytes is not None
         for percent in (0, 1, 2, 4, 8):
             limit = refused.need_bytes * (100 + percent) // 100
-            cuts = choose_cuts(profile, CutRequest(max_bytes=limit, one_device=one_device))
+            cuts = choose_cuts(profile, CutRequest(max_bytes=limit, frames=frames))
             assert isinstance(cuts, tuple), percent
 
 

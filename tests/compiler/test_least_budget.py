@@ -17,7 +17,7 @@ from random_graphs import WIDTH, models
 from shoal_compiler.cutting import Cut
 from shoal_compiler.profile import Source
 from shoal_planner.costs import Costs, Span
-from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.cuts import CutRequest, Frames, Refusal, choose_cuts
 from shoal_planner.few_fragments import cut_for_budgets
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Plan
@@ -31,8 +31,8 @@ MOST_STEPS = 40
 GOAL = Goal(Objective.THROUGHPUT)
 
 
-def least_budget(profile: Profile) -> int:
-    refused = choose_cuts(profile, CutRequest(max_bytes=1, one_device=True))
+def least_budget(profile: Profile, frames: Frames = Frames.NONE) -> int:
+    refused = choose_cuts(profile, CutRequest(max_bytes=1, frames=frames))
     assert isinstance(refused, Refusal)
     assert refused.need_bytes is not None
     return refused.need_bytes
@@ -56,6 +56,8 @@ def refused_of(
     for budget in budgets:
         shares = [budget // part for part in parts]
         cuts = cut_for_budgets(profile, shares, one_device=len(parts) == 1)
+        if isinstance(cuts, Refusal):
+            cuts = cut_for_budgets(profile, shares, one_device=len(parts) == 1, waiting=True)
         if isinstance(cuts, Refusal):
             refused.append(budget)
             continue
@@ -131,7 +133,7 @@ def test_every_budget_is_enough_where_several_fragments_take_an_input(
     source = Source.open(made.save(tmp_path))
     profile = source.profile(made.shapes)
     budgets = ladder(profile, percent)
-    finest = choose_cuts(profile, CutRequest(max_bytes=budgets[0], one_device=True))
+    finest = choose_cuts(profile, CutRequest(max_bytes=budgets[0], frames=Frames.NONE))
     assert isinstance(finest, tuple)
     taken = [each.takes for each in Layout(profile).pieces(finest)]
     assert sum("x" in takes for takes in taken) > 1
@@ -147,8 +149,8 @@ def test_what_a_cut_for_one_device_reckons_with_is_what_its_plan_does(
     """Of a model with one input, which one fragment takes: to the byte."""
     source = Source.open(TOPOLOGIES[name].save(tmp_path))
     profile = source.profile({"x": (rows, 16)})
-    budget = least_budget(profile)
-    cuts = choose_cuts(profile, CutRequest(max_bytes=budget, one_device=True))
+    budget = least_budget(profile, Frames.MODEL)
+    cuts = choose_cuts(profile, CutRequest(max_bytes=budget, frames=Frames.MODEL))
     assert isinstance(cuts, tuple)
     costs = Costs(Cut(source, profile, cuts).document)
-    assert costs.least_in_turn(Span(0, costs.count)) == budget
+    assert costs.least_in_turn(Span(0, costs.count), waiting=False) == budget

@@ -1,7 +1,7 @@
 """Other budgets: the smallest that works is the smallest, and the plan is feasible there."""
 
 from dataclasses import replace
-from itertools import accumulate, combinations, pairwise
+from itertools import combinations, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ from shoal_planner.device_costs import Holding
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
-from shoal_planner.smallest_budgets import smallest_at_once, smallest_in_turn
+from shoal_planner.smallest_budgets import smallest_at_once
 from shoal_protocol.choices import Objective
 from shoal_protocol.units import Bytes
 
@@ -46,17 +46,17 @@ def test_with_the_smallest_budget_there_is_a_plan_and_with_a_byte_less_only_one_
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 4)), min_size=1, max_size=7),
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 16)), min_size=1, max_size=7),
     st.integers(1, 4),
 )
 def test_loaded_in_turn_fragments_run_in_the_smallest_budget_and_not_in_a_byte_less(
     sizes: list[tuple[int, int]], devices: int
 ) -> None:
-    """What crosses grows, so that a longer span never needs less than a shorter one."""
+    """That is what the neediest fragment takes, whatever crosses: other items wait meanwhile."""
     least = [size * MIB for size, _ in sizes]
-    crossing = [*accumulate((crosses * MIB // 8 for _, crosses in sizes), initial=0)]
+    crossing = [*(crosses * MIB // 4 for _, crosses in sizes), MIB]
     document = partition([10**8] * len(least), least, crossing=crossing)
-    smallest = smallest_in_turn(Costs(document), devices)
+    smallest = Costs(document).least_in_turn(Span(0, len(least)), waiting=True)
 
     def answer(budget: int) -> Plan | Infeasible:
         pool = [device(f"d{number}", budget=budget) for number in range(devices)]
@@ -65,23 +65,7 @@ def test_loaded_in_turn_fragments_run_in_the_smallest_budget_and_not_in_a_byte_l
     assert not isinstance(answer(smallest), Infeasible)
     refused = answer(smallest - 1)
     assert isinstance(refused, Infeasible)
-    assert refused.need_bytes is not None
-    assert refused.need_bytes <= smallest
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 16)), min_size=1, max_size=7),
-    st.integers(1, 4),
-)
-def test_the_smallest_budget_in_turn_is_one_that_works(
-    sizes: list[tuple[int, int]], devices: int
-) -> None:
-    least = [size * MIB for size, _ in sizes]
-    crossing = [*(crosses * MIB // 4 for _, crosses in sizes), MIB]
-    document = partition([10**8] * len(least), least, crossing=crossing)
-    budget = smallest_in_turn(Costs(document), devices)
-    pool = [device(f"d{number}", budget=budget) for number in range(devices)]
-    assert not isinstance(plan(document, pool, Objective.THROUGHPUT), Infeasible)
+    assert refused.need_bytes == smallest
 
 
 @given(
@@ -188,7 +172,7 @@ def test_what_was_measured_within_a_grant_stands_at_the_budget_that_grants_it(
     assert len(found) <= MOST_BUDGETS
     assert list(found) == sorted(found, reverse=True)
     most, *_, least = found
-    assert (most, least) == (costs.resident(span), costs.least(span))
+    assert (most, least) == (costs.resident(span), 5 * MIB)
     at = {grant: budget for budget, (_, grant) in found.items() if grant is not None}
     assert at.pop(0) == most, "as a whole"
     assert at.keys() <= {each for each in granted if 0 < each < 40 * MIB}

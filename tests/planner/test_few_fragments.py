@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from random_profiles import chain
-from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.cuts import CutRequest, Frames, Refusal, choose_cuts
 from shoal_planner.few_fragments import (
     FEW,
     MANY,
@@ -50,7 +50,7 @@ def count_of(cuts: tuple[int, ...] | Refusal) -> int:
 def counts_of(profile: Profile, budget: int) -> tuple[int, int]:
     """With some of the budget left free, and with all of it; on one device."""
     roomy, full = (
-        count_of(choose_cuts(profile, CutRequest(max_bytes=limit, one_device=True)))
+        count_of(choose_cuts(profile, CutRequest(max_bytes=limit, frames=Frames.MODEL)))
         for limit in (comfortable(budget), budget)
     )
     return roomy, full
@@ -89,7 +89,7 @@ def test_a_budget_that_no_cut_keeps_leaves_it_to_the_next_larger_one() -> None:
     for others in ([MIB], [MIB, MIB + 1], [MIB, MIB + 1, 6 * MIB]):
         assert cut_for_budgets(SMALL_LAYERS, [4 * MIB, *others], one_device=False) == alone
     refused = cut_for_budgets(SMALL_LAYERS, [MIB, MIB // 2], one_device=False)
-    assert refused == choose_cuts(SMALL_LAYERS, CutRequest(max_bytes=MIB, one_device=True))
+    assert refused == choose_cuts(SMALL_LAYERS, CutRequest(max_bytes=MIB, frames=Frames.MODEL))
     assert isinstance(refused, Refusal)
     assert refused.have_bytes == MIB
 
@@ -101,19 +101,39 @@ def test_what_takes_more_with_the_frames_of_other_items_is_cut_for_one_device() 
     tensors = {name: replace(each, bytes=4 * MIB) for name, each in wide.items()}
     profile = replace(profile, tensors={**profile.tensors, **tensors})
     apart, alone = (
-        choose_cuts(profile, CutRequest(max_bytes=1, one_device=one_device))
-        for one_device in (False, True)
+        choose_cuts(profile, CutRequest(max_bytes=1, frames=frames))
+        for frames in (Frames.FRAGMENT, Frames.MODEL)
     )
     assert isinstance(apart, Refusal)
     assert isinstance(alone, Refusal)
     assert (alone.need_bytes or 0) + MIB < (apart.need_bytes or 0)
     for limit in (alone.need_bytes or 0, (apart.need_bytes or 0) - 1):
-        cuts = choose_cuts(profile, CutRequest(max_bytes=limit, one_device=True))
+        cuts = choose_cuts(profile, CutRequest(max_bytes=limit, frames=Frames.MODEL))
         assert cut_within(profile, limit) == cuts
         assert not isinstance(cut_for_budgets(profile, [MIB, limit], one_device=False), Refusal)
     refused = cut_within(profile, (alone.need_bytes or 0) - 1)
     assert isinstance(refused, Refusal)
     assert refused.need_bytes == alone.need_bytes
+
+
+@pytest.mark.parametrize("one_device", [False, True])
+def test_where_items_wait_their_frames_need_no_room(one_device: bool) -> None:
+    profile = chain(*[8 * MIB] * 12)
+    (taken,) = profile.inputs
+    wide = replace(profile.tensors[taken.name], bytes=4 * MIB)
+    profile = replace(profile, tensors={**profile.tensors, taken.name: wide})
+
+    def cut(limit: int, *, waiting: bool) -> tuple[int, ...] | Refusal:
+        return cut_for_budgets(profile, [MIB, limit], one_device=one_device, waiting=waiting)
+
+    meanwhile, least = cut(MIB, waiting=False), cut(MIB, waiting=True)
+    assert isinstance(meanwhile, Refusal)
+    assert isinstance(least, Refusal)
+    need = least.need_bytes or 0
+    assert need + 4 * MIB < (meanwhile.need_bytes or 0)
+    assert isinstance(cut(need, waiting=False), Refusal)
+    assert isinstance(cut(need - 1, waiting=True), Refusal)
+    assert cut(need, waiting=True) == cut_within(profile, need, waiting=True)
 
 
 @pytest.mark.parametrize("one_device", [False, True])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from random_profiles import chain, every_cut, profiles
 from shoal_planner import least_limit
-from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.cuts import CutRequest, Frames, Refusal, choose_cuts
 from shoal_planner.least_limit import least_around, least_needs, smallest_limit
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
@@ -127,7 +127,7 @@ def test_a_cut_for_one_device_leaves_room_for_an_item_that_comes_meanwhile() -> 
     large = replace(layers.tensors["t0"], bytes=2 * MIB)
     profile = replace(layers, tensors={**layers.tensors, "t0": large})
     limit = 16 * MIB
-    cuts = choose_cuts(profile, CutRequest(max_bytes=limit, one_device=True))
+    cuts = choose_cuts(profile, CutRequest(max_bytes=limit, frames=Frames.MODEL))
     assert isinstance(cuts, tuple)
     pieces = Layout(profile).pieces(cuts)
     assert max(each.segment.resident_bytes for each in pieces) + received_frame_bytes(

@@ -244,12 +244,14 @@ def test_what_a_fragment_needs_and_what_enters_and_leaves_are_the_smallest_budge
     memory = explain(placed(plan(document, pool, Objective.THROUGHPUT)), document)[1]
     _, least, _, frames, _ = memory.rows[0]
     others = with_other_budgets(document, pool, Goal(Objective.THROUGHPUT))
-    smallest = others.smallest_in_turn_bytes
+    smallest = others.smallest_bytes
     assert (least, frames) == ("6 MiB", format_bytes(Bytes(smallest - 6 * MIB)))
-    assert smallest > 6 * MIB
-    tight = plan(document, [device("a", budget=smallest - 1)], Objective.THROUGHPUT)
-    assert isinstance(tight, Infeasible)
-    assert tight.need_bytes == smallest
+    assert smallest > others.smallest_in_turn_bytes == 6 * MIB
+    tight = placed(plan(document, [device("a", budget=smallest - 1)], Objective.THROUGHPUT))
+    assert tight.waiting
+    assert summary(tight).endswith(
+        "; other items wait on disk, because no memory is left beside a fragment"
+    )
 
 
 def test_alternatives_that_would_load_fragments_in_turn_say_what_these_need_in_blocks() -> None:
@@ -266,30 +268,47 @@ def test_alternatives_that_would_load_fragments_in_turn_say_what_these_need_in_b
     )
 
 
-def test_a_fragment_that_leaves_no_room_for_the_frames_of_the_next_item_does_not_fit() -> None:
+def test_the_next_item_waits_where_a_fragment_leaves_no_room_for_its_frames() -> None:
     document = partition([10**8], [20 * MIB], [12 * MIB, 0], least=[16 * MIB])
     frames = received_frame_bytes(12 * MIB)
     whole = placed(plan(document, [device("a", budget=20 * MIB + frames)], Objective.LATENCY))
     assert whole.stages[0].held(Holding.WHOLE)
     in_blocks = placed(plan(document, [device("a", budget=16 * MIB + frames)], Objective.LATENCY))
     assert in_blocks.stages[0].held(Holding.IN_BLOCKS)
-    short = plan(document, [device("a", budget=16 * MIB + frames - 1)], Objective.LATENCY)
+    assert not in_blocks.waiting
+    for budget in (16 * MIB + frames - 1, 16 * MIB):
+        tight = placed(plan(document, [device("a", budget=budget)], Objective.LATENCY))
+        assert tight.stages[0].held(Holding.RELOADED)
+        assert tight.waiting
+    short = plan(document, [device("a", budget=16 * MIB - 1)], Objective.LATENCY)
     assert isinstance(short, Infeasible)
-    assert short.need_bytes == 16 * MIB + frames
-    assert short.resident_bytes == 20 * MIB + frames
-    assert "needs at least 22 MiB in blocks, 26 MiB to be resident;" in short.message("det")
+    assert (short.need_bytes, short.resident_bytes) == (16 * MIB, 20 * MIB)
+    assert "needs at least 16 MiB in blocks, 20 MiB to be resident;" in short.message("det")
 
 
 def test_what_enters_a_run_of_fragments_has_room_beside_each_that_is_loaded_in_turn() -> None:
     document = partition([10**8] * 2, [8 * MIB, 20 * MIB], [12 * MIB, 0, 0])
     frames = received_frame_bytes(12 * MIB)
-    answer = placed(plan(document, [device("a", budget=20 * MIB + frames)], Objective.LATENCY))
-    assert answer.stages[0].held(Holding.RELOADED)
-    short = plan(document, [device("a", budget=25 * MIB)], Objective.LATENCY)
+    for budget, waiting in ((20 * MIB + frames, False), (25 * MIB, True)):
+        answer = placed(plan(document, [device("a", budget=budget)], Objective.LATENCY))
+        assert answer.stages[0].held(Holding.RELOADED)
+        assert answer.waiting is waiting
+    short = plan(document, [device("a", budget=19 * MIB)], Objective.LATENCY)
     assert isinstance(short, Infeasible)
     assert short.message("det") == (
-        "fragment 1 of det needs 26 MiB resident; a has 25 MiB; cut finer or raise the budget"
+        "fragment 1 of det needs 20 MiB resident; a has 19 MiB; cut finer or raise the budget"
     )
+
+
+def test_where_a_larger_device_has_room_for_other_items_nothing_waits() -> None:
+    document = partition([10**8], [20 * MIB], [12 * MIB, 0])
+    pool = [
+        device("small", budget=25 * MIB, flops=10 * SECOND),
+        device("large", budget=27 * MIB, flops=SECOND),
+    ]
+    answer = placed(plan(document, pool, Objective.LATENCY))
+    assert not answer.waiting
+    assert answer.homes() == (("large",),)
 
 
 def test_inputs_that_several_fragments_take_have_room_for_those_of_one() -> None:
@@ -301,6 +320,6 @@ def test_inputs_that_several_fragments_take_have_room_for_those_of_one() -> None
     answer = placed(plan(document, [device("a", budget=budget)], Objective.LATENCY))
     assert answer.stages[0].held(Holding.RELOADED)
     assert answer.stages[0].received_bytes == MIB, "both take their time on the link"
-    assert isinstance(
-        plan(document, [device("a", budget=budget - 1)], Objective.LATENCY), Infeasible
-    )
+    assert not answer.waiting
+    tight = placed(plan(document, [device("a", budget=budget - 1)], Objective.LATENCY))
+    assert tight.waiting

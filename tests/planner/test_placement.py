@@ -370,12 +370,12 @@ def test_required_pins_that_exclude_each_other_are_refused() -> None:
 @pytest.mark.parametrize("policy", PinPolicy)
 def test_pins_are_not_blamed_for_memory_that_the_pool_lacks_without_them(policy: PinPolicy) -> None:
     document = partition([1, 1], [20 * MIB] * 2, [10 * MIB] * 3)
-    pool = [device("a", budget=21 * MIB), device("b", budget=21 * MIB)]
-    pins = [Pin(fragment=0, device="a", policy=policy)]
+    pool = [device("a", budget=19 * MIB), device("b", budget=19 * MIB)]
+    pins = [Pin(fragment=1, device="a", policy=policy)]
     answer = plan(document, pool, Objective.THROUGHPUT, pins=pins)
     assert isinstance(answer, Infeasible)
     assert answer == plan(document, pool, Objective.THROUGHPUT)
-    assert "needs 28 MiB resident; a has 21 MiB" in answer.message("p")
+    assert "needs 20 MiB resident; a has 19 MiB" in answer.message("p")
 
 
 def test_a_large_pool_is_planned_with_bounded_work_and_no_worse_than_evenly() -> None:

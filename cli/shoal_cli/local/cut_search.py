@@ -18,7 +18,7 @@ from shoal_coordinator.storage.inputs import (
 )
 from shoal_planner.advice import largest
 from shoal_planner.cut_tables import table_of
-from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.cuts import CutRequest, Frames, Refusal, choose_cuts
 from shoal_planner.devices import PoolDevice
 from shoal_planner.few_fragments import cut_for_budgets, cut_within, many_in_words
 from shoal_planner.finer_cuts import divide
@@ -79,9 +79,11 @@ class _Unplaceable(PreparationRefused):
         self.suited = suited
 
 
-def _suit(order: CutOrder, model: "Source", profile: Profile, shapes: Shapes) -> Suited:
-    """Where to cut a model. Raises `PreparationRefused` where there is no cut for what is known."""
-    choices, learned = _choices(order, profile), profile
+def _suit(
+    order: CutOrder, model: "Source", profile: Profile, shapes: Shapes, *, waiting: bool
+) -> Suited:
+    """Where to cut; `waiting`: with no room for other items. Raises `PreparationRefused`."""
+    choices, learned = _choices(order, profile, waiting=waiting), profile
     if order.seen:
         learned = model.profile(shapes, order.seen)
         choices = [_as_seen(order, learned)]
@@ -94,22 +96,21 @@ def _as_seen(order: CutOrder, learned: Profile) -> tuple[int, ...]:
     try:
         return _as_asked(order, learned)
     except PreparationRefused:
-        budgets = (device.budget_bytes for device in order.devices)
-        limit, one = order.max_bytes or max(budgets, default=None), len(order.devices) == 1
-        request = CutRequest(max_bytes=limit, one_device=one, nearest=True)
+        limit = order.max_bytes or max((each.budget_bytes for each in order.devices), default=None)
+        request = CutRequest(max_bytes=limit, frames=Frames.NONE, nearest=True)
         nearest = None if limit is None else choose_cuts(learned, request)
         if nearest is None or isinstance(nearest, Refusal):
             raise
         return nearest
 
 
-def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
+def _choices(order: CutOrder, profile: Profile, *, waiting: bool) -> list[tuple[int, ...]]:
     """Where to cut. Left to us: as few fragments as fit every device, else as fit the largest.
 
     If those are more than there are devices, some device holds several, in blocks or in turn. Then
     there is a choice: it may do better with one larger fragment in blocks.
     """
-    fine = _as_asked(order, profile)
+    fine = _as_asked(order, profile, waiting=waiting)
     if not _is_free(order) or len(fine) < len(order.devices):
         return [fine]
     return [*_coarse(order, profile), fine]
@@ -225,7 +226,7 @@ def _planned(
         yield cuts
 
 
-def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
+def _as_asked(order: CutOrder, profile: Profile, *, waiting: bool = False) -> tuple[int, ...]:
     todo = ""
     if order.tensors:
         cuts = choose_cuts(profile, CutRequest(tensors=order.tensors))
@@ -233,10 +234,11 @@ def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
         request = CutRequest(fragments=order.fragments, max_bytes=order.max_bytes)
         cuts = choose_cuts(profile, request)
     elif order.max_bytes is not None:
-        cuts = cut_within(profile, order.max_bytes)
+        cuts = cut_within(profile, order.max_bytes, waiting=waiting)
     else:
         budgets = [device.budget_bytes for device in order.devices]
-        cuts = cut_for_budgets(profile, budgets, one_device=len(order.devices) == 1)
+        one = len(order.devices) == 1
+        cuts = cut_for_budgets(profile, budgets, one_device=one, waiting=waiting)
         todo = "; raise the budget"
     if isinstance(cuts, Refusal):
         raise PreparationRefused(f"{order.name}: {cuts.reason}{todo}", cuts.need_bytes)
@@ -317,8 +319,8 @@ def _suited(order: CutOrder, model: "Source") -> Suited:
     def profiled(sliced: "Source") -> Profile:
         return sliced.profile(order.shapes)
 
-    def suit(sliced: "Source", own: Profile) -> Suited:
-        return _suit(order, sliced, own, order.shapes)
+    def suit(sliced: "Source", own: Profile, waiting: bool) -> Suited:
+        return _suit(order, sliced, own, order.shapes, waiting=waiting)
 
     return _in_parts(order, model, order.shapes, profiled, suit)
 
@@ -330,8 +332,8 @@ def _suited_to(order: CutOrder, model: "Source", inputs: InputSet, envelope: Sha
     def profiled(sliced: "Source") -> Profile:
         return _with_values(sliced.profile(shapes), inputs)
 
-    def suit(sliced: "Source", profile: Profile) -> Suited:
-        return _placeable(order, _suit(order, sliced, profile, shapes))
+    def suit(sliced: "Source", profile: Profile, waiting: bool) -> Suited:
+        return _placeable(order, _suit(order, sliced, profile, shapes, waiting=waiting))
 
     return _in_parts(order, model.fitted(shapes, order.seen), shapes, profiled, suit)
 
@@ -341,22 +343,27 @@ def _in_parts(
     model: "Source",
     shapes: Shapes,
     profiled: Callable[["Source"], Profile],
-    suit: Callable[["Source", Profile], Suited],
+    suit: Callable[["Source", Profile, bool], Suited],
 ) -> Suited:
-    """What suits, with the largest layers in as many parts as that takes; else in blocks alone.
-    What refuses all is the last one's reason, or one that needs less: nodes cost memory too."""
+    """What suits, with the largest layers in as many parts as that takes; else in blocks alone;
+    else with other items `waiting`. What refuses all is the reason that needs the least."""
     tried: list[tuple[Source, Profile]] = []
     refusals: list[PreparationRefused] = []
     for sliced in _as_fine(order, model, shapes) if order.seen else model.slicings():
         tried.append((sliced, profiled(sliced)))
         try:
-            return suit(*tried[-1])
+            return suit(*tried[-1], False)
         except PreparationRefused as error:
             refusals.insert(0, error)
     large = (each for each in tried if not order.seen and _may_be_large(order, each[1]))
     for sliced, profile in islice(large, _LARGE_TRIED):
         if (suited := _large(order, sliced, profile, shapes)) is not None:
             return suited
+    for each in tried:
+        try:
+            return suit(*each, True)
+        except PreparationRefused as error:
+            refusals.insert(0, error)
     need = refusals[0].need_bytes
     raise refusals[0] if need is None else min(refusals, key=lambda each: each.need_bytes or inf)
 

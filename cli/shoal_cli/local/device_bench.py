@@ -184,7 +184,8 @@ async def _least_bytes(order: BenchOrder, items: _Items, workspace: Workspace, n
 
 def _needs(prepared: Prepared) -> Needs:
     costs, span = Costs(prepared.document), Span(0, 1)
-    return Needs(costs.least(span), costs.resident(span))
+    least = costs.least_in_turn(span, waiting=True)
+    return Needs(least, costs.resident(span))
 
 
 @contextlib.asynccontextmanager

@@ -202,7 +202,7 @@ def test_what_fits_nowhere_is_refused_in_words() -> None:
     small = replace(devices("pi"), devices=(device("pi", budget=16 * MIB),))
     _, decision, status = see(placement(), small)
     assert word(status, "Planned") == "False Infeasible"
-    text = "fragment 0 of rec-3 needs 20.1 MiB resident; pi has 16 MiB; "
+    text = "fragment 0 of rec-3 needs 20 MiB resident; pi has 16 MiB; "
     assert condition(status, "Ready").message.startswith(text)
     assert status.stages == ()
     assert [note.warning for note in decision.notes] == [True]

@@ -250,8 +250,8 @@ def least_budget() -> int:
     """Of a fragment on a device."""
     return member(
         COUNT,
-        "The smallest budget of a device that the fragment runs in, in blocks where that is less, "
-        "with room for what items take on their way.",
+        "The smallest budget of a device that the fragment runs in, in blocks where that is less; "
+        "other items wait meanwhile.",
         unit="bytes",
         example=7340032,
     )

@@ -1,6 +1,7 @@
-"""What a pool says of its agents' pods is refused when it is applied, not when pods are made of it.
+"""What would be refused later is refused when it is applied.
 
-A real API server judges both: the pool, and a DaemonSet with the same fields.
+What a pool says of its agents' pods a real API server judges twice: the pool, and a DaemonSet with
+the same fields.
 """
 
 import json
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_api.kinds import DevicePool
+from shoal_api.kinds import DevicePool, InferenceJob
 from shoal_api.schema import API_VERSION, parse
 from shoal_cluster import CommandFailed, ControlPlane
 
@@ -56,7 +57,8 @@ POD_FIELDS = [
 @pytest.fixture(scope="module")
 def plane(control_plane: ControlPlane) -> ControlPlane:
     control_plane.kubectl("apply", "--server-side", f"--filename={CRDS}")
-    control_plane.kubectl("wait", "--for=condition=Established", "crd/devicepools.shoal.dev")
+    for plural in ("devicepools", "inferencejobs"):
+        control_plane.kubectl("wait", "--for=condition=Established", f"crd/{plural}.shoal.dev")
     return control_plane
 
 
@@ -91,3 +93,20 @@ def test_a_pool_is_refused_for_what_its_pods_would_be(
     assert why is None or why in (said or "")
     read = parse(DevicePool, pool(**fields))
     assert isinstance(read, tuple) == (why is not None), read
+
+
+def test_a_job_that_follows_its_inputs_is_refused_with_barriers(plane: ControlPlane) -> None:
+    head = {"apiVersion": API_VERSION, "kind": "InferenceJob", "metadata": {"name": "live"}}
+    spec = {
+        "modelRef": {"name": "m"},
+        "poolRef": {"name": "p"},
+        "outputs": {"uri": "pvc://lines/out"},
+    }
+    for follow, mode in ((True, "Barrier"), (True, "Streaming"), (False, "Barrier"), (True, None)):
+        inputs = {"uri": "pvc://lines/in", "follow": follow}
+        given = {**head, "spec": {**spec, "inputs": inputs, "mode": mode}}
+        said, wrong = refusal(plane, given), follow and mode == "Barrier"
+        assert isinstance(parse(InferenceJob, given), tuple) == wrong
+        assert (said is not None) == wrong, said
+        assert not wrong or "spec.mode: Invalid value" in (said or "")
+        assert not wrong or "a job that follows its inputs needs mode Streaming" in (said or "")

@@ -72,7 +72,6 @@ OVERDUE_SECONDS: Final = 600.0
 """When a device that lives but does not answer is disconnected, at the earliest."""
 ANSWER_SECONDS: Final = 60.0
 """How much longer than a task an answer may take: the device reports itself that it gave up."""
-STUCK_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 10.0
 """How often it is counted what running jobs have written to the volume."""
 LOOK_SHARE: Final = 20
@@ -273,13 +272,15 @@ def _exposition(address: str, driver: Driver, metrics: CoordinatorMetrics) -> Ex
     except ValueError as error:
         raise AddressRefused(address, "is no HOST:PORT for metrics") from error
 
-    def readiness() -> str | None:
-        age = (monotonic_ns() - driver.progressed_at) / 1e9
-        if age > STUCK_SECONDS:
-            return f"the dispatcher has not moved for {age:.0f} s"
-        return None
-
-    return ExpositionServer(readiness, host=host, port=port, registry=metrics.registry)
+    progress = driver.progress
+    progress.moved()  # what was done on disks before may have taken long
+    return ExpositionServer(
+        progress.problem,
+        host=host,
+        port=port,
+        registry=metrics.registry,
+        liveness=progress.hung,
+    )
 
 
 async def _measure(driver: Driver, hub: ExchangeHub, metrics: CoordinatorMetrics) -> None:

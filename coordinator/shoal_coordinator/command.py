@@ -62,6 +62,7 @@ def _settings(parser: argparse.ArgumentParser, values: argparse.Namespace) -> Co
         credentials=credentials(parser, values),
         insecure=values.insecure,
         exit_with_parent=values.exit_with_parent,
+        sessions_expire=values.sessions_expire,
     )
     return replace(settings, clients=frozenset(values.client)) if values.client else settings
 
@@ -94,6 +95,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="common name of a certificate that may submit jobs; repeatable "
         "(default: shoal, shoal-operator)",
+    )
+    group.add_argument(
+        "--sessions-expire",
+        action="store_true",
+        help="end a device's session when the certificate expires that it was opened with "
+        "(default: it goes on, and what comes after it needs another one)",
     )
     group = parser.add_argument_group("operation")
     group.add_argument(

@@ -157,12 +157,14 @@ async def keep_renewed(
 
 
 def coordinator_process(standalone: Standalone) -> ProcessSpec:
-    """What is started. Its log tells of jobs and devices unless the arguments say otherwise."""
+    """What is started. Its log tells of jobs and devices unless the arguments say otherwise. Who is
+    forgotten gets no other certificate, and is gone when the last one has expired."""
     folder, files = standalone.folder, standalone.folder.credentials
     command = [sys.executable, "-m", "shoal_coordinator", "--exit-with-parent"]
     command += ["--listen", standalone.target, "--store", str(folder.store)]
     command += ["--tls-ca", str(files.ca), "--tls-certificate", str(files.certificate)]
-    command += ["--tls-key", str(files.key), "--log-level", "info", *standalone.arguments]
+    command += ["--tls-key", str(files.key), "--sessions-expire"]
+    command += ["--log-level", "info", *standalone.arguments]
     return ProcessSpec(
         name=_PROCESS,
         title="the coordinator",

@@ -22,6 +22,7 @@ from shoal_protocol.arguments import (
     set_up_logs,
 )
 from shoal_protocol.channels import AddressRefused
+from shoal_protocol.visible import visible
 
 _DESCRIPTION: Final = """\
 Runs a coordinator: sessions with agents, dispatch, recovery, results. SIGTERM ends it; running jobs
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run_coordinator(settings)
     except (AddressRefused, TracesUnavailable, OSError) as error:
-        print(f"shoal coordinator: {error}", file=sys.stderr)
+        print(visible(f"shoal coordinator: {error}"), file=sys.stderr)
         return 2
 
 

@@ -122,6 +122,7 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
             parser.error(f"the following arguments are required: --{option} (or a join line)")
     _warn_beyond_memory(parser.prog, values.budget)
     values.cache = values.cache or _CACHE
+    _refuse_unusable_cache(parser, values.cache)
     values.log_level = values.log_level or "warning"
     if values.advertise is not None and values.listen is None:
         parser.error("--advertise needs --listen")
@@ -137,6 +138,14 @@ def _warn_beyond_memory(program: str, budget: Bytes) -> None:
     if budget > (have := Machine().memory_bytes):
         text = f"{format_bytes(budget)} is more than this machine's memory, {format_bytes(have)}"
         print(f"{program}: warning: a budget of {text}; less will be there", file=sys.stderr)
+
+
+def _refuse_unusable_cache(parser: argparse.ArgumentParser, cache: Path) -> None:
+    """ONNX Runtime opens files in there, by names that are UTF-8: every load would fail."""
+    try:
+        str(cache).encode()
+    except UnicodeEncodeError:
+        parser.error(f"--cache {str(cache)!r}: the path of the cache must be UTF-8")
 
 
 def _read_budget(parser: argparse.ArgumentParser, values: argparse.Namespace) -> None:
